@@ -1,0 +1,54 @@
+"""FedNCM: Guiding The Last Layer in Federated Learning with Pre-Trained Models. Legate et al., NeurIPS 2023."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Method, Moment, Task, Tree
+from fczoo.losses import class_sums
+from fczoo.options import option
+from fczoo.registry import register_method
+
+
+@register_method("fedncm")
+@dataclass(frozen=True)
+class FedNCM(Method):
+    """Nearest class mean of the frozen features: no training, one upload a task, nothing to forget.
+
+    Sent: count and feature sum of every class of the task, once. Equals the centralised class means exactly.
+    """
+
+    paper = "Legate et al., NeurIPS 2023"
+    private = ("mean", "count")
+
+    distance: Literal["euclid", "cosine"] = option("euclid", "distance between feature and class mean")
+
+    def inputs(self) -> frozenset[str]:
+        return frozenset({"query"})
+
+    def surveys(self) -> frozenset[Moment]:
+        return frozenset({"begin"})
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        return state or {"mean": torch.zeros(task.classes, backbone.dim), "count": torch.zeros(task.classes)}
+
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        return class_sums(batch.q, batch, task)
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
+        mean, count = state["mean"].clone(), state["count"].clone()
+        count[task.start : task.stop] = sums["class.count"]
+        mean[task.start : task.stop] = sums["class.sum"] / sums["class.count"][:, None].clamp(min=1)
+        return {"mean": mean, "count": count}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        mean = state["mean"][: task.stop]
+        if self.distance == "cosine":
+            score = F.normalize(batch.q, dim=-1) @ F.normalize(mean, dim=-1).mT
+        else:
+            score = -(batch.q[:, None] - mean).square().sum(-1)
+        return torch.where(state["count"][: task.stop] > 0, score, torch.finfo(score.dtype).min)  # a class without images is no answer

@@ -1,0 +1,117 @@
+"""Data sets as uint8 arrays, and the order in which their classes arrive."""
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import platformdirs
+
+from .core import Task
+from .errors import FczooError
+from .registry import DATASETS
+from .seeds import numpy_stream
+
+
+class Images(NamedTuple):
+    """Decoded square RGB images and their labels."""
+
+    pixels: np.ndarray  # uint8 [N, S, S, 3]
+    labels: np.ndarray  # int64 [N]
+
+
+class ImageData(NamedTuple):
+    """A data set in memory."""
+
+    train: Images
+    test: Images
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The schedule that ``bench`` uses on a data set unless told otherwise."""
+
+    backbone: str
+    tasks: int
+    clients: int
+    partition: str
+    rounds: int
+    epochs: int
+    batch_size: int
+    augment: str
+
+
+class Dataset(ABC):
+    """One data set: where its files are, how they are read, what ``bench`` does with it by default."""
+
+    name: ClassVar[str] = ""
+    about: ClassVar[str]
+    defaults: ClassVar[Defaults]
+
+    @abstractmethod
+    def load(self, root: Path) -> ImageData:
+        """Read the data below ``root``. Raises FczooError saying what is missing or corrupt and how to get it."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A data set cut into tasks. Labels are renumbered in order of arrival; ``*_index`` are the original positions."""
+
+    name: str
+    train: Images
+    test: Images
+    train_index: np.ndarray
+    class_order: tuple[int, ...]  # original label of each class, in order of arrival
+    classes: tuple[str, ...]  # names in order of arrival
+    tasks: tuple[Task, ...]
+
+    def positions(self, images: Images, task: Task) -> np.ndarray:
+        """Where the images of one task are."""
+        return np.flatnonzero((images.labels >= task.start) & (images.labels < task.stop))
+
+
+def home() -> Path:
+    """Folder for data, weights and caches: ``FCZOO_HOME`` or the platform's cache folder."""
+    return Path(os.environ.get("FCZOO_HOME") or platformdirs.user_cache_dir("fczoo"))
+
+
+def make_stream(
+    dataset: str,
+    root: Path | None = None,
+    tasks: int = 5,
+    class_order_seed: int | None = None,
+    train_per_class: int | None = None,
+    test_per_class: int | None = None,
+) -> Stream:
+    """Load a data set and cut its classes into ``tasks`` consecutive groups, as equal as they can be.
+
+    ``class_order_seed`` None keeps the natural order. ``*_per_class`` keeps the first images of every class.
+    """
+    data: ImageData = DATASETS.get(dataset)().load(root or home() / "data")
+    count = len(data.classes)
+    if not 1 <= tasks <= count:
+        raise FczooError(f"{dataset} has {count} classes and cannot be cut into {tasks} tasks; choose --tasks between 1 and {count}")
+    order = np.arange(count) if class_order_seed is None else numpy_stream("class order", class_order_seed).permutation(count)
+    arrival = np.empty(count, np.int64)
+    arrival[order] = np.arange(count)
+    train_index = _first(data.train.labels, train_per_class)
+    test_index = _first(data.test.labels, test_per_class)
+    bounds = np.cumsum([0, *(len(part) for part in np.array_split(order, tasks))]).tolist()
+    return Stream(
+        dataset,
+        Images(data.train.pixels[train_index], arrival[data.train.labels[train_index]]),
+        Images(data.test.pixels[test_index], arrival[data.test.labels[test_index]]),
+        train_index,
+        tuple(order.tolist()),
+        tuple(data.classes[i] for i in order),
+        tuple(Task(t, bounds[t], bounds[t + 1], count, tasks) for t in range(tasks)),
+    )
+
+
+def _first(labels: np.ndarray, per_class: int | None) -> np.ndarray:
+    if per_class is None:
+        return np.arange(len(labels))
+    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in np.unique(labels)]))

@@ -1,0 +1,231 @@
+"""Client training: one code path, whether clients train one after another or share a batched forward.
+
+Clients are independent, so ``torch.vmap`` of the loss over stacked clients, followed by one ordinary backward of the
+summed loss, gives each client exactly its own gradient. Every client's tensors are leaves of their own, so a client
+that has run out of batches gets no gradient and its optimizer state stands still.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .backbone import Backbone
+from .core import Batch, Context, Method, Moment, Optim, Tree, drop, select
+from .errors import FczooError
+from .images import DRAWS, Augment, ImageStore
+from .schedules import LOCAL, SCHEDULES
+from .seeds import torch_stream
+
+_LOSS = "loss of the step"  # a name that no method gives to a sum
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client of one task: its number and where its images are in the training store."""
+
+    number: int
+    index: Tensor  # [n] positions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How clients train."""
+
+    epochs: int
+    batch_size: int
+    augment: Augment
+    seed: int
+    together: int = 1  # clients that share one forward
+    cache_queries: bool = False  # query features of the test view, also where training views are random
+    pass_size: int = 64  # batch of passes without training
+
+
+class Divergence(FczooError):
+    """A loss is no longer a finite number."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Runs a method's client functions on the images of a training store."""
+
+    method: Method
+    backbone: Backbone
+    store: ImageStore
+    plan: Plan
+
+    def train(self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Callable[[float], None] = lambda loss: None) -> list[Tree]:
+        """Payloads of ``clients``, in their order. ``tick`` gets each client's mean loss as its training ends.
+
+        Raises Divergence when a loss is not finite.
+        """
+        ordered = sorted(range(len(clients)), key=lambda i: -len(clients[i].index))  # similar lengths share a group
+        payloads: dict[int, Tree] = {}
+        for start in range(0, len(ordered), self.plan.together):
+            group = ordered[start : start + self.plan.together]
+            payloads |= zip(group, self._train_group(state, [clients[i] for i in group], ctx, tick), strict=True)
+        return [payloads[i] for i in range(len(clients))]
+
+    def survey(self, moment: Moment, state: Tree, clients: Sequence[Client], ctx: Context) -> list[Tree]:
+        """Sums of the method's survey over one pass of each client's data."""
+        out = []
+        for client in clients:
+            sums = self._pass(lambda _, batch: self.method.survey(moment, self.backbone, state, batch, ctx.task), [{}], [(client.index, None)])[0]
+            out.append({**sums, **_envelope(client)})
+        return out
+
+    def _train_group(self, state: Tree, clients: list[Client], ctx: Context, tick: Callable[[float], None]) -> list[Tree]:
+        optims = self.method.optims()
+        start = select(state, *optims)
+        leaves = [{k: v.detach().clone().requires_grad_() for k, v in start.items()} for _ in clients]
+        optimizers = _Optimizers(optims, leaves, ctx)
+        queues = [list(self._epochs(client, ctx)) for client in clients]  # longest first
+        sums: list[Tree] = [{} for _ in clients]
+
+        def loss(train: Tree, batch: Batch) -> Tree:
+            value, extra = self.method.loss(self.backbone, train, batch, ctx)
+            return {**extra, _LOSS: value}
+
+        for step in range(len(queues[0])):
+            rows = [queue[step] for queue in queues if step < len(queue)]
+            active = range(len(rows))
+            batch = self._batch(rows)
+            out = _over_clients(loss, [leaves[i] for i in active], batch)
+            out[_LOSS].sum().backward()
+            optimizers.step([step / len(queues[i]) for i in active], self.method.clip_norm())
+            _accumulate(sums, out)
+
+        trained = [{k: v.detach() for k, v in tree.items()} for tree in leaves]
+        for i, client in enumerate(clients):
+            mean = float(sums[i].pop(_LOSS)) / len(queues[i])
+            tick(mean)
+            if not torch.isfinite(torch.tensor(mean)) or not all(v.isfinite().all() for v in trained[i].values()):
+                raise Divergence(
+                    f"{self.method.name} diverged: loss {mean:g} at client {client.number} in task {ctx.task.index + 1}, round {ctx.round + 1}; "
+                    "lower its learning rate with --set"
+                )
+        if type(self.method).stats is not Method.stats:
+            ordered = [self._ordered(client, ctx) for client in clients]
+            after = self._pass(lambda train, batch: self.method.stats(self.backbone, train, batch, ctx), trained, ordered)
+            sums = [{**a, **b} for a, b in zip(sums, after, strict=True)]
+        return [{**self.method.pack(t, s, ctx), **_envelope(c)} for t, s, c in zip(trained, sums, clients, strict=True)]
+
+    @torch.no_grad()
+    def _pass(self, fn: Callable[[Tree, Batch], Tree], trees: list[Tree], rows: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tree]:
+        """Sums of ``fn`` over every client's images, in order; ``rows`` are positions and augmentation draws a client."""
+        sums: list[Tree] = [{} for _ in rows]
+        size = self.plan.pass_size
+        for start in range(0, len(rows[0][0]), size):
+            active = [(i[start : start + size], d if d is None else d[start : start + size]) for i, d in rows if start < len(i)]
+            _accumulate(sums, _over_clients(fn, trees[: len(active)], self._batch(active)))
+        return sums
+
+    def _ordered(self, client: Client, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        if self.method.stats_view() == "test":
+            return client.index, None
+        rng = torch_stream("stats", self.plan.seed, ctx.task.index, ctx.round, client.number)
+        return client.index, torch.rand(len(client.index), DRAWS, generator=rng)
+
+    def _epochs(self, client: Client, ctx: Context) -> Iterator[tuple[Tensor, Tensor]]:
+        """(positions, augmentation draws) of every step of a round; they depend on the client, not on the schedule."""
+        for epoch in range(self.plan.epochs):
+            rng = torch_stream("client", self.plan.seed, ctx.task.index, ctx.round, client.number, epoch)
+            order = torch.randperm(len(client.index), generator=rng)
+            draws = torch.rand(len(order), DRAWS, generator=rng)
+            yield from zip(client.index[order].split(self.plan.batch_size), draws.split(self.plan.batch_size), strict=True)
+
+    def _batch(self, rows: Sequence[tuple[Tensor, Tensor | None]]) -> Batch:
+        """One batch a client, stacked [k, B, ...] and padded to the longest; without draws in the test view."""
+        width = max(len(positions) for positions, _ in rows)
+        index = torch.stack([_pad(positions, width) for positions, _ in rows])
+        weight = torch.stack([(torch.arange(width) < len(positions)).float() for positions, _ in rows])
+        draws = None
+        if not self.plan.augment.fixed and rows[0][1] is not None:
+            draws = torch.cat([_pad(d, width) for _, d in rows if d is not None])
+        x, q = make_inputs(self.method, self.store, index.flatten(), self.plan.augment, draws, self.plan.cache_queries)
+        y = self.store.labels[index.to(self.store.labels.device)]
+        return Batch(x.unflatten(0, index.shape), y, weight.to(q), q.unflatten(0, index.shape))
+
+
+def _pad(rows: Tensor, width: int) -> Tensor:
+    return torch.cat([rows, rows[:1].expand(width - len(rows), *rows.shape[1:])])
+
+
+def make_inputs(
+    method: Method, store: ImageStore, index: Tensor, augment: Augment, draws: Tensor | None = None, cache_queries: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Images and query features that ``method`` asks for, flat over clients; the other one is empty [B, 0]."""
+    wanted, state_dtype = method.inputs(), torch.promote_types(store.backbone.dtype, torch.float32)
+    from_cache = "query" in wanted and (draws is None or cache_queries)
+    x = q = torch.empty(len(index), 0, dtype=state_dtype, device=store.backbone.device)
+    if "images" in wanted or ("query" in wanted and not from_cache):
+        x = store.view(index) if draws is None else store.augmented(index, augment, draws)
+    if from_cache:
+        q = store.query(index)
+    elif "query" in wanted:
+        with torch.no_grad():
+            q = store.backbone(x)
+    return (x if "images" in wanted else x.new_empty(len(index), 0)), q
+
+
+class _Optimizers:
+    """torch.optim over every client's leaves: one optimizer a kind, one group a prefix (a prefix and client, where the
+    rate changes inside a round, since clients go through their epochs at different speeds)."""
+
+    def __init__(self, optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context):
+        self.leaves, self.ctx = leaves, ctx
+        groups: dict[str, list[dict]] = {"adam": [], "adamw": [], "sgd": []}
+        for prefix, optim in optims.items():
+            own = [[v for k, v in tree.items() if _owner(k, optims) == prefix] for tree in leaves]
+            if not own[0]:
+                raise TypeError(f"optims() trains {prefix!r}, but the state has no such tensor")
+            base = {"lr": optim.lr, "weight_decay": optim.weight_decay, "base": optim.lr, "schedule": optim.schedule}
+            if optim.name == "sgd":
+                base["momentum"] = optim.momentum
+            if optim.schedule in LOCAL:
+                groups[optim.name] += [{**base, "params": tensors, "client": i} for i, tensors in enumerate(own)]
+            else:
+                groups[optim.name].append({**base, "params": [v for tensors in own for v in tensors], "client": 0})
+        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        self.optimizers = [kinds[name](members) for name, members in groups.items() if members]
+
+    def step(self, progress: list[float], clip: float | None) -> None:
+        """One step of the clients that are still training; ``progress`` is the done part of each one's steps."""
+        if clip is not None:
+            for tree in self.leaves[: len(progress)]:
+                torch.nn.utils.clip_grad_norm_(tree.values(), clip)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if group["client"] < len(progress):
+                    factor = SCHEDULES[group["schedule"]](self.ctx.round, self.ctx.rounds, progress[group["client"]])
+                    group["lr"] = group["base"] * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+def _owner(name: str, optims: Mapping[str, Optim]) -> str:
+    return max((p for p in optims if name.startswith(p)), key=len)
+
+
+def _over_clients(fn: Callable[[Tree, Batch], Tree], trees: list[Tree], batch: Batch) -> Tree:
+    """``fn`` on every client's tree and batch; results are stacked [k, ...]."""
+    if len(trees) == 1:
+        return {k: v[None] for k, v in fn(trees[0], Batch(*(v[0] for v in batch))).items()}
+    stacked = {k: torch.stack([tree[k] for tree in trees]) for k in trees[0]}
+    return torch.vmap(fn)(stacked, batch)
+
+
+def _accumulate(sums: list[Tree], new: Tree) -> None:
+    for name, values in new.items():
+        for tree, value in zip(sums, values.detach(), strict=False):  # finished clients add nothing
+            tree[name] = tree[name] + value if name in tree else value
+
+
+def _envelope(client: Client) -> Tree:
+    return {"num_samples": torch.tensor(len(client.index)), "client": torch.tensor(client.number)}
+
+
+def broadcast(method: Method, state: Tree) -> Tree:
+    """What the server sends: everything but the private part."""
+    return drop(state, *method.private) if method.private else dict(state)

@@ -1,0 +1,5 @@
+"""The one exception that a user is meant to read."""
+
+
+class FczooError(Exception):
+    """Something the user can put right: one line saying what is wrong, where, and what to do."""

@@ -1,0 +1,122 @@
+"""From uint8 pixels to what the backbone sees: batched, seeded, on the training device."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .backbone import Backbone
+from .data import Images
+from .errors import FczooError
+from .options import nearest
+
+QUERY_BLOCK = 64  # query features are computed in fixed blocks of neighbours, so that they do not depend on who asks first
+DRAWS = 6  # random numbers that one augmented image uses
+ON_DEVICE = 8 << 30  # bytes of pixels that may be moved to an accelerator as a whole
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random view of a training image."""
+
+    scale: tuple[float, float] | None = None  # area of the random crop, which is then resized to the input size
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # its aspect ratio, log-uniform
+    flip: float = 0.0  # probability of a horizontal flip
+    brightness: float = 0.0  # factor drawn from 1 - b to 1 + b
+
+    @property
+    def fixed(self) -> bool:
+        """True where the view cannot change, so that what is computed from it may be kept."""
+        return self.scale is None and not self.flip and not self.brightness
+
+
+AUGMENTS = {
+    "none": Augment(),
+    "flip": Augment(flip=0.5),
+    "crop": Augment(scale=(0.5, 1.0), flip=0.5),
+    "pilora": Augment(flip=0.5, brightness=63 / 255),  # Resize, HFlip, ColorJitter: released code of PILoRA
+    "fppl": Augment(scale=(0.05, 1.0), flip=0.5),  # RandomResizedCrop(0.05, 1), HFlip: released code of FPPL
+    "hgp": Augment(scale=(0.08, 1.0), flip=0.5),  # RandomResizedCrop with its usual scale, HFlip: fed-mammoth
+}
+
+
+def get_augment(name: str) -> Augment:
+    """Augmentation by name. Raises FczooError with the known names."""
+    if name not in AUGMENTS:
+        raise FczooError(f"no augmentation is called {name!r}; {nearest(name, list(AUGMENTS))}")
+    return AUGMENTS[name]
+
+
+class ImageStore:
+    """The images of one split beside a backbone: test views, augmented views and cached frozen features."""
+
+    def __init__(self, images: Images, backbone: Backbone):
+        self.backbone = backbone
+        pixels = torch.from_numpy(images.pixels).permute(0, 3, 1, 2)
+        self.pixels = pixels.to(backbone.device) if pixels.numel() < ON_DEVICE else pixels
+        self.labels = torch.from_numpy(images.labels).to(backbone.device)
+        self._mean = torch.tensor(backbone.config.mean, device=backbone.device).view(1, 3, 1, 1)
+        self._std = torch.tensor(backbone.config.std, device=backbone.device).view(1, 3, 1, 1)
+        self._features = torch.empty(0)
+        self._known = torch.zeros(math.ceil(len(self.labels) / QUERY_BLOCK), dtype=torch.bool)
+
+    def view(self, index: Tensor) -> Tensor:
+        """Test view [B, 3, S, S]: resized (bicubic, antialiased) and normalised."""
+        return self._normalise(self._resized(index))
+
+    def augmented(self, index: Tensor, augment: Augment, draws: Tensor) -> Tensor:
+        """Training view [B, 3, S, S]; ``draws`` [B, DRAWS] are uniform in [0, 1), one row an image."""
+        draws = draws.to(self.backbone.device)
+        flip = draws[:, 4] < augment.flip
+        if augment.scale is None:
+            x = self._resized(index)
+            x = torch.where(flip.view(-1, 1, 1, 1), x.flip(-1), x)
+        else:
+            size = self.backbone.config.image_size
+            theta = _crops(augment, draws, flip)
+            grid = F.affine_grid(theta, [len(index), 3, size, size], align_corners=False)
+            x = F.grid_sample(self._raw(index), grid, mode="bicubic", padding_mode="reflection", align_corners=False).clamp(0, 1)
+        if augment.brightness:
+            x = (x * (1 + augment.brightness * (2 * draws[:, 5].view(-1, 1, 1, 1) - 1))).clamp(0, 1)
+        return self._normalise(x)
+
+    @torch.no_grad()
+    def query(self, index: Tensor) -> Tensor:
+        """Frozen feature [B, D] of the test view, computed once an image and kept."""
+        for block in torch.unique(index.cpu() // QUERY_BLOCK).tolist():
+            if not self._known[block]:
+                rows = torch.arange(block * QUERY_BLOCK, min((block + 1) * QUERY_BLOCK, len(self.labels)))
+                features = self.backbone(self.view(rows))
+                if not len(self._features):
+                    self._features = features.new_empty(len(self.labels), features.shape[1])
+                self._features[rows.to(features.device)] = features
+                self._known[block] = True
+        return self._features[index.to(self._features.device)].clone()
+
+    def _raw(self, index: Tensor) -> Tensor:
+        return self.pixels[index.to(self.pixels.device)].to(self.backbone.device).float() / 255
+
+    def _resized(self, index: Tensor) -> Tensor:
+        x, size = self._raw(index), self.backbone.config.image_size
+        return x if x.shape[-1] == size else F.interpolate(x, size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        return ((x - self._mean) / self._std).to(self.backbone.dtype)
+
+
+def _crops(augment: Augment, draws: Tensor, flip: Tensor) -> Tensor:
+    """Affine maps [B, 2, 3] from the output square to a random crop; a crop that would stick out is cut to the image."""
+    assert augment.scale is not None
+    low, high = augment.scale
+    area = low + (high - low) * draws[:, 0]
+    stretch = math.log(augment.ratio[0]) + math.log(augment.ratio[1] / augment.ratio[0]) * draws[:, 1]
+    width = (area.sqrt() * torch.exp(stretch / 2)).clamp(max=1)
+    height = (area.sqrt() * torch.exp(-stretch / 2)).clamp(max=1)
+    theta = torch.zeros(len(draws), 2, 3, device=draws.device)
+    theta[:, 0, 0] = torch.where(flip, -width, width)
+    theta[:, 1, 1] = height
+    theta[:, 0, 2] = (2 * draws[:, 2] - 1) * (1 - width)
+    theta[:, 1, 2] = (2 * draws[:, 3] - 1) * (1 - height)
+    return theta

@@ -1,0 +1,69 @@
+"""Label skew by a Dirichlet draw a class (Hsu, Qi and Brown, 2019)."""
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fczoo.options import check_options, option
+from fczoo.registry import register_partitioner
+
+log = logging.getLogger("fczoo")
+
+
+@register_partitioner("dirichlet")
+@dataclass(frozen=True)
+class Dirichlet:
+    """Shares of each class over the clients are drawn from Dir(beta, ..., beta); disjoint and covering.
+
+    A draw that leaves a client below ``min_size`` images is repeated, ``max_tries`` times at most; then images move
+    from the largest client to those below, and a warning says so. ``min_size`` is capped at an equal share.
+    """
+
+    beta: float = option(0.5, "concentration: small is skewed, large is IID", low=1e-6)
+    draw: Literal["split", "sample"] = option("split", "cut each class at the drawn shares, or draw an owner for every image (fed-mammoth)")
+    cap: bool = option(False, "give nothing more to clients that hold an equal share already (released PILoRA and FPPL)")
+    min_size: int = option(6, "fewest images a client may own in a task", low=1)
+    max_tries: int = option(100, "draws before the repair", low=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        smallest = min(self.min_size, len(labels) // clients)
+        for _ in range(self.max_tries):
+            parts = self._once(labels, clients, rng)
+            if min(map(len, parts)) >= smallest:
+                return parts
+        log.warning("dirichlet:%g left a client below %d images in %d draws; the last draw was repaired", self.beta, smallest, self.max_tries)
+        return _repair(parts, smallest)
+
+    def _once(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        owners = np.empty(len(labels), np.int64)
+        sizes = np.zeros(clients, np.int64)
+        for c in np.unique(labels):
+            here = rng.permutation(np.flatnonzero(labels == c))
+            shares = rng.dirichlet(np.full(clients, self.beta))
+            if self.cap:
+                shares = shares * (sizes < len(labels) / clients)
+            # a tiny beta can underflow to all zeros: then everything goes to one client drawn at random
+            shares = shares / shares.sum() if shares.sum() > 0 else np.eye(clients)[rng.integers(clients)]
+            if self.draw == "sample":
+                owners[here] = rng.choice(clients, len(here), p=shares)
+            else:
+                cuts = (np.cumsum(shares)[:-1] * len(here)).astype(np.int64)
+                owners[here] = np.repeat(np.arange(clients), np.diff([0, *cuts, len(here)]))
+            sizes = np.bincount(owners[labels <= c], minlength=clients)
+        return [np.flatnonzero(owners == k) for k in range(clients)]
+
+
+def _repair(parts: list[np.ndarray], smallest: int) -> list[np.ndarray]:
+    """Move single images from the largest client to each one below ``smallest``."""
+    parts = [*parts]
+    for poor in range(len(parts)):
+        while len(parts[poor]) < smallest:
+            rich = max(range(len(parts)), key=lambda k: len(parts[k]))
+            parts[poor] = np.append(parts[poor], parts[rich][-1])
+            parts[rich] = parts[rich][:-1]
+    return parts

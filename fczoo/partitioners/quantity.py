@@ -1,0 +1,51 @@
+"""Label skew by the number of classes a client owns."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fczoo.errors import FczooError
+from fczoo.options import check_options, option
+from fczoo.registry import register_partitioner
+
+
+@register_partitioner("quantity")
+@dataclass(frozen=True)
+class Quantity:
+    """Every client owns ``alpha`` classes of each task; a class is shared equally among its owners.
+
+    Owners are drawn until every class has one, ``max_tries`` times at most; then a class without owner replaces, at
+    the client drawn, a class that others hold too. PILoRA's quantity-based imbalance, read as fed-mammoth does.
+    """
+
+    alpha: int = option(2, "classes a client owns in a task", low=1)
+    max_tries: int = option(100, "draws before the repair", low=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        classes = np.unique(labels)
+        if self.alpha > len(classes):
+            raise FczooError(f"quantity:{self.alpha} asks for more classes than the {len(classes)} of a task; lower alpha or --tasks")
+        if self.alpha * clients < len(classes):
+            raise FczooError(f"quantity:{self.alpha} with {clients} clients cannot cover the {len(classes)} classes of a task; raise either")
+        owns = self._owners(clients, len(classes), rng)
+        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for i, c in enumerate(classes):
+            owners = rng.permutation(np.flatnonzero(owns[:, i]))
+            for client, share in zip(owners, np.array_split(rng.permutation(np.flatnonzero(labels == c)), len(owners)), strict=True):
+                parts[client].append(share)
+        return [np.concatenate(p) for p in parts]
+
+    def _owners(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+        """Boolean [clients, classes] with ``alpha`` true entries a row and at least one a column."""
+        for _ in range(self.max_tries):
+            owns = rng.random((clients, classes)).argsort(1) < self.alpha
+            if owns.any(0).all():
+                return owns
+        for orphan in np.flatnonzero(~owns.any(0)):
+            spare = np.argwhere(owns & (owns.sum(0) > 1))
+            client, shared = spare[rng.integers(len(spare))]
+            owns[client, [shared, orphan]] = False, True
+        return owns

@@ -1,0 +1,20 @@
+"""Random streams that depend on what they are for, never on when they are drawn."""
+
+import zlib
+
+import numpy as np
+import torch
+
+
+def _entropy(*key: int | str) -> np.random.SeedSequence:
+    return np.random.SeedSequence([zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key])
+
+
+def numpy_stream(*key: int | str) -> np.random.Generator:
+    """Generator for a key such as ``("partition", seed, task)``."""
+    return np.random.default_rng(_entropy(*key))
+
+
+def torch_stream(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """Generator on ``device`` for a key such as ``("shuffle", seed, task, round, client, epoch)``."""
+    return torch.Generator(device).manual_seed(int(_entropy(*key).generate_state(1, np.uint64)[0] >> 1))

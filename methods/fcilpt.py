@@ -1,0 +1,93 @@
+"""FCILPT: Federated Class-Incremental Learning with Prompting. Liu et al., arXiv 2310.08948."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.aggregate import sort_by_usage
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Context, Method, Optim, ServerAggregator, Task, Tree, drop
+from fczoo.errors import FczooError
+from fczoo.losses import head_logits, linear_head
+from fczoo.options import option
+from fczoo.registry import register_method
+
+
+@register_method("fcilpt")
+@dataclass(frozen=True)
+class FCILPT(Method):
+    """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by use before averaging.
+
+    Trained: the pool with its keys, a prompt that is always used, and the linear head; nothing is frozen at a task's
+    end. Sent: the same, with how often each prompt was chosen.
+    """
+
+    paper = "Liu et al., Federated Class-Incremental Learning with Prompting (arXiv 2310.08948)"
+    averaging = "uniform"
+    tuned = {"miniimagenet": {"size": 19, "chosen": 4, "length": 6}, "tinyimagenet": {"size": 24, "chosen": 8, "common_length": 1}}
+
+    size: int = option(10, "prompts M in the pool", low=1)
+    chosen: int = option(5, "prompts N chosen for an image", low=1)
+    length: int = option(5, "tokens L_p of a prompt", low=1)
+    common_length: int = option(5, "tokens L_c of the prompt that is always used", low=0)
+    lr: float = option(2e-3, "learning rate (the paper's 0.03 is L2P's nominal rate, scaled there by batch/256)", low=0)
+    strength: float = option(10.0, "lambda, weight of the cross-entropy against the key loss; the loss is divided by it", low=1e-6)
+    init: Literal["symmetric", "small"] = option("symmetric", "prompts and keys from U(-1, 1), or U(0, 0.01) as in the JAX code of L2P")
+    sort: bool = option(True, "sort pools by use before averaging (False: FedAvg of an L2P pool)")
+    query: Literal["cls", "embed_cls"] = option("cls", "frozen class feature, or the embedded class token (as printed): the same for all images")
+    pooled: Literal["prompt", "cls"] = option("prompt", "feature: mean over the prompts' outputs as in L2P, or the class token's")
+    support: Literal["task", "seen", "all"] = option("task", "classes in the training softmax: the task's as in L2P, seen, or all of the run")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chosen > self.size:
+            raise FczooError(f"fcilpt.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise fcilpt.size")
+
+    def inputs(self) -> frozenset[str]:
+        return frozenset({"images", "query"})
+
+    def optims(self) -> Mapping[str, Optim]:
+        return {p: Optim("adam", lr=self.lr) for p in ("pool.", "common", "head.")}
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        if state:
+            return state
+        low, high = (-1.0, 1.0) if self.init == "symmetric" else (0.0, 0.01)
+
+        def rows(*shape: int) -> Tensor:
+            return torch.empty(*shape, backbone.dim).uniform_(low, high, generator=rng)
+
+        pool = {"pool.prompt": rows(self.size, self.length), "pool.key": rows(self.size), "common": rows(self.common_length)}
+        return {**pool, **linear_head(task, backbone.dim, rng)}
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        similarity, chosen = self.choose(backbone, train, batch)
+        first, last = {"task": (ctx.task.start, ctx.task.stop), "seen": (0, ctx.task.stop), "all": (0, ctx.task.classes)}[self.support]
+        logits = head_logits(train, self._features(backbone, train, batch, chosen))[:, first:last]
+        entropy = batch.mean(F.cross_entropy(logits, batch.y - first, reduction="none"))
+        far = batch.mean((1 - similarity).sum(-1))  # L_QP
+        usage = (F.one_hot(chosen, self.size).to(batch.w) * batch.w[:, None, None]).sum((0, 1))
+        return entropy + far / self.strength, {"usage": usage}
+
+    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
+        return sort_by_usage(payloads, average) if self.sort else average([drop(p, "usage") for p in payloads])
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        _, chosen = self.choose(backbone, state, batch)
+        return head_logits(state, self._features(backbone, state, batch, chosen))[:, : task.stop]
+
+    def choose(self, backbone: Backbone, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cosine similarities and numbers of the N keys nearest to each image's query, [B, N] each, nearest first."""
+        query = batch.q if self.query == "cls" else backbone.class_token().expand_as(batch.q)
+        match = F.normalize(query, dim=-1) @ F.normalize(tree["pool.key"], dim=-1).mT
+        best = match.topk(self.chosen)
+        return best.values, best.indices
+
+    def _features(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
+        prompts = tree["pool.prompt"][chosen].flatten(1, 2)  # [B, N L_p, D]
+        common = tree["common"].expand(len(prompts), -1, -1)
+        return backbone(batch.x, {"tokens": torch.cat([prompts, common], 1)}, pool=self.pooled)

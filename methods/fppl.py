@@ -1,0 +1,130 @@
+"""FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework. He et al., arXiv 2411.01904."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.aggregate import keep_latest, prototype_pool
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Context, Method, Optim, ServerAggregator, Task, Tree, drop, select
+from fczoo.losses import class_sums, head_logits, linear_head, task_cross_entropy
+from fczoo.options import option
+from fczoo.registry import register_method
+
+
+@register_method("fppl")
+@dataclass(frozen=True)
+class FPPL(Method):
+    """One deep prompt a task, fused by the image's frozen feature; prototypes unify the clients and debias the head.
+
+    Trained: the current task's prompt, the fusion keys of all tasks so far, and the linear head. Sent: the same, with
+    the mean feature of every local class, on all of which the server retrains the head after each round.
+    """
+
+    paper = "He et al., FPPL (arXiv 2411.01904)"
+    private = ("local.",)
+
+    length: int = option(20, "tokens L_p of a prompt in each block", low=1)
+    blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prompt", low=0)
+    lr: float = option(1e-3, "learning rate of prompt, fusion and head", low=0)
+    unify: float = option(1.0, "weight lambda of the contrast with the global prototypes (0: without)", low=0)
+    temperature: float = option(0.2, "tau of that contrast", low=1e-6)
+    fusion: Literal["soft", "hard"] = option("soft", "mix the tasks' prompts by softmax, or take the best task's alone (ablation)")
+    debias: bool = option(True, "retrain the head on the prototypes after each round")
+    pool: bool = option(True, "keep the prototypes of finished tasks for it (False: FPPL-WOP)")
+    server_lr: float = option(1e-3, "learning rate of the debiasing, Adam", low=0)
+    server_epochs: int = option(5, "its epochs E_server", low=1)
+    server_batch: int = option(128, "its batch size", low=1)
+    view: Literal["test", "train"] = option("test", "view of the images in the local prototypes; train: as released")
+
+    def stats_view(self) -> Literal["test", "train"]:
+        return self.view
+
+    def inputs(self) -> frozenset[str]:
+        return frozenset({"images", "query"})
+
+    def optims(self) -> Mapping[str, Optim]:
+        return {p: Optim("adam", lr=self.lr) for p in ("prompt.", "fusion.", "head.")}
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        backbone.check_blocks(self.blocks, "fppl.blocks")
+        dim = backbone.dim
+        unknown = {"prototype.mean": torch.zeros(task.size, dim), "prototype.known": torch.zeros(task.size)}
+        if state:  # the new prompt starts as a copy of the last one, which is frozen
+            past = {k.replace("prompt.", "past.", 1): v[None] for k, v in select(state, "prompt.").items()}
+            return {**state, **unknown, **{k: torch.cat([state[k], v]) if k in state else v for k, v in past.items()}}
+        keys = torch.empty(task.count, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)  # psi
+        whole = torch.empty(0, dtype=torch.int64)
+        return {
+            **{f"prompt.{i}": torch.empty(self.length, dim).uniform_(-1, 1, generator=rng) for i in self.blocks},
+            **{"fusion.key": keys, "fusion.scale": torch.ones(()), **linear_head(task, dim, rng), **unknown},
+            **{"local.label": whole, "local.client": whole, "local.mean": torch.empty(0, dim)},
+        }
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        features = self._features(backbone, {**ctx.shared, **train}, batch)
+        loss = task_cross_entropy(head_logits(train, features), batch, ctx.task)
+        return loss + self.unify * self.contrast(features, batch, ctx), {}
+
+    def contrast(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
+        """L_ur: InfoNCE against the known global prototypes of the current task; 0 while none is known."""
+        cosine = F.normalize(features, dim=-1) @ F.normalize(ctx.shared["prototype.mean"], dim=-1).mT
+        known, own = ctx.shared["prototype.known"], batch.y - ctx.task.start
+        logits = torch.where(known > 0, cosine / self.temperature, torch.finfo(cosine.dtype).min)
+        used = batch.w * known[own]
+        return (F.cross_entropy(logits, own, reduction="none") * used).sum() / used.sum().clamp(min=1)
+
+    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        return class_sums(self._features(backbone, {**ctx.shared, **train}, batch), batch, ctx.task)
+
+    def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+        held = sums["class.count"] > 0
+        means = sums["class.sum"][held] / sums["class.count"][held, None]
+        return {**train, "local.label": held.nonzero()[:, 0] + ctx.task.start, "local.mean": means}
+
+    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
+        return prototype_pool(payloads, average)
+
+    def server_update(self, state: Tree, merged: Tree, task: Task, rng: torch.Generator) -> Tree:
+        state = {**state, **drop(merged, "local."), **keep_latest(state, merged, "local.")}
+        label, mean = state["local.label"], state["local.mean"]
+        now = label >= task.start
+        hot = F.one_hot(label[now] - task.start, task.size).to(mean)
+        count = hot.sum(0)
+        state["prototype.mean"] = hot.mT @ mean[now] / count[:, None].clamp(min=1)  # G: clients count equally
+        state["prototype.known"] = (count > 0).to(mean)
+        if not self.debias:
+            return state
+        return {**state, **(self._debias(state, mean, label, rng) if self.pool else self._debias(state, mean[now], label[now], rng))}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        return head_logits(state, self._features(backbone, state, batch))[:, : task.stop]
+
+    def fused_prompts(self, tree: Tree, query: Tensor) -> Tree:
+        """Prompt of each image and block, [B, L_p, D]: tasks mixed by softmax of scaled cosine between query and key."""
+        prompts = {i: torch.cat([*(tree[k] for k in (f"past.{i}",) if k in tree), tree[f"prompt.{i}"][None]]) for i in self.blocks}
+        seen = len(prompts[self.blocks[0]])
+        cosine = F.normalize(query, dim=-1) @ F.normalize(tree["fusion.key"][:seen], dim=-1).mT
+        weights = (tree["fusion.scale"] * cosine).softmax(-1)
+        if self.fusion == "hard":
+            weights = F.one_hot(weights.argmax(-1), seen).to(weights)
+        return {f"deep.{i}": torch.einsum("bt,tld->bld", weights, p) for i, p in prompts.items()}
+
+    def _features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        return backbone(batch.x, self.fused_prompts(tree, batch.q))
+
+    def _debias(self, state: Tree, x: Tensor, y: Tensor, rng: torch.Generator) -> Tree:
+        """The head trained on prototypes, one sample each, with cross-entropy over the classes that have one."""
+        classes, target = y.unique(return_inverse=True)
+        head = {k: v.clone().requires_grad_() for k, v in select(state, "head.").items()}
+        optimizer = torch.optim.Adam(head.values(), self.server_lr)
+        for _ in range(self.server_epochs):
+            for rows in torch.randperm(len(y), generator=rng, device=rng.device).split(self.server_batch):
+                optimizer.zero_grad()
+                F.cross_entropy(head_logits(head, x[rows])[:, classes], target[rows]).backward()
+                optimizer.step()
+        return {k: v.detach() for k, v in head.items()}

@@ -1,0 +1,150 @@
+"""PILoRA: Prototype Guided Incremental LoRA for Federated Class-Incremental Learning. Guo et al., ECCV 2024."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.aggregate import prototype_reweight
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Context, Method, Moment, Optim, ServerAggregator, Task, Tree, drop, select
+from fczoo.losses import class_sums
+from fczoo.options import option
+from fczoo.registry import register_method
+
+
+@register_method("pilora")
+@dataclass(frozen=True)
+class PILoRA(Method):
+    """One LoRA pair a task, kept orthogonal to its predecessors; classes are learned prototypes, the nearest one answers.
+
+    Trained: LoRA on q and v of the first block, and the prototypes of the current task's classes. Sent: both, with the
+    clients' class means, by whose closeness the server weights the prototypes. Old LoRA pairs and prototypes are frozen.
+    """
+
+    paper = "Guo et al., PILoRA, ECCV 2024"
+    tuned = {"tinyimagenet": {"lr_prototype": 5e-3, "lr_lora": 5e-6}}
+
+    rank: int = option(4, "rank r of each LoRA matrix", low=1)
+    blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v", low=0)
+    lr_prototype: float = option(2e-2, "learning rate of the prototypes", low=0)
+    lr_lora: float = option(1e-5, "learning rate of LoRA (HGP's re-run of PILoRA: 1e-4)", low=0)
+    schedule: Literal["cosine", "cosine_late", "constant"] = option("cosine", "over the rounds of a task; cosine_late: one round late, as released")
+    weight_decay: float = option(1e-5, "on LoRA and prototypes; only in the released code (paper: 0)", low=0)
+    pull: float = option(1e-3, "weight lambda of the distance to the own prototype", low=0)
+    ortho: float = option(0.5, "weight gamma of the overlap with earlier tasks' LoRA", low=0)
+    sparse: float = option(0.01, "weight of |A|; only in the released code (paper: 0)", low=0)
+    sharpness: float = option(1.0, "delta: distances are multiplied by it in the softmax", low=0)
+    distance: Literal["rms", "squared"] = option("rms", "root mean square as released, or squared L2 as printed (rates are tuned for rms)")
+    support: Literal["all", "seen", "task"] = option("all", "classes in the training softmax: all of the run (paper and code), seen, or the task's")
+    merge: Literal["sum", "factor_sum", "first"] = option(
+        "sum", "LoRA of several tasks: sum of B_i A_i; (sum B)(sum A) as eq. 6; or the first task's alone, as the released code evaluates"
+    )
+    temperature: float = option(0.2, "divisor in the re-weight's softmax; eq. 13 prints it as a factor: use 5 for that reading", low=1e-6)
+    reweight: Literal["distance", "squared", "average"] = option(
+        "distance", "prototypes by distance (code), squared distance (eq. 11), or plain average"
+    )
+    means: Literal["after", "running"] = option("after", "class means from one pass after training, or over all training views, as released")
+    head_tune: bool = option(False, "start new prototypes at the class means of the frozen features (FedNCM's HeadTune)")
+
+    def optims(self) -> Mapping[str, Optim]:
+        return {
+            "lora.": Optim(lr=self.lr_lora, weight_decay=self.weight_decay, schedule=self.schedule),
+            "prototype": Optim(lr=self.lr_prototype, weight_decay=self.weight_decay, schedule=self.schedule),
+        }
+
+    def inputs(self) -> frozenset[str]:
+        return frozenset({"images", "query"}) if self.head_tune else frozenset({"images"})
+
+    def surveys(self) -> frozenset[Moment]:
+        return frozenset({"begin"}) if self.head_tune else frozenset()
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        backbone.check_blocks(self.blocks, "pilora.blocks")
+        dim = backbone.dim
+        past = {k.replace("lora.", "past.", 1): v[None] for k, v in select(state, "lora.").items()}  # [1, r, D] or [1, D, r]
+        past = {k: torch.cat([state[k], v]) if k in state else v for k, v in past.items()}
+        lora = {}
+        for name in (f"lora.{i}.{part}" for i in self.blocks for part in "qv"):
+            lora[f"{name}.a"] = torch.empty(self.rank, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)
+            lora[f"{name}.b"] = torch.zeros(dim, self.rank)
+        table = self._table(state) if state else 0.1 * torch.randn(task.classes, dim, generator=rng)
+        rest = {"frozen.before": table[: task.start], "frozen.after": table[task.stop :]}
+        return {**past, **lora, **rest, "prototype": table[task.start : task.stop].clone()}
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        features = backbone(batch.x, self._plugs({**ctx.shared, **train}))
+        sums = class_sums(features, batch, ctx.task) if self.means == "running" else {}
+        return self.prototype_loss(features, train, batch, ctx) + self.lora_penalty(train, ctx.shared), sums
+
+    def prototype_loss(self, features: Tensor, train: Tree, batch: Batch, ctx: Context) -> Tensor:
+        """Distance-based cross-entropy plus the pull towards the own prototype (eqs. 8 and 9)."""
+        distance = self.distances(features, self._table({**ctx.shared, **train}))
+        first, last = {"all": (0, ctx.task.classes), "seen": (0, ctx.task.stop), "task": (ctx.task.start, ctx.task.stop)}[self.support]
+        entropy = F.cross_entropy(-self.sharpness * distance[:, first:last], batch.y - first, reduction="none")
+        return batch.mean(entropy + self.pull * distance.gather(1, batch.y[:, None])[:, 0])
+
+    def lora_penalty(self, train: Tree, shared: Tree) -> Tensor:
+        """Overlap of the new A matrices with the earlier ones, sum |A_i A_t^T|, and their own size, sum |A_t|."""
+        down = {k: v for k, v in train.items() if k.endswith(".a")}
+        penalty = self.sparse * torch.stack([a.abs().sum() for a in down.values()]).sum()
+        for name, a in down.items():
+            earlier = shared.get(name.replace("lora.", "past.", 1))
+            if earlier is not None:
+                penalty = penalty + self.ortho * (earlier @ a.mT).abs().sum()
+        return penalty
+
+    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        if self.means == "running":
+            return {}
+        return class_sums(backbone(batch.x, self._plugs({**ctx.shared, **train})), batch, ctx.task)
+
+    def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+        count = sums["class.count"]
+        return {**train, "class.count": count, "class.mean": sums["class.sum"] / count[:, None].clamp(min=1)}
+
+    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
+        if self.reweight == "average":
+            return average([drop(p, "class.") for p in payloads])
+        return prototype_reweight(payloads, average, self.temperature, squared=self.reweight == "squared")
+
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        return class_sums(batch.q, batch, task)
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
+        count = sums["class.count"][:, None]
+        return {**state, "prototype": torch.where(count > 0, sums["class.sum"] / count.clamp(min=1), state["prototype"])}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        features = backbone(batch.x, self._plugs(state))
+        return -self.distances(features, self._table(state)[: task.stop])
+
+    def distances(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """[B, C]: d(x, c) as root mean square, sqrt(|f - m_c|^2 / D), or as |f - m_c|^2."""
+        gap = (features[:, None] - prototypes).square()
+        if self.distance == "squared":
+            return gap.sum(-1)
+        mean = gap.mean(-1)
+        return torch.where(mean > 0, mean, torch.finfo(mean.dtype).tiny).sqrt()  # the root has no gradient at 0
+
+    def _table(self, tree: Tree) -> Tensor:
+        """Prototypes of all classes of the run, [C, D]."""
+        return torch.cat([tree["frozen.before"], tree["prototype"], tree["frozen.after"]])
+
+    def _plugs(self, tree: Tree) -> Tree:
+        """LoRA of all tasks so far as one pair a layer."""
+        plugs = {}
+        for name, now in select(tree, "lora.").items():
+            past = tree.get(name.replace("lora.", "past.", 1))
+            if past is None:
+                plugs[name] = now
+            elif self.merge == "first":
+                plugs[name] = past[0]
+            elif self.merge == "factor_sum":
+                plugs[name] = past.sum(0) + now
+            else:  # stacked ranks: [B_1 .. B_t] [A_1; ..; A_t] = sum of B_i A_i
+                plugs[name] = torch.cat([*past, now], dim=0 if name.endswith(".a") else 1)
+        return plugs
