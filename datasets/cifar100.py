@@ -14,6 +14,9 @@ from fczoo.registry import register_dataset
 class CIFAR100(Dataset):
     """50,000 training and 10,000 test images of 32x32 pixels in 100 classes."""
 
+    classes = 100
+    folder = Reader.base_folder
+    source = "cifar-100-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html)"
     about = "CIFAR-100, 100 classes, 500 training and 100 test images each, 32x32"
     defaults = Defaults(
         "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
@@ -21,15 +24,10 @@ class CIFAR100(Dataset):
     )  # fmt: skip
 
     def load(self, root: Path) -> ImageData:
-        folder = root.parent if root.name == Reader.base_folder else root
-        if not (folder / Reader.base_folder).is_dir():
-            raise FczooError(
-                f"no folder {Reader.base_folder} in {root}; unpack cifar-100-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html there, "
-                "or give its place with --data-root"
-            )
+        place = self.locate(root)
         try:
-            parts = [Reader(str(folder), train=train, download=False) for train in (True, False)]
+            parts = [Reader(str(place.parent), train=train, download=False) for train in (True, False)]
         except RuntimeError as error:
-            raise FczooError(f"CIFAR-100 in {folder / Reader.base_folder} is incomplete or corrupt (checksums differ); unpack it again") from error
+            raise FczooError(f"CIFAR-100 in {place} is incomplete or corrupt (checksums differ); unpack {self.source} again") from error
         train, test = (Images(p.data, np.asarray(p.targets, np.int64)) for p in parts)
         return ImageData(train, test, tuple(parts[0].classes))

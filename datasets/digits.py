@@ -15,6 +15,7 @@ from fczoo.registry import register_dataset
 class Digits(Dataset):
     """1,797 images of 8x8 pixels, upscaled to 32x32 RGB; a fifth of every class is held out as test part."""
 
+    classes = 10
     about = "handwritten digits of scikit-learn, 10 classes, upscaled to 32x32 RGB, stratified 80/20 split"
     defaults = Defaults("vit_nano_32", tasks=5, clients=5, partition="dirichlet:0.5", rounds=3, epochs=2, batch_size=16, augment="none")
 

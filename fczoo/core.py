@@ -53,7 +53,7 @@ class Context:
     task: Task
     round: int  # within the task
     rounds: int  # per task
-    shared: Tree  # broadcast but not trained: read-only, the same for all clients
+    shared: Tree  # all that the server broadcast, trained tensors as the round begins included; read-only
 
 
 @dataclass(frozen=True)

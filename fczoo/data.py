@@ -49,11 +49,21 @@ class Dataset(ABC):
 
     name: ClassVar[str] = ""
     about: ClassVar[str]
+    classes: ClassVar[int]
     defaults: ClassVar[Defaults]
+    folder: ClassVar[str] = ""  # expected below the data root; empty for data that come with a package
+    source: ClassVar[str] = ""  # where a user gets it
 
     @abstractmethod
     def load(self, root: Path) -> ImageData:
         """Read the data below ``root``. Raises FczooError saying what is missing or corrupt and how to get it."""
+
+    def locate(self, root: Path) -> Path:
+        """The data set's own folder, also when ``root`` is that folder. Raises FczooError when it is not there."""
+        place = root if root.name == self.folder else root / self.folder
+        if not place.is_dir():
+            raise FczooError(f"no folder {self.folder} in {root}; unpack {self.source} there or give its place with --data-root")
+        return place
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 from .errors import FczooError
 
-
 _UNIONS = (types.UnionType, typing.Union)
 
 
@@ -40,7 +39,9 @@ def check_options(instance: Any) -> None:
     hints = typing.get_type_hints(type(instance))
     for f in dataclasses.fields(instance):
         label = f"{getattr(instance, 'name', '') or type(instance).__name__}.{f.name}"
-        value = _parse(getattr(instance, f.name), hints[f.name], label)
+        value, given = _parse(getattr(instance, f.name), hints[f.name], label), getattr(instance, f.name)
+        if value != given:  # a word or list that only build() reads
+            raise FczooError(f"{label} is {given!r}; it must be {describe_type(hints[f.name])}")
         low, high = f.metadata.get("low"), f.metadata.get("high")
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and ((low is not None and number < low) or (high is not None and number > high)):
@@ -50,7 +51,9 @@ def check_options(instance: Any) -> None:
 def nearest(word: str, known: list[str]) -> str:
     """'did you mean ...?' or the list of what is known."""
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    return f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(sorted(known)) or 'none'}"
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    return f"known: {', '.join(sorted(known)[:20]) or 'none'}{', ...' if len(known) > 20 else ''}"
 
 
 def describe_type(hint: Any) -> str:

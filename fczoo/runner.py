@@ -50,7 +50,7 @@ class Settings:
     cache_queries: bool = option(False, "keep query features of the test view in training, too, instead of one forward a step")
     train_per_class: int | None = option(None, "first training images of each class; none: all", low=1)
     test_per_class: int | None = option(None, "first test images of each class; none: all", low=1)
-    class_order_seed: int | None = option(None, "none: natural class order")
+    class_order_seed: int | None = option(None, "none: natural class order", low=0)
     partition_seed: int = option(0, "seed of the split over clients", low=0)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "auto: cuda, else mps, else cpu")
     precision: Literal["fp32", "bf16", "fp64"] = option("fp32", "type in which the frozen weights are held and computed")
@@ -186,7 +186,8 @@ class _Run:
         self.average = AGGREGATORS.get(self.settings.aggregator or method.averaging)
         self.rounds = self.settings.rounds if method.optims() else 0
         self.state: Tree = {}
-        self.sent: dict[int, Tree] = {}  # client -> what it last received
+        self.version: dict[str, int] = {}  # state name -> how often it has changed
+        self.known: dict[int, dict[str, int]] = {}  # client -> the versions that it has
         self.result = Result(
             method.name,
             asdict(method),  # type: ignore[call-overload]
@@ -226,7 +227,7 @@ class _Run:
             started = time.perf_counter()
             present = self._participants(clients, task, number)
             down = self._send(present)
-            shared = drop(broadcast(self.method, self.state), *trained)
+            shared = broadcast(self.method, self.state)
             losses: list[float] = []
 
             def tick(loss: float, number: int = number, losses: list[float] = losses) -> None:
@@ -275,10 +276,11 @@ class _Run:
     def _send(self, clients: Sequence[Client]) -> int:
         """Bytes down: what each client does not have yet of the current broadcast."""
         tree, total = broadcast(self.method, self.state), 0
+        current = {name: self.version[name] for name in tree}
         for client in clients:
-            known = self.sent.get(client.number, {})
-            total += nbytes({k: v for k, v in tree.items() if k not in known or known[k] is not v})
-            self.sent[client.number] = tree
+            known = self.known.get(client.number, {})
+            total += nbytes({name: v for name, v in tree.items() if known.get(name) != current[name]})
+            self.known[client.number] = current
         self.result.bytes_down += total
         return total
 
@@ -289,12 +291,13 @@ class _Run:
         return total
 
     def _place(self, new: Tree) -> Tree:
-        """State on the device in at least float32; a tensor equal to the one before stays the same object."""
+        """State on the device, in at least float32; notes which tensors have changed."""
         dtype, placed = torch.promote_types(self.backbone.dtype, torch.float32), {}
         for name, value in new.items():
-            value = value.detach().to(self.backbone.device, dtype if value.is_floating_point() else value.dtype)
+            placed[name] = value = value.detach().to(self.backbone.device, dtype if value.is_floating_point() else value.dtype)
             before = self.state.get(name)
-            placed[name] = before if before is not None and before.shape == value.shape and torch.equal(before, value) else value
+            if before is None or before.shape != value.shape or not torch.equal(before, value):
+                self.version[name] = self.version.get(name, 0) + 1
         return placed
 
     def _rng(self, purpose: str, task: Task, device: str | None, number: int = 0) -> torch.Generator:

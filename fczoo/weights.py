@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ BUNDLED = ViTConfig("vit_nano_32", image_size=32, patch_size=4, dim=128, depth=6
 """Pre-trained on Tiny-ImageNet by benchmarks/pretrain_vit_nano.py; weights ship with the package."""
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".bin")
+_PLAIN = re.compile(r"vit_(tiny|small|base|large)_patch(8|16|32)_(224|384)\.(augreg|augreg_.*|dino|mae|orig_.*|sam_.*)")
 _WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}  # timm's ViT family: 64 channels a head
 
 
@@ -38,12 +40,12 @@ def load_backbone(
     name, path = _split(spec)
     if path is None and name == BUNDLED.name:
         with as_file(files("fczoo") / "assets" / "vit_nano_32.safetensors") as bundled:
-            config, weights, digest = BUNDLED, _read(bundled), _sha256(bundled)
+            config, weights, digest = BUNDLED, _read(bundled, name), _sha256(bundled)
     elif path is None:
         config, weights = _from_timm(name)
         digest = _sha256_tensors(weights)
     else:
-        weights, digest = _read(path), _sha256(path)
+        weights, digest = _read(path, name), _sha256(path)
         config = _config(name, path, weights)
     weights = {k: v.float() for k, v in weights.items() if not k.startswith(("head.", "head_dist.", "pre_logits."))}
     if image_size is not None and image_size != config.image_size:
@@ -51,13 +53,16 @@ def load_backbone(
     return Backbone(_replace(config, mean=mean, std=std), weights, digest)
 
 
+def architecture(name: str) -> ViTConfig:
+    """Configuration of a named backbone, without its weights."""
+    return BUNDLED if name == BUNDLED.name else _timm_config(name, _timm_model(name, pretrained=False))
+
+
 def backbone_names() -> list[str]:
     """The bundled backbone and timm's plain ViTs with published weights."""
     import timm
 
-    pattern = [f"vit_{size}_patch*_*" for size in _WIDTHS.values()]
-    odd = ("clip", "dinov2", "dinov3", "reg", "gap", "_mci", "siglip", "plus", "rope", "_ls", "resnet", "norm", "pe_", "samvit")
-    return [BUNDLED.name, *(n for n in timm.list_pretrained(pattern) if not any(o in n for o in odd))]
+    return [BUNDLED.name, *(n for n in timm.list_pretrained("vit_*") if _PLAIN.fullmatch(n))]
 
 
 def _split(spec: str) -> tuple[str, Path | None]:
@@ -69,7 +74,7 @@ def _split(spec: str) -> tuple[str, Path | None]:
     return spec, None
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path, name: str) -> dict[str, Tensor]:
     if not path.is_file():
         raise FczooError(f"no weight file at {path}; give --backbone NAME, FILE or NAME:FILE")
     try:
@@ -78,10 +83,12 @@ def _read(path: Path) -> dict[str, Tensor]:
         import timm
 
         if path.suffix == ".npz":  # Flax checkpoints of the original ViT release name their tensors otherwise
-            model = timm.create_model(path.stem, pretrained=False, num_classes=0)
+            model: Any = _timm_model(name or path.stem, pretrained=False)
             model.load_pretrained(str(path))
             return dict(model.state_dict())
         return dict(timm.models.load_state_dict(str(path), weights_only=True))
+    except FczooError:
+        raise
     except (SafetensorError, RuntimeError, ValueError, OSError, KeyError, EOFError, AttributeError) as error:
         raise FczooError(f"cannot read weights from {path}: {_first_line(error)}; check that the file is complete") from error
     except Exception as error:  # unpickling errors of torch.load share no base class
@@ -92,10 +99,8 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
     """Architecture by the given name, else by the file's own name, else by the tensors' shapes."""
     import timm
 
-    if name == BUNDLED.name:
-        return BUNDLED
     if name:
-        return _timm_config(name, _timm_model(name, pretrained=False))
+        return architecture(name)
     try:
         dim = weights["cls_token"].shape[-1]
         patch = weights["patch_embed.proj.weight"].shape[-1]

@@ -52,7 +52,7 @@ class Dirichlet:
             if self.draw == "sample":
                 owners[here] = rng.choice(clients, len(here), p=shares)
             else:
-                cuts = (np.cumsum(shares)[:-1] * len(here)).astype(np.int64)
+                cuts = (np.cumsum(shares)[:-1] * len(here) + 1e-9).astype(np.int64)  # 24.999... images are 25
                 owners[here] = np.repeat(np.arange(clients), np.diff([0, *cuts, len(here)]))
             sizes = np.bincount(owners[labels <= c], minlength=clients)
         return [np.flatnonzero(owners == k) for k in range(clients)]

@@ -1,0 +1,128 @@
+"""The benchmark grid: methods x seeds on one data stream, written to a run folder as it goes."""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from .core import Method
+from .errors import FczooError
+from .report import Row, describe, to_csv, to_markdown
+from .runner import Bench, Result, Settings, create_method, versions
+
+
+def run_bench(
+    methods: Sequence[str], seeds: Sequence[int], settings: Settings, options: Mapping[str, Mapping[str, Any]], out: Path
+) -> tuple[str, list[Row]]:
+    """Run every method with every seed; returns what was run, in words, and one summary row a method.
+
+    The folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and ``rounds.jsonl``, and
+    ``summary.{json,csv,md}``, brought up to date after each run. Raises FczooError for input that cannot work, before
+    anything is written, and for a run that fails, after what was finished is on disk.
+    """
+    built = [create_method(name, settings.dataset, **options.get(name, {})) for name in methods]
+    if stray := set(options) - set(methods):
+        raise FczooError(f"--set {min(stray)}.… names no method of this run ({', '.join(methods)})")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FczooError(f"output folder {out} is already in use; give another with --out or remove it")
+    bench = Bench.open(settings)
+    out.mkdir(parents=True, exist_ok=True)
+    bench.partition.save(out / "partition.json")
+    about = {
+        "methods": {m.name: asdict(m) for m in built},  # type: ignore[call-overload]
+        "seeds": list(seeds),
+        "settings": asdict(settings),
+        "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
+        "partition": {"spec": settings.partition, "sha256": bench.partition.sha256},
+        "device": str(bench.backbone.device),
+        "versions": versions(),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    write_json(out / "bench.json", about)
+    rows: list[Row] = []
+    text = describe(bench, seeds)
+    for method in built:
+        results = []
+        for seed in seeds:
+            folder = out / method.name / f"seed{seed}"
+            folder.mkdir(parents=True)
+            with Recorder(folder) as recorder:
+                results.append(bench.run(method, seed, recorder))
+            rows = [*(r for r in rows if r.method != method.name), summarise(results)]
+            _write_summary(out, text, rows)
+    return text, rows
+
+
+class Recorder:
+    """Observer that shows a progress bar (plain lines where there is no terminal) and writes a run's files."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.log = (folder / "rounds.jsonl").open("w")
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.log.close()
+        if hasattr(self, "bar"):
+            self.bar.close()
+
+    def start(self, method: Method, seed: int, clients: int, rounds: int) -> None:
+        self.label = f"{method.name} seed {seed}"
+        self.bar = tqdm(total=rounds, desc=self.label, unit="round", disable=not sys.stderr.isatty(), leave=False)
+
+    def client(self, task: int, round: int, loss: float) -> None:
+        self.bar.set_postfix_str(f"task {task + 1}, round {round + 1}, loss {loss:.3f}")
+
+    def round(self, record: dict[str, Any]) -> None:
+        self.bar.update()
+        self.log.write(json.dumps(record) + "\n")
+        self.log.flush()
+
+    def task(self, result: Result) -> None:
+        done = len(result.accuracy)
+        write_json(self.folder / "result.json", {"finished": done == len(result.task_sizes), **asdict(result)})
+        if self.bar.disable:
+            a_t = f"{result.metrics['A_N']:.1f} % over the classes seen"
+            print(f"{self.label}: task {done} of {len(result.task_sizes)}, {a_t}, {result.seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def summarise(results: Sequence[Result]) -> Row:
+    """One method's row: mean and, over several seeds, sample standard deviation."""
+
+    def over(values: Sequence[float]) -> tuple[float, float | None]:
+        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+    metrics = {name: over([r.metrics[name] for r in results]) for name in results[0].metrics}
+    first = results[0]
+    return Row(
+        first.method,
+        [r.seed for r in results],
+        metrics,
+        first.bytes_up / max(first.client_rounds, 1),
+        first.bytes_down / max(first.client_rounds, 1),
+        first.trained_scalars,
+        statistics.fmean([r.seconds for r in results]),
+    )
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    draft = path.with_suffix(path.suffix + ".tmp")
+    draft.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(draft, path)
+
+
+def _write_summary(out: Path, text: str, rows: Sequence[Row]) -> None:
+    write_json(out / "summary.json", {"about": text, "rows": [asdict(r) for r in rows]})
+    (out / "summary.csv").write_text(to_csv(rows))
+    (out / "summary.md").write_text(f"{text}\n\n{to_markdown(rows)}\n")

@@ -1,0 +1,123 @@
+"""The ``fczoo`` command."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import __version__
+from .errors import FczooError
+
+
+class Commands(click.Group):
+    """Turns whatever a user can put right into one line and a non-zero exit."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FczooError as error:
+            raise click.ClickException(str(error)) from error
+        except OSError as error:
+            raise click.ClickException(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}") from error
+        except RuntimeError as error:
+            if "out of memory" in str(error).lower():
+                raise click.ClickException("out of memory; lower --together, --batch-size or --precision") from error
+            raise
+
+
+def words(_: click.Context, __: click.Parameter, value: str | None) -> list[str]:
+    """A comma-separated list."""
+    return [w.strip() for w in (value or "").split(",") if w.strip()]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="fczoo")
+def main() -> None:
+    """Benchmark zoo for Federated Class-Incremental Learning on pre-trained vision transformers."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+
+
+@main.command()
+@click.option("--methods", required=True, callback=words, help="Names, separated by commas; see `fczoo list methods`.")
+@click.option("--dataset", default="digits", show_default=True)
+@click.option("--data-root", help="Folder that holds the data set.  [FCZOO_HOME/data]")
+@click.option("--backbone", help="Name, weight file, or NAME:FILE.  [by data set]")
+@click.option("--partition", help="iid, dirichlet:BETA, quantity:ALPHA, or file:PATH.  [by data set]")
+@click.option("--tasks", type=int, help="Tasks into which the classes are cut.  [by data set]")
+@click.option("--clients", type=int, help="[by data set]")
+@click.option("--participation", type=float, help="Part of the clients that train in a round.  [1]")
+@click.option("--rounds", type=int, help="Rounds a task.  [by data set]")
+@click.option("--epochs", type=int, help="Local epochs a round.  [by data set]")
+@click.option("--batch-size", type=int, help="[by data set]")
+@click.option("--augment", help="none, flip, crop, pilora, fppl or hgp.  [by data set]")
+@click.option("--train-per-class", type=int, help="Use the first N training images of each class.  [all]")
+@click.option("--test-per-class", type=int, help="Use the first N test images of each class.  [all]")
+@click.option("--seeds", default="0", show_default=True, callback=words, help="Training seeds, separated by commas.")
+@click.option("--class-order-seed", type=int, help="Shuffle the classes.  [natural order]")
+@click.option("--partition-seed", type=int, help="[0]")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
+@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp64"]), default="fp32", show_default=True)
+@click.option("--together", default="auto", show_default=True, help="Clients in one batched forward, or auto.")
+@click.option("--cache-queries", is_flag=True, default=None, help="Keep query features of the test view in training, too.")
+@click.option("--aggregator", help="Replace the method's own averaging; see `fczoo list aggregators`.")
+@click.option("--set", "changes", multiple=True, metavar="METHOD.FIELD=VALUE", help="Hyper-parameter; also backbone.mean, .std, .image_size.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run folder.  [results/run-DATE-TIME]")
+def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: Path | None, dataset: str, **given: Any) -> None:
+    """Run methods on one data stream and print their table."""
+    from .bench import run_bench
+    from .report import LEGEND, to_text
+    from .runner import Settings
+
+    options = parse_changes(changes)
+    settings = Settings.for_dataset(dataset, **given, **options.pop("backbone", {}))
+    out = out or Path("results") / time.strftime("run-%Y%m%d-%H%M%S")
+    text, rows = run_bench(list(dict.fromkeys(methods)), parse_seeds(seeds), settings, options, out)
+    click.echo(f"{text}\n\n{to_text(rows)}\n\n{LEGEND}\nWritten to {out}")
+
+
+@main.command("list")
+@click.argument("kind", type=click.Choice(["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones"]))
+def list_command(kind: str) -> None:
+    """Names of one kind."""
+    from .show import listing
+
+    click.echo(listing(kind))
+
+
+@main.command()
+@click.argument("name")
+@click.option("--dataset", default="digits", show_default=True, help="Data set whose defaults a method's page shows.")
+def show(name: str, dataset: str) -> None:
+    """All about a method, data set, partitioner or aggregator."""
+    from .show import show as page
+
+    click.echo(page(name, dataset))
+
+
+@main.command()
+def doctor() -> None:
+    """Versions, devices, data and weights on this machine."""
+    from .show import doctor as page
+
+    click.echo(page())
+
+
+def parse_changes(changes: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """``hgp.lr=0.1`` -> {"hgp": {"lr": "0.1"}}. Raises FczooError for another form."""
+    out: dict[str, dict[str, str]] = {}
+    for change in changes:
+        place, sign, value = change.partition("=")
+        method, dot, field = place.partition(".")
+        if not (sign and dot and method and field):
+            raise FczooError(f"cannot read --set {change!r}; write METHOD.FIELD=VALUE, e.g. hgp.lr=0.001")
+        out.setdefault(method, {})[field] = value
+    return out
+
+
+def parse_seeds(seeds: list[str]) -> list[int]:
+    """Distinct whole numbers from 0 up. Raises FczooError otherwise."""
+    if not seeds or not all(s.isdecimal() for s in seeds) or len(set(seeds)) < len(seeds):
+        raise FczooError(f"--seeds is {','.join(seeds)!r}; give distinct whole numbers such as 0,1,2")
+    return [int(s) for s in seeds]

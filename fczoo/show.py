@@ -1,0 +1,143 @@
+"""What ``list``, ``show`` and ``doctor`` print."""
+
+import dataclasses
+import inspect
+import os
+import platform
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+from .backbone import Backbone
+from .core import Context, Method, Task, Tree, nbytes, select
+from .data import Images, home
+from .engine import Client, Engine, Plan, broadcast
+from .errors import FczooError
+from .images import Augment, ImageStore
+from .options import describe_type, nearest
+from .registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, PLUGINS
+from .runner import Settings, create_method, versions
+from .weights import architecture, backbone_names, load_backbone
+
+KINDS = ("methods", "baselines", "datasets", "partitioners", "aggregators", "backbones")
+
+
+def listing(kind: str) -> str:
+    """Names of one kind, each with a line on what it is."""
+    if kind == "backbones":
+        return "\n".join(backbone_names())
+    if kind in ("methods", "baselines"):
+        baselines = METHODS.names("fczoo.baselines")
+        names = baselines if kind == "baselines" else [n for n in METHODS.names() if n not in baselines]
+        entries = {n: METHODS.get(n) for n in names}
+    else:
+        registry = {"datasets": DATASETS, "partitioners": PARTITIONERS, "aggregators": AGGREGATORS}[kind]
+        entries = {n: registry.get(n) for n in registry.names()}
+    lines = [(name, getattr(entry, "about", "") or (inspect.getdoc(entry) or "").split("\n")[0]) for name, entry in entries.items()]
+    return tabulate(lines, tablefmt="plain")
+
+
+def show(name: str, dataset: str) -> str:
+    """Everything about a method, data set, partitioner or aggregator. Raises FczooError for an unknown name."""
+    for registry, page in ((METHODS, _method_page), (DATASETS, _dataset_page), (PARTITIONERS, _options_page), (AGGREGATORS, _options_page)):
+        if name in registry.names():
+            return page(registry.get(name), dataset)
+    known = [n for r in (METHODS, DATASETS, PARTITIONERS, AGGREGATORS) for n in r.names()]
+    raise FczooError(f"nothing is called {name!r}; {nearest(name, known)}")
+
+
+def doctor() -> str:
+    """Versions, devices, and where data and weights are looked for and what is there."""
+    devices = ["cpu", *(f"cuda ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))]
+    devices += ["mps"] if torch.backends.mps.is_available() else []
+    root = home() / "data"
+    lines = [
+        *versions().items(),
+        ("platform", platform.platform()),
+        ("devices", ", ".join(devices)),
+        ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
+        ("plug-ins", ", ".join(e.name for e in entry_points(group=PLUGINS)) or "none"),
+        ("FCZOO_HOME", f"{home()} ({'set' if os.environ.get('FCZOO_HOME') else 'default'})"),
+        ("bundled backbone", f"vit_nano_32, sha256 {load_backbone('vit_nano_32').sha256[:16]}"),
+        ("other backbones", "by file, or by timm name from the hub (HF_HOME, HF_HUB_OFFLINE)"),
+        *((f"data {n}", _found(n, root)) for n in DATASETS.names()),
+    ]
+    return tabulate(lines, tablefmt="plain")
+
+
+def _found(name: str, root: Path) -> str:
+    dataset = DATASETS.get(name)()
+    if not dataset.folder:
+        return "comes with its package"
+    try:
+        return f"found: {dataset.locate(root)}"
+    except FczooError as error:
+        return str(error)
+
+
+def _method_page(cls: type[Method], dataset: str) -> str:
+    method = create_method(cls.name, dataset)
+    trained, sent, received, about = _measure(method, dataset)
+    parts = [f"{cls.name}: {inspect.getdoc(cls)}", f"Paper: {cls.paper}"]
+    parts.append(f"Hyper-parameters on {dataset} (--set {cls.name}.FIELD=VALUE):\n{_options_table(method)}")
+    if cls.tuned:
+        others = (f"{d} ({', '.join(f'{k}={_word(v)}' for k, v in values.items())})" for d, values in cls.tuned.items())
+        parts.append(f"Values by data set: {'; '.join(others)}.")
+    kept = ", ".join(p.rstrip(".") for p in cls.private) or "nothing"
+    parts.append(f"Averaged by: {cls.averaging}. Kept on the server: {kept}.")
+    parts.append(f"Measured for the first task of {dataset} on {about}, a client with every class of it:")
+    for label, tree in (("Trained", trained), ("Sent up in a round", sent)):
+        if tree:
+            parts.append(f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}")
+    parts.append(f"Sent down at the start of a task: {nbytes(received) / 1e6:.3f} MB; later only what has changed.")
+    return "\n\n".join(parts)
+
+
+def _dataset_page(cls: Any, _: str) -> str:
+    table = tabulate(dataclasses.asdict(cls.defaults).items(), tablefmt="plain")
+    where = f"Expected: folder {cls.folder} below FCZOO_HOME/data or --data-root, from {cls.source}." if cls.folder else "Comes with its package."
+    return f"{cls.name}: {cls.about}\n{inspect.getdoc(cls)}\n\n{where}\n\nDefaults of bench:\n{table}"
+
+
+def _options_page(entry: Any, _: str) -> str:
+    table = f"\n\n{_options_table(entry())}" if isinstance(entry, type) and dataclasses.is_dataclass(entry) else ""
+    return f"{entry.name}: {inspect.getdoc(entry)}{table}"
+
+
+def _options_table(instance: Any) -> str:
+    hints, rows = get_type_hints(type(instance)), []
+    for field in dataclasses.fields(instance):
+        value, meaning = getattr(instance, field.name), field.metadata.get("meaning", "")
+        rows.append((field.name, _word(value), describe_type(hints[field.name]), meaning))
+    return tabulate(rows, ["field", "value", "type", "meaning"], tablefmt="simple", disable_numparse=True, maxcolwidths=[None, None, 28, 90])
+
+
+def _tree_table(tree: Tree) -> str:
+    return tabulate([(k, "x".join(map(str, v.shape)) or "scalar", v.numel()) for k, v in tree.items()], tablefmt="plain")
+
+
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)
+
+
+def _measure(method: Method, dataset: str) -> tuple[Tree, Tree, Tree, str]:
+    """Trained tensors, one client's upload and the broadcast, from one step on random weights of the data set's backbone."""
+    cls = DATASETS.get(dataset)
+    settings = Settings.for_dataset(dataset)
+    config, size = architecture(settings.backbone), len(np.array_split(np.arange(cls.classes), settings.tasks)[0])
+    rng = torch.Generator().manual_seed(0)
+    backbone = Backbone(config, {k: 0.02 * torch.randn(s, generator=rng) for k, s in config.shapes().items()})
+    task = Task(0, 0, size, cls.classes, settings.tasks)
+    store = ImageStore(Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size)), backbone)
+    engine, client = Engine(method, backbone, store, Plan(1, size, Augment(), seed=0)), Client(0, torch.arange(size))
+    state = method.begin_task({}, task, backbone, rng)
+    for moment in method.surveys():
+        sent = engine.survey(moment, broadcast(method, state), [client], Context(task, 0, 1, {}))[0]
+    trained = select(state, *method.optims()) if method.optims() else {}
+    if trained:
+        sent = engine.train(state, [client], Context(task, 0, 1, broadcast(method, state)))[0]
+    return trained, sent, broadcast(method, state), config.name

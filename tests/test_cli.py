@@ -1,0 +1,137 @@
+"""The installed command, as a user meets it."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fczoo.metrics import all_metrics
+from fczoo.partition import load_partition
+
+TINY = ["--train-per-class", "8", "--test-per-class", "4", "--rounds", "1", "--epochs", "1", "--tasks", "3", "--clients", "3"]
+
+
+def fczoo(*arguments: str, cwd: Path | None = None, fail: bool = False) -> subprocess.CompletedProcess[str]:
+    command = shutil.which("fczoo", path=str(Path(sys.executable).parent))
+    assert command, "the fczoo command is not installed beside this Python; run pip install -e '.[test]'"
+    done = subprocess.run([command, *arguments], capture_output=True, text=True, cwd=cwd, timeout=300)
+    assert (done.returncode != 0) == fail, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A finished bench and what it printed."""
+    out = tmp_path_factory.mktemp("bench") / "run"
+    done = fczoo("bench", "--methods", "hgp,fedncm", "--seeds", "0,1", "--set", "hgp.prefix_len=4", *TINY, "--out", str(out))
+    return out, done.stdout
+
+
+def test_bench_prints_what_was_run_and_one_row_a_method(folder):
+    _, printed = folder
+    for word in ("digits: 3 tasks of 3 to 4 classes", "dirichlet:0.5", "vit_nano_32", "seeds 0, 1", "A_N", "Avg", "FAA", "forgetting", "MB up", "time"):
+        assert word in printed
+    assert [line.split()[0] for line in printed.splitlines() if line.startswith(("hgp", "fedncm"))] == ["hgp", "fedncm"]
+
+
+def test_run_folder_holds_everything_needed_to_check_the_table(folder):
+    out, _ = folder
+    about = json.loads((out / "bench.json").read_text())
+    assert about["methods"]["hgp"]["prefix_len"] == 4 and about["settings"]["tasks"] == 3 and about["seeds"] == [0, 1]
+    partition = load_partition(out / "partition.json")
+    assert partition.sha256 == about["partition"]["sha256"] and partition.clients == 3
+    for method in ("hgp", "fedncm"):
+        result = json.loads((out / method / "seed1" / "result.json").read_text())
+        assert result["finished"] and result["seed"] == 1 and result["method"] == method
+        assert [len(row) for row in result["accuracy"]] == [1, 2, 3] and result["test_counts"] == [16, 12, 12]
+        assert result["metrics"] == all_metrics(result["accuracy"], result["test_counts"])
+        assert len(result["backbone"]["sha256"]) == 64 and result["partition"]["sha256"] == partition.sha256
+        assert result["versions"]["torch"] and result["peak_memory"]["process"] > 0 and result["bytes_up"] > 0
+    rounds = [json.loads(line) for line in (out / "hgp" / "seed0" / "rounds.jsonl").read_text().splitlines()]
+    assert [r["task"] for r in rounds] == [0, 1, 2]
+    assert sum(r["bytes_up"] for r in rounds) == json.loads((out / "hgp" / "seed0" / "result.json").read_text())["bytes_up"]
+
+
+def test_summaries_agree_with_the_results(folder):
+    out, _ = folder
+    finals = [json.loads((out / "hgp" / f"seed{s}" / "result.json").read_text())["metrics"]["A_N"] for s in (0, 1)]
+    row = next(r for r in csv.DictReader((out / "summary.csv").open()) if r["method"] == "hgp")
+    assert float(row["A_N"]) == pytest.approx(sum(finals) / 2) and row["seeds"] == "2"
+    assert float(row["A_N std"]) == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)
+    assert f"{sum(finals) / 2:.1f} ±" in (out / "summary.md").read_text()
+    assert json.loads((out / "summary.json").read_text())["rows"][0]["method"] == "hgp"
+
+
+def test_a_used_folder_is_refused_and_left_alone(folder):
+    out, _ = folder
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    done = fczoo("bench", "--methods", "fedncm", *TINY, "--out", str(out), fail=True)
+    assert "already in use" in done.stderr and {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+
+
+def test_a_saved_partition_is_used_again(folder, tmp_path):
+    out, _ = folder
+    fczoo("bench", "--methods", "fedncm", *TINY, "--partition", f"file:{out / 'partition.json'}", "--out", str(tmp_path / "again"))
+    assert load_partition(tmp_path / "again" / "partition.json").sha256 == load_partition(out / "partition.json").sha256
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--methods", "hgpp"], "did you mean hgp"),
+        (["--methods", "hgp", "--dataset", "digit"], "did you mean digits"),
+        (["--methods", "hgp", "--partition", "dirichlet:zero"], "dirichlet.beta"),
+        (["--methods", "hgp", "--partition", "quantity:9"], "asks for more classes"),
+        (["--methods", "hgp", "--partition", "file:nowhere.json"], "no partition file"),
+        (["--methods", "hgp", "--set", "hgp.lrr=1"], "did you mean lr"),
+        (["--methods", "hgp", "--set", "hgp.lr=fast"], "it must be float"),
+        (["--methods", "hgp", "--set", "hgp.lr=-1"], "at least 0"),
+        (["--methods", "hgp", "--set", "lr=1"], "METHOD.FIELD=VALUE"),
+        (["--methods", "hgp", "--set", "fppl.lr=1"], "names no method of this run"),
+        (["--methods", "hgp", "--set", "hgp.blocks=0,9"], "block 9"),
+        (["--methods", "hgp", "--clients", "5000"], "lower --clients"),
+        (["--methods", "hgp", "--tasks", "11"], "10 classes"),
+        (["--methods", "hgp", "--participation", "1.5"], "between 0 and 1"),
+        (["--methods", "hgp", "--seeds", "0,zero"], "whole numbers"),
+        (["--methods", "hgp", "--together", "few"], "bench.together"),
+        (["--methods", "hgp", "--augment", "flipp"], "did you mean flip"),
+        (["--methods", "hgp", "--backbone", "missing.safetensors"], "no weight file"),
+        (["--methods", "hgp", "--backbone", "vit_tinny_patch16_224"], "did you mean"),
+        (["--methods", "hgp", "--dataset", "cifar100", "--data-root", "."], "cifar-100-python"),
+        (["--methods", "fcilpt", "--set", "fcilpt.chosen=11"], "more than the 10 prompts"),
+        (["--methods", "hgp", "--aggregator", "mean"], "no aggregator"),
+    ],
+)
+def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path):
+    done = fczoo("bench", *arguments, *([] if "--clients" in arguments or "--tasks" in arguments else TINY), cwd=tmp_path, fail=True)
+    assert says in done.stderr and done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_diverging_run_keeps_what_was_finished(tmp_path):
+    out = tmp_path / "run"
+    done = fczoo("bench", "--methods", "fedncm,fppl", "--set", "fppl.lr=1e30", *TINY, "--out", str(out), fail=True)
+    assert "fppl diverged" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert json.loads((out / "fedncm" / "seed0" / "result.json").read_text())["finished"]
+    assert [r["method"] for r in json.loads((out / "summary.json").read_text())["rows"]] == ["fedncm"]
+
+
+@pytest.mark.parametrize("kind", ["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones"])
+def test_list_names_what_is_there(kind):
+    known = {"methods": "pilora", "baselines": "fedncm", "datasets": "cifar100", "partitioners": "quantity", "aggregators": "fedavg", "backbones": "vit_nano_32"}
+    printed = fczoo("list", kind).stdout
+    assert any(line.split()[0] == known[kind] for line in printed.splitlines())
+
+
+def test_show_and_doctor():
+    page = fczoo("show", "hgp").stdout
+    for word in ("Salami", "prefix_len", "zeros", "Trained", "Sent up in a round", "gauss.mean", "prefix.0.k"):
+        assert word in page
+    assert "rounds" in fczoo("show", "digits").stdout and "beta" in fczoo("show", "dirichlet").stdout
+    assert "did you mean" in fczoo("show", "hpg", fail=True).stderr
+    health = fczoo("doctor").stdout
+    assert "torch" in health and "FCZOO_HOME" in health and "cifar-100-python" in health

@@ -1,0 +1,60 @@
+"""Real CIFAR-100 with a pre-trained ViT-Ti/16, where both are at hand.
+
+``FCZOO_TEST_DATA`` is the folder that holds ``cifar-100-python``, ``FCZOO_TEST_VIT`` the weight file.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import fczoo
+from fczoo.data import make_stream
+
+DATA, VIT = os.environ.get("FCZOO_TEST_DATA"), os.environ.get("FCZOO_TEST_VIT")
+pytestmark = pytest.mark.skipif(not (DATA and VIT), reason="set FCZOO_TEST_DATA and FCZOO_TEST_VIT")
+
+
+def test_cifar100_is_whole():
+    stream = make_stream("cifar100", Path(DATA), tasks=10)
+    assert stream.train.pixels.shape == (50000, 32, 32, 3) and stream.test.pixels.shape == (10000, 32, 32, 3)
+    assert [len(stream.positions(stream.train, t)) for t in stream.tasks] == [5000] * 10
+    assert stream.classes[0] == "apple" and stream.classes[99] == "worm"
+
+
+def test_a_corrupt_copy_is_refused_before_it_is_unpickled(tmp_path):
+    copy = shutil.copytree(Path(DATA) / "cifar-100-python", tmp_path / "cifar-100-python")
+    with (copy / "test").open("r+b") as file:
+        file.seek(1000)
+        file.write(b"!")
+    with pytest.raises(fczoo.FczooError, match="corrupt"):
+        make_stream("cifar100", tmp_path, tasks=10)
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """Ten classes in five tasks' worth of real images at full resolution."""
+    settings = fczoo.Settings.for_dataset(
+        "cifar100", data_root=DATA, backbone=VIT, tasks=5, clients=3, rounds=1, epochs=2, train_per_class=6, test_per_class=4,
+        precision="bf16", augment="none", image_size=96,
+    )  # fmt: skip
+    return fczoo.Bench.open(settings)
+
+
+def test_the_checkpoint_configures_itself():
+    config = fczoo.load_backbone(VIT).config
+    assert (config.image_size, config.patch_size, config.dim, config.depth, config.heads) == (224, 16, 192, 12, 3)
+    assert config.mean == config.std == (0.5, 0.5, 0.5)
+
+
+def test_nearest_class_means_of_real_features_are_far_above_chance(bench):
+    result = bench.run(fczoo.create_method("fedncm"))
+    assert result.metrics["A_N"] > 20  # chance is 1; small images and few samples
+
+
+@pytest.mark.parametrize("name", ["pilora", "hgp", "fcilpt", "fppl"])
+def test_methods_learn_real_images(bench, name):
+    result = bench.run(fczoo.create_method(name, "cifar100"))
+    assert result.accuracy[0][0] > 8  # 20 classes in the first task: chance is 5
+    assert result.metrics["A_N"] > 2  # 100 classes: chance is 1
