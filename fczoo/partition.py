@@ -95,6 +95,8 @@ def _matching(partition: Partition, stream: Stream, clients: int) -> Partition:
             raise FczooError(f"the saved partition has another {what} than this run: {theirs} against {ours}")
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):
         owned = np.concatenate(parts)
+        if not len(owned):
+            raise FczooError(f"the saved partition gives nobody an image of task {task.index + 1}")
         known = stream.train_index[stream.positions(stream.train, task)]
         if not np.isin(owned, known).all():
             raise FczooError(f"the saved partition names images that task {task.index + 1} of this run does not have; use the same --train-per-class")

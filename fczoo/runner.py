@@ -1,6 +1,5 @@
 """One run: a method learns the tasks of a stream over simulated clients and is evaluated after each."""
 
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -306,6 +305,10 @@ class _Run:
 
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Largest resident set of this process so far and, on CUDA, of the allocator since the run began; bytes."""
+    if sys.platform == "win32":
+        return {}
+    import resource
+
     unit = 1 if sys.platform == "darwin" else 1024
     peak = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     return {**peak, "cuda": torch.cuda.max_memory_allocated()} if device.type == "cuda" else peak

@@ -50,7 +50,10 @@ def load_backbone(
     weights = {k: v.float() for k, v in weights.items() if not k.startswith(("head.", "head_dist.", "pre_logits."))}
     if image_size is not None and image_size != config.image_size:
         config, weights = _resized(config, weights, image_size)
-    return Backbone(_replace(config, mean=mean, std=std), weights, digest)
+    config = _replace(config, mean=mean, std=std)
+    if len(config.mean) != 3 or len(config.std) != 3 or min(config.std) <= 0:
+        raise FczooError(f"input mean {config.mean} and std {config.std} must be three numbers each, and std above 0")
+    return Backbone(config, weights, digest)
 
 
 def architecture(name: str) -> ViTConfig:
@@ -105,9 +108,9 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
         dim = weights["cls_token"].shape[-1]
         patch = weights["patch_embed.proj.weight"].shape[-1]
         size = math.isqrt(weights["pos_embed"].shape[1] - 1) * patch
-        depth = 1 + max(int(k.split(".")[1]) for k in weights if k.startswith("blocks."))
+        depth = len({k.split(".")[1] for k in weights if k.startswith("blocks.")})
         mlp = weights["blocks.0.mlp.fc1.weight"].shape[0]
-    except (KeyError, ValueError, IndexError) as error:
+    except (KeyError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
         raise FczooError(f"{path} does not hold a plain ViT in timm's names ({error}); give NAME:FILE for another layout") from error
     if path.stem in timm.list_pretrained():
         found = _timm_config(path.stem, _timm_model(path.stem, pretrained=False))
@@ -184,7 +187,7 @@ def _timm_config(name: str, model: Any) -> ViTConfig:
 def _resized(config: ViTConfig, weights: dict[str, Tensor], image_size: int) -> tuple[ViTConfig, dict[str, Tensor]]:
     from timm.layers import resample_abs_pos_embed
 
-    if image_size % config.patch_size:
+    if image_size < 1 or image_size % config.patch_size:
         raise FczooError(f"image size {image_size} is no multiple of the patch size {config.patch_size} of {config.name}")
     side = image_size // config.patch_size
     pos = resample_abs_pos_embed(weights["pos_embed"], [side, side], num_prefix_tokens=1)

@@ -28,7 +28,11 @@ class FCILPT(Method):
 
     paper = "Liu et al., Federated Class-Incremental Learning with Prompting (arXiv 2310.08948)"
     averaging = "uniform"
-    tuned = {"miniimagenet": {"size": 19, "chosen": 4, "length": 6}, "tinyimagenet": {"size": 24, "chosen": 8, "common_length": 1}}
+    tuned = {
+        "digits": {"lr": 3e-2},
+        "miniimagenet": {"size": 19, "chosen": 4, "length": 6},
+        "tinyimagenet": {"size": 24, "chosen": 8, "common_length": 1},
+    }
 
     size: int = option(10, "prompts M in the pool", low=1)
     chosen: int = option(5, "prompts N chosen for an image", low=1)

@@ -27,6 +27,7 @@ class FPPL(Method):
 
     paper = "He et al., FPPL (arXiv 2411.01904)"
     private = ("local.",)
+    tuned = {"digits": {"server_lr": 1e-2}}
 
     length: int = option(20, "tokens L_p of a prompt in each block", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prompt", low=0)

@@ -28,6 +28,7 @@ class HGP(Method):
     paper = "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes (arXiv 2406.02447)"
     private = ("gauss.",)
     tuned = {
+        "digits": {"server_lr": 3e-3},
         "cifar100": {"lr": 3e-3},
         "imagenet_r": {"lr": 3e-2},
         "imagenet_a": {"lr": 3e-2},

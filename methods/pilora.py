@@ -26,7 +26,7 @@ class PILoRA(Method):
     """
 
     paper = "Guo et al., PILoRA, ECCV 2024"
-    tuned = {"tinyimagenet": {"lr_prototype": 5e-3, "lr_lora": 5e-6}}
+    tuned = {"tinyimagenet": {"lr_prototype": 5e-3, "lr_lora": 5e-6}, "digits": {"head_tune": True}}
 
     rank: int = option(4, "rank r of each LoRA matrix", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v", low=0)
