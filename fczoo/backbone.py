@@ -110,7 +110,9 @@ class Backbone:
         return {"fc1": (d, m), "fc2": (m, d)}.get(part, (d, d))
 
     def check_blocks(self, blocks: tuple[int, ...], label: str) -> None:
-        """Raise FczooError when ``blocks`` names one that this backbone does not have."""
+        """Raise FczooError when ``blocks`` is empty or names one that this backbone does not have."""
+        if not blocks:
+            raise FczooError(f"{label} is empty; name one block or more of {self.config.name}")
         if bad := [i for i in blocks if not 0 <= i < self.depth]:
             raise FczooError(f"{label} names block {bad[0]}, but {self.config.name} has blocks 0 to {self.depth - 1}")
 

@@ -33,6 +33,8 @@ def run_bench(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FczooError(f"output folder {out} is already in use; give another with --out or remove it")
     bench = Bench.open(settings)
+    for method in built:
+        bench.check(method)
     out.mkdir(parents=True, exist_ok=True)
     bench.partition.save(out / "partition.json")
     about = {

@@ -13,7 +13,7 @@ from . import __version__
 from .backbone import Backbone
 from .core import Context, Method, Task, Tree, drop, nbytes, select
 from .data import Stream, make_stream
-from .engine import Client, Engine, Plan, broadcast
+from .engine import Client, Divergence, Engine, Plan, broadcast
 from .errors import FczooError
 from .evaluate import accuracy_row
 from .images import ImageStore, get_augment
@@ -147,6 +147,11 @@ class Bench:
         owned = self.partition.tasks[task.index]
         return [Client(k, torch.tensor([where[int(i)] for i in index])) for k, index in enumerate(owned) if len(index)]
 
+    def check(self, method: Method) -> None:
+        """Raise FczooError where ``method`` cannot start on this backbone, before anything is run or written."""
+        AGGREGATORS.get(self.settings.aggregator or method.averaging)
+        method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
+
     def run(self, method: Method, seed: int = 0, observer: Observer | None = None) -> Result:
         """Train ``method`` over all tasks. The same settings and seed give the same result on the same device."""
         return _Run(self, method, seed, observer or Silent()).run()
@@ -235,7 +240,7 @@ class _Run:
 
             payloads = engine.train(self.state, present, Context(task, number, self.rounds, shared), tick)
             up = self._receive(payloads)
-            merged = self.method.aggregate(payloads, self.average)
+            merged = self._aggregate(payloads)
             self.state = self._place(self.method.server_update(self.state, merged, task, self._rng("server", task, None, number)))
             self.observer.round(
                 {
@@ -283,6 +288,15 @@ class _Run:
         self.result.bytes_down += total
         return total
 
+    def _aggregate(self, payloads: Sequence[Tree]) -> Tree:
+        try:
+            return self.method.aggregate(payloads, self.average)
+        except KeyError as error:
+            if self.settings.aggregator is None:
+                raise
+            name = self.settings.aggregator
+            raise FczooError(f"aggregator {name} reads {error}, which {self.method.name} does not upload; take one such as uniform") from error
+
     def _receive(self, payloads: Sequence[Tree]) -> int:
         total = sum(map(nbytes, payloads))
         self.result.bytes_up += total
@@ -294,6 +308,8 @@ class _Run:
         dtype, placed = torch.promote_types(self.backbone.dtype, torch.float32), {}
         for name, value in new.items():
             placed[name] = value = value.detach().to(self.backbone.device, dtype if value.is_floating_point() else value.dtype)
+            if not value.isfinite().all():
+                raise Divergence(f"{self.method.name} diverged: {name} is not finite on the server; lower its learning rates with --set")
             before = self.state.get(name)
             if before is None or before.shape != value.shape or not torch.equal(before, value):
                 self.version[name] = self.version.get(name, 0) + 1

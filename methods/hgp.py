@@ -29,11 +29,9 @@ class HGP(Method):
     private = ("gauss.",)
     tuned = {
         "digits": {"server_lr": 3e-3},
-        "cifar100": {"lr": 3e-3},
         "imagenet_r": {"lr": 3e-2},
         "imagenet_a": {"lr": 3e-2},
         "eurosat": {"lr": 1e-3},
-        "cars196": {"lr": 3e-3},
         "cub200": {"lr": 1e-1},
     }
 

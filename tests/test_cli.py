@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from fczoo.cli import main
 from fczoo.metrics import all_metrics
 from fczoo.partition import load_partition
 
@@ -23,6 +25,13 @@ def fczoo(*arguments: str, cwd: Path | None = None, fail: bool = False) -> subpr
     return done
 
 
+def shown(*arguments: str) -> str:
+    """What a command prints that needs no process of its own."""
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A finished bench and what it printed."""
@@ -33,7 +42,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_bench_prints_what_was_run_and_one_row_a_method(folder):
     _, printed = folder
-    for word in ("digits: 3 tasks of 3 to 4 classes", "dirichlet:0.5", "vit_nano_32", "seeds 0, 1", "A_N", "Avg", "FAA", "forgetting", "MB up", "time"):
+    for word in (
+        "digits: 3 tasks of 3 to 4 classes",
+        "dirichlet:0.5",
+        "vit_nano_32",
+        "seeds 0, 1",
+        "A_N",
+        "Avg",
+        "FAA",
+        "forgetting",
+        "MB up",
+        "time",
+    ):
         assert word in printed
     assert [line.split()[0] for line in printed.splitlines() if line.startswith(("hgp", "fedncm"))] == ["hgp", "fedncm"]
 
@@ -104,12 +124,19 @@ def test_a_saved_partition_is_used_again(folder, tmp_path):
         (["--methods", "hgp", "--dataset", "cifar100", "--data-root", "."], "cifar-100-python"),
         (["--methods", "fcilpt", "--set", "fcilpt.chosen=11"], "more than the 10 prompts"),
         (["--methods", "hgp", "--aggregator", "mean"], "no aggregator"),
+        (["--methods", "hgp", "--set", "hgp.blocks="], "hgp.blocks is empty"),
     ],
 )
-def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path):
-    done = fczoo("bench", *arguments, *([] if "--clients" in arguments or "--tasks" in arguments else TINY), cwd=tmp_path, fail=True)
-    assert says in done.stderr and done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
-    assert not (tmp_path / "results").exists()
+def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["bench", *([] if "--clients" in arguments or "--tasks" in arguments else TINY), *arguments])
+    assert done.exit_code == 1 and says in done.stderr and done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_installed_command_fails_with_one_line_too(tmp_path):
+    done = fczoo("bench", "--methods", "hgpp", cwd=tmp_path, fail=True)
+    assert done.returncode == 1 and done.stderr == "Error: no method is called 'hgpp'; did you mean hgp, fppl?\n"
 
 
 def test_a_diverging_run_keeps_what_was_finished(tmp_path):
@@ -120,18 +147,30 @@ def test_a_diverging_run_keeps_what_was_finished(tmp_path):
     assert [r["method"] for r in json.loads((out / "summary.json").read_text())["rows"]] == ["fedncm"]
 
 
+def test_an_aggregator_that_does_not_fit_the_upload_is_named(tmp_path):
+    done = CliRunner().invoke(main, ["bench", "--methods", "fppl", "--aggregator", "prototype_reweight", *TINY, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 1 and "prototype_reweight reads 'prototype', which fppl does not upload" in done.stderr
+
+
 @pytest.mark.parametrize("kind", ["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones"])
 def test_list_names_what_is_there(kind):
-    known = {"methods": "pilora", "baselines": "fedncm", "datasets": "cifar100", "partitioners": "quantity", "aggregators": "fedavg", "backbones": "vit_nano_32"}
-    printed = fczoo("list", kind).stdout
+    known = {
+        "methods": "pilora",
+        "baselines": "fedncm",
+        "datasets": "cifar100",
+        "partitioners": "quantity",
+        "aggregators": "fedavg",
+        "backbones": "vit_nano_32",
+    }
+    printed = shown("list", kind)
     assert any(line.split()[0] == known[kind] for line in printed.splitlines())
 
 
 def test_show_and_doctor():
-    page = fczoo("show", "hgp").stdout
+    page = shown("show", "hgp")
     for word in ("Salami", "prefix_len", "zeros", "Trained", "Sent up in a round", "gauss.mean", "prefix.0.k"):
         assert word in page
-    assert "rounds" in fczoo("show", "digits").stdout and "beta" in fczoo("show", "dirichlet").stdout
-    assert "did you mean" in fczoo("show", "hpg", fail=True).stderr
-    health = fczoo("doctor").stdout
+    assert "rounds" in shown("show", "digits") and "beta" in shown("show", "dirichlet") and "stable" in shown("show", "sort_by_usage")
+    assert "did you mean" in CliRunner().invoke(main, ["show", "hpg"]).stderr
+    health = shown("doctor")
     assert "torch" in health and "FCZOO_HOME" in health and "cifar-100-python" in health

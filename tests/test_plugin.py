@@ -10,15 +10,28 @@ HERE = Path(__file__).parent
 
 
 def test_third_party_method_is_installed_listed_and_run(tmp_path):
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "site"), str(HERE / "plugin")]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(tmp_path / "site"),
+        str(HERE / "plugin"),
+    ]
     subprocess.run(install, check=True, capture_output=True, timeout=120)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
 
     def fczoo(*arguments: str) -> str:
-        return subprocess.run([sys.executable, "-m", "fczoo", *arguments], check=True, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300).stdout
+        return subprocess.run(
+            [sys.executable, "-m", "fczoo", *arguments], check=True, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300
+        ).stdout
 
     assert "fedprox" in fczoo("list", "methods") and "mu, weight of" in fczoo("show", "fedprox")
-    small = ["--train-per-class", "20", "--test-per-class", "10", "--rounds", "2", "--epochs", "3", "--partition", "iid", "--out", "run"]
+    small = ["--train-per-class", "20", "--test-per-class", "10", "--tasks", "2", "--epochs", "10", "--partition", "iid", "--out", "run"]
     row = next(line for line in fczoo("bench", "--methods", "fedprox", *small).splitlines() if line.startswith("fedprox"))
     assert float(row.split()[1]) > 20  # chance is 10
 
