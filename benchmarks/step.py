@@ -1,0 +1,345 @@
+"""How fast clients train, beside a plain loop that does what released code does, in the same run on the same machine.
+
+    python benchmarks/step.py --methods hgp,fppl --backbones vit_nano_32 --precisions fp32,bf16 --together 1,10
+
+fczoo's side is ``Engine.train``: one round of every client. The reference is ``Reference`` below: one client after
+another, a timm model in float32 whose every weight gets a gradient, although only what the method adds is stepped, PIL
+transforms image by image in the training thread, and for methods with a query a second forward a step. Both train the
+same tensors on the same images with the same loss, and end with the method's pass for class statistics, if it has one.
+The reference keeps one model for all its clients. Sides take turns after a warm-up, and a ratio is the median over the
+turns. Peak memory is measured in a process of its own a side. Weights are random, images synthetic: nothing is fetched.
+"""
+
+import ctypes
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from tabulate import tabulate
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torchvision import transforms as T
+
+from fczoo import Batch, Context, Method, Task, Tree, create_method
+from fczoo.backbone import Backbone, ViTConfig
+from fczoo.core import drop, select
+from fczoo.data import Images
+from fczoo.engine import Client, Engine, Plan, broadcast
+from fczoo.images import DRAWS, Augment, ImageStore, get_augment
+from fczoo.runner import DTYPES, peak_memory, versions
+from fczoo.weights import BUNDLED
+
+OTHERS = (ViTConfig("vit_tiny_patch16_224", 224, 16, 192, 12, 3, 768), ViTConfig("vit_base_patch16_224", 224, 16, 768, 12, 12, 3072))
+CONFIGS = {config.name: config for config in (BUNDLED, *OTHERS)}
+AUGMENT = {"hgp": "hgp", "pilora": "pilora", "fppl": "fppl", "fcilpt": "crop"}
+TASK = Task(index=0, start=0, stop=10, classes=20, count=2)
+EPOCHS, PIXELS = 2, 32  # of a round; width of the images before they are resized
+
+Side = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What all sides of a comparison share."""
+
+    method: str
+    backbone: str
+    device: str
+    batch_size: int
+    steps: int  # a client and round
+    clients: int
+    threads: int
+    repeats: int
+    clock: str
+
+    @property
+    def each(self) -> int:
+        """Images of a client."""
+        return max(1, self.batch_size * self.steps // EPOCHS)
+
+    def images(self) -> Images:
+        rng, count = np.random.default_rng(0), self.clients * self.each
+        return Images(rng.integers(0, 256, (count, PIXELS, PIXELS, 3), np.uint8), rng.integers(TASK.start, TASK.stop, count))
+
+    def start(self) -> tuple[Any, Any, Tree]:
+        """The method, a timm model with random weights, and the state of the first round."""
+        torch.set_num_threads(self.threads)
+        torch.manual_seed(0)
+        config, method = CONFIGS[self.backbone], create_method(self.method)
+        size: dict[str, Any] = {"img_size": config.image_size, "patch_size": config.patch_size, "embed_dim": config.dim, "depth": config.depth}
+        vit = VisionTransformer(**size, num_heads=config.heads, num_classes=0, global_pool="token").to(self.device)
+        state = method.begin_task({}, TASK, Backbone(config, vit.state_dict()), torch.Generator().manual_seed(0))
+        return method, vit, {k: v.to(self.device) for k, v in state.items()}
+
+    def now(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.process_time() if self.clock == "cpu" else time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way in which fczoo can run a case."""
+
+    precision: str
+    together: int
+    cached: bool = False
+
+
+def fczoo_side(case: Case, variant: Variant) -> Side:
+    """A round of all clients through the engine."""
+    method, vit, state = case.start()
+    backbone = Backbone(CONFIGS[case.backbone], vit.state_dict()).to(case.device, DTYPES[variant.precision])
+    augment, pass_size = get_augment(AUGMENT[case.method]), 256 if case.device == "cuda" else 64  # as in fczoo's runner
+    plan = Plan(EPOCHS, case.batch_size, augment, 0, variant.together, variant.cached, pass_size)
+    clients = [Client(k, index) for k, index in enumerate(torch.arange(case.clients * case.each).split(case.each))]
+    ctx = Context(TASK, 0, 1, drop(broadcast(method, state), *method.optims()))
+    return partial(Engine(method, backbone, ImageStore(case.images(), backbone), plan).train, state, clients, ctx)
+
+
+def pil_view(augment: Augment, config: ViTConfig) -> T.Compose:
+    """An augmentation as torchvision does it on one image."""
+    size, bicubic = config.image_size, T.InterpolationMode.BICUBIC
+    crop = T.RandomResizedCrop(size, augment.scale, augment.ratio, bicubic) if augment.scale else T.Resize((size, size), bicubic)
+    flip = [T.RandomHorizontalFlip(augment.flip)] if augment.flip else []
+    jitter = [T.ColorJitter(brightness=augment.brightness)] if augment.brightness else []
+    return T.Compose([crop, *flip, *jitter, T.ToTensor(), T.Normalize(config.mean, config.std)])
+
+
+def one_by_one(view: T.Compose, pixels: np.ndarray, device: str, rows: Tensor) -> Tensor:
+    return torch.stack([view(Image.fromarray(image)) for image in pixels[rows.numpy()]]).to(device)
+
+
+class Reference:
+    """A round of all clients as released code runs it."""
+
+    def __init__(self, case: Case):
+        self.case, self.images = case, case.images()
+        self.method, self.vit, self.state = case.start()  # no weight of the timm model is frozen
+        self.own: dict[str, nn.Parameter] = {}  # what the method trains
+        config = CONFIGS[case.backbone]
+        self.train_view, self.test_view = pil_view(get_augment(AUGMENT[case.method]), config), pil_view(Augment(), config)
+
+    def __call__(self) -> None:
+        clip, prefixes = self.method.clip_norm(), self.method.optims()
+        for index in torch.arange(len(self.images.labels)).split(self.case.each):
+            self.own = {k: nn.Parameter(v.clone()) for k, v in select(self.state, *prefixes).items()}
+            optimizer = torch.optim.Adam(self.own.values(), next(iter(prefixes.values())).lr)
+            for _ in range(EPOCHS):
+                for x, y in self.batches(index[torch.randperm(len(index))], self.train_view):
+                    self.vit.zero_grad()
+                    optimizer.zero_grad()
+                    loss = self.loss(x, y)
+                    loss.backward()
+                    if clip is not None:
+                        nn.utils.clip_grad_norm_(self.own.values(), clip)
+                    optimizer.step()
+                    loss.item()  # for the log
+            if type(self.method).stats is not Method.stats:
+                with torch.no_grad():
+                    torch.cat([self.features(x, self.plugs(x)[0]) for x, _ in self.batches(index, self.test_view)])
+
+    def batches(self, index: Tensor, view: T.Compose) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows in index.split(self.case.batch_size):
+            yield one_by_one(view, self.images.pixels, self.case.device, rows), torch.from_numpy(self.images.labels)[rows].to(self.case.device)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        plugs, extra = self.plugs(x)
+        features = self.features(x, plugs)
+        if self.method.name == "pilora":
+            table = torch.cat([self.state["frozen.before"], self.own["prototype"], self.state["frozen.after"]])
+            distance = (features[:, None] - table).square().mean(-1).sqrt()
+            return F.cross_entropy(-distance, y) + 1e-3 * distance.gather(1, y[:, None]).mean() + extra
+        return F.cross_entropy(F.linear(features, self.own["head.weight"], self.own["head.bias"])[:, : TASK.stop], y) + extra
+
+    def plugs(self, x: Tensor) -> tuple[Mapping[str, Tensor], Tensor | float]:
+        """What the method adds to the transformer for these images, and its part of the loss."""
+        own, method = self.own, self.method
+        if method.name in ("hgp", "pilora"):
+            return own, 0.01 * sum(v.abs().sum() for k, v in own.items() if k.endswith(".a"))
+        with torch.no_grad():
+            query = F.normalize(self.features(x, {}), dim=-1)
+        if method.name == "fppl":
+            weights = (own["fusion.scale"] * query @ F.normalize(own["fusion.key"][:1], dim=-1).mT).softmax(-1)
+            return {f"deep.{i}": torch.einsum("bt,tld->bld", weights, own[f"prompt.{i}"][None]) for i in method.blocks}, 0.0
+        match = (query @ F.normalize(own["pool.key"], dim=-1).mT).topk(method.chosen)
+        prompts, common = own["pool.prompt"][match.indices].flatten(1, 2), own["common"].expand(len(x), -1, -1)
+        return {"tokens": torch.cat([prompts, common], 1)}, (1 - match.values).sum(-1).mean() / method.strength
+
+    def features(self, images: Tensor, plugs: Mapping[str, Tensor]) -> Tensor:
+        """timm's layers in timm's order, with room for prompts."""
+        vit, x = self.vit, self.vit.patch_embed(images)
+        x = torch.cat([vit.cls_token.expand(len(x), -1, -1), x], 1) + vit.pos_embed
+        if "tokens" in plugs:
+            x = torch.cat([plugs["tokens"], x], 1)
+        kept = x.shape[1]
+        for i, block in enumerate(vit.blocks):
+            if f"deep.{i}" in plugs:
+                x = torch.cat([x, plugs[f"deep.{i}"]], 1)
+            x = x + self.attention(block.attn, block.norm1(x), i, plugs)
+            x = (x + block.mlp(block.norm2(x)))[:, :kept]
+        x = vit.norm(x)
+        return x[:, : plugs["tokens"].shape[1]].mean(1) if "tokens" in plugs else x[:, 0]
+
+    def attention(self, attn: Any, x: Tensor, block: int, plugs: Mapping[str, Tensor]) -> Tensor:
+        heads = []
+        for part, rows in zip("qkv", attn.qkv(x).chunk(3, -1), strict=True):
+            if f"lora.{block}.{part}.a" in plugs:
+                rows = rows + x @ plugs[f"lora.{block}.{part}.a"].mT @ plugs[f"lora.{block}.{part}.b"].mT
+            if f"prefix.{block}.{part}" in plugs:
+                rows = torch.cat([plugs[f"prefix.{block}.{part}"].expand(len(x), -1, -1), rows], 1)
+            heads.append(rows.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2))
+        return attn.proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+
+
+def check(case: Case) -> None:
+    """Refuse to compare sides that do not compute the same: gradients of what is trained, on one batch, in float32."""
+    reference, x, y = Reference(case), torch.randn(4, 3, *[CONFIGS[case.backbone].image_size] * 2, device=case.device), torch.arange(4)
+    trees = [{k: nn.Parameter(v.clone()) for k, v in select(reference.state, *reference.method.optims()).items()} for _ in range(2)]
+    reference.own, backbone = trees[0], Backbone(CONFIGS[case.backbone], reference.vit.state_dict())
+    y = y.to(case.device)
+    batch = Batch(x, y, torch.ones_like(y, dtype=x.dtype), backbone(x))
+    ctx = Context(TASK, 0, 1, drop(broadcast(reference.method, reference.state), *reference.method.optims()))
+    reference.loss(x, y).backward()
+    reference.method.loss(backbone, trees[1], batch, ctx)[0].backward()
+    grads = [[{k: v.grad for k, v in tree.items() if v.grad is not None}] for tree in trees]
+    if (off := largest_difference(*grads)) > 1e-3:
+        raise click.ClickException(f"{case.method}: gradients of the reference are off by {off:g}")
+
+
+def turns(case: Case, sides: Mapping[Any, Side]) -> tuple[dict[Any, list[float]], dict[Any, Any]]:
+    """Seconds of every side in every turn but the first, and what it returned last."""
+    times: dict[Any, list[float]] = {name: [] for name in sides}
+    results = {}
+    for turn in range(case.repeats + 1):
+        for name, run in sides.items():
+            begin = case.now()
+            results[name] = run()
+            times[name] += [case.now() - begin] if turn else []
+    return times, results
+
+
+def speedup(slow: list[float], fast: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def peak_mib(case: Case, variant: Variant | None) -> float:
+    """Largest memory during one round: of the process beyond its imports, or of CUDA's allocator."""
+    before, forget = peak_memory(torch.device("cpu"))["process"], Path("/proc/self/clear_refs")
+    run: Side = fczoo_side(case, variant) if variant else Reference(case)
+    if case.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    elif forget.exists():  # Linux; elsewhere the peak may be that of the preparation
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # what glibc keeps of it
+        forget.write_text("5")
+    run()
+    peak = peak_memory(torch.device(case.device))
+    return (peak["cuda"] if case.device == "cuda" else peak["process"] - before) / 2**20
+
+
+def largest_difference(first: list[Tree], second: list[Tree]) -> float:
+    """Largest difference in a tensor of the payloads, relative to its largest entry."""
+    pairs = [(a[k].double(), b[k].double()) for a, b in zip(first, second, strict=True) for k in a if a[k].numel()]
+    return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-12)) for a, b in pairs)
+
+
+def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dict[str, Any]]:
+    """One row a variant. ``gain`` and ``difference`` compare it with the first one of its precision."""
+    check(case)
+    sides: dict[Variant | None, Side] = {None: Reference(case), **{v: fczoo_side(case, v) for v in variants}}
+    times, payloads = turns(case, sides)
+    speed = {v: case.clients * case.each * EPOCHS / statistics.median(t) for v, t in times.items()}
+    peaks: dict[Variant | None, int] = {}
+    if memory:
+        with ProcessPoolExecutor(1, get_context("forkserver"), max_tasks_per_child=1) as pool:
+            peaks = {v: round(pool.submit(peak_mib, case, v).result()) for v in sides}
+    rows = []
+    for v in variants:
+        first = next(other for other in variants if other.precision == v.precision)
+        row = {"method": case.method, "backbone": case.backbone, **asdict(v), "image-steps/s": speed[v], "reference": speed[None]}
+        row |= {
+            "ratio": speedup(times[None], times[v]),
+            "MiB": peaks.get(v),
+            "reference MiB": peaks.get(None),
+            "gain": speedup(times[first], times[v]),
+        }
+        rows.append({**row, "difference": None if v.cached else largest_difference(payloads[first], payloads[v])})
+    return rows
+
+
+def measure_transforms(case: Case) -> list[dict[str, Any]]:
+    """Images/s of the transforms alone."""
+    config, images, rows = CONFIGS[case.backbone], case.images(), []
+    store = ImageStore(images, Backbone(config, case.start()[1].state_dict()))
+    blocks, draws = torch.arange(len(images.labels)).split(case.batch_size), torch.rand(len(images.labels), DRAWS)
+
+    def batched(augment: Augment, index: Tensor) -> Tensor:
+        return store.view(index) if augment.fixed else store.augmented(index, augment, draws[index])
+
+    def over_all(transform: Callable[[Tensor], Tensor]) -> int:
+        return sum(len(transform(index)) for index in blocks)
+
+    for name in ("none", *sorted(set(AUGMENT.values()))):
+        augment = get_augment(name)
+        pil = partial(one_by_one, pil_view(augment, config), images.pixels, case.device)
+        times, _ = turns(case, {"pil": partial(over_all, pil), "fczoo": partial(over_all, partial(batched, augment))})
+        speeds = {side: round(len(images.labels) / statistics.median(t)) for side, t in times.items()}
+        rows.append({"augment": name, "pixels": f"{PIXELS} to {config.image_size}", **speeds, "ratio": speedup(times["pil"], times["fczoo"])})
+    return rows
+
+
+def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
+    return value.split(",")
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--methods", default=",".join(AUGMENT), callback=words)
+@click.option("--backbones", default="vit_nano_32,vit_tiny_patch16_224", callback=words, help=f"Of {', '.join(CONFIGS)}.")
+@click.option("--precisions", default="fp32,bf16", callback=words, help="Of fczoo; the reference is always fp32.")
+@click.option("--together", default="1,10", callback=words, help="Clients in one forward of fczoo; the largest is the number of clients.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
+@click.option("--batch-size", default=16)
+@click.option("--steps", default=4, help="Of a client in a round, in two epochs.")
+@click.option("--repeats", default=3)
+@click.option("--threads", default=torch.get_num_threads())
+@click.option("--clock", type=click.Choice(["wall", "cpu"]), default="wall", help="cpu: process time, for a busy machine, with --threads 1.")
+@click.option("--memory/--no-memory", default=True, help="Measure peak memory, too.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers to this JSON file.")
+def main(
+    methods: list[str], backbones: list[str], precisions: list[str], together: list[str], memory: bool, out: Path | None, **options: Any
+) -> None:
+    """Image-steps/s and memory of fczoo beside a plain reference loop."""
+    cuda = options["device"] == "cuda"
+    machine = {"machine": torch.cuda.get_device_name() if cuda else platform.machine(), "cpus": os.cpu_count(), **options, **versions()}
+    print(" ".join(f"{k}={v}" for k, v in machine.items()))
+    widths, transforms, steps = [int(k) for k in together], [], []
+    for backbone in backbones:
+        cases = [Case(method, backbone, clients=max(widths), **options) for method in methods]
+        transforms += (rows := measure_transforms(cases[0]))
+        print(f"\n{backbone}: transforms, images/s\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)
+        for case in cases:
+            variants = [Variant(p, k) for p in precisions for k in widths]
+            if "query" in create_method(case.method).inputs():
+                variants += [Variant(p, widths[0], cached=True) for p in precisions]
+            steps += (rows := measure_steps(case, variants, memory))
+            print(f"\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)
+    if out:
+        out.write_text(json.dumps({"machine": machine, "transforms": transforms, "steps": steps}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
