@@ -34,9 +34,9 @@ def test_a_corrupt_copy_is_refused_before_it_is_unpickled(tmp_path):
 
 @pytest.fixture(scope="module")
 def bench():
-    """Ten classes in five tasks' worth of real images at full resolution."""
+    """All 100 classes at 96 pixels, few images: 60 local steps a task."""
     settings = fczoo.Settings.for_dataset(
-        "cifar100", data_root=DATA, backbone=VIT, tasks=5, clients=3, rounds=1, epochs=2, train_per_class=6, test_per_class=4,
+        "cifar100", data_root=DATA, backbone=VIT, tasks=5, clients=3, rounds=1, epochs=6, batch_size=4, train_per_class=6, test_per_class=4,
         precision="bf16", augment="none", image_size=96,
     )  # fmt: skip
     return fczoo.Bench.open(settings)
@@ -53,8 +53,11 @@ def test_nearest_class_means_of_real_features_are_far_above_chance(bench):
     assert result.metrics["A_N"] > 20  # chance is 1; small images and few samples
 
 
-@pytest.mark.parametrize("name", ["pilora", "hgp", "fcilpt", "fppl"])
-def test_methods_learn_real_images(bench, name):
-    result = bench.run(fczoo.create_method(name, "cifar100"))
-    assert result.accuracy[0][0] > 8  # 20 classes in the first task: chance is 5
-    assert result.metrics["A_N"] > 2  # 100 classes: chance is 1
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("pilora", {"head_tune": True}), ("hgp", {}), ("fcilpt", {"lr": 1e-2}), ("fppl", {"lr": 1e-2, "server_lr": 1e-2})],
+)
+def test_methods_learn_real_images(bench, name, options):
+    result = bench.run(fczoo.create_method(name, "cifar100", **options))
+    assert result.accuracy[0][0] > 15  # 20 classes in the first task: chance is 5
+    assert result.metrics["A_N"] > 3  # 100 classes: chance is 1
