@@ -15,7 +15,7 @@ from tqdm import tqdm
 from .core import Method
 from .errors import FczooError
 from .report import Row, describe, to_csv, to_markdown
-from .runner import Bench, Result, Settings, create_method, versions
+from .runner import Bench, Result, Settings, create_method, shorten, versions
 
 
 def run_bench(
@@ -40,12 +40,12 @@ def run_bench(
     about = {
         "methods": {m.name: asdict(m) for m in built},  # type: ignore[call-overload]
         "seeds": list(seeds),
-        "settings": asdict(settings),
+        "settings": settings.portable(),
         "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
-        "partition": {"spec": settings.partition, "sha256": bench.partition.sha256},
+        "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
         "device": str(bench.backbone.device),
         "versions": versions(),
-        "command": sys.argv,
+        "command": [shorten(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     write_json(out / "bench.json", about)

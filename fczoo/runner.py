@@ -59,6 +59,10 @@ class Settings:
     def __post_init__(self) -> None:
         check_options(self)
 
+    def portable(self) -> dict[str, Any]:
+        """As plain values, files and folders by their last name: where they lay is nobody else's business."""
+        return {k: shorten(v) if k in ("data_root", "backbone", "partition") else v for k, v in asdict(self).items()}
+
     @staticmethod
     def for_dataset(dataset: str, **changes: Any) -> "Settings":
         """The data set's own schedule, changed where a value other than None is given.
@@ -171,6 +175,15 @@ def create_method(name: str, dataset: str | None = None, **options: Any) -> Meth
     return build(cls, name, {**cls.tuned.get(dataset, {}), **options})
 
 
+def shorten(word: str | None) -> str | None:
+    """``NAME:FOLDER/FILE`` -> ``NAME:FILE``; words without a folder as they are."""
+    if word is None or "/" not in word:
+        return word
+    before, _, last = word.rstrip("/").rpartition("/")
+    name, colon, _ = before.partition(":")
+    return f"{name}:{last}" if colon else last
+
+
 def pick_device(name: str) -> torch.device:
     """Device by name. Raises FczooError when it is not there."""
     found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -195,7 +208,7 @@ class _Run:
         self.result = Result(
             method.name,
             asdict(method),  # type: ignore[call-overload]
-            asdict(self.settings),
+            self.settings.portable(),
             seed,
             {**asdict(self.backbone.config), "sha256": self.backbone.sha256},
             {"spec": bench.partition.spec, "seed": bench.partition.seed, "sha256": bench.partition.sha256},

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fczoo import FczooError, Settings, create_method, option
 from fczoo.options import build, check_options, describe_type, nearest
 from fczoo.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, Registry
+from fczoo.runner import shorten
 
 
 @dataclass(frozen=True)
@@ -324,3 +325,11 @@ def test_settings_refuse_wrong_values(changes: dict, complaint: str) -> None:
     with pytest.raises(FczooError) as caught:
         Settings.for_dataset("digits", **changes)
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "short"),
+    [("vit_nano_32", "vit_nano_32"), ("/a/b/c.safetensors", "c.safetensors"), ("vit:/a/c.npz", "vit:c.npz"), ("data/sets/", "sets"), (None, None)],
+)
+def test_recorded_paths_do_not_tell_where_files_lay(word, short):
+    assert shorten(word) == short
