@@ -68,18 +68,13 @@ class ImageStore:
     def augmented(self, index: Tensor, augment: Augment, draws: Tensor) -> Tensor:
         """Training view [B, 3, S, S]; ``draws`` [B, DRAWS] are uniform in [0, 1), one row an image."""
         draws = draws.to(self.backbone.device)
-        flip = draws[:, 4] < augment.flip
-        if augment.scale is None:
-            x = self._resized(index)
-            x = torch.where(flip.view(-1, 1, 1, 1), x.flip(-1), x)
-        else:
-            left, top, width, height = _crops(augment, draws)
-            raw, size = self._raw(index), self.backbone.config.image_size
-            columns = resampling(raw.shape[-1], size, left, width)
-            columns = torch.where(flip.view(-1, 1, 1), columns.flip(1), columns)
-            x = _resample(raw, resampling(raw.shape[-2], size, top, height)[:, None], columns[:, None])
+        raw, size = self._raw(index), self.backbone.config.image_size
+        left, top, width, height = _crops(augment, draws)
+        columns = resampling(raw.shape[-1], size, left, width)
+        columns = torch.where((draws[:, 4] < augment.flip).view(-1, 1, 1), columns.flip(1), columns)
+        x = _resample(raw, resampling(raw.shape[-2], size, top, height)[:, None], columns[:, None])
         if augment.brightness:
-            x = (x * (1 + augment.brightness * (2 * draws[:, 5].view(-1, 1, 1, 1) - 1))).clamp(0, 1)
+            x.mul_(1 + augment.brightness * (2 * draws[:, 5].view(-1, 1, 1, 1) - 1)).clamp_(0, 1)
         return self._normalise(x)
 
     @torch.no_grad()
@@ -132,7 +127,9 @@ def _resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 def _crops(augment: Augment, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Left, top, width and height [B] of random crops, as fractions; one that would stick out is cut to the image."""
-    assert augment.scale is not None
+    if augment.scale is None:
+        nothing, all_of_it = torch.zeros(len(draws), device=draws.device), torch.ones(len(draws), device=draws.device)
+        return nothing, nothing, all_of_it, all_of_it
     low, high = augment.scale
     area = low + (high - low) * draws[:, 0]
     stretch = math.log(augment.ratio[0]) + math.log(augment.ratio[1] / augment.ratio[0]) * draws[:, 1]
