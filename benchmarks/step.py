@@ -40,7 +40,8 @@ from fczoo.core import drop, select
 from fczoo.data import Images
 from fczoo.engine import Client, Engine, Plan, broadcast
 from fczoo.images import DRAWS, Augment, ImageStore, get_augment
-from fczoo.runner import DTYPES, peak_memory, versions
+from fczoo.record import peak_memory, versions
+from fczoo.settings import DTYPES
 from fczoo.weights import BUNDLED
 
 OTHERS = (ViTConfig("vit_tiny_patch16_224", 224, 16, 192, 12, 3, 768), ViTConfig("vit_base_patch16_224", 224, 16, 768, 12, 12, 3072))

@@ -11,8 +11,10 @@ if not (Path(__file__).parent / "methods").is_dir():
 from .core import Batch, Context, Method, Optim, Task, Tree
 from .errors import FczooError
 from .options import option
+from .record import Result
 from .registry import register_aggregator, register_dataset, register_method, register_partitioner
-from .runner import Bench, Result, Settings, create_method, run
+from .runner import Bench, create_method, run
+from .settings import Settings
 from .weights import load_backbone
 
 __all__ = [

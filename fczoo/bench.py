@@ -14,8 +14,10 @@ from tqdm import tqdm
 
 from .core import Method
 from .errors import FczooError
+from .record import Result, versions
 from .report import Row, describe, to_csv, to_markdown
-from .runner import Bench, Result, Settings, create_method, shorten, versions
+from .runner import Bench, create_method
+from .settings import Settings, shorten
 
 
 def run_bench(

@@ -68,7 +68,7 @@ def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: P
     """Run methods on one data stream and print their table."""
     from .bench import run_bench
     from .report import LEGEND, to_text
-    from .runner import Settings
+    from .settings import Settings
 
     options = parse_changes(changes)
     settings = Settings.for_dataset(dataset, **given, **options.pop("backbone", {}))

@@ -1,15 +1,13 @@
 """One run: a method learns the tasks of a stream over simulated clients and is evaluated after each."""
 
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
-from . import __version__
 from .backbone import Backbone
 from .core import Context, Method, Task, Tree, drop, nbytes, select
 from .data import Stream, make_stream
@@ -18,108 +16,15 @@ from .errors import FczooError
 from .evaluate import accuracy_row
 from .images import ImageStore, get_augment
 from .metrics import all_metrics
-from .options import build, check_options, option
+from .options import build
 from .partition import Partition, make_partition
-from .registry import AGGREGATORS, DATASETS, METHODS
+from .record import Observer, Result, Silent, peak_memory, versions
+from .registry import AGGREGATORS, METHODS
 from .seeds import numpy_stream, torch_stream
+from .settings import DTYPES, Settings, pick_device
 from .weights import load_backbone
 
 TOGETHER_LIMIT = 4_000_000  # trained scalars a client, above which clients train one at a time unless told otherwise
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything about a run but the method. ``for_dataset`` fills in a data set's own schedule."""
-
-    dataset: str = option("digits", "registered data set")
-    data_root: str | None = option(None, "folder that holds the data; none: FCZOO_HOME/data")
-    backbone: str = option("vit_nano_32", "name, weight file, or NAME:FILE")
-    image_size: int | None = option(None, "input size; none: the checkpoint's own", low=1)
-    mean: tuple[float, ...] | None = option(None, "input mean; none: the checkpoint's own")
-    std: tuple[float, ...] | None = option(None, "input standard deviation; none: the checkpoint's own")
-    partition: str = option("dirichlet:0.5", "partitioner, or file:PATH of a saved partition")
-    tasks: int = option(5, "tasks into which the classes are cut", low=1)
-    clients: int = option(5, "clients", low=1)
-    participation: float = option(1.0, "part of the clients that train in a round", low=0, high=1)
-    rounds: int = option(3, "rounds a task", low=1)
-    epochs: int = option(2, "local epochs a round", low=1)
-    batch_size: int = option(16, "local batch size", low=1)
-    augment: str = option("none", "random view of the training images")
-    cache_queries: bool = option(False, "keep query features of the test view in training, too, instead of one forward a step")
-    train_per_class: int | None = option(None, "first training images of each class; none: all", low=1)
-    test_per_class: int | None = option(None, "first test images of each class; none: all", low=1)
-    class_order_seed: int | None = option(None, "none: natural class order", low=0)
-    partition_seed: int = option(0, "seed of the split over clients", low=0)
-    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "auto: cuda, else mps, else cpu")
-    precision: Literal["fp32", "bf16", "fp64"] = option("fp32", "type in which the frozen weights are held and computed")
-    together: Literal["auto"] | int = option("auto", "clients in one forward; auto: 1 on the CPU", low=1)
-    aggregator: str | None = option(None, "aggregator of whatever a method averages; none: the method's own")
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    def portable(self) -> dict[str, Any]:
-        """As plain values, files and folders by their last name: where they lay is nobody else's business."""
-        return {k: shorten(v) if k in ("data_root", "backbone", "partition") else v for k, v in asdict(self).items()}
-
-    @staticmethod
-    def for_dataset(dataset: str, **changes: Any) -> "Settings":
-        """The data set's own schedule, changed where a value other than None is given.
-
-        Raises FczooError for unknown names and values that do not fit.
-        """
-        defaults = asdict(DATASETS.get(dataset).defaults)
-        return build(Settings, "bench", {"dataset": dataset, **defaults, **{k: v for k, v in changes.items() if v is not None}})
-
-
-@dataclass
-class Result:
-    """What a run found out. ``accuracy[t][i]``: percent on task i after task t."""
-
-    method: str
-    options: dict[str, Any]
-    settings: dict[str, Any]
-    seed: int
-    backbone: dict[str, Any]
-    partition: dict[str, Any]
-    class_order: list[int]
-    task_sizes: list[int]
-    test_counts: list[int]
-    trained_scalars: int = 0
-    accuracy: list[list[float]] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-    bytes_up: int = 0  # all uploads
-    bytes_down: int = 0  # all broadcasts; a tensor that a client already has is not sent again
-    client_rounds: int = 0  # uploads
-    seconds: float = 0.0
-    peak_memory: dict[str, int] = field(default_factory=dict)  # bytes
-    versions: dict[str, str] = field(default_factory=dict)
-
-
-class Observer(Protocol):
-    """Is told how a run gets on."""
-
-    def start(self, method: Method, seed: int, clients: int, rounds: int) -> None: ...
-    def client(self, task: int, round: int, loss: float) -> None: ...
-    def round(self, record: dict[str, Any]) -> None: ...
-    def task(self, result: Result) -> None: ...
-
-
-class Silent:
-    """The observer that says nothing."""
-
-    def start(self, method: Method, seed: int, clients: int, rounds: int) -> None:
-        """A run begins: ``clients`` clients, ``rounds`` rounds over all tasks."""
-
-    def client(self, task: int, round: int, loss: float) -> None:
-        """A client has trained."""
-
-    def round(self, record: dict[str, Any]) -> None:
-        """A round is over."""
-
-    def task(self, result: Result) -> None:
-        """A task is over and evaluated."""
 
 
 @dataclass(frozen=True)
@@ -173,25 +78,6 @@ def create_method(name: str, dataset: str | None = None, **options: Any) -> Meth
     """Method by name; options beat the method's values for ``dataset``, which beat its defaults."""
     cls = METHODS.get(name)
     return build(cls, name, {**cls.tuned.get(dataset, {}), **options})
-
-
-def shorten(word: str | None) -> str | None:
-    """``NAME:FOLDER/FILE`` -> ``NAME:FILE``; words without a folder as they are."""
-    if word is None or "/" not in word:
-        return word
-    before, _, last = word.rstrip("/").rpartition("/")
-    name, colon, _ = before.partition(":")
-    return f"{name}:{last}" if colon else last
-
-
-def pick_device(name: str) -> torch.device:
-    """Device by name. Raises FczooError when it is not there."""
-    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        name = next(d for d in ("cuda", "mps", "cpu") if found[d])
-    if not found[name]:
-        raise FczooError(f"no {name} device on this machine; found: {', '.join(d for d, here in found.items() if here)}")
-    return torch.device(name)
 
 
 class _Run:
@@ -330,26 +216,3 @@ class _Run:
 
     def _rng(self, purpose: str, task: Task, device: str | None, number: int = 0) -> torch.Generator:
         return torch_stream(purpose, self.seed, task.index, number, device=device or self.backbone.device)
-
-
-def peak_memory(device: torch.device) -> dict[str, int]:
-    """Largest resident set of this process so far and, on CUDA, of the allocator since the run began; bytes."""
-    if sys.platform == "win32":
-        return {}
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    return {**peak, "cuda": torch.cuda.max_memory_allocated()} if device.type == "cuda" else peak
-
-
-def versions() -> dict[str, str]:
-    """Versions that can change a number."""
-    import platform
-
-    import numpy
-    import timm
-    import torchvision
-
-    modules = {"torch": torch, "torchvision": torchvision, "timm": timm, "numpy": numpy}
-    return {"fczoo": __version__, "python": platform.python_version(), **{k: m.__version__ for k, m in modules.items()}}

@@ -19,8 +19,10 @@ from .engine import Client, Engine, Plan, broadcast
 from .errors import FczooError
 from .images import Augment, ImageStore
 from .options import describe_type, nearest
+from .record import versions
 from .registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, PLUGINS
-from .runner import Settings, create_method, versions
+from .runner import create_method
+from .settings import Settings
 from .weights import architecture, backbone_names, load_backbone
 
 KINDS = ("methods", "baselines", "datasets", "partitioners", "aggregators", "backbones")

@@ -13,7 +13,7 @@ from fczoo import Batch, Context, FczooError, Method, Optim, Task, Tree
 from fczoo.data import Images
 from fczoo.engine import Client, Divergence, Engine, Plan
 from fczoo.images import AUGMENTS, Augment, ImageStore
-from fczoo.runner import Silent
+from fczoo.record import Silent
 from fczoo.schedules import SCHEDULES
 
 TASK = Task(0, 0, 2, 2, 1)

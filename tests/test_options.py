@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fczoo import FczooError, Settings, create_method, option
 from fczoo.options import build, check_options, describe_type, nearest
 from fczoo.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, Registry
-from fczoo.runner import shorten
+from fczoo.settings import shorten
 
 
 @dataclass(frozen=True)

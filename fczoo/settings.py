@@ -1,0 +1,76 @@
+"""The settings of a run: everything but the method."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from .errors import FczooError
+from .options import build, check_options, option
+from .registry import DATASETS
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything about a run but the method. ``for_dataset`` fills in a data set's own schedule."""
+
+    dataset: str = option("digits", "registered data set")
+    data_root: str | None = option(None, "folder that holds the data; none: FCZOO_HOME/data")
+    backbone: str = option("vit_nano_32", "name, weight file, or NAME:FILE")
+    image_size: int | None = option(None, "input size; none: the checkpoint's own", low=1)
+    mean: tuple[float, ...] | None = option(None, "input mean; none: the checkpoint's own")
+    std: tuple[float, ...] | None = option(None, "input standard deviation; none: the checkpoint's own")
+    partition: str = option("dirichlet:0.5", "partitioner, or file:PATH of a saved partition")
+    tasks: int = option(5, "tasks into which the classes are cut", low=1)
+    clients: int = option(5, "clients", low=1)
+    participation: float = option(1.0, "part of the clients that train in a round", low=0, high=1)
+    rounds: int = option(3, "rounds a task", low=1)
+    epochs: int = option(2, "local epochs a round", low=1)
+    batch_size: int = option(16, "local batch size", low=1)
+    augment: str = option("none", "random view of the training images")
+    cache_queries: bool = option(False, "keep query features of the test view in training, too, instead of one forward a step")
+    train_per_class: int | None = option(None, "first training images of each class; none: all", low=1)
+    test_per_class: int | None = option(None, "first test images of each class; none: all", low=1)
+    class_order_seed: int | None = option(None, "none: natural class order", low=0)
+    partition_seed: int = option(0, "seed of the split over clients", low=0)
+    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "auto: cuda, else mps, else cpu")
+    precision: Literal["fp32", "bf16", "fp64"] = option("fp32", "type in which the frozen weights are held and computed")
+    together: Literal["auto"] | int = option("auto", "clients in one forward; auto: 1 on the CPU", low=1)
+    aggregator: str | None = option(None, "aggregator of whatever a method averages; none: the method's own")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def portable(self) -> dict[str, Any]:
+        """As plain values, files and folders by their last name: where they lay is nobody else's business."""
+        return {k: shorten(v) if k in ("data_root", "backbone", "partition") else v for k, v in asdict(self).items()}
+
+    @staticmethod
+    def for_dataset(dataset: str, **changes: Any) -> "Settings":
+        """The data set's own schedule, changed where a value other than None is given.
+
+        Raises FczooError for unknown names and values that do not fit.
+        """
+        defaults = asdict(DATASETS.get(dataset).defaults)
+        return build(Settings, "bench", {"dataset": dataset, **defaults, **{k: v for k, v in changes.items() if v is not None}})
+
+
+def shorten(word: str | None) -> str | None:
+    """``NAME:FOLDER/FILE`` -> ``NAME:FILE``; words without a folder as they are."""
+    if word is None or "/" not in word:
+        return word
+    before, _, last = word.rstrip("/").rpartition("/")
+    name, colon, _ = before.partition(":")
+    return f"{name}:{last}" if colon else last
+
+
+def pick_device(name: str) -> torch.device:
+    """Device by name. Raises FczooError when it is not there."""
+    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = next(d for d in ("cuda", "mps", "cpu") if found[d])
+    if not found[name]:
+        raise FczooError(f"no {name} device on this machine; found: {', '.join(d for d, here in found.items() if here)}")
+    return torch.device(name)
