@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.backbone import Backbone
 from fczoo.core import Batch, Method, Moment, Task, Tree
-from fczoo.losses import class_sums
+from fczoo.losses import class_sums, nearest_mean
 from fczoo.options import option
 from fczoo.registry import register_method
 
@@ -24,6 +23,7 @@ class FedNCM(Method):
 
     paper = "Legate et al., NeurIPS 2023"
     private = ("mean", "count")
+    uploads = {"class.count": "counts", "class.sum": "class means"}
 
     distance: Literal["euclid", "cosine"] = option("euclid", "distance between feature and class mean")
 
@@ -46,9 +46,4 @@ class FedNCM(Method):
         return {"mean": mean, "count": count}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        mean = state["mean"][: task.stop]
-        if self.distance == "cosine":
-            score = F.normalize(batch.q, dim=-1) @ F.normalize(mean, dim=-1).mT
-        else:
-            score = -(batch.q[:, None] - mean).square().sum(-1)
-        return torch.where(state["count"][: task.stop] > 0, score, torch.finfo(score.dtype).min)  # a class without images is no answer
+        return nearest_mean(batch.q, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance)

@@ -1,8 +1,8 @@
 """The types on which every method, partitioner, aggregator and engine agrees."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +17,12 @@ Tree = dict[str, Tensor]
 
 Moment = Literal["begin", "end"]
 
+Scope = Literal["task", "seen", "pooled"]
+"""Images of a client: its own of the task; its own of all tasks so far; everybody's of all tasks so far, in one place."""
+
+Content = Literal["parameters", "counts", "class means", "class variances", "gradients of single images"]
+"""What a payload tells a server about the data behind it."""
+
 
 class Batch(NamedTuple):
     """One mini-batch of one client. Padding rows have weight 0 and repeat a real row."""
@@ -25,6 +31,7 @@ class Batch(NamedTuple):
     y: Tensor  # [B] labels in order of arrival
     w: Tensor  # [B] 1 = real sample, 0 = padding
     q: Tensor  # [B, D] feature of the frozen backbone; [B, 0] for a method that does not ask for it
+    t: Tensor = torch.empty(0, 0)  # [B, C] what the method's teacher says of the same view; [B, 0] without a teacher
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Average of a [B] tensor over the real samples. Every loss averages through this."""
@@ -54,6 +61,7 @@ class Context:
     round: int  # within the task
     rounds: int  # per task
     shared: Tree  # all that the server broadcast, trained tensors as the round begins included; read-only
+    memory: Tree = field(default_factory=dict)  # what this client keeps from round to round; see Method.prepare
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,16 @@ class Optim:
     weight_decay: float = 0.0
     momentum: float = 0.0  # sgd only
     schedule: str = "constant"  # a key of fczoo.schedules.SCHEDULES
+
+
+class LocalData(Protocol):
+    """A client's own images, by their positions in the training store."""
+
+    index: Tensor  # [n] positions of its images of the current task
+
+    def labels(self, index: Tensor) -> Tensor: ...
+    def batches(self, index: Tensor) -> Iterator[Batch]:
+        """The test view of some images, in order."""
 
 
 class ServerAggregator(Protocol):
@@ -93,6 +111,7 @@ class Method(ABC):
     paper: ClassVar[str] = ""
     private: ClassVar[tuple[str, ...]] = ()
     averaging: ClassVar[str] = "fedavg"  # registered aggregator for the part that is averaged
+    uploads: ClassVar[Mapping[str, Content]] = {}  # payload prefix -> content, where it is not parameters
     tuned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # data set -> hyper-parameters that differ from the defaults there
 
     def __post_init__(self) -> None:
@@ -105,6 +124,10 @@ class Method(ABC):
     def clip_norm(self) -> float | None:
         """Largest norm of one client's gradient, over all tensors that it trains."""
         return None
+
+    def scope(self) -> Scope:
+        """Which images clients train on. Anything but ``task`` is an upper bound, not a competitor."""
+        return "task"
 
     def surveys(self) -> frozenset[Moment]:
         """Task boundaries at which clients report sums over their data without training."""
@@ -126,6 +149,24 @@ class Method(ABC):
         """Client: a scalar loss, and sums that the engine accumulates over the steps of the round."""
         raise TypeError(f"{type(self).__name__} trains something but does not define loss()")
 
+    def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        """Client: outputs [B, C] of a teacher that stands still during the task, handed to ``loss`` as ``batch.t``.
+
+        Computed without gradients; kept, image by image, where the view of the images is fixed.
+        """
+        raise TypeError(f"{type(self).__name__} does not define teach()")
+
+    def prepare(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
+        """Client: what it remembers, before it trains. A method that defines this or ``finish`` trains clients one by one.
+
+        The client trains on its images of the task and on those whose positions the memory holds as ``exemplar.index``.
+        """
+        return ctx.memory
+
+    def finish(self, backbone: Backbone, train: Tree, data: LocalData, ctx: Context) -> Tree:
+        """Client: what it uploads besides ``pack``, once it has trained."""
+        return {}
+
     @abstractmethod
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         """Server: logits over the classes seen so far, [B, task.stop]."""
@@ -142,7 +183,7 @@ class Method(ABC):
         """Server: merge the uploads. ``average`` is used for whatever is averaged."""
         return average(payloads)
 
-    def server_update(self, state: Tree, merged: Tree, task: Task, rng: torch.Generator) -> Tree:
+    def server_update(self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         """Server: fold the merged uploads into the state."""
         return {**state, **merged}
 
@@ -153,6 +194,11 @@ class Method(ABC):
     def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
         """Server: fold the surveyed sums, added up over all clients, into the state."""
         raise TypeError(f"{type(self).__name__} asks for a survey but does not define absorb()")
+
+
+def overrides(method: Method, name: str) -> bool:
+    """Whether a method has a function of its own in place of the interface's."""
+    return getattr(type(method), name) is not getattr(Method, name)
 
 
 def select(tree: Tree, *prefixes: str) -> Tree:

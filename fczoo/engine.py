@@ -6,13 +6,13 @@ that has run out of batches gets no gradient and its optimizer state stands stil
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from .backbone import Backbone
-from .core import Batch, Context, Method, Moment, Optim, Tree, drop, select
+from .core import Batch, Context, Method, Moment, Optim, Tree, drop, overrides, select
 from .errors import FczooError
 from .images import DRAWS, Augment, ImageStore
 from .schedules import LOCAL, SCHEDULES
@@ -40,6 +40,7 @@ class Plan:
     together: int = 1  # clients that share one forward
     cache_queries: bool = False  # query features of the test view, also where training views are random
     pass_size: int = 64  # batch of passes without training
+    offload: bool = False  # payloads wait for the server in host memory, so that the device holds one client at a time
 
 
 class Divergence(FczooError):
@@ -48,12 +49,14 @@ class Divergence(FczooError):
 
 @dataclass(frozen=True)
 class Engine:
-    """Runs a method's client functions on the images of a training store."""
+    """Runs a method's client functions on the images of a training store, during one task."""
 
     method: Method
     backbone: Backbone
     store: ImageStore
     plan: Plan
+    memories: dict[int, Tree] = field(default_factory=dict)  # client -> what it keeps from round to round
+    taught: dict[int, Tensor] = field(default_factory=dict)  # position -> the teacher's output, where the view is fixed
 
     def train(self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Callable[[float], None] = lambda loss: None) -> list[Tree]:
         """Payloads of ``clients``, in their order. ``tick`` gets each client's mean loss as its training ends.
@@ -62,9 +65,11 @@ class Engine:
         """
         ordered = sorted(range(len(clients)), key=lambda i: -len(clients[i].index))  # similar lengths share a group
         payloads: dict[int, Tree] = {}
-        for start in range(0, len(ordered), self.plan.together):
-            group = ordered[start : start + self.plan.together]
-            payloads |= zip(group, self._train_group(state, [clients[i] for i in group], ctx, tick), strict=True)
+        together = 1 if self._remembers() else self.plan.together
+        for start in range(0, len(ordered), together):
+            group = ordered[start : start + together]
+            trained = self._train_group(state, [clients[i] for i in group], ctx, tick)
+            payloads |= zip(group, [_to_host(p) for p in trained] if self.plan.offload else trained, strict=True)
         return [payloads[i] for i in range(len(clients))]
 
     def survey(self, moment: Moment, state: Tree, clients: Sequence[Client], ctx: Context) -> list[Tree]:
@@ -78,9 +83,13 @@ class Engine:
     def _train_group(self, state: Tree, clients: list[Client], ctx: Context, tick: Callable[[float], None]) -> list[Tree]:
         optims = self.method.optims()
         start = select(state, *optims)
+        learned = [client.index for client in clients]
+        if self._remembers():
+            data = LocalImages(self, clients[0].index)
+            ctx, learned = self._recall(clients[0], data, ctx)
         leaves = [{k: v.detach().clone().requires_grad_() for k, v in start.items()} for _ in clients]
         optimizers = _Optimizers(optims, leaves, ctx)
-        queues = [list(self._epochs(client, ctx)) for client in clients]  # longest first
+        queues = [list(self._epochs(client.number, index, ctx)) for client, index in zip(clients, learned, strict=True)]  # longest first
         sums: list[Tree] = [{} for _ in clients]
 
         def loss(train: Tree, batch: Batch) -> Tree:
@@ -90,7 +99,7 @@ class Engine:
         for step in range(len(queues[0])):
             rows = [queue[step] for queue in queues if step < len(queue)]
             active = range(len(rows))
-            batch = self._batch(rows)
+            batch = self._with_teacher(self._batch(rows), rows, ctx)
             out = _over_clients(loss, [leaves[i] for i in active], batch)
             out[_LOSS].sum().backward()
             optimizers.step([step / len(queues[i]) for i in active], self.method.clip_norm())
@@ -105,11 +114,36 @@ class Engine:
                     f"{self.method.name} diverged: loss {mean:g} at client {client.number} in task {ctx.task.index + 1}, round {ctx.round + 1}; "
                     "lower its learning rate with --set"
                 )
-        if type(self.method).stats is not Method.stats:
+        if overrides(self.method, "stats"):
             ordered = [self._ordered(client, ctx) for client in clients]
             after = self._pass(lambda train, batch: self.method.stats(self.backbone, train, batch, ctx), trained, ordered)
             sums = [{**a, **b} for a, b in zip(sums, after, strict=True)]
-        return [{**self.method.pack(t, s, ctx), **_envelope(c)} for t, s, c in zip(trained, sums, clients, strict=True)]
+        extra = self.method.finish(self.backbone, trained[0], data, ctx) if self._remembers() else {}
+        return [{**self.method.pack(t, s, ctx), **extra, **_envelope(c)} for t, s, c in zip(trained, sums, clients, strict=True)]
+
+    def _remembers(self) -> bool:
+        return overrides(self.method, "prepare") or overrides(self.method, "finish")
+
+    def _recall(self, client: Client, data: "LocalImages", ctx: Context) -> tuple[Context, list[Tensor]]:
+        """The context with the client's memory, brought up to date, and the images that it trains on."""
+        with torch.no_grad():
+            memory = self.method.prepare(self.backbone, data, replace(ctx, memory=self.memories.get(client.number, {})))
+        self.memories[client.number] = memory
+        return replace(ctx, memory=memory), [torch.cat([client.index, memory["exemplar.index"]]) if "exemplar.index" in memory else client.index]
+
+    @torch.no_grad()
+    def _with_teacher(self, batch: Batch, rows: Sequence[tuple[Tensor, Tensor | None]], ctx: Context) -> Batch:
+        """The batch with the outputs of the method's teacher, if it has one; all clients share the teacher."""
+        if not overrides(self.method, "teach"):
+            return batch
+        flat, places = Batch(*(v.flatten(0, 1) for v in batch)), [_pad(positions, batch.w.shape[1]) for positions, _ in rows]
+        index = torch.cat(places).tolist()
+        if self.plan.augment.fixed and all(i in self.taught for i in index):
+            return batch._replace(t=torch.stack([self.taught[i] for i in index]).unflatten(0, batch.w.shape))
+        outputs = self.method.teach(self.backbone, ctx.shared, flat, ctx.task)
+        if self.plan.augment.fixed:
+            self.taught.update(zip(index, outputs, strict=True))
+        return batch._replace(t=outputs.unflatten(0, batch.w.shape))
 
     @torch.no_grad()
     def _pass(self, fn: Callable[[Tree, Batch], Tree], trees: list[Tree], rows: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tree]:
@@ -127,13 +161,13 @@ class Engine:
         rng = torch_stream("stats", self.plan.seed, ctx.task.index, ctx.round, client.number)
         return client.index, torch.rand(len(client.index), DRAWS, generator=rng)
 
-    def _epochs(self, client: Client, ctx: Context) -> Iterator[tuple[Tensor, Tensor]]:
+    def _epochs(self, client: int, index: Tensor, ctx: Context) -> Iterator[tuple[Tensor, Tensor]]:
         """(positions, augmentation draws) of every step of a round; they depend on the client, not on the schedule."""
         for epoch in range(self.plan.epochs):
-            rng = torch_stream("client", self.plan.seed, ctx.task.index, ctx.round, client.number, epoch)
-            order = torch.randperm(len(client.index), generator=rng)
+            rng = torch_stream("client", self.plan.seed, ctx.task.index, ctx.round, client, epoch)
+            order = torch.randperm(len(index), generator=rng)
             draws = torch.rand(len(order), DRAWS, generator=rng)
-            yield from zip(client.index[order].split(self.plan.batch_size), draws.split(self.plan.batch_size), strict=True)
+            yield from zip(index[order].split(self.plan.batch_size), draws.split(self.plan.batch_size), strict=True)
 
     def _batch(self, rows: Sequence[tuple[Tensor, Tensor | None]]) -> Batch:
         """One batch a client, stacked [k, B, ...] and padded to the longest; without draws in the test view."""
@@ -145,7 +179,24 @@ class Engine:
             draws = torch.cat([_pad(d, width) for _, d in rows if d is not None])
         x, q = make_inputs(self.method, self.store, index.flatten(), self.plan.augment, draws, self.plan.cache_queries)
         y = self.store.labels[index.to(self.store.labels.device)]
-        return Batch(x.unflatten(0, index.shape), y, weight.to(q), q.unflatten(0, index.shape))
+        return Batch(x.unflatten(0, index.shape), y, weight.to(q), q.unflatten(0, index.shape), q.new_empty(*index.shape, 0))
+
+
+@dataclass(frozen=True)
+class LocalImages:
+    """What ``Method.prepare`` and ``Method.finish`` see of a client's images."""
+
+    engine: Engine
+    index: Tensor  # [n] positions of the images of the current task
+
+    def labels(self, index: Tensor) -> Tensor:
+        """Labels [n] in order of arrival."""
+        return self.engine.store.labels[index.to(self.engine.store.labels.device)]
+
+    def batches(self, index: Tensor) -> Iterator[Batch]:
+        """The test view of some images, in order."""
+        for part in index.split(self.engine.plan.pass_size):
+            yield Batch(*(v[0] for v in self.engine._batch([(part, None)])))
 
 
 def _pad(rows: Tensor, width: int) -> Tensor:
@@ -220,6 +271,10 @@ def _accumulate(sums: list[Tree], new: Tree) -> None:
     for name, values in new.items():
         for tree, value in zip(sums, values.detach(), strict=False):  # finished clients add nothing
             tree[name] = tree[name] + value if name in tree else value
+
+
+def _to_host(tree: Tree) -> Tree:
+    return {k: v.cpu() for k, v in tree.items()}
 
 
 def _envelope(client: Client) -> Tree:

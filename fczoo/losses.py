@@ -26,6 +26,13 @@ def task_cross_entropy(logits: Tensor, batch: Batch, task: Task) -> Tensor:
     return batch.mean(F.cross_entropy(logits[:, task.start : task.stop], batch.y - task.start, reduction="none"))
 
 
+def nearest_mean(features: Tensor, means: Tensor, known: Tensor, distance: str) -> Tensor:
+    """Scores [B, C]: minus the squared ``euclid`` distance to each class mean, or the ``cosine``; an unknown class is no answer."""
+    cosine = distance == "cosine"
+    score = F.normalize(features, dim=-1) @ F.normalize(means, dim=-1).mT if cosine else -(features[:, None] - means).square().sum(-1)
+    return torch.where(known, score, torch.finfo(score.dtype).min)
+
+
 def class_sums(features: Tensor, batch: Batch, task: Task) -> Tree:
     """Count [c] and feature sum [c, D] of each class of the current task over the real samples."""
     hot = F.one_hot(batch.y - task.start, task.size).to(features.dtype) * batch.w[:, None]

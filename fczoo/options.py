@@ -14,9 +14,12 @@ from .errors import FczooError
 _UNIONS = (types.UnionType, typing.Union)
 
 
-def option(default: Any, meaning: str, *, low: float | None = None, high: float | None = None) -> Any:
-    """A dataclass field with a one-line meaning (shown by ``fczoo show``) and optional inclusive limits."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "low": low, "high": high})
+def option(default: Any, meaning: str, *, low: float | None = None, high: float | None = None, quirk: str = "") -> Any:
+    """A dataclass field with a one-line meaning (shown by ``fczoo show``) and optional inclusive limits.
+
+    ``quirk`` says where a deviation that the option can switch on was seen (shown by ``fczoo list quirks``).
+    """
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "low": low, "high": high, "quirk": quirk})
 
 
 def build(cls: type, label: str, values: Mapping[str, Any]) -> Any:

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from .backbone import Backbone
-from .core import Context, Method, Task, Tree, drop, nbytes, select
+from .core import Context, Method, Scope, Task, Tree, drop, nbytes, select
 from .data import Stream, make_stream
 from .engine import Client, Divergence, Engine, Plan, broadcast
 from .errors import FczooError
@@ -50,10 +51,13 @@ class Bench:
         backbone = load_backbone(s.backbone, image_size=s.image_size, mean=s.mean, std=s.std).to(device, dtype)
         return Bench(settings, stream, partition, backbone, ImageStore(stream.train, backbone), ImageStore(stream.test, backbone))
 
-    def clients(self, task: Task) -> list[Client]:
-        """The clients that hold data of a task."""
+    def clients(self, task: Task, scope: Scope = "task") -> list[Client]:
+        """The clients that hold data of a task, or of the tasks so far."""
         where = {int(original): i for i, original in enumerate(self.stream.train_index)}
-        owned = self.partition.tasks[task.index]
+        tasks = self.partition.tasks[: task.index + 1] if scope != "task" else self.partition.tasks[task.index : task.index + 1]
+        owned = [np.concatenate(parts) for parts in zip(*tasks, strict=True)]
+        if scope == "pooled":
+            owned = [np.concatenate(owned)]
         return [Client(k, torch.tensor([where[int(i)] for i in index])) for k, index in enumerate(owned) if len(index)]
 
     def check(self, method: Method) -> None:
@@ -90,6 +94,7 @@ class _Run:
         self.rounds = self.settings.rounds if method.optims() else 0
         self.state: Tree = {}
         self.version: dict[str, int] = {}  # state name -> how often it has changed
+        self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
         self.known: dict[int, dict[str, int]] = {}  # client -> the versions that it has
         self.result = Result(
             method.name,
@@ -120,11 +125,11 @@ class _Run:
         return self.result
 
     def _learn(self, task: Task) -> None:
-        clients = self.bench.clients(task)
+        clients = self.bench.clients(task, self.method.scope())
         self.state = self._place(self.method.begin_task(self.state, task, self.backbone, self._rng("begin", task, "cpu")))
         trained = tuple(self.method.optims())
         self.result.trained_scalars = sum(v.numel() for v in select(self.state, *trained).values()) if trained else 0
-        engine = Engine(self.method, self.backbone, self.bench.train, self._plan())
+        engine = Engine(self.method, self.backbone, self.bench.train, self._plan(), self.memories)
         self._survey("begin", engine, clients, task)
         for number in range(self.rounds):
             started = time.perf_counter()
@@ -139,8 +144,8 @@ class _Run:
 
             payloads = engine.train(self.state, present, Context(task, number, self.rounds, shared), tick)
             up = self._receive(payloads)
-            merged = self._aggregate(payloads)
-            self.state = self._place(self.method.server_update(self.state, merged, task, self._rng("server", task, None, number)))
+            merged = {k: v.to(self.backbone.device) for k, v in self._aggregate(payloads).items()}
+            self.state = self._place(self.method.server_update(self.state, merged, task, self.backbone, self._rng("server", task, None, number)))
             self.observer.round(
                 {
                     "task": task.index,
@@ -168,7 +173,8 @@ class _Run:
         together = s.together
         if together == "auto":
             together = s.clients if accelerated and self.result.trained_scalars <= TOGETHER_LIMIT else 1
-        return Plan(s.epochs, s.batch_size, get_augment(s.augment), self.seed, together, s.cache_queries, 256 if accelerated else 64)
+        offload = accelerated and self.result.trained_scalars > TOGETHER_LIMIT
+        return Plan(s.epochs, s.batch_size, get_augment(s.augment), self.seed, together, s.cache_queries, 256 if accelerated else 64, offload)
 
     def _participants(self, clients: list[Client], task: Task, number: int) -> list[Client]:
         """Clients of a round, drawn from those that hold data of the task: at least one."""

@@ -1,35 +1,80 @@
-"""What a baseline trains besides its head: everything, LoRA pairs, or nothing."""
+"""What most baselines share: a linear head, and a choice of what else is trained beneath it."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .backbone import Backbone
-from .core import Batch, Tree, select
+from .core import Batch, Context, Method, Optim, Task, Tree, select
+from .losses import head_logits, linear_head, task_cross_entropy
+from .options import option
 
-Tune = Literal["full", "lora", "head"]
-
-
-def start_plugs(tune: Tune, backbone: Backbone, rank: int, blocks: tuple[int, ...], rng: torch.Generator) -> Tree:
-    """Trainable plugs as a run starts: all weights, LoRA on q and v of ``blocks`` (B = 0), or none."""
-    if tune == "full":
-        return backbone.full_weights()
-    if tune == "head":
-        return {}
-    backbone.check_blocks(blocks, "blocks")
-    dim, plugs = backbone.dim, {}
-    for name in (f"lora.{i}.{part}" for i in blocks for part in "qv"):
-        plugs[f"{name}.a"] = torch.empty(rank, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)
-        plugs[f"{name}.b"] = torch.zeros(dim, rank)
-    return plugs
+HGP_RATES = {d: {"lr": 1e-5, "lr_backbone": 1e-5} for d in ("cifar100", "imagenet_r", "imagenet_a", "eurosat", "cars196", "cub200")}
+"""Learning rates of the fully fine-tuned baselines in HGP, appendix H (its middle or least skewed column)."""
 
 
-def wanted_inputs(tune: Tune) -> frozenset[str]:
-    """A method that trains only its head reads frozen features, which the engine keeps."""
-    return frozenset({"query"}) if tune == "head" else frozenset({"images"})
+@dataclass(frozen=True)
+class Tuned(Method):
+    """Base of the methods that train a linear head and, by choice, all weights or LoRA pairs, with cross-entropy on each task.
+
+    The papers disagree on what their baselines train: everything (HGP; FPPL, with a slow learner), or LoRA on the
+    first block (PILoRA).
+    """
+
+    tuned = HGP_RATES
+
+    tune: Literal["full", "lora", "head"] = option("full", "what is trained besides the head: all weights, LoRA pairs, or nothing")
+    lr: float = option(1e-2, "learning rate of the head", low=0)
+    lr_backbone: float = option(1e-4, "learning rate of weights or LoRA (FPPL's slow learner)", low=0)
+    rank: int = option(4, "LoRA rank, with tune=lora", low=1)
+    blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v, with tune=lora", low=0)
+
+    def inputs(self) -> frozenset[str]:
+        return frozenset({"query"}) if self.tune == "head" else frozenset({"images"})  # frozen features are kept by the engine
+
+    def optims(self) -> Mapping[str, Optim]:
+        slow = {"full": {"full.": Optim(lr=self.lr_backbone)}, "lora": {"lora.": Optim(lr=self.lr_backbone)}, "head": {}}[self.tune]
+        return {"head.": Optim(lr=self.lr), **slow}
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        return state or {**linear_head(task, backbone.dim, rng), **self._start(backbone, rng)}
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        return task_cross_entropy(self.logits(backbone, train, batch), batch, ctx.task), {}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        return self.logits(backbone, state, batch)[:, : task.stop]
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Features [B, D] under the trained weights of ``tree``."""
+        return batch.q if self.tune == "head" else backbone(batch.x, select(tree, "full.", "lora."))
+
+    def logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Logits [B, C] over all classes of the run."""
+        return head_logits(tree, self.features(backbone, tree, batch))
+
+    def trained(self, tree: Tree) -> Tree:
+        """The part of a tree that clients train."""
+        return select(tree, *self.optims())
+
+    def _start(self, backbone: Backbone, rng: torch.Generator) -> Tree:
+        """Plugs as a run starts: all weights, LoRA pairs with B = 0, or none."""
+        if self.tune == "full":
+            return backbone.full_weights()
+        plugs: Tree = {}
+        if self.tune == "lora":
+            backbone.check_blocks(self.blocks, "blocks")
+            dim = backbone.dim
+            for name in (f"lora.{i}.{part}" for i in self.blocks for part in "qv"):
+                plugs[f"{name}.a"] = torch.empty(self.rank, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)
+                plugs[f"{name}.b"] = torch.zeros(dim, self.rank)
+        return plugs
 
 
-def tuned_features(tune: Tune, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-    """Features [B, D] under the current plugs."""
-    return batch.q if tune == "head" else backbone(batch.x, select(tree, "full.", "lora."))
+def raw_images(backbone: Backbone, batch: Batch) -> Batch:
+    """The batch with pixels in [0, 1], as released code feeds them to its statistics: without normalisation."""
+    mean, std = (torch.tensor(v, dtype=batch.x.dtype, device=batch.x.device).view(1, 3, 1, 1) for v in (backbone.config.mean, backbone.config.std))
+    return batch._replace(x=batch.x * std + mean)

@@ -90,7 +90,7 @@ class FPPL(Method):
     def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
         return prototype_pool(payloads, average)
 
-    def server_update(self, state: Tree, merged: Tree, task: Task, rng: torch.Generator) -> Tree:
+    def server_update(self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         state = {**state, **drop(merged, "local."), **keep_latest(state, merged, "local.")}
         label, mean = state["local.label"], state["local.mean"]
         now = label >= task.start

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from fczoo import Method, create_method
-from fczoo.core import Batch, drop, nbytes, select
+from fczoo.core import Batch, drop, nbytes, overrides, select
 from fczoo.engine import broadcast
 from fczoo.registry import METHODS
 
 EXACT = {"rtol": 0.0, "atol": 0.0}
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}  # float64: only the order of sums differs
+TRAINED = {"rtol": 1e-7, "atol": 1e-7}  # the same after Adam, which divides the rounding of a zero gradient by eps = 1e-8
 LOOSE = {"rtol": 1e-3, "atol": 1e-3}  # float32: Adam blows up the rounding of gradients that are zero but for rounding
 
 pytestmark = pytest.mark.parametrize("name", METHODS.names())
@@ -164,9 +165,9 @@ def test_clients_together_equal_clients_one_by_one(record, test_logits, run, nam
     assert len(run.calls) == len(together.calls)
     for one, all_ in zip(run.calls, together.calls, strict=True):
         for ours, theirs in zip(one.payloads, all_.payloads, strict=True):
-            assert_same_trees(ours, theirs, f"task {one.ctx.task.index}, round {one.ctx.round}, client {int(ours['client'])}", **TIGHT)
+            assert_same_trees(ours, theirs, f"task {one.ctx.task.index}, round {one.ctx.round}, client {int(ours['client'])}", **TRAINED)
     for task in run.states:
-        torch.testing.assert_close(test_logits(run, task), test_logits(together, task), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(test_logits(run, task), test_logits(together, task), rtol=1e-6, atol=1e-6)
     assert run.result.accuracy == together.result.accuracy
 
 
@@ -218,6 +219,8 @@ def with_garbage(batch: Batch, rows: int = 2) -> Batch:
 def gradients(method: Method, backbone, train: dict, batch: Batch, call) -> tuple[dict, dict]:
     """Loss and sums; gradient of the loss."""
     leaves = {k: v.clone().requires_grad_() for k, v in train.items()}
+    if overrides(method, "teach"):
+        batch = batch._replace(t=method.teach(backbone, call.ctx.shared, batch, call.ctx.task).detach())
     loss, sums = method.loss(backbone, leaves, batch, call.ctx)
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     assert any(g.abs().max() > 0 for g in found), "nothing is trained"

@@ -385,7 +385,7 @@ class Counted(Method):
         assert {"w", "fixed", "moving"} <= ctx.shared.keys() and "secret" not in ctx.shared and train.keys() == {"w"}
         return batch.mean(batch.q[:, :2] @ train["w"]), {}
 
-    def server_update(self, state, merged, task, rng) -> Tree:
+    def server_update(self, state, merged, task, backbone, rng) -> Tree:
         return {**state, **merged, "fixed": state["fixed"].clone(), "moving": state["moving"] + 1, "secret": state["secret"] + 1}
 
     def predict(self, backbone, state, batch, task) -> Tensor:

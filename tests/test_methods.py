@@ -16,6 +16,7 @@ from fczoo.aggregate import fedavg
 from fczoo.backbone import Backbone
 from fczoo.core import drop, select
 from fczoo.engine import broadcast
+from fczoo.gaussians import draw_features, normalised_cross_entropy
 from fczoo.registry import METHODS
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
@@ -218,16 +219,16 @@ def mixture(labels: list[int], counts: list[float], means: list, variances: list
 
 def test_hgp_draws_client_means_when_the_spread_is_zero(rng):
     gauss = mixture([0, 0, 2, 2], [3, 1, 4, 0], [[1.0, 1.0], [2.0, -2.0], [7.0, 0.0], [99.0, 99.0]], [[5.0, 5.0]] * 4)
-    x, y = create_method("hgp", spread=0.0, per_class=400).draw(gauss, rng)
+    x, y = draw_features(gauss, 800, rng, spread=0.0)
     assert len(x) == len(y) == 800
     drawn = {(label, *row) for label, row in zip(y.tolist(), x.tolist(), strict=True)}
     assert drawn == {(0, 1.0, 1.0), (0, 2.0, -2.0), (2, 7.0, 0.0)}  # never the one without images, never class 1
 
 
-@pytest.mark.parametrize(("weights", "share"), [("uniform", 0.5), ("counts", 4 / 24)])
-def test_hgp_draws_classes_evenly_or_by_count(rng, weights, share):
+@pytest.mark.parametrize(("by_count", "share"), [(False, 0.5), (True, 4 / 24)])
+def test_hgp_draws_classes_evenly_or_by_count(rng, by_count, share):
     gauss = mixture([0, 0, 2], [3, 1, 20], [[0.0], [1.0], [2.0]], [[1.0]] * 3)
-    x, y = create_method("hgp", spread=0.0, per_class=5000, class_weights=weights).draw(gauss, rng)
+    x, y = draw_features(gauss, 10_000, rng, spread=0.0, by_count=by_count)
     assert (y == 0).double().mean() == pytest.approx(share, abs=0.02)  # four standard deviations
     assert (x[y == 0] == 0).double().mean() == pytest.approx(0.75, abs=0.04)
 
@@ -235,7 +236,7 @@ def test_hgp_draws_classes_evenly_or_by_count(rng, weights, share):
 def test_hgp_draws_follow_the_law_of_total_variance(rng):
     """Class mean: sum pi mu. Variance: spread * sum pi var + sum pi (mu - mean)^2. pi = 3/4, 1/4."""
     gauss = mixture([1, 1], [3, 1], [[0.0, 4.0], [8.0, 4.0]], [[1.0, 2.0], [5.0, 0.0]])
-    x, y = create_method("hgp", spread=3.0, per_class=200_000).draw(gauss, rng)
+    x, y = draw_features(gauss, 200_000, rng, spread=3.0)
     assert set(y.tolist()) == {1}
     np.testing.assert_allclose(x.mean(0), [2.0, 4.0], atol=0.05)
     within, between = np.array([0.75 * 1 + 0.25 * 5, 0.75 * 2]), np.array([0.75 * 4 + 0.25 * 36, 0.0])
@@ -246,9 +247,8 @@ def test_hgp_clients_with_equal_statistics_count_as_one(rng):
     """Client shares 1 : 2 + 3 of class 0 as 1 : 5."""
     split = mixture([0, 0, 0], [5, 10, 15], [[0.0], [1.0], [1.0]], [[1.0], [2.0], [2.0]])
     joint = mixture([0, 0], [5, 25], [[0.0], [1.0]], [[1.0], [2.0]])
-    method = create_method("hgp", per_class=100_000)
     for gauss in (split, joint):
-        x, _ = method.draw(gauss, rng)
+        x, _ = draw_features(gauss, 100_000, rng, spread=3.0)
         assert float(x.mean()) == pytest.approx(5 / 6, abs=0.03)
         assert float(x.var()) == pytest.approx(3 * (1 / 6 + 2 * 5 / 6) + 1 / 6 * 5 / 6, rel=0.03)
 
@@ -287,13 +287,13 @@ def test_hgp_keeps_the_gaussians_of_finished_tasks(record):
 
 
 @pytest.mark.parametrize(("window", "moved"), [("all", range(5)), ("current", (3, 4)), ("old", (0, 1, 2)), ("none", ())])
-def test_hgp_rebalance_moves_only_head_rows_of_its_window(record, rng, tasks, window, moved):
+def test_hgp_rebalance_moves_only_head_rows_of_its_window(record, rng, tasks, backbone, window, moved):
     run = record("hgp")
     state = run.states[1]
     payload = {**select(state, "prefix.", "head."), "num_samples": torch.tensor(1), "client": torch.tensor(0)}
     payload |= {k: v[:0] for k, v in select(state, "gauss.").items()}
     method = create_method("hgp", rebalance=window, server_epochs=2, per_class=8)
-    after = method.server_update(state, method.aggregate([payload], fedavg), tasks[1], rng)
+    after = method.server_update(state, method.aggregate([payload], fedavg), tasks[1], backbone, rng)
     for name, value in select(state, "prefix.", "gauss.").items():
         assert torch.equal(after[name], value)
     changed = [c for c in range(7) if not torch.equal(after["head.weight"][c], state["head.weight"][c])]
@@ -304,7 +304,7 @@ def test_hgp_rebalance_moves_only_head_rows_of_its_window(record, rng, tasks, wi
 @pytest.mark.parametrize("norm", [0.1, None])
 def test_hgp_rebalance_loss_by_hand(norm):
     """Logits (3, 4) of norm 5 become (6, 8) at temperature 0.1; as they are without."""
-    loss = create_method("hgp", logit_norm=norm).rebalance_loss(torch.tensor([[3.0, 4.0]]), torch.tensor([0]))
+    loss = normalised_cross_entropy(torch.tensor([[3.0, 4.0]]), torch.tensor([0]), norm)
     assert float(loss) == pytest.approx(math.log(1 + math.exp(2.0 if norm else 1.0)), rel=1e-5)
 
 
@@ -485,7 +485,7 @@ def fppl_update(noise, tasks, rng, labels: list[int], **options):
     old = {"local.label": torch.tensor([0, 2]), "local.client": torch.tensor([5, 5]), "local.mean": noise(2, DIM)}
     state = {"head.weight": noise(7, DIM), "head.bias": noise(7), "prompt.0": noise(2, DIM), "fusion.key": noise(3, DIM), **old}
     merged = {**{k: state[k] for k in ("head.weight", "head.bias", "prompt.0", "fusion.key")}, **rows}
-    return state, method.server_update(state, merged, tasks[1], rng), mean
+    return state, method.server_update(state, merged, tasks[1], None, rng), mean
 
 
 @pytest.mark.parametrize(("options", "moved"), [({}, [0, 2, 3, 4]), ({"pool": False}, [3, 4]), ({"debias": False}, [])])

@@ -1,0 +1,60 @@
+"""EWC in federated learning: Overcoming catastrophic forgetting in neural networks. Kirkpatrick et al., PNAS 2017."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Context, Moment, Task, Tree, drop, select
+from fczoo.fisher import fisher_sums
+from fczoo.options import option
+from fczoo.registry import register_method
+from fczoo.tuning import Tuned
+
+LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts
+
+
+@register_method("ewc")
+@dataclass(frozen=True)
+class EWC(Tuned):
+    """Online EWC: each weight is held to its value after the last task, as strongly as the tasks so far depend on it.
+
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, each client's
+    Fisher sums at the final global model. Their sum over the clients' sample count is the Fisher of the pooled data.
+    Memory beyond the model: Fisher and anchor, two copies of what is trained, on server and clients.
+    """
+
+    paper = "Kirkpatrick et al., PNAS 2017; online form: Schwarz et al., ICML 2018"
+
+    strength: float = option(1.0, "lambda, weight of the penalty; no factor 1/2 (worth trying: 1, 10, 100, 1e3, 1e4)", low=0)
+    decay: float = option(0.9, "gamma, factor on the Fisher of earlier tasks at each new one", low=0, high=1)
+    amp_vanish: bool = option(False, "divide the penalty by 65,536", quirk="fed-mammoth: its gradient is added before loss scaling is undone")
+    skip_last_round: bool = option(False, "train nothing in the last round of a task", quirk="fed-mammoth: that round only brings the global weights")
+
+    def surveys(self) -> frozenset[Moment]:
+        return frozenset({"end"})
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        loss, sums = super().loss(backbone, train, batch, ctx)
+        if ctx.task.index and self.strength:
+            loss = loss + self.penalty(train, ctx.shared) / (LOSS_SCALE if self.amp_vanish else 1)
+        return (loss * 0 if self.skip_last_round and ctx.round == ctx.rounds - 1 else loss), sums
+
+    def penalty(self, train: Tree, shared: Tree) -> Tensor:
+        """lambda sum_i F_i (theta_i - theta*_i)^2."""
+        terms = [(shared[f"fisher.{k}"] * (v - shared[f"anchor.{k}"]).square()).sum() for k, v in train.items()]
+        return self.strength * sum(terms[1:], terms[0])
+
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        def log_likelihood(tree: Tree, one: Batch) -> Tensor:
+            scores = self.logits(backbone, tree, one)[:, task.start : task.stop].log_softmax(-1)
+            return scores.gather(1, one.y[:, None] - task.start)[:, 0]
+
+        return {f"fisher.{k}": v for k, v in fisher_sums(log_likelihood, self.trained(state), batch).items()}
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
+        state = {**drop(state, "anchor."), **{f"anchor.{k}": v for k, v in self.trained(state).items()}}
+        for name, value in select(sums, "fisher.").items():
+            mean = value / sums["num_samples"]
+            state[name] = self.decay * state[name] + mean if name in state else mean
+        return state

@@ -1,0 +1,51 @@
+"""FedCLM: class means of federatedly fine-tuned features, a baseline of PILoRA. Guo et al., ECCV 2024."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Moment, Task, Tree
+from fczoo.losses import class_sums, nearest_mean
+from fczoo.options import option
+from fczoo.registry import register_method
+from fczoo.tuning import Tuned
+
+
+@register_method("fedclm")
+@dataclass(frozen=True)
+class FedCLM(Tuned):
+    """FedAvg whose answer is the nearest class mean; means of finished tasks stay as they were, while the features move on.
+
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, count and feature
+    sum of every local class under the final global model.
+    """
+
+    paper = "baseline of Guo et al., PILoRA, ECCV 2024"
+    private = ("mean", "count")
+    uploads = {"class.count": "counts", "class.sum": "class means"}
+
+    tune: Literal["full", "lora", "head"] = option("lora", "what is trained besides the head: all weights, LoRA pairs, or nothing")
+    distance: Literal["euclid", "cosine"] = option("euclid", "distance between feature and class mean")
+
+    def surveys(self) -> frozenset[Moment]:
+        return frozenset({"end"})
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        none = {"mean": torch.zeros(task.classes, backbone.dim), "count": torch.zeros(task.classes)}
+        return state or {**super().begin_task(state, task, backbone, rng), **none}
+
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        return class_sums(self.features(backbone, state, batch), batch, task)
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
+        mean, count = state["mean"].clone(), state["count"].clone()
+        count[task.start : task.stop] = sums["class.count"]
+        mean[task.start : task.stop] = sums["class.sum"] / sums["class.count"][:, None].clamp(min=1)
+        return {**state, "mean": mean, "count": count}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        features = self.features(backbone, state, batch)
+        return nearest_mean(features, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance)

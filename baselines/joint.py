@@ -1,0 +1,38 @@
+"""Joint training on all classes seen so far: the upper bound, which keeps what the task forbids to keep."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Context, Scope, Task, Tree
+from fczoo.options import option
+from fczoo.registry import register_method
+from fczoo.tuning import Tuned
+
+
+@register_method("joint")
+@dataclass(frozen=True)
+class Joint(Tuned):
+    """Training from the start on the images of all tasks so far, anew at every task: the accuracy that forgetting nothing would give.
+
+    The figure after the last task is the usual joint upper bound. Trained and sent: the linear head and, by choice, all
+    weights or LoRA pairs.
+    """
+
+    paper = "upper bound of HGP (central) and PILoRA (federated)"
+
+    setting: Literal["central", "federated"] = option("central", "one place holds everything (HGP), or clients hold their shares (PILoRA)")
+
+    def scope(self) -> Scope:
+        return "pooled" if self.setting == "central" else "seen"
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        return super().begin_task({}, task, backbone, rng)
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]
+        return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}

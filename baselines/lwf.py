@@ -1,0 +1,54 @@
+"""LwF in federated learning: Learning without Forgetting. Li and Hoiem, ECCV 2016."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Context, Task, Tree, drop, select
+from fczoo.losses import task_cross_entropy
+from fczoo.options import option
+from fczoo.registry import register_method
+from fczoo.tuning import Tuned
+
+
+@register_method("lwf")
+@dataclass(frozen=True)
+class LwF(Tuned):
+    """What the global model said of old classes after the last task is distilled while clients learn the new ones.
+
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Memory beyond the model: the teacher,
+    one copy of what is trained, sent to each client once a task.
+    """
+
+    paper = "Li and Hoiem, ECCV 2016"
+
+    strength: float = option(0.5, "alpha, weight of the distillation", low=0)
+    temperature: float = option(2.0, "tau of both softmaxes; the loss is not multiplied by its square", low=1e-6)
+    distill_current: bool = option(
+        False, "distil the current task's logits, which the teacher has never trained, in place of the old ones", quirk="fed-mammoth"
+    )
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        state = super().begin_task(state, task, backbone, rng)
+        if task.index == 0:
+            return state
+        return {**drop(state, "teacher."), **{f"teacher.{k}": v for k, v in self.trained(state).items()}}
+
+    def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        if task.index == 0:
+            return batch.q.new_empty(len(batch.y), 0)
+        teacher = {k.removeprefix("teacher."): v for k, v in select(shared, "teacher.").items()}
+        return self.logits(backbone, teacher, batch)
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        logits = self.logits(backbone, train, batch)
+        loss = task_cross_entropy(logits, batch, ctx.task)
+        return (loss + self.strength * self.distillation(logits, batch, ctx.task) if ctx.task.index else loss), {}
+
+    def distillation(self, logits: Tensor, batch: Batch, task: Task) -> Tensor:
+        """Mean over the images of -sum_c q_c log p_c over the old classes, q the teacher's and p the student's softmax."""
+        classes = slice(task.start, task.stop) if self.distill_current else slice(0, task.start)
+        target = (batch.t[:, classes] / self.temperature).softmax(-1)
+        return batch.mean(-(target * (logits[:, classes] / self.temperature).log_softmax(-1)).sum(-1))
