@@ -122,8 +122,8 @@ class Backbone:
             if not self._plug_names.fullmatch(name):
                 raise FczooError(f"unknown plug {name!r} for {self.config.name} ({self.depth} blocks); see fczoo.backbone for the plugs")
 
-    def __call__(self, images: Tensor, plugs: Mapping[str, Tensor] | None = None, pool: Literal["cls", "prompt"] = "cls") -> Tensor:
-        """Features [B, D] after the final norm: of the class token, or the mean over the ``tokens`` prompts."""
+    def __call__(self, images: Tensor, plugs: Mapping[str, Tensor] | None = None, pool: Literal["cls", "prompt", "cls+prompt"] = "cls") -> Tensor:
+        """Features [B, D] after the final norm: of the class token, or the mean over the ``tokens`` prompts, or over both."""
         plugs = plugs or {}
         self.check_plugs(plugs)
         width, prompts = len(images), 0
@@ -133,7 +133,10 @@ class Backbone:
             tokens = self._rows(plugs["tokens"], width)
             prompts = tokens.shape[1]
             hidden = torch.cat([tokens, hidden], 1)
-        kept, pooled = slice(0, hidden.shape[1]), slice(0, prompts) if pool == "prompt" else slice(prompts, prompts + 1)
+        kept, pooled = (
+            slice(0, hidden.shape[1]),
+            {"cls": slice(prompts, prompts + 1), "prompt": slice(0, prompts), "cls+prompt": slice(0, prompts + 1)}[pool],
+        )
         for i in range(self.depth):
             if f"deep.{i}" in plugs:
                 hidden = torch.cat([hidden, self._rows(plugs[f"deep.{i}"], width)], 1)

@@ -14,6 +14,7 @@ from fczoo.core import Batch, Context, Method, Optim, ServerAggregator, Task, Tr
 from fczoo.errors import FczooError
 from fczoo.losses import head_logits, linear_head
 from fczoo.options import option
+from fczoo.prompts import cosine, highest
 from fczoo.registry import register_method
 
 
@@ -87,9 +88,9 @@ class FCILPT(Method):
     def choose(self, backbone: Backbone, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cosine similarities and numbers of the N keys nearest to each image's query, [B, N] each, nearest first."""
         query = batch.q if self.query == "cls" else backbone.class_token().expand_as(batch.q)
-        match = F.normalize(query, dim=-1) @ F.normalize(tree["pool.key"], dim=-1).mT
-        best = match.topk(self.chosen)
-        return best.values, best.indices
+        similarity = cosine(query, tree["pool.key"])
+        chosen = highest(similarity, self.chosen)
+        return similarity.gather(1, chosen), chosen
 
     def _features(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
         prompts = tree["pool.prompt"][chosen].flatten(1, 2)  # [B, N L_p, D]

@@ -13,6 +13,7 @@ from fczoo.backbone import Backbone
 from fczoo.core import Batch, Context, Method, Optim, ServerAggregator, Task, Tree, drop, select
 from fczoo.losses import class_sums, head_logits, linear_head, task_cross_entropy
 from fczoo.options import option
+from fczoo.prompts import cosine
 from fczoo.registry import register_method
 
 
@@ -73,9 +74,9 @@ class FPPL(Method):
 
     def contrast(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
         """L_ur: InfoNCE against the known global prototypes of the current task; 0 while none is known."""
-        cosine = F.normalize(features, dim=-1) @ F.normalize(ctx.shared["prototype.mean"], dim=-1).mT
+        similarity = cosine(features, ctx.shared["prototype.mean"])
         known, own = ctx.shared["prototype.known"], batch.y - ctx.task.start
-        logits = torch.where(known > 0, cosine / self.temperature, torch.finfo(cosine.dtype).min)
+        logits = torch.where(known > 0, similarity / self.temperature, torch.finfo(similarity.dtype).min)
         used = batch.w * known[own]
         return (F.cross_entropy(logits, own, reduction="none") * used).sum() / used.sum().clamp(min=1)
 
@@ -109,8 +110,7 @@ class FPPL(Method):
         """Prompt of each image and block, [B, L_p, D]: tasks mixed by softmax of scaled cosine between query and key."""
         prompts = {i: torch.cat([*(tree[k] for k in (f"past.{i}",) if k in tree), tree[f"prompt.{i}"][None]]) for i in self.blocks}
         seen = len(prompts[self.blocks[0]])
-        cosine = F.normalize(query, dim=-1) @ F.normalize(tree["fusion.key"][:seen], dim=-1).mT
-        weights = (tree["fusion.scale"] * cosine).softmax(-1)
+        weights = (tree["fusion.scale"] * cosine(query, tree["fusion.key"][:seen])).softmax(-1)
         if self.fusion == "hard":
             weights = F.one_hot(weights.argmax(-1), seen).to(weights)
         return {f"deep.{i}": torch.einsum("bt,tld->bld", weights, p) for i, p in prompts.items()}

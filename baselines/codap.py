@@ -1,0 +1,123 @@
+"""CODA-Prompt in federated learning: Continual Decomposed Attention-based Prompting. Smith et al., CVPR 2023."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Context, Method, Optim, Task, Tree, drop
+from fczoo.errors import FczooError
+from fczoo.losses import head_logits, linear_head, task_cross_entropy
+from fczoo.options import option
+from fczoo.registry import register_method
+
+PARTS = ("prompt", "key", "attention")  # P, K, A
+
+
+@register_method("codap")
+@dataclass(frozen=True)
+class CODAPrompt(Method):
+    """Prefixes put together from components, weighted by how well the attended frozen feature fits each component's key.
+
+    Trained and sent: the current task's components (prompt, key, attention) in each prompted block, and the linear
+    head. Components of finished tasks are frozen and go on contributing. New ones are drawn by the server, orthogonal
+    to the old.
+    """
+
+    paper = "Smith et al., CVPR 2023"
+    tuned = {
+        "digits": {"lr": 1e-2, "components": 50},
+        "imagenet_a": {"lr": 1e-2},
+        "cars196": {"lr": 3e-2},
+    }
+
+    components: int = option(100, "components M of a block, shared out evenly over the tasks", low=1)
+    length: int = option(4, "rows of each key and each value prefix; a component holds both (L_p = 8)", low=1)
+    blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with prefixes", low=0)
+    lr: float = option(1e-3, "learning rate, Adam", low=0)
+    ortho: float = option(0.0, "mu, weight of the orthogonality of prompts, keys and attentions (paper: 0.1; released code: 0)", low=0)
+    classical_gs: bool = option(
+        False, "classical Gram-Schmidt against trained rows, which leaves new rows not orthogonal to them", quirk="GT-RIPL/CODA-Prompt"
+    )
+
+    def inputs(self) -> frozenset[str]:
+        return frozenset({"images", "query"})
+
+    def optims(self) -> Mapping[str, Optim]:
+        return {p: Optim(lr=self.lr) for p in ("component.", "head.")}
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        share, dim = self.components // task.count, backbone.dim
+        if not state:
+            backbone.check_blocks(self.blocks, "codap.blocks")
+            if not share > 0 or share * task.count > dim:
+                reason = f"fewer than the {task.count} tasks" if not share else f"more than the {dim} dimensions of {backbone.config.name}"
+                raise FczooError(f"codap.components is {self.components}, {reason}; change it with --set codap.components=N")
+            state = linear_head(task, dim, rng)
+        moved = drop(state, "component.", "past.")
+        for name in (f"{i}.{part}" for i in self.blocks for part in PARTS):
+            known = [state[k] for k in (f"past.{name}", f"component.{name}") if k in state]
+            shape = (2 * self.length, dim) if name.endswith("prompt") else (dim,)
+            old = torch.cat(known) if known else torch.empty(0, *shape)
+            draws = torch.randn(share, *shape, generator=rng).to(old)
+            fresh = gram_schmidt(old.flatten(1), draws.flatten(1)) if self.classical_gs else orthonormal(old.flatten(1), draws.flatten(1))
+            moved[f"component.{name}"] = fresh.view(share, *shape)
+            if known:
+                moved[f"past.{name}"] = old
+        return moved
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        tree = {**ctx.shared, **train}
+        loss = task_cross_entropy(self._logits(backbone, tree, batch), batch, ctx.task)
+        if self.ortho:
+            loss = loss + self.ortho * self.orthogonality(tree)
+        return loss, {}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        return self._logits(backbone, state, batch)[:, : task.stop]
+
+    def weights(self, tree: Tree, block: int, query: Tensor) -> Tensor:
+        """alpha [B, m] in [-1, 1]: cosine between the attended query q * A_m and the key K_m, of all components so far."""
+        attended = F.normalize(query[:, None] * self._rows(tree, block, "attention"), dim=-1)
+        return (attended * F.normalize(self._rows(tree, block, "key"), dim=-1)).sum(-1)
+
+    def prefixes(self, tree: Tree, query: Tensor) -> Tree:
+        """Key and value prefixes of each image and block, [B, length, D]."""
+        plugs = {}
+        for i in self.blocks:
+            rows = torch.einsum("bm,mld->bld", self.weights(tree, i, query), self._rows(tree, i, "prompt"))
+            plugs[f"prefix.{i}.k"], plugs[f"prefix.{i}.v"] = rows.split(self.length, 1)
+        return plugs
+
+    def orthogonality(self, tree: Tree) -> Tensor:
+        """Sum over blocks and parts of mean((X X^T - I)^2), X the components so far as rows."""
+        terms = []
+        for i in self.blocks:
+            for part in PARTS:
+                rows = self._rows(tree, i, part).flatten(1)
+                terms.append((rows @ rows.mT - torch.eye(len(rows), dtype=rows.dtype, device=rows.device)).square().mean())
+        return torch.stack(terms).sum()
+
+    def _rows(self, tree: Tree, block: int, part: str) -> Tensor:
+        return torch.cat([tree[k] for k in (f"past.{block}.{part}", f"component.{block}.{part}") if k in tree])
+
+    def _logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        return head_logits(tree, backbone(batch.x, self.prefixes(tree, batch.q)))
+
+
+def orthonormal(old: Tensor, draws: Tensor) -> Tensor:
+    """Unit rows [m, D] made from ``draws``, orthogonal to each other and to the span of the rows ``old`` [n, D]."""
+    basis, scale = torch.linalg.qr(torch.cat([old, draws]).double().mT)
+    return (basis * scale.diagonal().sign()).mT[len(old) :].to(draws)
+
+
+def gram_schmidt(old: Tensor, draws: Tensor) -> Tensor:
+    """As released: each draw less its shadows on every earlier row, taken one by one from the draw; unit length at the end."""
+    rows = list(old)
+    for draw in draws:
+        shadows = [(draw @ row) / (row @ row) * row for row in rows]
+        rows.append(draw - torch.stack(shadows).sum(0) if shadows else draw)
+    return F.normalize(torch.stack(rows[len(old) :]), dim=-1)

@@ -1,0 +1,116 @@
+"""DualPrompt in federated learning: Complementary Prompting for Rehearsal-free Continual Learning. Wang et al., ECCV 2022."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Context, Method, Optim, Task, Tree, drop, select
+from fczoo.losses import head_logits, linear_head, task_cross_entropy
+from fczoo.options import option
+from fczoo.prompts import cosine, highest
+from fczoo.registry import register_method
+
+PARTS = "kv"
+
+
+@register_method("dualprompt")
+@dataclass(frozen=True)
+class DualPrompt(Method):
+    """Key and value prefixes: general ones for all tasks, and expert ones, a set a task, found again by a key.
+
+    Trained and sent: the general prefixes (G), the current task's expert prefixes (E) and key, and the linear head.
+    Those of finished tasks are frozen.
+    """
+
+    paper = "Wang et al., ECCV 2022"
+    private = ("next.",)
+    tuned = {
+        "digits": {"lr": 3e-2},
+        "cifar100": {"lr": 5e-2},
+        "imagenet_r": {"lr": 3e-4},
+        "imagenet_a": {"lr": 3e-2},
+        "eurosat": {"lr": 1e-3},
+        "cars196": {"lr": 1e-1},
+        "cub200": {"lr": 1e-1},
+    }
+
+    general_blocks: tuple[int, ...] = option((0, 1), "blocks with general prefixes", low=0)
+    general_length: int = option(5, "rows L_g of each general key and value prefix", low=1)
+    expert_blocks: tuple[int, ...] = option((2, 3, 4), "blocks with expert prefixes", low=0)
+    expert_length: int = option(20, "rows L_e of each expert key and value prefix", low=1)
+    lr: float = option(1e-3, "learning rate, Adam (FPPL's; data sets of HGP have its own)", low=0)
+    clip: float | None = option(1.0, "largest norm of a client's gradient", low=0)
+    pull: float = option(1.0, "lambda, weight of the cosine between the query and the task's key", low=0)
+    warm_start: bool = option(False, "start a task's expert prefixes as a copy of the last task's, as some released code does")
+    no_key_loss: bool = option(False, "drop the term that moves the keys: they keep their random start", quirk="fed-mammoth")
+    match_all_slots: bool = option(False, "match test images with untrained slots, too", quirk="fed-mammoth, JH-LEE-KR, CODA-Prompt's code")
+    reshape_bug: bool = option(False, "reshape the gathered experts: keys, values and images mix", quirk="JH-LEE-KR, mammoth's default, fed-mammoth")
+
+    def inputs(self) -> frozenset[str]:
+        return frozenset({"images", "query"})
+
+    def clip_norm(self) -> float | None:
+        return self.clip
+
+    def optims(self) -> Mapping[str, Optim]:
+        return {p: Optim(lr=self.lr) for p in ("general.", "expert.", "head.")}
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        if not state:
+            backbone.check_blocks(self.general_blocks, "dualprompt.general_blocks")
+            backbone.check_blocks(self.expert_blocks, "dualprompt.expert_blocks")
+            dim = backbone.dim
+
+            def rows(*shape: int) -> Tensor:
+                return torch.empty(*shape, dim).uniform_(-1, 1, generator=rng)
+
+            general = {f"general.{i}.{p}": rows(self.general_length) for i in self.general_blocks for p in PARTS}
+            slots = {f"{i}.{p}": rows(task.count, self.expert_length) for i in self.expert_blocks for p in PARTS} | {"key": rows(task.count)}
+            first = {f"expert.{k}": v[0] for k, v in slots.items()} | {f"next.{k}": v[1:] for k, v in slots.items()}
+            return {**general, **first, **linear_head(task, dim, rng)}
+        moved = drop(state, "past.", "next.", "expert.")
+        for name, done in select(state, "expert.").items():
+            past, future = name.replace("expert.", "past.", 1), name.replace("expert.", "next.", 1)
+            moved[past] = torch.cat([state[past], done[None]]) if past in state else done[None]
+            moved[name] = done if self.warm_start and name != "expert.key" else state[future][0]
+            moved[future] = state[future][1:]
+        return moved
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        experts = {k.removeprefix("expert."): v.expand(len(batch.y), *v.shape) for k, v in drop(select(train, "expert."), "expert.key").items()}
+        loss = task_cross_entropy(self._logits(backbone, train, batch, experts), batch, ctx.task)
+        if self.no_key_loss:
+            return loss, {}
+        return loss - self.pull * batch.mean(cosine(batch.q, train["expert.key"][None])[:, 0]), {}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        chosen = self.match(state, batch.q)
+        names = [k.removeprefix("expert.") for k in select(state, "expert.") if k != "expert.key"]
+        experts = {name: self._slots(state, name)[chosen] for name in names}
+        return self._logits(backbone, state, batch, experts)[:, : task.stop]
+
+    def match(self, state: Tree, query: Tensor) -> Tensor:
+        """Number of the task [B] whose key is nearest to each image's query, among the tasks trained so far."""
+        return highest(cosine(query, self._slots(state, "key")), 1)[:, 0]
+
+    def prefixes(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Key and value prefixes [B, L, D] of each image; mixed up as in released code with ``reshape_bug``."""
+        if not self.reshape_bug:
+            return keys, values
+        mixed = torch.stack([keys, values]).reshape(len(keys), 2, *keys.shape[1:])
+        return mixed[:, 0], mixed[:, 1]
+
+    def _slots(self, state: Tree, name: str) -> Tensor:
+        """Finished and current slots in task order, [t + 1, ...]; all of them with ``match_all_slots``."""
+        parts = [state[f"past.{name}"]] if f"past.{name}" in state else []
+        parts.append(state[f"expert.{name}"][None])
+        return torch.cat([*parts, state[f"next.{name}"]] if self.match_all_slots else parts)
+
+    def _logits(self, backbone: Backbone, tree: Tree, batch: Batch, experts: Tree) -> Tensor:
+        plugs = {k.replace("general.", "prefix.", 1): v for k, v in select(tree, "general.").items()}
+        for i in self.expert_blocks:
+            plugs[f"prefix.{i}.k"], plugs[f"prefix.{i}.v"] = self.prefixes(experts[f"{i}.k"], experts[f"{i}.v"])
+        return head_logits(tree, backbone(batch.x, plugs))

@@ -1,0 +1,82 @@
+"""FedProto with a shared model: Federated Prototype Learning across Heterogeneous Clients. Tan et al., AAAI 2022."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Context, ServerAggregator, Task, Tree, drop, select
+from fczoo.losses import class_sums, head_logits, nearest_mean, task_cross_entropy
+from fczoo.options import option
+from fczoo.registry import register_method
+from fczoo.tuning import HGP_RATES, Tuned, raw_images
+
+
+@register_method("fedproto")
+@dataclass(frozen=True)
+class FedProto(Tuned):
+    """Features are drawn to the global prototype of their class, the mean feature over all clients after the last round.
+
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count and mean feature of each
+    local class; a class with a single image at a client sends that image's feature. Weights are averaged plainly
+    (``--aggregator fedavg`` weighs them by samples). Only the current task's prototypes are used.
+    """
+
+    paper = "Tan et al., AAAI 2022; centralised form as in HGP's comparison"
+    averaging = "uniform"
+    private = ("all.",)
+    uploads = {"class.count": "counts", "class.sum": "class means"}
+    tuned = {**HGP_RATES, "imagenet_a": {"lr": 3e-5, "lr_backbone": 3e-5}, "eurosat": {"lr": 3e-5, "lr_backbone": 3e-5}}
+
+    strength: float = option(0.1, "ld, weight of the distance to the prototypes (official code: 1)", low=0)
+    per_sample: bool = option(False, "distance of each image instead of each class's mean in the batch (official code)")
+    infer: Literal["head", "ncm"] = option("head", "answer of the linear head, or the nearest prototype, those of old tasks as they were")
+    stats_unnormalised: bool = option(False, "prototypes of images in [0, 1], without the normalisation of training", quirk="fed-mammoth")
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        dim = backbone.dim
+        if not state:
+            state = {
+                **super().begin_task(state, task, backbone, rng),
+                "all.mean": torch.zeros(task.classes, dim),
+                "all.known": torch.zeros(task.classes),
+            }
+        return {**state, "prototype.mean": torch.zeros(task.size, dim), "prototype.known": torch.zeros(task.size)}
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        features = self.features(backbone, train, batch)
+        return task_cross_entropy(head_logits(train, features), batch, ctx.task) + self.strength * self.distance(features, batch, ctx), {}
+
+    def distance(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
+        """Mean squared distance over the dimensions, summed over the batch's classes, or averaged over its images; unknown classes give 0."""
+        mean, known, own = ctx.shared["prototype.mean"], ctx.shared["prototype.known"], batch.y - ctx.task.start
+        if self.per_sample:
+            return batch.mean((features - mean[own]).square().mean(-1) * known[own])
+        hot = F.one_hot(own, ctx.task.size).to(features) * batch.w[:, None]
+        count = hot.sum(0)
+        gap = (hot.mT @ features / count[:, None].clamp(min=1) - mean).square().mean(-1)
+        return (gap * known * (count > 0)).sum()
+
+    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        batch = raw_images(backbone, batch) if self.stats_unnormalised and self.tune != "head" else batch
+        return class_sums(self.features(backbone, train, batch), batch, ctx.task)
+
+    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
+        sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in select(payloads[0], "class.")}
+        return {**average([drop(p, "class.") for p in payloads]), **sums}
+
+    def server_update(self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        count, total = merged["class.count"], merged["class.sum"]
+        now = {"mean": total / count[:, None].clamp(min=1), "known": (count > 0).to(total)}  # G
+        every = {k: torch.cat([state[f"all.{k}"][: task.start], v.to(state["all.mean"]), state[f"all.{k}"][task.stop :]]) for k, v in now.items()}
+        return {**state, **drop(merged, "class."), **{f"prototype.{k}": v for k, v in now.items()}, **{f"all.{k}": v for k, v in every.items()}}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        features = self.features(backbone, state, batch)
+        if self.infer == "head":
+            return head_logits(state, features)[:, : task.stop]
+        return nearest_mean(features, state["all.mean"][: task.stop], state["all.known"][: task.stop] > 0, "euclid")

@@ -1,0 +1,97 @@
+"""L2P in federated learning: Learning to Prompt for Continual Learning. Wang et al., CVPR 2022."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.backbone import Backbone
+from fczoo.core import Batch, Context, Method, Optim, Task, Tree
+from fczoo.errors import FczooError
+from fczoo.losses import head_logits, linear_head, task_cross_entropy
+from fczoo.options import option
+from fczoo.prompts import cosine, highest
+from fczoo.registry import register_method
+
+
+@register_method("l2p")
+@dataclass(frozen=True)
+class L2P(Method):
+    """A pool of input prompts shared by all tasks; each image takes those whose keys are nearest to its frozen feature.
+
+    Trained and sent: the pool with its keys, and the linear head; averaged slot by slot, although a slot need not mean
+    the same to two clients (FCILPT sorts the slots first). A slot that nobody chooses stays as it is.
+    """
+
+    paper = "Wang et al., CVPR 2022"
+    tuned = {
+        "digits": {"lr": 3e-2},
+        **{d: {"lr": 3e-2} for d in ("cifar100", "imagenet_r", "imagenet_a", "eurosat", "cars196")},
+        "cub200": {"lr": 3e-1},
+    }
+
+    size: int = option(10, "prompts M in the pool", low=1)
+    chosen: int = option(5, "prompts N chosen for an image", low=1)
+    length: int = option(5, "tokens L_p of a prompt", low=1)
+    lr: float = option(1.875e-3, "learning rate, Adam (0.03 scaled by batch/256, for batches of 16)", low=0)
+    clip: float | None = option(1.0, "largest norm of a client's gradient", low=0)
+    pull: float = option(0.1, "lambda, weight of the cosine between the query and the keys it chose", low=0)
+    selection: Literal["image", "batch"] = option("image", "prompts for each image, or by vote for a batch, in testing too (original code)")
+    pooled: Literal["prompt", "cls+prompt", "cls"] = option("prompt", "mean over the prompts' outputs, with the class token's (HGP), or that alone")
+    positions: Literal["random", "zeros"] = option("random", "fixed position rows added to the prompts: N(0, 0.02^2), or none")
+    no_key_loss: bool = option(False, "drop the term that moves the keys: they keep their random start", quirk="fed-mammoth")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chosen > self.size:
+            raise FczooError(f"l2p.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise l2p.size")
+
+    def inputs(self) -> frozenset[str]:
+        return frozenset({"images", "query"})
+
+    def clip_norm(self) -> float | None:
+        return self.clip
+
+    def optims(self) -> Mapping[str, Optim]:
+        return {"pool.": Optim(lr=self.lr), "head.": Optim(lr=self.lr)}
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        if state:
+            return state
+        dim = backbone.dim
+        rows = torch.zeros(self.chosen * self.length, dim)
+        return {
+            "pool.prompt": torch.empty(self.size, self.length, dim).uniform_(-1, 1, generator=rng),
+            "pool.key": torch.empty(self.size, dim).uniform_(-1, 1, generator=rng),
+            "position": rows.normal_(0, 0.02, generator=rng) if self.positions == "random" else rows,
+            **linear_head(task, dim, rng),
+        }
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        similarity, chosen = self.choose(train, batch)
+        loss = task_cross_entropy(self._logits(backbone, {**ctx.shared, **train}, batch, chosen), batch, ctx.task)
+        if self.no_key_loss:
+            return loss, {}
+        return loss - self.pull * batch.mean(similarity.gather(1, chosen).sum(-1)), {}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        return self._logits(backbone, state, batch, self.choose(state, batch)[1])[:, : task.stop]
+
+    def choose(self, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cosine similarities to all keys [B, M] and numbers of the N chosen prompts [B, N]."""
+        similarity = cosine(batch.q, tree["pool.key"])
+        chosen = highest(similarity, self.chosen)
+        if self.selection == "batch":
+            votes = (F.one_hot(chosen, self.size).sum(1) * batch.w[:, None]).sum(0)
+            chosen = highest(votes, self.chosen).expand(len(batch.q), -1)
+        return similarity, chosen
+
+    def prompts(self, tree: Tree, chosen: Tensor) -> Tensor:
+        """Prompt tokens of each image, [B, N L_p, D], in the order of choice."""
+        return tree["pool.prompt"][chosen].flatten(1, 2) + tree["position"]
+
+    def _logits(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
+        return head_logits(tree, backbone(batch.x, {"tokens": self.prompts(tree, chosen)}, pool=self.pooled))
