@@ -40,11 +40,8 @@ class FedProto(Tuned):
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         dim = backbone.dim
         if not state:
-            state = {
-                **super().begin_task(state, task, backbone, rng),
-                "all.mean": torch.zeros(task.classes, dim),
-                "all.known": torch.zeros(task.classes),
-            }
+            none = {"all.mean": torch.zeros(task.classes, dim), "all.known": torch.zeros(task.classes)}
+            state = {**super().begin_task(state, task, backbone, rng), **none}
         return {**state, "prototype.mean": torch.zeros(task.size, dim), "prototype.known": torch.zeros(task.size)}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:

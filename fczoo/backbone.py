@@ -133,10 +133,8 @@ class Backbone:
             tokens = self._rows(plugs["tokens"], width)
             prompts = tokens.shape[1]
             hidden = torch.cat([tokens, hidden], 1)
-        kept, pooled = (
-            slice(0, hidden.shape[1]),
-            {"cls": slice(prompts, prompts + 1), "prompt": slice(0, prompts), "cls+prompt": slice(0, prompts + 1)}[pool],
-        )
+        kept = slice(0, hidden.shape[1])
+        pooled = slice(prompts if pool == "cls" else 0, prompts if pool == "prompt" else prompts + 1)
         for i in range(self.depth):
             if f"deep.{i}" in plugs:
                 hidden = torch.cat([hidden, self._rows(plugs[f"deep.{i}"], width)], 1)
