@@ -34,19 +34,17 @@ class GLFC(Tuned):
     averaging = "uniform"
     private = ("best.", "monitor.")
     uploads = {"image_gradient.": "gradients of single images"}
-    tuned = {"digits": {"memory": 20}}
+    tuned = {"digits": {"memory": 20, "proxy": "last"}}
 
     memory: int = option(200, "images a client may keep (the paper's 2000, shared by ten clients as in FPPL)", low=0)
     detector: Literal["entropy", "oracle"] = option("entropy", "how a client notices a new task: the entropy of its data jumps, or it is told")
-    threshold: float = option(
-        1.2, "jump of the mean entropy that means a new task, nats, at ten classes a task; scaled by ln(classes) / ln(10)", low=0
-    )
+    threshold: float = option(1.2, "jump of the entropy, nats, that means a new task; scaled by ln(classes of the task) / ln(10)", low=0)
     relation: float = option(0.5, "weight of the distillation where there is an old model; the compensated loss has the rest", low=0, high=1)
     proxy: Literal["reconstruct", "last"] = option("reconstruct", "old model: best on reconstructed images, or last of the task before (cheap)")
     perturb_steps: int = option(50, "steps of gradient descent that blur an image before its gradient is taken", low=0)
     perturb_lr: float = option(0.1, "their rate (released code: 0.2)", low=0)
     inversion_steps: int = option(250, "steps of L-BFGS in a reconstruction", low=1)
-    inversion_inner: int = option(1, "iterations in each step (released code: 20, torch's default)", low=1)
+    inversion_inner: int = option(20, "iterations in each step; one alone leaves the images unrecognisable", low=1)
     reconstructions: int = option(20, "last images of each reconstruction that are kept to monitor models", low=1)
     best_perf_no_reset: bool = option(
         False, "do not reset the best accuracy at a new task: later tasks may never get an old model of their own", quirk="conditionWang/FCIL"
@@ -75,11 +73,11 @@ class GLFC(Tuned):
         told = int(memory["task"]) != ctx.task.index
         if told:
             memory |= {"task": torch.tensor(ctx.task.index), "last.index": memory["current.index"], "current.index": data.index}
-        entropy = self.entropy(torch.cat([self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop] for batch in data.batches(data.index)]))
-        signal = (
-            told if self.detector == "oracle" else bool(entropy.cpu() - memory["entropy"] > self.threshold * math.log(ctx.task.size) / math.log(10))
-        )
-        memory |= {"entropy": entropy.cpu(), "signal": torch.tensor(signal)}
+        logits = [self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop] for batch in data.batches(data.index)]
+        entropy = self.entropy(torch.cat(logits)).cpu()
+        threshold = self.threshold * math.log(ctx.task.size) / math.log(10)  # entropy is at most ln(classes)
+        signal = told if self.detector == "oracle" else bool(entropy - memory["entropy"] > threshold)
+        memory |= {"entropy": entropy, "signal": torch.tensor(signal)}
         if signal and len(memory["last.index"]):
             memory |= self._store(backbone, data, ctx, memory)
         return memory

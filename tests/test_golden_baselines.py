@@ -14,6 +14,7 @@ from torch import Tensor
 from fczoo import Batch, Context, Task, Tree, create_method
 from fczoo.aggregate import fedavg, uniform
 from fczoo.backbone import Backbone, ViTConfig
+from fczoo.exemplars import herding
 from fczoo.gaussians import normalised_cross_entropy, train_head
 from fczoo.losses import head_logits, task_cross_entropy
 
@@ -339,3 +340,30 @@ def test_ccvr_calibration() -> None:
     assert same(torch.stack(seen), g["out.step_losses"])
     assert same(after["head.weight"], g["out.head_w"]) and same(after["head.bias"], g["out.head_b"])
     assert torch.equal(after["head.weight"][:3], head["head.weight"][:3])
+
+
+# --- GLFC
+
+
+@pytest.mark.parametrize("scenario", ["mixed", "nolearned", "onlynew", "onlyold"])
+def test_glfc_loss_is_the_official_one(scenario):
+    g = golden("glfc_loss")
+    method, learned = create_method("glfc"), torch.zeros(8, dtype=torch.bool)
+    learned[g[f"in.{scenario}.learned"].long()] = True
+    logits = g["in.logits"].clone().requires_grad_()
+    data = whole(g["in.logits"], g[f"in.{scenario}.label"].long(), g["in.old_logits"])
+    assert same(method.weights(logits, data, learned), g[f"out.{scenario}.w"])
+    compensated, relations = method.compensated(logits, data, learned), method.relations(logits, data, 4)
+    assert same(compensated, g[f"out.{scenario}.loss_gc"])
+    assert same(torch.autograd.grad(compensated, logits, retain_graph=True)[0], g[f"out.{scenario}.grad_gc"])
+    assert same(relations, g[f"out.{scenario}.loss_rd"])
+    total = (1 - method.relation) * compensated + method.relation * relations
+    assert same(total, g[f"out.{scenario}.loss_total"])
+    assert same(torch.autograd.grad(total, logits)[0], g[f"out.{scenario}.grad_total"])
+
+
+def test_herding_is_the_official_one():
+    g = golden("glfc_herding")
+    assert herding(g["in.feat_a"], int(g["in.m_a"])).tolist() == g["out.sel_a"].tolist()
+    assert herding(g["in.feat_b"], int(g["in.m_b"])).tolist() == g["alt.sel_b_no_duplicates"].tolist()
+    assert len(set(g["quirk.sel_b_with_duplicates"].tolist())) < int(g["in.m_b"])  # the released code repeats images
