@@ -46,9 +46,14 @@ class GLFC(Tuned):
     inversion_steps: int = option(250, "steps of L-BFGS in a reconstruction", low=1)
     inversion_inner: int = option(20, "iterations in each step; one alone leaves the images unrecognisable", low=1)
     reconstructions: int = option(20, "last images of each reconstruction that are kept to monitor models", low=1)
+    repeated_exemplars: bool = option(False, "let herding choose the same image again", quirk="conditionWang/FCIL")
     best_perf_no_reset: bool = option(
         False, "do not reset the best accuracy at a new task: later tasks may never get an old model of their own", quirk="conditionWang/FCIL"
     )
+
+    def remark(self) -> str:
+        upload = "without reconstructions (proxy=last)" if self.proxy == "last" else "uploads gradients that can be inverted to images"
+        return "; ".join(filter(None, [f"keeps {self.memory} images a client, {upload}", super().remark()]))
 
     def inputs(self) -> frozenset[str]:
         return super().inputs() | ({"images"} if self.proxy == "reconstruct" else set())
@@ -93,7 +98,7 @@ class GLFC(Tuned):
         for c in labels.unique():
             own = index[labels == c]
             features = torch.cat([self.features(backbone, ctx.shared, batch) for batch in data.batches(own)])
-            lists.append(own[herding(features, room)])
+            lists.append(own[herding(features, room, self.repeated_exemplars)])
         return {"learned": learned, "exemplar.index": torch.cat(lists), "last.index": index[:0]}
 
     def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:

@@ -27,6 +27,9 @@ class Joint(Tuned):
 
     setting: Literal["central", "federated"] = option("central", "one place holds everything (HGP), or clients hold their shares (PILoRA)")
 
+    def remark(self) -> str:
+        return "upper bound: keeps the images of all tasks" + (", in one place" if self.setting == "central" else "")
+
     def scope(self) -> Scope:
         return "pooled" if self.setting == "central" else "seen"
 

@@ -78,7 +78,7 @@ def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: P
 
 
 @main.command("list")
-@click.argument("kind", type=click.Choice(["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones"]))
+@click.argument("kind", type=click.Choice(["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones", "quirks"]))
 def list_command(kind: str) -> None:
     """Names of one kind."""
     from .show import listing

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .backbone import Backbone
-from .options import check_options
+from .options import check_options, quirks
 
 Tree = dict[str, Tensor]
 """Flat, with dotted names such as ``lora.0.q.a``: state, broadcast, upload and checkpoint are all this."""
@@ -124,6 +124,11 @@ class Method(ABC):
     def clip_norm(self) -> float | None:
         """Largest norm of one client's gradient, over all tensors that it trains."""
         return None
+
+    def remark(self) -> str:
+        """What a reader of its results must know: an upper bound, a cheap mode, a quirk. Shown under every table."""
+        on = [f"{name}={getattr(self, name)}" for name, value, _ in quirks(type(self)) if getattr(self, name) == value]
+        return f"with {', '.join(on)}, as in released code" if on else ""
 
     def scope(self) -> Scope:
         """Which images clients train on. Anything but ``task`` is an upper bound, not a competitor."""

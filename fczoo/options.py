@@ -14,10 +14,11 @@ from .errors import FczooError
 _UNIONS = (types.UnionType, typing.Union)
 
 
-def option(default: Any, meaning: str, *, low: float | None = None, high: float | None = None, quirk: str = "") -> Any:
+def option(default: Any, meaning: str, *, low: float | None = None, high: float | None = None, quirk: str | Mapping[str, str] = "") -> Any:
     """A dataclass field with a one-line meaning (shown by ``fczoo show``) and optional inclusive limits.
 
-    ``quirk`` says where a deviation that the option can switch on was seen (shown by ``fczoo list quirks``).
+    ``quirk`` says where the deviation that the option switches on was seen, or for each value that is one
+    (shown by ``fczoo list quirks``).
     """
     return dataclasses.field(default=default, metadata={"meaning": meaning, "low": low, "high": high, "quirk": quirk})
 
@@ -35,6 +36,12 @@ def build(cls: type, label: str, values: Mapping[str, Any]) -> Any:
             raise FczooError(f"{label} has no option {key!r}; {nearest(key, list(fields))}")
         parsed[key] = _parse(value, hints[key], f"{label}.{key}")
     return cls(**parsed)
+
+
+def quirks(cls: type) -> list[tuple[str, Any, str]]:
+    """Field, value and place of every deviation that an option of a dataclass can switch on."""
+    seen = [(f.name, f.metadata.get("quirk")) for f in dataclasses.fields(cls)]
+    return [(name, value, place) for name, at in seen if at for value, place in (at if isinstance(at, Mapping) else {True: at}).items()]
 
 
 def check_options(instance: Any) -> None:

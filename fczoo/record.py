@@ -24,6 +24,7 @@ class Result:
     task_sizes: list[int]
     test_counts: list[int]
     trained_scalars: int = 0
+    remark: str = ""  # what a reader must know of the method as it ran
     accuracy: list[list[float]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     bytes_up: int = 0  # all uploads

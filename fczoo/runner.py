@@ -106,6 +106,7 @@ class _Run:
             list(self.stream.class_order),
             [t.size for t in self.stream.tasks],
             [len(self.stream.positions(self.stream.test, t)) for t in self.stream.tasks],
+            remark=method.remark(),
             versions=versions(),
         )
 

@@ -18,20 +18,22 @@ from .data import Images, home
 from .engine import Client, Engine, Plan, broadcast
 from .errors import FczooError
 from .images import Augment, ImageStore
-from .options import describe_type, nearest
+from .options import describe_type, nearest, quirks
 from .record import versions
 from .registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, PLUGINS
 from .runner import create_method
 from .settings import Settings
 from .weights import architecture, backbone_names, load_backbone
 
-KINDS = ("methods", "baselines", "datasets", "partitioners", "aggregators", "backbones")
+KINDS = ("methods", "baselines", "datasets", "partitioners", "aggregators", "backbones", "quirks")
 
 
 def listing(kind: str) -> str:
     """Names of one kind, each with a line on what it is."""
     if kind == "backbones":
         return "\n".join(backbone_names())
+    if kind == "quirks":
+        return tabulate(_quirks(), ["option", "what it does", "seen in"], tablefmt="simple", maxcolwidths=[None, 80, 60])
     if kind in ("methods", "baselines"):
         baselines = METHODS.names("fczoo.baselines")
         names = baselines if kind == "baselines" else [n for n in METHODS.names() if n not in baselines]
@@ -50,6 +52,16 @@ def show(name: str, dataset: str) -> str:
             return page(registry.get(name), dataset)
     known = [n for r in (METHODS, DATASETS, PARTITIONERS, AGGREGATORS) for n in r.names()]
     raise FczooError(f"nothing is called {name!r}; {nearest(name, known)}")
+
+
+def _quirks() -> list[tuple[str, str, str]]:
+    """Deviations found in released code: option, what it changes, where it was seen."""
+    owners = [*((n, METHODS.get(n)) for n in METHODS.names()), ("bench", Settings), *((n, PARTITIONERS.get(n)) for n in PARTITIONERS.names())]
+    return [
+        (f"{owner}.{name}={value}", cls.__dataclass_fields__[name].metadata["meaning"], place)
+        for owner, cls in owners
+        for name, value, place in quirks(cls)
+    ]
 
 
 def doctor() -> str:

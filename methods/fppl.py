@@ -41,7 +41,7 @@ class FPPL(Method):
     server_lr: float = option(1e-3, "learning rate of the debiasing, Adam", low=0)
     server_epochs: int = option(5, "its epochs E_server", low=1)
     server_batch: int = option(128, "its batch size", low=1)
-    view: Literal["test", "train"] = option("test", "view of the images in the local prototypes; train: as released")
+    view: Literal["test", "train"] = option("test", "view of the images in the local prototypes", quirk={"train": "ycheoo/FPPL"})
 
     def stats_view(self) -> Literal["test", "train"]:
         return self.view

@@ -39,7 +39,9 @@ class HGP(Method):
     prefix_len: int = option(100, "rows L of each key and each value prefix (code: 100; 200 reads the paper literally)", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prefix", low=0)
     init: Literal["normal", "uniform", "zeros"] = option(
-        "normal", "prefix start: N(0, 0.02^2), U(-1/sqrt D, 1/sqrt D), or zeros as released, where all rows stay equal for ever"
+        "normal",
+        "prefix start: N(0, 0.02^2), U(-1/sqrt D, 1/sqrt D), or zeros as released, where all rows stay equal for ever",
+        quirk={"zeros": "fed-mammoth: its Gram-Schmidt fills no rows"},
     )
     lr: float = option(3e-3, "learning rate of prefix and head", low=0)
     schedule: Literal["constant", "cosine_local"] = option("constant", "cosine_local: over the steps of each round, as in early released code")

@@ -32,7 +32,9 @@ class PILoRA(Method):
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v", low=0)
     lr_prototype: float = option(2e-2, "learning rate of the prototypes", low=0)
     lr_lora: float = option(1e-5, "learning rate of LoRA (HGP's re-run of PILoRA: 1e-4)", low=0)
-    schedule: Literal["cosine", "cosine_late", "constant"] = option("cosine", "over the rounds of a task; cosine_late: one round late, as released")
+    schedule: Literal["cosine", "cosine_late", "constant"] = option(
+        "cosine", "over the rounds of a task, or one round late", quirk={"cosine_late": "Ghy0501/PILoRA"}
+    )
     weight_decay: float = option(1e-5, "on LoRA and prototypes; only in the released code (paper: 0)", low=0)
     pull: float = option(1e-3, "weight lambda of the distance to the own prototype", low=0)
     ortho: float = option(0.5, "weight gamma of the overlap with earlier tasks' LoRA", low=0)
@@ -41,13 +43,17 @@ class PILoRA(Method):
     distance: Literal["rms", "squared"] = option("rms", "root mean square as released, or squared L2 as printed (rates are tuned for rms)")
     support: Literal["all", "seen", "task"] = option("all", "classes in the training softmax: all of the run (paper and code), seen, or the task's")
     merge: Literal["sum", "factor_sum", "first"] = option(
-        "sum", "LoRA of several tasks: sum of B_i A_i; (sum B)(sum A) as eq. 6; or the first task's alone, as the released code evaluates"
+        "sum",
+        "LoRA of several tasks: sum of B_i A_i; (sum B)(sum A) as eq. 6; or the first task's alone in evaluation",
+        quirk={"first": "Ghy0501/PILoRA"},
     )
     temperature: float = option(0.2, "divisor in the re-weight's softmax; eq. 13 prints it as a factor: use 5 for that reading", low=1e-6)
     reweight: Literal["distance", "squared", "average"] = option(
         "distance", "prototypes by distance (code), squared distance (eq. 11), or plain average"
     )
-    means: Literal["after", "running"] = option("after", "class means from one pass after training, or over all training views, as released")
+    means: Literal["after", "running"] = option(
+        "after", "class means from one pass after training, or over all training views", quirk={"running": "Ghy0501/PILoRA"}
+    )
     head_tune: bool = option(False, "start new prototypes at the class means of the frozen features (FedNCM's HeadTune)")
 
     def optims(self) -> Mapping[str, Optim]:

@@ -1,7 +1,6 @@
 """What the baselines promise, one by one."""
 
 import math
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -22,6 +21,9 @@ from fczoo.gaussians import draw_features, gaussians, moment_sums, pooled
 from fczoo.images import Augment
 from fczoo.inversion import image_gradient, lenet, lenet_logits, mismatch, read_label, reconstruct
 from fczoo.losses import task_cross_entropy
+from fczoo.options import quirks
+from fczoo.registry import METHODS
+from fczoo.show import listing
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64
 DIM = 32
@@ -685,12 +687,14 @@ def test_glfc_picks_the_model_that_does_best_on_the_reconstructions(small_method
 
 
 def test_quirks_are_off_by_default():
-    from fczoo.registry import METHODS
-
-    quirks = [(name, f) for name in METHODS.names() for f in fields(METHODS.get(name)) if f.metadata.get("quirk")]
-    assert len(quirks) >= 10
-    for name, f in quirks:
-        assert f.default is False, f"{name}.{f.name}"
+    known = [(name, *quirk) for name in METHODS.names() for quirk in quirks(METHODS.get(name))]
+    assert len(known) >= 15
+    for name, option, value, place in known:
+        assert getattr(create_method(name), option) != value and place
+        assert f"{option}={value}" in create_method(name, **{option: value}).remark()
+    listed = listing("quirks")
+    for option in ("ewc.amp_vanish=True", "lwf.distill_current=True", "dualprompt.reshape_bug=True", "hgp.init=zeros"):
+        assert option in listed
 
 
 def test_task_cross_entropy_shifts_labels_by_the_task_not_by_a_remainder(noise):

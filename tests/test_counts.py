@@ -184,3 +184,48 @@ def test_fedncm_sends_sums_once_a_task(backbone: Backbone) -> None:
     batch = Batch(torch.empty(4, 0), torch.arange(4), torch.ones(4), torch.ones(4, WIDTH))
     sent = method.survey("begin", backbone, state, batch, task)
     assert size(sent) == 10 * (WIDTH + 1) and not method.optims()
+
+
+# ---------------------------------------------------------------- the six figures of FPPL's table, 200 classes in 20 tasks
+
+HEAD = 200 * (WIDTH + 1)
+FULL = 85_798_656 + HEAD  # ViT-B/16 without its head, and the head
+
+
+@pytest.fixture(scope="module")
+def vit_base() -> Backbone:
+    """ViT-B/16 without any values."""
+    config = ViTConfig("vit_base_patch16_224", image_size=224, patch_size=16, dim=WIDTH, depth=12, heads=12, mlp_dim=3072)
+    return Backbone(config, {name: torch.empty(shape, device="meta") for name, shape in config.shapes().items()})
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ewc", "lwf", "fedproto"])
+def test_full_fine_tuning_sends_the_whole_network(vit_base: Backbone, name: str) -> None:
+    method, (task, *_) = create_method(name), schedule(200, 20)
+    (state,) = states(method, vit_base, [task])
+    payload = upload(method, state, task, held=task.size)
+    assert size(payload, "full.", "head.") == FULL == 85_952_456
+
+
+def test_glfc_sends_a_gradient_for_each_new_class(vit_base: Backbone) -> None:
+    method, (task, *_) = create_method("glfc"), schedule(200, 20)
+    (state,) = states(method, vit_base, [task])
+    gradients = {f"image_gradient.{k}": v.expand(task.size, *v.shape) for k, v in select(state, "lenet.").items()}
+    assert size({**upload(method, state, task, held=10), **gradients}, "full.", "head.", "image_gradient.") == 87_571_816
+
+
+def test_a_mean_and_a_full_covariance_for_each_new_class(vit_base: Backbone) -> None:
+    """What FPPL counts for SLCA; CCVR with full covariances sends the same."""
+    method, (task, *_) = create_method("ccvr", covariance="full"), schedule(200, 20)
+    (state,) = states(method, vit_base, [task])
+    held = {"class.count": torch.full((10,), 2.0), "class.sum": torch.ones(10, WIDTH), "class.products": torch.ones(10, WIDTH, WIDTH)}
+    payload = method.pack(select(state, *method.optims()), held, Context(task, 0, 1, state))
+    assert size(payload, "full.", "head.", "gauss.mean", "gauss.cov") == 91_858_376
+
+
+@pytest.mark.parametrize(("name", "comm", "extra"), [("l2p", 199_880, 0), ("dualprompt", 261_320, WIDTH), ("codap", 345_800, 0)])
+def test_prompt_methods_send_the_current_slice_only(backbone: Backbone, name: str, comm: int, extra: int) -> None:
+    """FPPL leaves DualPrompt's key out of its count."""
+    method, plan = create_method(name), schedule(200, 20)
+    for state, task in zip(states(method, backbone, plan), plan, strict=True):
+        assert size(method.pack(select(state, *method.optims()), {}, Context(task, 0, 1, state))) == comm + extra
