@@ -32,6 +32,7 @@ class Batch(NamedTuple):
     w: Tensor  # [B] 1 = real sample, 0 = padding
     q: Tensor  # [B, D] feature of the frozen backbone; [B, 0] for a method that does not ask for it
     t: Tensor = torch.empty(0, 0)  # [B, C] what the method's teacher says of the same view; [B, 0] without a teacher
+    n: Tensor = torch.empty(0)  # [C] images of each class on which the client trains; [0] outside of training
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Average of a [B] tensor over the real samples. Every loss averages through this."""

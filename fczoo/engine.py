@@ -89,6 +89,7 @@ class Engine:
             ctx, learned = self._recall(clients[0], data, ctx)
         leaves = [{k: v.detach().clone().requires_grad_() for k, v in start.items()} for _ in clients]
         optimizers = _Optimizers(optims, leaves, ctx)
+        counts = torch.stack([torch.bincount(self.store.labels[i.to(self.store.labels.device)], minlength=ctx.task.classes) for i in learned])
         queues = [list(self._epochs(client.number, index, ctx)) for client, index in zip(clients, learned, strict=True)]  # longest first
         sums: list[Tree] = [{} for _ in clients]
 
@@ -99,7 +100,7 @@ class Engine:
         for step in range(len(queues[0])):
             rows = [queue[step] for queue in queues if step < len(queue)]
             active = range(len(rows))
-            batch = self._with_teacher(self._batch(rows), rows, ctx)
+            batch = self._with_teacher(self._batch(rows), rows, ctx)._replace(n=counts[: len(rows)])
             out = _over_clients(loss, [leaves[i] for i in active], batch)
             out[_LOSS].sum().backward()
             optimizers.step([step / len(queues[i]) for i in active], self.method.clip_norm())
@@ -179,7 +180,8 @@ class Engine:
             draws = torch.cat([_pad(d, width) for _, d in rows if d is not None])
         x, q = make_inputs(self.method, self.store, index.flatten(), self.plan.augment, draws, self.plan.cache_queries)
         y = self.store.labels[index.to(self.store.labels.device)]
-        return Batch(x.unflatten(0, index.shape), y, weight.to(q), q.unflatten(0, index.shape), q.new_empty(*index.shape, 0))
+        none = q.new_empty(*index.shape, 0)
+        return Batch(x.unflatten(0, index.shape), y, weight.to(q), q.unflatten(0, index.shape), none, none[:, 0])
 
 
 @dataclass(frozen=True)

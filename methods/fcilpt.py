@@ -45,7 +45,9 @@ class FCILPT(Method):
     sort: bool = option(True, "sort pools by use before averaging (False: FedAvg of an L2P pool)")
     query: Literal["cls", "embed_cls"] = option("cls", "frozen class feature, or the embedded class token (as printed): the same for all images")
     pooled: Literal["prompt", "cls"] = option("prompt", "feature: mean over the prompts' outputs as in L2P, or the class token's")
-    support: Literal["task", "seen", "all"] = option("task", "classes in the training softmax: the task's as in L2P, seen, or all of the run")
+    support: Literal["task", "local", "seen", "all"] = option(
+        "task", "classes in the training softmax: the task's as in L2P, those of them that the client holds, seen, or all of the run"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,8 +73,11 @@ class FCILPT(Method):
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         similarity, chosen = self.choose(backbone, train, batch)
-        first, last = {"task": (ctx.task.start, ctx.task.stop), "seen": (0, ctx.task.stop), "all": (0, ctx.task.classes)}[self.support]
+        first = ctx.task.start if self.support in ("task", "local") else 0
+        last = ctx.task.classes if self.support == "all" else ctx.task.stop
         logits = head_logits(train, self._features(backbone, train, batch, chosen))[:, first:last]
+        if self.support == "local":
+            logits = torch.where(batch.n[first:last] > 0, logits, torch.finfo(logits.dtype).min)
         entropy = batch.mean(F.cross_entropy(logits, batch.y - first, reduction="none"))
         far = batch.mean((1 - similarity).sum(-1))  # L_QP
         usage = (F.one_hot(chosen, self.size).to(batch.w) * batch.w[:, None, None]).sum((0, 1))

@@ -549,3 +549,18 @@ def test_fedavg_trains_what_it_is_told(make_bench, small_method, watch, tune):
     moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert {name.partition(".")[0] for name in moved} == kinds
     assert set(run.rounds[0].payloads[0]) == {*after, "num_samples", "client"}
+
+
+def test_fcilpt_softmax_over_local_classes_leaves_other_rows_alone(make_bench, small_method, watch):
+    """A client moves the head rows of the classes that it holds; with the task's softmax, those of the whole task."""
+    for support in ("local", "task"):
+        run = watch(make_bench(), small_method("fcilpt", support=support))
+        lacking = 0
+        for call in run.rounds:
+            for client, payload in zip(call.clients, call.payloads, strict=True):
+                held = set(run.bench.train.labels[client.index].tolist())
+                moved = {c for c in range(7) if not torch.equal(payload["head.bias"][c], call.state["head.bias"][c])}
+                task = set(range(call.ctx.task.start, call.ctx.task.stop))
+                lacking += held < task
+                assert moved == (task if support == "task" else held if len(held) > 1 else set())
+        assert lacking
