@@ -95,7 +95,7 @@ def download(url: str, file: Path, archive: Archive) -> dict[str, Any]:
     or checksum than ``archive`` says (it is removed).
     """
     done = file.stat().st_size if file.exists() else 0
-    if archive.size is None or done < archive.size:
+    if not file.exists() or archive.size is None or done < archive.size:
         _transfer(url, file, done)
     size, digests, wrong = file.stat().st_size, _digests(file), ""
     if archive.size is not None and size != archive.size:
@@ -120,11 +120,11 @@ def _transfer(url: str, file: Path, done: int) -> None:
             length = answer.headers.get("Content-Length")
             total = None if length is None else done + int(length)
             with file.open("ab" if done else "wb") as out, _bar(file.name, total, done) as bar:
-                while block := answer.read(BLOCK):
+                while block := answer.read1(BLOCK):  # whatever is there: a slow line is no reason to lose a block
                     out.write(block)
                     bar.update(len(block))
     except HTTPError as error:
-        if error.code == 416:  # nothing is left to send; the checks that follow tell whether that is right
+        if error.code == 416 and done:  # nothing is left to send; the checks that follow tell whether that is right
             return
         raise FczooError(f"{url} answers {error.code} {error.reason}; try later, or get the file elsewhere and give --mirror") from error
     except (URLError, HTTPException, TimeoutError, ConnectionError, SSLError) as error:
