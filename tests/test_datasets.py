@@ -299,7 +299,7 @@ def test_a_list_beside_the_images_replaces_the_rule(tmp_path: Path) -> None:
     with pytest.raises(FczooError, match=r"test\.txt names Land0/none\.jpg, which is not in"):
         DATASETS.get("eurosat")().load(tmp_path)
     (place / "test.txt").write_text("".join(f"Land4/Land4_{j}.jpg\n" for j in range(6)))
-    with pytest.raises(FczooError, match="class Land4 in .* has no training image left"):
+    with pytest.raises(FczooError, match=r"class Land4 in .* has no training image left"):
         DATASETS.get("eurosat")().load(tmp_path)
 
 

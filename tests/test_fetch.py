@@ -155,7 +155,7 @@ def test_without_a_published_checksum_the_sha256_is_told(get, server: Server, ca
 def test_servers_that_do_not_answer(server: Server, tmp_path: Path) -> None:
     with pytest.raises(FczooError, match=r"answers 404 .*--mirror"):
         download(f"{server.url}/none", tmp_path / "none", published(CONTENT))
-    with pytest.raises(FczooError, match="failed: .*run it again"):
+    with pytest.raises(FczooError, match=r"failed: .*run it again"):
         download("http://127.0.0.1:9/none", tmp_path / "none", published(CONTENT))
 
 
@@ -223,7 +223,7 @@ def test_archives_that_reach_out_are_refused_whole(kind: str, toy: type[Dataset]
     root = tmp_path / "deep" / "root"
     toy.archives = (published(EVIL[kind]),)
     server.files["toy.tar.gz"] = EVIL[kind]
-    with pytest.raises(FczooError, match="neither a file nor a folder|leads out of the folder"):
+    with pytest.raises(FczooError, match=r"neither a file nor a folder|leads out of the folder"):
         fetch("toy", root, server.url)
     assert [p.name for p in tmp_path.rglob("*") if p.name not in ("deep", "root")] == [".fetch-toy.lock"]
 
@@ -232,7 +232,7 @@ def test_archives_that_reach_out_are_refused_whole(kind: str, toy: type[Dataset]
 def test_what_cannot_be_unpacked_leaves_nothing(content: bytes, toy: type[Dataset], server: Server, tmp_path: Path) -> None:
     toy.archives = (published(content, "toy.bin"),)
     server.files["toy.bin"] = content
-    with pytest.raises(FczooError, match="no tar, zip or gz|cannot unpack|holds no folder toy"):
+    with pytest.raises(FczooError, match=r"no tar, zip or gz|cannot unpack|holds no folder toy"):
         fetch("toy", tmp_path, server.url)
     assert [p.name for p in tmp_path.iterdir()] == [".fetch-toy.lock"]
 
@@ -293,7 +293,7 @@ def test_a_killed_fetch_leaves_no_data_and_is_resumed(toy: type[Dataset], server
     while not server.ranges and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.3)  # the bytes are on their way
-    with pytest.raises(FczooError, match="another fetch of toy into .* is running"):
+    with pytest.raises(FczooError, match=r"another fetch of toy into .* is running"):
         fetch("toy", tmp_path, server.url)
     child.kill()
     child.wait()
