@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fczoo.data import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.image_files import class_folders, class_names, one_folder
+from fczoo.image_files import class_ids, class_names, one_folder
 from fczoo.registry import register_dataset
 
 
@@ -31,4 +31,4 @@ class ImageNetR(Dataset):
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)
-        return one_folder(self.name, place, 256, class_names(list(class_folders(place)), place / "README.txt"))
+        return one_folder(self.name, place, 256, class_names(class_ids(place), place / "README.txt"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fczoo.data import Dataset, Defaults, ImageData, Official
 from fczoo.errors import FczooError
-from fczoo.image_files import class_names, two_folders
+from fczoo.image_files import class_ids, class_names, two_folders
 from fczoo.registry import register_dataset
 from fczoo.seeds import numpy_stream
 
@@ -34,9 +34,7 @@ class ImageNetSubset(Dataset):
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)
-        if not (place / "train").is_dir():
-            raise FczooError(f"no folder {place / 'train'}; expected: {self.layout}")
-        ids = sorted(f.name for f in (place / "train").iterdir() if f.is_dir() and not f.name.startswith("."))
+        ids = class_ids(place / "train")
         if len(ids) != 1000:
             raise FczooError(f"{place / 'train'} has {len(ids)} class folders; the draw needs all 1,000 of ImageNet-1k")
         chosen = sorted(ids[i] for i in numpy_stream("imagenet subset", SEED).permutation(1000)[: self.classes])

@@ -42,6 +42,7 @@ class ImageData(NamedTuple):
     train: Split
     test: Split
     classes: tuple[str, ...]
+    split: str = "official"  # how the test part was chosen, for the record
 
 
 class Archive(NamedTuple):
@@ -114,6 +115,7 @@ class Stream:
     class_order: tuple[int, ...]  # original label of each class, in order of arrival
     classes: tuple[str, ...]  # names in order of arrival
     tasks: tuple[Task, ...]
+    split: str = "official"  # how the test part was chosen
 
     def positions(self, images: Images, task: Task) -> np.ndarray:
         """Where the images of one task are."""
@@ -158,6 +160,7 @@ def make_stream(
         tuple(order.tolist()),
         tuple(data.classes[i] for i in order),
         tuple(Task(t, bounds[t], bounds[t + 1], count, tasks) for t in range(tasks)),
+        data.split,
     )
 
 

@@ -72,13 +72,18 @@ def images_in(folder: Path) -> list[str]:
     return sorted(f.name for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
 
 
-def class_folders(place: Path, inner: str = "") -> dict[str, list[str]]:
-    """Folder name of each class, sorted -> names of its images below ``place``. Raises FczooError for a class without any."""
+def class_ids(place: Path) -> list[str]:
+    """Names of the class folders in ``place``, sorted. Raises FczooError when there is no such place."""
     if not place.is_dir():
         raise FczooError(f"no folder {place}; see `fczoo show` for the layout that is expected")
+    return sorted(f.name for f in place.iterdir() if f.is_dir() and not f.name.startswith("."))
+
+
+def class_folders(place: Path, inner: str = "", keep: list[str] | None = None) -> dict[str, list[str]]:
+    """Each class, or those to keep -> names of its images below ``place``. Raises FczooError for a class without any."""
     out = {}
-    for folder in sorted(f for f in place.iterdir() if f.is_dir() and not f.name.startswith(".")):
-        out[folder.name] = ["/".join(filter(None, (folder.name, inner, name))) for name in images_in(folder / inner)]
+    for folder in class_ids(place) if keep is None else keep:
+        out[folder] = ["/".join(filter(None, (folder, inner, name))) for name in images_in(place / folder / inner)]
     if empty := [name for name, images in out.items() if not images]:
         raise FczooError(f"no image in {place / empty[0] / inner} ({len(empty)} such classes); the copy is incomplete or has another layout")
     if not out:
@@ -97,12 +102,12 @@ def two_folders(dataset: str, train: Path, test: Path, size: int, classes: tuple
 
     Raises FczooError when the two have different classes.
     """
-    first, second = class_folders(train), class_folders(test)
-    if odd := sorted(first.keys() ^ second.keys()):
+    if odd := sorted(set(class_ids(train)) ^ set(class_ids(test))):
         raise FczooError(f"{train} and {test} have different classes: {odd[0]} is in one of them only; both parts must hold every class")
-    if keep is not None:
-        first, second = ({name: folders[name] for name in keep} for folders in (first, second))
-    return ImageData(part(dataset, train, first, size), part(dataset, test, second, size), classes or tuple(first))
+    first, second = class_folders(train, keep=keep), class_folders(test, keep=keep)
+    return ImageData(
+        part(dataset, train, first, size), part(dataset, test, second, size), classes or tuple(first), f"folders {train.name} and {test.name}"
+    )
 
 
 def one_folder(dataset: str, place: Path, size: int, classes: tuple[str, ...] | None = None, seed: int = 0) -> ImageData:
@@ -114,10 +119,12 @@ def one_folder(dataset: str, place: Path, size: int, classes: tuple[str, ...] | 
     folders = class_folders(place)
     listed = place / "test.txt"
     if listed.is_file():
+        split = f"test.txt, sha256 {hashlib.sha256(listed.read_bytes()).hexdigest()}"
         test = {line.strip() for line in listed.read_text().splitlines() if line.strip()}
         if unknown := sorted(test - {name for images in folders.values() for name in images}):
             raise FczooError(f"{listed} names {unknown[0]}, which is not in {place} ({len(unknown)} such lines)")
     else:
+        split = f"a fifth of every class by sha256, seed {seed}"
         test = held_out(folders, seed)
     train = {name: [i for i in images if i not in test] for name, images in folders.items()}
     if bare := [name for name, images in train.items() if not images]:
@@ -125,7 +132,7 @@ def one_folder(dataset: str, place: Path, size: int, classes: tuple[str, ...] | 
     if not test:
         raise FczooError(f"{place} is too small to hold out test images; give at least two images a class, or train/ and test/ folders")
     rest = {name: [i for i in images if i in test] for name, images in folders.items()}
-    return ImageData(part(dataset, place, train, size), part(dataset, place, rest, size), classes or tuple(folders))
+    return ImageData(part(dataset, place, train, size), part(dataset, place, rest, size), classes or tuple(folders), split)
 
 
 def held_out(folders: dict[str, list[str]], seed: int) -> set[str]:

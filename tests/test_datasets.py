@@ -292,7 +292,9 @@ def test_the_split_that_results_name_never_changes() -> None:
 def test_a_list_beside_the_images_replaces_the_rule(tmp_path: Path) -> None:
     eurosat(tmp_path)
     place = tmp_path / "eurosat" / "2750"
+    assert DATASETS.get("eurosat")().load(tmp_path).split == make_stream("eurosat", tmp_path).split == "a fifth of every class by sha256, seed 0"
     (place / "test.txt").write_text("".join(f"Land{i}/Land{i}_5.jpg\n" for i in range(10)))
+    assert DATASETS.get("eurosat")().load(tmp_path).split == f"test.txt, sha256 {hashlib.sha256((place / 'test.txt').read_bytes()).hexdigest()}"
     data = DATASETS.get("eurosat")().load(tmp_path)
     assert data.test.names == tuple(f"Land{i}/Land{i}_5.jpg" for i in range(10)) and len(data.train.labels) == 50
     (place / "test.txt").write_text("Land0/none.jpg\n")

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageOps
 
 from fczoo import Bench, FczooError, Settings, create_method
 from fczoo.data import Images, make_stream
 from fczoo.image_files import ImageFiles, UnreadableImage, class_folders, prepare
-from fczoo.images import ImageStore
+from fczoo.images import AUGMENTS, DRAWS, ImageStore
 from fczoo.registry import DATASETS
 
 
@@ -255,12 +256,9 @@ def test_a_stored_size_is_for_files_only() -> None:
 
 
 def test_a_store_on_the_cache_shows_what_one_in_memory_shows(files: ImageFiles, backbone) -> None:
-    import torch
-
-    from fczoo.images import AUGMENTS, DRAWS
-
     mapped = files.take(EVERY)
     stores = [ImageStore(images, backbone) for images in (mapped, Images(np.array(mapped.pixels), mapped.labels))]
+    assert np.shares_memory(stores[0].pixels.numpy(), mapped.pixels)  # nothing was read into memory
     index, draws = torch.tensor([3, 0, 11]), torch.rand(3, DRAWS, generator=torch.Generator().manual_seed(0))
     assert torch.equal(*(store.view(index) for store in stores))
     assert torch.equal(*(store.augmented(index, AUGMENTS["crop"], draws) for store in stores))
