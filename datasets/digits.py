@@ -26,4 +26,6 @@ class Digits(Dataset):
         labels = digits.target.astype(np.int64)
         train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
         train, test = np.sort(train), np.sort(test)
-        return ImageData(Images(pixels[train], labels[train]), Images(pixels[test], labels[test]), tuple("0123456789"))
+        return ImageData(
+            Images(pixels[train], labels[train]), Images(pixels[test], labels[test]), tuple("0123456789"), "stratified 80/20 of scikit-learn, seed 0"
+        )

@@ -45,6 +45,7 @@ def run_bench(
         "settings": settings.portable(),
         "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
         "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
+        "split": bench.stream.split,
         "device": str(bench.backbone.device),
         "versions": versions(),
         "command": [shorten(word) for word in sys.argv],

@@ -54,6 +54,7 @@ def main() -> None:
 @click.option("--augment", help="none, flip, crop, pilora, fppl or hgp.  [by data set]")
 @click.option("--train-per-class", type=int, help="Use the first N training images of each class.  [all]")
 @click.option("--test-per-class", type=int, help="Use the first N test images of each class.  [all]")
+@click.option("--stored-size", type=int, help="Side in pixels at which image files are kept.  [by data set]")
 @click.option("--seeds", default="0", show_default=True, callback=words, help="Training seeds, separated by commas.")
 @click.option("--class-order-seed", type=int, help="Shuffle the classes.  [natural order]")
 @click.option("--partition-seed", type=int, help="[0]")
@@ -75,6 +76,35 @@ def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: P
     out = out or Path("results") / time.strftime("run-%Y%m%d-%H%M%S")
     text, rows = run_bench(list(dict.fromkeys(methods)), parse_seeds(seeds), settings, options, out)
     click.echo(f"{text}\n\n{to_text(rows)}\n\n{LEGEND}\nWritten to {out}")
+
+
+@main.group()
+def data() -> None:
+    """Download data sets and verify local copies."""
+
+
+@data.command()
+@click.argument("name")
+@click.option("--data-root", type=click.Path(path_type=Path), help="Folder to put it in.  [FCZOO_HOME/data]")
+@click.option("--mirror", metavar="URL", help="Another address that has the same files, also file:///FOLDER.")
+def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
+    """Download a data set from its official source. A download that broke off is resumed."""
+    from .fetch import fetch as get
+
+    click.echo(get(name, data_root, mirror))
+
+
+@data.command()
+@click.argument("name")
+@click.option("--data-root", type=click.Path(path_type=Path), help="Folder that holds it.  [FCZOO_HOME/data]")
+def check(name: str, data_root: Path | None) -> None:
+    """Read a local copy and show its numbers beside the official ones."""
+    from .check import check as verify
+
+    table, wrong = verify(name, data_root)
+    click.echo(table)
+    if wrong:
+        raise FczooError(f"this is not the whole of {name}: {'; '.join(wrong)}")
 
 
 @main.command("list")

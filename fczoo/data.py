@@ -4,7 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import platformdirs
@@ -21,13 +21,46 @@ class Images(NamedTuple):
     pixels: np.ndarray  # uint8 [N, S, S, 3]
     labels: np.ndarray  # int64 [N]
 
+    def take(self, index: np.ndarray, size: int | None = None) -> "Images":
+        """Some of the images, ``index`` ascending. Raises FczooError for a ``size`` other than the one they have."""
+        if size not in (None, self.pixels.shape[1]):
+            raise FczooError(f"these images come at {self.pixels.shape[1]} pixels; --stored-size is for data sets of image files")
+        return self if len(index) == len(self.labels) else Images(self.pixels[index], self.labels[index])
+
+
+class Split(Protocol):
+    """Training or test part of a data set: ``Images`` in memory, or ``ImageFiles`` that are decoded when they are taken."""
+
+    @property
+    def labels(self) -> np.ndarray: ...
+    def take(self, index: np.ndarray, size: int | None = None) -> Images: ...
+
 
 class ImageData(NamedTuple):
-    """A data set in memory."""
+    """A data set as it was found."""
 
-    train: Images
-    test: Images
+    train: Split
+    test: Split
     classes: tuple[str, ...]
+    split: str = "official"  # how the test part was chosen, for the record
+
+
+class Archive(NamedTuple):
+    """A file to download."""
+
+    url: str
+    md5: str = ""  # as published; empty where nobody publishes one
+    size: int | None = None  # bytes, where known for certain
+    into: str = ""  # folder below the data root in which it is unpacked
+
+
+class Official(NamedTuple):
+    """The numbers of the whole data set; None where they differ from class to class."""
+
+    train: int | None
+    test: int | None
+    train_per_class: int | None = None
+    test_per_class: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,10 +82,14 @@ class Dataset(ABC):
 
     name: ClassVar[str] = ""
     about: ClassVar[str]
-    classes: ClassVar[int]
+    classes: ClassVar[int]  # 0 where they are known only when the files are seen
     defaults: ClassVar[Defaults]
     folder: ClassVar[str] = ""  # expected below the data root; empty for data that come with a package
     source: ClassVar[str] = ""  # where a user gets it
+    layout: ClassVar[str] = ""  # what lies in the folder
+    licence: ClassVar[str] = ""
+    official: ClassVar[Official | None] = None
+    archives: ClassVar[tuple[Archive, ...]] = ()  # what ``fczoo data fetch`` downloads; empty where that may or can not be
 
     @abstractmethod
     def load(self, root: Path) -> ImageData:
@@ -60,9 +97,10 @@ class Dataset(ABC):
 
     def locate(self, root: Path) -> Path:
         """The data set's own folder, also when ``root`` is that folder. Raises FczooError when it is not there."""
-        place = root if root.name == self.folder else root / self.folder
+        place = root if root.name == Path(self.folder).name else root / self.folder
         if not place.is_dir():
-            raise FczooError(f"no folder {self.folder} in {root}; unpack {self.source} there or give its place with --data-root")
+            fetch = f"run `fczoo data fetch {self.name}`, " if self.archives else ""
+            raise FczooError(f"no folder {self.folder} in {root}; {fetch}unpack {self.source} there or give its place with --data-root")
         return place
 
 
@@ -77,6 +115,7 @@ class Stream:
     class_order: tuple[int, ...]  # original label of each class, in order of arrival
     classes: tuple[str, ...]  # names in order of arrival
     tasks: tuple[Task, ...]
+    split: str = "official"  # how the test part was chosen
 
     def positions(self, images: Images, task: Task) -> np.ndarray:
         """Where the images of one task are."""
@@ -95,10 +134,12 @@ def make_stream(
     class_order_seed: int | None = None,
     train_per_class: int | None = None,
     test_per_class: int | None = None,
+    stored_size: int | None = None,
 ) -> Stream:
     """Load a data set and cut its classes into ``tasks`` consecutive groups, as equal as they can be.
 
     ``class_order_seed`` None keeps the natural order. ``*_per_class`` keeps the first images of every class.
+    ``stored_size`` is the side in pixels at which images of files are kept; None: the data set's own.
     """
     data: ImageData = DATASETS.get(dataset)().load(root or home() / "data")
     count = len(data.classes)
@@ -109,15 +150,17 @@ def make_stream(
     arrival[order] = np.arange(count)
     train_index = _first(data.train.labels, train_per_class)
     test_index = _first(data.test.labels, test_per_class)
+    train, test = data.train.take(train_index, stored_size), data.test.take(test_index, stored_size)
     bounds = np.cumsum([0, *(len(part) for part in np.array_split(order, tasks))]).tolist()
     return Stream(
         dataset,
-        Images(data.train.pixels[train_index], arrival[data.train.labels[train_index]]),
-        Images(data.test.pixels[test_index], arrival[data.test.labels[test_index]]),
+        Images(train.pixels, arrival[train.labels]),
+        Images(test.pixels, arrival[test.labels]),
         train_index,
         tuple(order.tolist()),
         tuple(data.classes[i] for i in order),
         tuple(Task(t, bounds[t], bounds[t + 1], count, tasks) for t in range(tasks)),
+        data.split,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .backbone import Backbone
+from .check import need_data
 from .core import Context, Method, Scope, Task, Tree, drop, nbytes, select
 from .data import Stream, make_stream
 from .engine import Client, Divergence, Engine, Plan, broadcast
@@ -46,9 +47,10 @@ class Bench:
         get_augment(settings.augment)
         root = Path(settings.data_root).expanduser() if settings.data_root else None
         s = settings
-        stream = make_stream(s.dataset, root, s.tasks, s.class_order_seed, s.train_per_class, s.test_per_class)
+        need_data(s.dataset, root, s.backbone)
+        backbone = load_backbone(s.backbone, image_size=s.image_size, mean=s.mean, std=s.std).to(device, dtype)  # decoding takes longer
+        stream = make_stream(s.dataset, root, s.tasks, s.class_order_seed, s.train_per_class, s.test_per_class, s.stored_size)
         partition = make_partition(stream, s.partition, s.clients, s.partition_seed)
-        backbone = load_backbone(s.backbone, image_size=s.image_size, mean=s.mean, std=s.std).to(device, dtype)
         return Bench(settings, stream, partition, backbone, ImageStore(stream.train, backbone), ImageStore(stream.test, backbone))
 
     def clients(self, task: Task, scope: Scope = "task") -> list[Client]:

@@ -33,6 +33,7 @@ class Settings:
     cache_queries: bool = option(False, "keep query features of the test view in training, too, instead of one forward a step")
     train_per_class: int | None = option(None, "first training images of each class; none: all", low=1)
     test_per_class: int | None = option(None, "first test images of each class; none: all", low=1)
+    stored_size: int | None = option(None, "side in pixels at which image files are kept; none: the data set's own", low=1)
     class_order_seed: int | None = option(None, "none: natural class order", low=0)
     partition_seed: int = option(0, "seed of the split over clients", low=0)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "auto: cuda, else mps, else cpu")

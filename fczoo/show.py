@@ -86,11 +86,11 @@ def doctor() -> str:
 def _found(name: str, root: Path) -> str:
     dataset = DATASETS.get(name)()
     if not dataset.folder:
-        return "comes with its package"
+        return dataset.source or "comes with its package"
     try:
         return f"found: {dataset.locate(root)}"
-    except FczooError as error:
-        return str(error)
+    except FczooError:
+        return f"no folder {dataset.folder}; see `fczoo show {name}`"
 
 
 def _method_page(cls: type[Method], dataset: str) -> str:
@@ -113,8 +113,12 @@ def _method_page(cls: type[Method], dataset: str) -> str:
 
 def _dataset_page(cls: Any, _: str) -> str:
     table = tabulate(dataclasses.asdict(cls.defaults).items(), tablefmt="plain")
-    where = f"Expected: folder {cls.folder} below FCZOO_HOME/data or --data-root, from {cls.source}." if cls.folder else "Comes with its package."
-    return f"{cls.name}: {cls.about}\n{inspect.getdoc(cls)}\n\n{where}\n\nDefaults of bench:\n{table}"
+    facts = [("Source", cls.source or "comes with its package"), ("Layout", cls.layout), ("Licence", cls.licence)]
+    if cls.folder:
+        facts.append(("Place", f"folder {cls.folder} below FCZOO_HOME/data or --data-root"))
+        facts.append(("Download", f"fczoo data fetch {cls.name}" if cls.archives else "not automatic; see source and layout"))
+    about = tabulate([fact for fact in facts if fact[1]], tablefmt="plain")
+    return f"{cls.name}: {cls.about}\n{inspect.getdoc(cls)}\n\n{about}\n\nDefaults of bench:\n{table}"
 
 
 def _options_page(entry: Any, _: str) -> str:
@@ -141,6 +145,8 @@ def _word(value: Any) -> str:
 def _measure(method: Method, dataset: str) -> tuple[Tree, Tree, Tree, str]:
     """Trained tensors, one client's upload and the broadcast, from one step on random weights of the data set's backbone."""
     cls = DATASETS.get(dataset)
+    if not cls.classes:
+        raise FczooError(f"{dataset} has as many classes as its folder; name another data set to see what {method.name} trains there")
     settings = Settings.for_dataset(dataset)
     config, size = architecture(settings.backbone), len(np.array_split(np.arange(cls.classes), settings.tasks)[0])
     rng = torch.Generator().manual_seed(0)

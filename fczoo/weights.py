@@ -56,6 +56,16 @@ def load_backbone(
     return Backbone(config, weights, digest)
 
 
+def weights_needed(spec: str) -> str:
+    """How to get the weights of ``spec``, in words; empty where they are at hand."""
+    name, path = _split(spec)
+    if path is not None:
+        return "" if path.is_file() else f"there is no weight file at {path} either"
+    if name == BUNDLED.name:
+        return ""
+    return f"its backbone {name} comes from timm's hub as the run starts, or from a file: --backbone {name}:FILE.safetensors"
+
+
 def architecture(name: str) -> ViTConfig:
     """Configuration of a named backbone, without its weights."""
     return BUNDLED if name == BUNDLED.name else _timm_config(name, _timm_model(name, pretrained=False))

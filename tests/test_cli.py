@@ -62,6 +62,7 @@ def test_run_folder_holds_everything_needed_to_check_the_table(folder):
     out, _ = folder
     about = json.loads((out / "bench.json").read_text())
     assert about["methods"]["hgp"]["prefix_len"] == 4 and about["settings"]["tasks"] == 3 and about["seeds"] == [0, 1]
+    assert about["split"] == "stratified 80/20 of scikit-learn, seed 0"
     partition = load_partition(out / "partition.json")
     assert partition.sha256 == about["partition"]["sha256"] and partition.clients == 3
     for method in ("hgp", "fedncm"):

@@ -1,6 +1,7 @@
-"""Real CIFAR-100 with a pre-trained ViT-Ti/16, where both are at hand.
+"""Real images with a pre-trained ViT-Ti/16, where both are at hand.
 
-``FCZOO_TEST_DATA`` is the folder that holds ``cifar-100-python``, ``FCZOO_TEST_VIT`` the weight file.
+``FCZOO_TEST_DATA`` is the folder that holds ``cifar-100-python`` and, where they are to be tested, ``tiny-imagenet-200`` and
+``mini-imagenet`` (whole or in part); ``FCZOO_TEST_VIT`` is the weight file.
 """
 
 import os
@@ -30,6 +31,21 @@ def test_a_corrupt_copy_is_refused_before_it_is_unpickled(tmp_path):
         file.write(b"!")
     with pytest.raises(fczoo.FczooError, match="corrupt"):
         make_stream("cifar100", tmp_path, tasks=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "first"), [("tinyimagenet", "tiny-imagenet-200", "goldfish"), ("miniimagenet", "mini-imagenet", "n01532829")]
+)
+def test_image_files_are_read_and_told_apart(name, folder, first, tmp_path, monkeypatch):
+    if not (Path(DATA) / folder).is_dir():
+        pytest.skip(f"no {folder} in FCZOO_TEST_DATA")
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
+    settings = fczoo.Settings.for_dataset(
+        name, data_root=DATA, backbone=VIT, tasks=5, clients=3, train_per_class=5, test_per_class=2, precision="bf16", image_size=128
+    )
+    bench = fczoo.Bench.open(settings)
+    assert bench.stream.classes[0] == first and len(bench.stream.train.labels) == 5 * len(bench.stream.classes)
+    assert bench.run(fczoo.create_method("fedncm")).metrics["A_N"] > 20  # chance is 0.5 or 1
 
 
 @pytest.fixture(scope="module")

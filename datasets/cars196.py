@@ -1,0 +1,42 @@
+"""Stanford Cars (Krause et al., 2013): 196 car models, with the official split, listed by torchvision."""
+
+from pathlib import Path
+
+import numpy as np
+from torchvision.datasets import StanfordCars as Reader
+
+from fczoo.data import Dataset, Defaults, ImageData, Official
+from fczoo.errors import FczooError
+from fczoo.image_files import ImageFiles
+from fczoo.registry import register_dataset
+
+
+@register_dataset("cars196")
+class Cars196(Dataset):
+    """8,144 training and 8,041 test images; whole images, bounding boxes are not used."""
+
+    classes = 196
+    folder = "stanford_cars"
+    source = "a copy of Stanford Cars (its page ai.stanford.edu/~jkrause/cars/car_dataset.html is gone, so there is no official archive)"
+    layout = "stanford_cars/{cars_train/*.jpg,cars_test/*.jpg,devkit/{cars_meta,cars_train_annos}.mat,cars_test_annos_withlabels.mat}"
+    licence = "ImageNet's terms: non-commercial research and education"
+    official = Official(8_144, 8_041)
+    about = "Stanford Cars, 196 classes, 8,144 training and 8,041 test images, kept at 256x256"
+    defaults = Defaults(
+        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+        tasks=10, clients=10, partition="dirichlet:1.0", rounds=5, epochs=5, batch_size=16, augment="crop",
+    )  # fmt: skip
+
+    def load(self, root: Path) -> ImageData:
+        place = self.locate(root)
+        try:
+            readers = [Reader(str(place.parent), split, loader=str) for split in ("train", "test")]  # str: paths instead of images
+            listed = [[reader[i] for i in range(len(reader))] for reader in readers]
+            classes = tuple(map(str, readers[0].classes))
+        except (RuntimeError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise FczooError(f"Stanford Cars in {place} is incomplete or has another layout ({error}); expected: {self.layout}") from error
+        parts = []
+        for samples in listed:
+            names = tuple(Path(path).relative_to(place).as_posix() for path, _ in samples)
+            parts.append(ImageFiles(self.name, place, names, np.array([int(label) for _, label in samples], np.int64), 256))
+        return ImageData(parts[0], parts[1], classes)

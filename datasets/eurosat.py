@@ -1,0 +1,38 @@
+"""EuroSAT (Helber et al., 2019): land use on Sentinel-2 images, RGB."""
+
+from pathlib import Path
+
+from fczoo.data import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.image_files import one_folder
+from fczoo.registry import register_dataset
+
+
+@register_dataset("eurosat")
+class EuroSAT(Dataset):
+    """27,000 images of 64x64 pixels in 10 classes, published without a split.
+
+    Here: the rule of ``imagenet_r``, a fifth of every class for testing (21,600 and 5,400 images), or the list ``test.txt``.
+    Address and MD5 of the archive are torchvision's.
+    """
+
+    classes = 10
+    folder = "eurosat/2750"
+    source = "EuroSAT.zip (github.com/phelber/eurosat)"
+    layout = "eurosat/2750/CLASS/*.jpg"
+    licence = "MIT; Copernicus Sentinel data"
+    official = Official(21_600, 5_400)
+    archives = (
+        Archive(
+            "https://huggingface.co/datasets/torchgeo/eurosat/resolve/c877bcd43f099cd0196738f714544e355477f3fd/EuroSAT.zip",
+            "c8fa014336c82ac7804f0398fcb19387",
+            into="eurosat",
+        ),
+    )
+    about = "EuroSAT, 10 kinds of land use, 21,600 training and 5,400 test images, 64x64"
+    defaults = Defaults(
+        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+        tasks=5, clients=10, partition="dirichlet:1.0", rounds=5, epochs=5, batch_size=16, augment="crop",
+    )  # fmt: skip
+
+    def load(self, root: Path) -> ImageData:
+        return one_folder(self.name, self.locate(root), 64)

@@ -1,0 +1,37 @@
+"""Fashion-MNIST (Xiao et al., 2017), read by torchvision: ten kinds of clothes, small enough for quick work."""
+
+from pathlib import Path
+
+import numpy as np
+from torchvision.datasets import FashionMNIST as Reader
+
+from fczoo.data import Archive, Dataset, Defaults, ImageData, Images, Official
+from fczoo.errors import FczooError
+from fczoo.registry import register_dataset
+
+
+@register_dataset("fashionmnist")
+class FashionMNIST(Dataset):
+    """60,000 training and 10,000 test images of 28x28 grey pixels in 10 classes, repeated in three channels."""
+
+    classes = 10
+    folder = "FashionMNIST/raw"
+    source = "the four ubyte.gz files (github.com/zalandoresearch/fashion-mnist)"
+    layout = "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte, unpacked"
+    licence = "MIT"
+    official = Official(60_000, 10_000, 6_000, 1_000)
+    archives = tuple(
+        Archive(Reader.mirrors[0] + name, md5, size, "FashionMNIST/raw")
+        for (name, md5), size in zip(Reader.resources, (26_421_880, 29_515, 4_422_102, 5_148), strict=True)
+    )
+    about = "Fashion-MNIST, 10 classes, 6,000 training and 1,000 test images each, 28x28 grey"
+    defaults = Defaults("vit_nano_32", tasks=5, clients=5, partition="dirichlet:0.5", rounds=3, epochs=2, batch_size=16, augment="none")
+
+    def load(self, root: Path) -> ImageData:
+        place = self.locate(root)
+        try:
+            parts = [Reader(str(place.parent.parent), train=train, download=False) for train in (True, False)]
+        except (RuntimeError, ValueError, AssertionError, OSError) as error:
+            raise FczooError(f"Fashion-MNIST in {place} is incomplete or corrupt; unpack {self.source} again") from error
+        train, test = (Images(np.repeat(p.data.numpy()[..., None], 3, -1), p.targets.numpy().astype(np.int64)) for p in parts)
+        return ImageData(train, test, tuple(Reader.classes))

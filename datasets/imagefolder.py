@@ -1,0 +1,38 @@
+"""Any images of your own, one folder a class."""
+
+from pathlib import Path
+
+from fczoo.data import Dataset, Defaults, ImageData
+from fczoo.errors import FczooError
+from fczoo.image_files import one_folder, two_folders
+from fczoo.registry import register_dataset
+
+
+@register_dataset("imagefolder")
+class ImageFolder(Dataset):
+    """``--data-root DIR`` with ``train/CLASS/*`` and ``test/CLASS/*`` (or ``val``), or just ``CLASS/*``.
+
+    Without that division a fifth of every class is the test part by the rule of ``imagenet_r``, or what a list ``test.txt`` in the
+    folder names, one ``CLASS/FILE`` a line. Images are kept at 256x256, or ``--stored-size``.
+    """
+
+    classes = 0
+    source = "any folder of class folders, given with --data-root"
+    layout = "DIR/{train,test}/CLASS/*, or DIR/CLASS/*"
+    about = "your own images: --data-root DIR with train/CLASS/* and test/CLASS/*, or CLASS/*"
+    defaults = Defaults(
+        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+        tasks=5, clients=5, partition="dirichlet:0.5", rounds=5, epochs=5, batch_size=16, augment="crop",
+    )  # fmt: skip
+
+    def locate(self, root: Path) -> Path:
+        if not root.is_dir():
+            raise FczooError(f"no folder {root}; give the one that holds the class folders with --data-root")
+        return root
+
+    def load(self, root: Path) -> ImageData:
+        place = self.locate(root)
+        for test in ("test", "val"):
+            if (place / "train").is_dir() and (place / test).is_dir():
+                return two_folders(self.name, place / "train", place / test, 256)
+        return one_folder(self.name, place, 256)

@@ -1,0 +1,33 @@
+"""ImageNet-A (Hendrycks et al., 2021): natural images that mislead classifiers, in 200 ImageNet classes."""
+
+from pathlib import Path
+
+from fczoo.data import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.image_files import class_ids, class_names, one_folder
+from fczoo.registry import register_dataset
+
+
+@register_dataset("imagenet_a")
+class ImageNetA(Dataset):
+    """7,500 images in one folder, published as a test set only; incremental work cuts it as it likes.
+
+    Here: the rule of ``imagenet_r``, a fifth of every class for testing (6,000 and 1,500 images), or the list ``test.txt``.
+    Its authors publish no checksum; the MD5 here is the one that many independent loaders check.
+    """
+
+    classes = 200
+    folder = "imagenet-a"
+    source = "imagenet-a.tar (github.com/hendrycks/natural-adv-examples)"
+    layout = "imagenet-a/CLASS/*.jpg"
+    licence = "MIT for the collection; the images belong to their makers: for research"
+    official = Official(6_000, 1_500)
+    archives = (Archive("https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar", "c3e55429088dc681f30d81f4726b6595"),)
+    about = "ImageNet-A, 200 classes, 6,000 training and 1,500 test images, kept at 256x256"
+    defaults = Defaults(
+        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+        tasks=10, clients=10, partition="dirichlet:1.0", rounds=5, epochs=5, batch_size=16, augment="crop",
+    )  # fmt: skip
+
+    def load(self, root: Path) -> ImageData:
+        place = self.locate(root)
+        return one_folder(self.name, place, 256, class_names(class_ids(place), place / "README.txt"))

@@ -1,0 +1,34 @@
+"""ImageNet-R (Hendrycks et al., 2021): renditions of 200 ImageNet classes."""
+
+from pathlib import Path
+
+from fczoo.data import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.image_files import class_ids, class_names, one_folder
+from fczoo.registry import register_dataset
+
+
+@register_dataset("imagenet_r")
+class ImageNetR(Dataset):
+    """30,000 images in one folder, of which papers train on 24,000 and test on 6,000; each draws its own.
+
+    Here: of every class a fifth is the test part, the images whose sha256 of ``0:CLASS/FILE`` comes first (0 is the seed).
+    Another paper's split is used by listing its test images in ``imagenet-r/test.txt``, one ``CLASS/FILE`` a line.
+    Its authors publish no checksum; the MD5 here is the one that many independent loaders check.
+    """
+
+    classes = 200
+    folder = "imagenet-r"
+    source = "imagenet-r.tar (github.com/hendrycks/imagenet-r)"
+    layout = "imagenet-r/CLASS/*.jpg"
+    licence = "MIT for the collection; the images belong to their makers: for research"
+    official = Official(24_000, 6_000)
+    archives = (Archive("https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar", "a61312130a589d0ca1a8fca1f2bd3337", 2_191_079_936),)
+    about = "ImageNet-R, 200 classes, 24,000 training and 6,000 test images, kept at 256x256"
+    defaults = Defaults(
+        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+        tasks=10, clients=10, partition="dirichlet:0.5", rounds=5, epochs=5, batch_size=16, augment="crop",
+    )  # fmt: skip
+
+    def load(self, root: Path) -> ImageData:
+        place = self.locate(root)
+        return one_folder(self.name, place, 256, class_names(class_ids(place), place / "README.txt"))

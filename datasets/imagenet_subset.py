@@ -1,0 +1,42 @@
+"""A 200-class subset of ImageNet-1k (Russakovsky et al., 2015), the third benchmark of PILoRA."""
+
+from pathlib import Path
+
+from fczoo.data import Dataset, Defaults, ImageData, Official
+from fczoo.errors import FczooError
+from fczoo.image_files import class_ids, class_names, two_folders
+from fczoo.registry import register_dataset
+from fczoo.seeds import numpy_stream
+
+SEED = 0  # of the draw; another one is another data set
+
+
+@register_dataset("imagenet_subset")
+class ImageNetSubset(Dataset):
+    """200 of the 1,000 classes, drawn by seed 0 from the sorted WordNet ids; the validation images are the test set.
+
+    PILoRA does not say which classes it used, so its numbers are not comparable class by class. ``val`` must be sorted into class
+    folders. Class names come from ``LOC_synset_mapping.txt`` where it lies in the folder. All of it takes about 50 GB of cache;
+    ``--stored-size`` and ``--train-per-class`` take less.
+    """
+
+    classes = 200
+    folder = "imagenet"
+    source = "ImageNet-1k (image-net.org, after registration; its terms forbid automatic download)"
+    layout = "imagenet/{train,val}/CLASS/*.JPEG with all 1,000 classes"
+    licence = "ImageNet's terms: non-commercial research and education"
+    official = Official(None, 10_000, None, 50)
+    about = "200 classes of ImageNet-1k drawn by seed, kept at 256x256"
+    defaults = Defaults(
+        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+        tasks=10, clients=10, partition="dirichlet:0.5", rounds=5, epochs=5, batch_size=16, augment="crop",
+    )  # fmt: skip
+
+    def load(self, root: Path) -> ImageData:
+        place = self.locate(root)
+        ids = class_ids(place / "train")
+        if len(ids) != 1000:
+            raise FczooError(f"{place / 'train'} has {len(ids)} class folders; the draw needs all 1,000 of ImageNet-1k")
+        chosen = sorted(ids[i] for i in numpy_stream("imagenet subset", SEED).permutation(1000)[: self.classes])
+        names = class_names(chosen, place / "LOC_synset_mapping.txt")
+        return two_folders(self.name, place / "train", place / "val", 256, names, chosen)
