@@ -123,9 +123,9 @@ class GLFC(Tuned):
         """Weight [B] of each image; 1 while the client has learned no old class."""
         gradient = (1 - logits.detach().sigmoid().gather(1, batch.y[:, None])[:, 0]) * batch.w
         old = learned[batch.y].to(gradient)
-        means = [(gradient * group).sum() / (batch.w * group).sum().clamp(min=1) for group in (old, 1 - old)]
+        mean_old, mean_new = ((gradient * group).sum() / (batch.w * group).sum().clamp(min=1) for group in (old, 1 - old))
         tiny = torch.finfo(gradient.dtype).tiny
-        weights = gradient / torch.where(old > 0, *means).clamp(min=tiny)
+        weights = gradient / torch.where(old > 0, mean_old, mean_new).clamp(min=tiny)
         return torch.where(learned.any(), weights, torch.ones_like(weights))
 
     def relations(self, logits: Tensor, batch: Batch, old: int) -> Tensor:

@@ -79,7 +79,9 @@ class Optim:
 class LocalData(Protocol):
     """A client's own images, by their positions in the training store."""
 
-    index: Tensor  # [n] positions of its images of the current task
+    @property
+    def index(self) -> Tensor:
+        """Positions [n] of its images of the current task."""
 
     def labels(self, index: Tensor) -> Tensor: ...
     def batches(self, index: Tensor) -> Iterator[Batch]:

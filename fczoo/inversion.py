@@ -39,7 +39,7 @@ def image_gradient(net: Tree, image: Tensor, label: Tensor, create_graph: bool =
     """Gradient of the cross-entropy of one image [3, 32, 32] with respect to every weight of the network."""
     leaves = {k: v.detach().requires_grad_() for k, v in select(net, "lenet.").items()}
     loss = F.cross_entropy(lenet_logits(leaves, image[None]), label[None])
-    return dict(zip(leaves, torch.autograd.grad(loss, leaves.values(), create_graph=create_graph), strict=True))
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph), strict=True))
 
 
 def read_label(gradient: Tree) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from .core import Batch, Context, Method, Optim, Task, Tree, select
 from .losses import head_logits, linear_head, task_cross_entropy
 from .options import option
 
-HGP_RATES = {d: {"lr": 1e-5, "lr_backbone": 1e-5} for d in ("cifar100", "imagenet_r", "imagenet_a", "eurosat", "cars196", "cub200")}
+HGP_RATES: dict[str, dict[str, Any]] = {
+    d: {"lr": 1e-5, "lr_backbone": 1e-5} for d in ("cifar100", "imagenet_r", "imagenet_a", "eurosat", "cars196", "cub200")
+}
 """Learning rates of the fully fine-tuned baselines in HGP, appendix H (its middle or least skewed column)."""
 
 
