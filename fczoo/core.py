@@ -95,7 +95,11 @@ class ServerAggregator(Protocol):
 
 
 class Partitioner(Protocol):
-    """Pure function from the labels of one task to one array of positions a client."""
+    """Pure function from the labels of one task to one array of positions a client.
+
+    One with an attribute ``scope = "dataset"`` gets all labels at once, before they are cut into tasks; one with
+    ``disjoint = False`` may give an image to several clients or to none.
+    """
 
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, /) -> list[np.ndarray]: ...
 

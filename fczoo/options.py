@@ -111,6 +111,8 @@ def _parse(value: Any, hint: Any, label: str) -> Any:
 
 
 def _word(word: str) -> Any:
+    if word in ("on", "off"):
+        return word == "on"
     try:
         return json.loads(word.strip().lower())
     except ValueError:

@@ -1,5 +1,6 @@
 """Names for methods, data sets, partitioners and aggregators. A file in the right folder registers itself."""
 
+import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -49,13 +50,13 @@ class Registry:
         """Instance of a registered dataclass from ``NAME``, ``NAME:VALUE`` (its first field) or ``NAME:FIELD=VALUE,...``."""
         name, _, rest = spec.partition(":")
         cls = self.get(name)
-        words = {}
+        words, fields = {}, [f.name for f in dataclasses.fields(cls)]
         for i, part in enumerate(p for p in rest.split(",") if p):
             key, sign, value = part.partition("=")
             if sign:
                 words[key.strip()] = value
-            elif i == 0 and cls.__dataclass_fields__:
-                words[next(iter(cls.__dataclass_fields__))] = key
+            elif i == 0 and fields:
+                words[fields[0]] = key
             else:
                 raise FczooError(f"cannot read {part!r} in {self.kind} {spec!r}; write NAME:VALUE or NAME:FIELD=VALUE,...")
         return build(cls, name, {**words, **options})

@@ -19,13 +19,17 @@ class Dirichlet:
 
     A draw that leaves a client below ``min_size`` images is repeated, ``max_tries`` times at most; then images move
     from the largest client to those below, and a warning says so. ``min_size`` is capped at an equal share.
+
+    As released by fed-mammoth (HGP): ``dirichlet:BETA,draw=sample``; by PILoRA: ``dirichlet:BETA,cap=on,min_size=10``;
+    by FPPL: ``dirichlet:BETA,scope=dataset,cap=on,min_size=10``, where a client may have nothing in a task.
     """
 
     beta: float = option(0.5, "concentration: small is skewed, large is IID", low=1e-6)
     draw: Literal["split", "sample"] = option("split", "cut each class at the drawn shares, or draw an owner for every image (fed-mammoth)")
     cap: bool = option(False, "give nothing more to clients that hold an equal share already (released PILoRA and FPPL)")
-    min_size: int = option(6, "fewest images a client may own in a task", low=1)
+    min_size: int = option(6, "fewest images a client may own in a task or, with scope=dataset, in all", low=1)
     max_tries: int = option(100, "draws before the repair", low=1)
+    scope: Literal["task", "dataset"] = option("task", "split every task by itself, or the whole data set before it is cut into tasks")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -54,7 +58,7 @@ class Dirichlet:
             else:
                 cuts = (np.cumsum(shares)[:-1] * len(here) + 1e-9).astype(np.int64)  # 24.999... images are 25
                 owners[here] = np.repeat(np.arange(clients), np.diff([0, *cuts, len(here)]))
-            sizes = np.bincount(owners[labels <= c], minlength=clients)
+            sizes += np.bincount(owners[here], minlength=clients)
         return [np.flatnonzero(owners == k) for k in range(clients)]
 
 

@@ -1,0 +1,30 @@
+"""Label skew in which clients share images: each owns some classes whole."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fczoo.options import check_options, option
+from fczoo.registry import register_partitioner
+
+
+@register_partitioner("overlap")
+@dataclass(frozen=True)
+class Overlap:
+    """Every client owns a fraction of each task's classes, drawn for itself, and all images of these classes.
+
+    Clients overlap, and a class may be left to nobody. The rule of GLFC, FCILPT and LGA.
+    """
+
+    disjoint: ClassVar[bool] = False
+
+    fraction: float = option(0.6, "part of a task's classes that a client owns; rounded, one class at least", low=0, high=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        classes = np.unique(labels)
+        owned = max(1, round(self.fraction * len(classes)))
+        return [np.flatnonzero(np.isin(labels, rng.choice(classes, owned, replace=False))) for _ in range(clients)]

@@ -1,0 +1,36 @@
+"""Label skew by shards of neighbouring labels (McMahan et al., 2017), drawn as PILoRA's released code does."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fczoo.errors import FczooError
+from fczoo.options import check_options, option
+from fczoo.registry import register_partitioner
+
+
+@register_partitioner("shards")
+@dataclass(frozen=True)
+class Shards:
+    """The task's images, sorted by label, are cut into shards; every client draws ``alpha`` of them for itself.
+
+    Clients overlap and most images are left to nobody. PILoRA's released code draws this way (its paper describes
+    ``quantity``), and draws anew in every round; here a client keeps its shards for the whole task.
+    """
+
+    disjoint: ClassVar[bool] = False
+
+    alpha: int = option(2, "shards a client draws", low=1)
+    shards: int = option(100, "shards into which a task is cut", low=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        if self.alpha > self.shards:
+            raise FczooError(f"shards:{self.alpha} draws more than the {self.shards} shards of a task; lower alpha or raise shards")
+        if self.shards > len(labels):
+            raise FczooError(f"a task of {len(labels)} images cannot be cut into {self.shards} shards; lower shards or --tasks")
+        cut = np.array_split(labels.argsort(kind="stable"), self.shards)
+        return [np.concatenate([cut[i] for i in rng.choice(self.shards, self.alpha, replace=False)]) for _ in range(clients)]
