@@ -13,10 +13,12 @@ from torch import Tensor
 from fczoo import Batch, Context, Task, Tree, create_method
 from fczoo.aggregate import fedavg, prototype_reweight, prototype_weights
 from fczoo.backbone import Backbone, ViTConfig, attend
+from fczoo.data import Images, Stream
 from fczoo.engine import Client, Engine, Plan
 from fczoo.gaussians import normalised_cross_entropy
 from fczoo.images import AUGMENTS
 from fczoo.losses import task_cross_entropy
+from fczoo.partition import make_partition
 from fczoo.partitioners.dirichlet import Dirichlet
 from fczoo.seeds import numpy_stream
 
@@ -392,6 +394,18 @@ def test_fppl_partition(beta: float) -> None:
     assert (apart < 3).all(), dict(zip(STATISTICS, apart, strict=True))
     assert (standard_errors_apart(our_splits({0.1: 0.5, 0.5: 1.0, 1.0: 0.5}[beta]), official) > 3).any()
     assert standard_errors_apart(our_splits(beta, cap=False), official)[2] > 3  # the cap holds sizes together
+
+
+def test_fppl_partition_over_the_data_set() -> None:
+    """The released split is drawn once and cut into tasks afterwards: added up over five tasks it is the recorded one."""
+    labels, cut = np.repeat(np.arange(10), 100), tuple(Task(t, 2 * t, 2 * t + 2, 10, 5) for t in range(5))
+    images = Images(np.zeros((1000, 1, 1, 3), np.uint8), labels)
+    stream = Stream("toy", images, images, np.arange(1000), tuple(range(10)), tuple("abcdefghij"), cut)
+    spec = "dirichlet:0.5,scope=dataset,cap=on,min_size=10,max_tries=10000"
+    owned = [[np.concatenate(c) for c in zip(*make_partition(stream, spec, 10, seed).tasks, strict=True)] for seed in range(40)]
+    ours = np.array([[np.bincount(labels[part], minlength=10) for part in parts] for parts in owned])
+    official = golden("partition_fppl")["dirichlet_beta0.5_counts"].numpy()
+    assert (standard_errors_apart(ours, official) < 3).all()
 
 
 # ---------------------------------------------------------------- HGP
