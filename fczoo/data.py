@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
@@ -130,28 +131,29 @@ def home() -> Path:
 def make_stream(
     dataset: str,
     root: Path | None = None,
-    tasks: int = 5,
+    tasks: int | Sequence[int] = 5,
     class_order_seed: int | None = None,
     train_per_class: int | None = None,
     test_per_class: int | None = None,
     stored_size: int | None = None,
+    class_order: Sequence[int] | None = None,
 ) -> Stream:
-    """Load a data set and cut its classes into ``tasks`` consecutive groups, as equal as they can be.
+    """Load a data set and cut its classes into tasks: see ``task_sizes``.
 
-    ``class_order_seed`` None keeps the natural order. ``*_per_class`` keeps the first images of every class.
+    Classes come in their natural order, shuffled by ``class_order_seed``, or as ``class_order`` lists their original
+    labels. ``*_per_class`` keeps the first images of every class.
     ``stored_size`` is the side in pixels at which images of files are kept; None: the data set's own.
     """
     data: ImageData = DATASETS.get(dataset)().load(root or home() / "data")
     count = len(data.classes)
-    if not 1 <= tasks <= count:
-        raise FczooError(f"{dataset} has {count} classes and cannot be cut into {tasks} tasks; choose --tasks between 1 and {count}")
-    order = np.arange(count) if class_order_seed is None else numpy_stream("class order", class_order_seed).permutation(count)
+    sizes = task_sizes(dataset, count, tasks)
+    order = _class_order(dataset, count, class_order_seed, class_order)
     arrival = np.empty(count, np.int64)
     arrival[order] = np.arange(count)
     train_index = _first(data.train.labels, train_per_class)
     test_index = _first(data.test.labels, test_per_class)
     train, test = data.train.take(train_index, stored_size), data.test.take(test_index, stored_size)
-    bounds = np.cumsum([0, *(len(part) for part in np.array_split(order, tasks))]).tolist()
+    bounds = np.cumsum([0, *sizes]).tolist()
     return Stream(
         dataset,
         Images(train.pixels, arrival[train.labels]),
@@ -159,9 +161,32 @@ def make_stream(
         train_index,
         tuple(order.tolist()),
         tuple(data.classes[i] for i in order),
-        tuple(Task(t, bounds[t], bounds[t + 1], count, tasks) for t in range(tasks)),
+        tuple(Task(t, bounds[t], bounds[t + 1], count, len(sizes)) for t in range(len(sizes))),
         data.split,
     )
+
+
+def task_sizes(dataset: str, classes: int, tasks: int | Sequence[int]) -> list[int]:
+    """Classes of each task: of so many tasks, as equal as they can be with larger ones first, or as listed."""
+    if isinstance(tasks, int):
+        if not 1 <= tasks <= classes:
+            raise FczooError(f"{dataset} has {classes} classes and cannot be cut into {tasks} tasks; choose --tasks between 1 and {classes}")
+        return [len(part) for part in np.array_split(np.arange(classes), tasks)]
+    if min(tasks, default=0) < 1 or sum(tasks) != classes:
+        raise FczooError(
+            f"--tasks {','.join(map(str, tasks))} adds up to {sum(tasks)} classes, but {dataset} has {classes}; each task needs one or more"
+        )
+    return list(tasks)
+
+
+def _class_order(dataset: str, count: int, seed: int | None, given: Sequence[int] | None) -> np.ndarray:
+    if given is None:
+        return np.arange(count) if seed is None else numpy_stream("class order", seed).permutation(count)
+    if seed is not None:
+        raise FczooError("--class-order lists the classes and --class-order-seed shuffles them; give one of the two")
+    if sorted(given) != list(range(count)):
+        raise FczooError(f"--class-order must name each of the labels 0 to {count - 1} of {dataset} once; it has {len(given)} entries")
+    return np.array(given)
 
 
 def _first(labels: np.ndarray, per_class: int | None) -> np.ndarray:

@@ -60,10 +60,12 @@ def describe(bench: Bench, seeds: Sequence[int]) -> str:
     s, sizes = bench.settings, sorted({t.size for t in bench.stream.tasks})
     classes = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     order = "natural class order" if s.class_order_seed is None else f"class order seed {s.class_order_seed}"
+    order = "given class order" if s.class_order else order
+    joining = f" and {s.joining} more a task" if s.joining else ""
     images = f"{len(bench.stream.train_index)} training and {len(bench.stream.test.labels)} test images"
     return (
         f"{s.dataset}: {len(bench.stream.tasks)} tasks of {classes} classes, {images}, {order}; "
-        f"{s.clients} clients, {s.partition} (seed {s.partition_seed}, {bench.partition.sha256[:8]}), participation {s.participation:g}\n"
+        f"{s.clients} clients{joining}, {s.partition} (seed {s.partition_seed}, {bench.partition.sha256[:8]}), participation {s.participation:g}\n"
         f"{bench.backbone.config.name} ({bench.backbone.sha256[:8]}, {s.precision}, {bench.backbone.device}); {s.rounds} rounds x {s.epochs} epochs, "
         f"batch {s.batch_size}, augmentation {s.augment}; seeds {', '.join(map(str, seeds))}"
     )

@@ -49,18 +49,18 @@ class Bench:
         s = settings
         need_data(s.dataset, root, s.backbone)
         backbone = load_backbone(s.backbone, image_size=s.image_size, mean=s.mean, std=s.std).to(device, dtype)  # decoding takes longer
-        stream = make_stream(s.dataset, root, s.tasks, s.class_order_seed, s.train_per_class, s.test_per_class, s.stored_size)
-        partition = make_partition(stream, s.partition, s.clients, s.partition_seed)
+        stream = make_stream(s.dataset, root, s.tasks, s.class_order_seed, s.train_per_class, s.test_per_class, s.stored_size, s.class_order)
+        partition = make_partition(stream, s.partition, s.clients, s.partition_seed, s.joining, s.transition)
         return Bench(settings, stream, partition, backbone, ImageStore(stream.train, backbone), ImageStore(stream.test, backbone))
 
-    def clients(self, task: Task, scope: Scope = "task") -> list[Client]:
-        """The clients that hold data of a task, or of the tasks so far."""
-        where = {int(original): i for i, original in enumerate(self.stream.train_index)}
+    def clients(self, task: Task, scope: Scope = "task", idle: bool = False) -> list[Client]:
+        """The clients that hold data of a task, or of the tasks so far; with ``idle``, all that have joined by then."""
         tasks = self.partition.tasks[: task.index + 1] if scope != "task" else self.partition.tasks[task.index : task.index + 1]
-        owned = [np.concatenate(parts) for parts in zip(*tasks, strict=True)]
+        owned = [np.concatenate(parts) for parts in zip(*tasks, strict=True)][: self.partition.present(task.index)]
         if scope == "pooled":
-            owned = [np.concatenate(owned)]
-        return [Client(k, torch.tensor([where[int(i)] for i in index])) for k, index in enumerate(owned) if len(index)]
+            owned = [np.unique(np.concatenate(owned))]
+        places = [torch.from_numpy(np.searchsorted(self.stream.train_index, index)) for index in owned]
+        return [Client(k, place) for k, place in enumerate(places) if idle or len(place)]
 
     def check(self, method: Method) -> None:
         """Raise FczooError where ``method`` cannot start on this backbone, before anything is run or written."""
@@ -116,7 +116,7 @@ class _Run:
         begin = time.perf_counter()
         if self.backbone.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        self.observer.start(self.method, self.seed, self.settings.clients, self.rounds * len(self.stream.tasks))
+        self.observer.start(self.method, self.seed, self.bench.partition.clients, self.rounds * len(self.stream.tasks))
         for task in self.stream.tasks:
             self._learn(task)
             batch = 256 if self.backbone.device.type == "cuda" else 64
@@ -129,6 +129,7 @@ class _Run:
 
     def _learn(self, task: Task) -> None:
         clients = self.bench.clients(task, self.method.scope())
+        candidates = self.bench.clients(task, self.method.scope(), idle=self.settings.draw_among == "joined")
         self.state = self._place(self.method.begin_task(self.state, task, self.backbone, self._rng("begin", task, "cpu")))
         trained = tuple(self.method.optims())
         self.result.trained_scalars = sum(v.numel() for v in select(self.state, *trained).values()) if trained else 0
@@ -136,8 +137,9 @@ class _Run:
         self._survey("begin", engine, clients, task)
         for number in range(self.rounds):
             started = time.perf_counter()
-            present = self._participants(clients, task, number)
-            down = self._send(present)
+            drawn = self._participants(candidates, task, number)
+            present = [c for c in drawn if len(c.index)]
+            down = self._send(drawn)
             shared = broadcast(self.method, self.state)
             losses: list[float] = []
 
@@ -147,14 +149,15 @@ class _Run:
 
             payloads = engine.train(self.state, present, Context(task, number, self.rounds, shared), tick)
             up = self._receive(payloads)
-            merged = {k: v.to(self.backbone.device) for k, v in self._aggregate(payloads).items()}
-            self.state = self._place(self.method.server_update(self.state, merged, task, self.backbone, self._rng("server", task, None, number)))
+            if payloads:  # else nobody drawn has data, and the state stays
+                merged = {k: v.to(self.backbone.device) for k, v in self._aggregate(payloads).items()}
+                self.state = self._place(self.method.server_update(self.state, merged, task, self.backbone, self._rng("server", task, None, number)))
             self.observer.round(
                 {
                     "task": task.index,
                     "round": number,
                     "clients": [c.number for c in present],
-                    "loss": sum(losses) / len(losses),
+                    "loss": sum(losses) / len(losses) if losses else None,
                     "bytes_up": up,
                     "bytes_down": down,
                     "seconds": time.perf_counter() - started,
@@ -175,14 +178,16 @@ class _Run:
         s, accelerated = self.settings, self.backbone.device.type == "cuda"
         together = s.together
         if together == "auto":
-            together = s.clients if accelerated and self.result.trained_scalars <= TOGETHER_LIMIT else 1
+            together = self.bench.partition.clients if accelerated and self.result.trained_scalars <= TOGETHER_LIMIT else 1
         offload = accelerated and self.result.trained_scalars > TOGETHER_LIMIT
         return Plan(s.epochs, s.batch_size, get_augment(s.augment), self.seed, together, s.cache_queries, 256 if accelerated else 64, offload)
 
     def _participants(self, clients: list[Client], task: Task, number: int) -> list[Client]:
-        """Clients of a round, drawn from those that hold data of the task: at least one."""
-        count = max(1, round(self.settings.participation * len(clients)))
-        chosen = numpy_stream("participation", self.seed, task.index, number).choice(len(clients), count, replace=False)
+        """The clients drawn for a round, at least one."""
+        wanted = self.settings.participation
+        count = max(1, round(wanted * len(clients))) if wanted <= 1 else min(int(wanted), len(clients))
+        drawing = number if self.settings.client_draw == "round" else 0
+        chosen = numpy_stream("participation", self.seed, task.index, drawing).choice(len(clients), count, replace=False)
         return [clients[i] for i in sorted(chosen)]
 
     def _send(self, clients: Sequence[Client]) -> int:

@@ -23,9 +23,13 @@ class Settings:
     mean: tuple[float, ...] | None = option(None, "input mean; none: the checkpoint's own")
     std: tuple[float, ...] | None = option(None, "input standard deviation; none: the checkpoint's own")
     partition: str = option("dirichlet:0.5", "partitioner, or file:PATH of a saved partition")
-    tasks: int = option(5, "tasks into which the classes are cut", low=1)
-    clients: int = option(5, "clients", low=1)
-    participation: float = option(1.0, "part of the clients that train in a round", low=0, high=1)
+    tasks: int | tuple[int, ...] = option(5, "tasks into which the classes are cut, or the number of classes of each", low=1)
+    clients: int = option(5, "clients at the start", low=1)
+    joining: int = option(0, "new clients at each later task", low=0)
+    transition: float = option(1.0, "part of the earlier clients that get data of a new task", low=0, high=1)
+    participation: float = option(1.0, "part of the clients that train in a round or, above 1, their number", low=0)
+    draw_among: Literal["data", "joined"] = option("data", "participants are drawn among clients with data of the task, or all that have joined")
+    client_draw: Literal["round", "task"] = option("round", "draw participants for each round, or once a task (fed-mammoth)")
     rounds: int = option(3, "rounds a task", low=1)
     epochs: int = option(2, "local epochs a round", low=1)
     batch_size: int = option(16, "local batch size", low=1)
@@ -34,7 +38,8 @@ class Settings:
     train_per_class: int | None = option(None, "first training images of each class; none: all", low=1)
     test_per_class: int | None = option(None, "first test images of each class; none: all", low=1)
     stored_size: int | None = option(None, "side in pixels at which image files are kept; none: the data set's own", low=1)
-    class_order_seed: int | None = option(None, "none: natural class order", low=0)
+    class_order: tuple[int, ...] | None = option(None, "original labels in order of arrival; none: natural order", low=0)
+    class_order_seed: int | None = option(None, "shuffles the classes; none: natural order", low=0)
     partition_seed: int = option(0, "seed of the split over clients", low=0)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "auto: cuda, else mps, else cpu")
     precision: Literal["fp32", "bf16", "fp64"] = option("fp32", "type in which the frozen weights are held and computed")
@@ -43,6 +48,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.participation > 1 and self.participation % 1:
+            raise FczooError(f"--participation is {self.participation:g}; it must be a part up to 1 or a whole number of clients")
+        if self.participation > self.clients:
+            raise FczooError(f"--participation {self.participation:g} asks for more than the {self.clients} clients at the start; raise --clients")
 
     def portable(self) -> dict[str, Any]:
         """As plain values, files and folders by their last name: where they lay is nobody else's business."""

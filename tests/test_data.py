@@ -117,6 +117,43 @@ def test_tasks_that_cannot_be_cut(tasks: int) -> None:
         make_stream("digits", tasks=tasks)
 
 
+@pytest.mark.parametrize("sizes", [(5, 1, 1, 1, 1, 1), (6, 2, 2), (10,), (1, 2, 3, 4)])
+def test_tasks_of_given_sizes(sizes: tuple[int, ...]) -> None:
+    stream = make_stream("digits", tasks=sizes)
+    assert tuple(t.size for t in stream.tasks) == sizes and [t.count for t in stream.tasks] == [len(sizes)] * len(sizes)
+    assert [t.start for t in stream.tasks] == [sum(sizes[:t]) for t in range(len(sizes))]
+
+
+@pytest.mark.parametrize("sizes", [(5, 4), (5, 6), (5, 0, 5), (11, -1), ()])
+def test_task_sizes_that_do_not_fit(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(FczooError, match=f"adds up to {sum(sizes)} classes, but digits has 10"):
+        make_stream("digits", tasks=sizes)
+
+
+def test_a_given_class_order(digits: ImageData) -> None:
+    order = (9, 0, 8, 1, 7, 2, 6, 3, 5, 4)
+    stream = make_stream("digits", tasks=5, class_order=order)
+    assert stream.class_order == order and stream.classes == tuple(map(str, order))
+    assert np.array_equal(np.array(order)[stream.train.labels], digits.train.labels)
+
+
+@pytest.mark.parametrize("order", [(), (0, 1), (*range(9), 8), (*range(1, 11),), (*range(10), 0)])
+def test_class_orders_that_leave_something_out(order: tuple[int, ...]) -> None:
+    with pytest.raises(FczooError, match="each of the labels 0 to 9 of digits once"):
+        make_stream("digits", class_order=order)
+
+
+def test_one_class_order_only() -> None:
+    with pytest.raises(FczooError, match="give one of the two"):
+        make_stream("digits", class_order=tuple(range(10)), class_order_seed=0)
+
+
+def test_tasks_and_class_order_as_words() -> None:
+    settings = Settings.for_dataset("digits", tasks="6,2,2", class_order="9,8,7,6,5,4,3,2,1,0")
+    assert settings.tasks == (6, 2, 2) and settings.class_order == tuple(range(9, -1, -1))
+    assert Settings.for_dataset("digits", tasks="4").tasks == 4
+
+
 def test_unknown_data_set() -> None:
     with pytest.raises(FczooError, match="no data set is called 'digit'; did you mean digits"):
         make_stream("digit")
