@@ -56,6 +56,7 @@ def main() -> None:
 @click.option("--epochs", type=int, help="Local epochs a round.  [by data set]")
 @click.option("--batch-size", type=int, help="[by data set]")
 @click.option("--augment", help="none, flip, crop, pilora, fppl or hgp.  [by data set]")
+@click.option("--test-crop", type=float, help="Middle part of each side that the test view keeps, e.g. 0.875.  [1]")
 @click.option("--train-per-class", type=int, help="Use the first N training images of each class.  [all]")
 @click.option("--test-per-class", type=int, help="Use the first N test images of each class.  [all]")
 @click.option("--stored-size", type=int, help="Side in pixels at which image files are kept.  [by data set]")

@@ -51,8 +51,8 @@ def get_augment(name: str) -> Augment:
 class ImageStore:
     """The images of one split beside a backbone: test views, augmented views and cached frozen features."""
 
-    def __init__(self, images: Images, backbone: Backbone):
-        self.backbone = backbone
+    def __init__(self, images: Images, backbone: Backbone, test_crop: float = 1.0):
+        self.backbone, self.test_crop = backbone, test_crop
         pixels = torch.from_numpy(images.pixels).permute(0, 3, 1, 2)
         self.pixels = pixels.to(backbone.device) if pixels.numel() < ON_DEVICE else pixels
         self.labels = torch.from_numpy(images.labels).to(backbone.device)
@@ -62,7 +62,7 @@ class ImageStore:
         self._known = torch.zeros(math.ceil(len(self.labels) / QUERY_BLOCK), dtype=torch.bool)
 
     def view(self, index: Tensor) -> Tensor:
-        """Test view [B, 3, S, S]: resized (bicubic, antialiased) and normalised."""
+        """Test view [B, 3, S, S]: the middle ``test_crop`` of each side, resized (bicubic, antialiased) and normalised."""
         return self._normalise(self._resized(index))
 
     def augmented(self, index: Tensor, augment: Augment, draws: Tensor) -> Tensor:
@@ -95,10 +95,11 @@ class ImageStore:
 
     def _resized(self, index: Tensor) -> Tensor:
         x, size = self._raw(index), self.backbone.config.image_size
-        if x.shape[-1] == size:
+        if x.shape[-1] == size and self.test_crop == 1:
             return x
-        whole = resampling(x.shape[-1], size, torch.zeros(1, device=x.device), torch.ones(1, device=x.device))[0]
-        return _resample(x, whole, whole)
+        kept = torch.tensor([self.test_crop], device=x.device)
+        middle = resampling(x.shape[-1], size, (1 - kept) / 2, kept)[0]
+        return _resample(x, middle, middle)
 
     def _normalise(self, x: Tensor) -> Tensor:
         return x.sub_(self._mean).div_(self._std).to(self.backbone.dtype)  # in place: fresh memory costs more than the sums

@@ -51,7 +51,8 @@ class Bench:
         backbone = load_backbone(s.backbone, image_size=s.image_size, mean=s.mean, std=s.std).to(device, dtype)  # decoding takes longer
         stream = make_stream(s.dataset, root, s.tasks, s.class_order_seed, s.train_per_class, s.test_per_class, s.stored_size, s.class_order)
         partition = make_partition(stream, s.partition, s.clients, s.partition_seed, s.joining, s.transition)
-        return Bench(settings, stream, partition, backbone, ImageStore(stream.train, backbone), ImageStore(stream.test, backbone))
+        train, test = (ImageStore(part, backbone, s.test_crop) for part in (stream.train, stream.test))
+        return Bench(settings, stream, partition, backbone, train, test)
 
     def clients(self, task: Task, scope: Scope = "task", idle: bool = False) -> list[Client]:
         """The clients that hold data of a task, or of the tasks so far; with ``idle``, all that have joined by then."""

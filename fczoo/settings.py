@@ -34,6 +34,7 @@ class Settings:
     epochs: int = option(2, "local epochs a round", low=1)
     batch_size: int = option(16, "local batch size", low=1)
     augment: str = option("none", "random view of the training images")
+    test_crop: float = option(1.0, "part of each side that the test view keeps; 0.875: resize to 256, cut out the middle 224", low=0.1, high=1)
     cache_queries: bool = option(False, "keep query features of the test view in training, too, instead of one forward a step")
     train_per_class: int | None = option(None, "first training images of each class; none: all", low=1)
     test_per_class: int | None = option(None, "first test images of each class; none: all", low=1)

@@ -54,6 +54,15 @@ def test_the_test_view_resizes_as_pillow_does(store_of, size):
     np.testing.assert_allclose(pixels_of(store_of(pixels).view(torch.arange(2))), expected, atol=1.5 / 255)  # and rounds twice
 
 
+@pytest.mark.parametrize("size", [12, 20, 50])
+def test_the_test_crop_is_the_middle_of_a_larger_view(backbone, size):
+    """Keeping 0.8 of each side is resizing to 20 pixels and cutting out the middle 16."""
+    pixels = np.random.default_rng(0).integers(70, 186, (2, size, size, 3)).astype(np.uint8)
+    larger = np.stack([np.asarray(Image.fromarray(p).resize((20, 20), Image.Resampling.BICUBIC)) for p in pixels]) / 255
+    store = ImageStore(Images(pixels, np.zeros(2, np.int64)), backbone, test_crop=0.8)
+    np.testing.assert_allclose(pixels_of(store.view(torch.arange(2))), larger[:, 2:18, 2:18], atol=1.5 / 255)
+
+
 def test_a_view_has_the_backbones_type(backbone, noisy):
     for dtype in (torch.float32, torch.bfloat16):
         store = ImageStore(Images(noisy.astype(np.uint8), np.zeros(5, np.int64)), backbone.to(dtype=dtype))
