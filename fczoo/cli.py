@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,29 @@ def words(_: click.Context, __: click.Parameter, value: str | None) -> list[str]
     return [w.strip() for w in (value or "").split(",") if w.strip()]
 
 
+STREAM = (
+    click.option("--dataset", default="digits", show_default=True),
+    click.option("--data-root", help="Folder that holds the data set.  [FCZOO_HOME/data]"),
+    click.option("--partition", help="iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, shards:ALPHA, or file:PATH.  [by data set]"),
+    click.option("--tasks", help="Number of tasks, or the classes of each: 50,10,10,10,10,10.  [by data set]"),
+    click.option("--clients", type=int, help="Clients at the start.  [by data set]"),
+    click.option("--joining", type=int, help="New clients at each later task.  [0]"),
+    click.option("--transition", type=float, help="Part of the earlier clients that get data of a new task.  [1]"),
+    click.option("--train-per-class", type=int, help="Use the first N training images of each class.  [all]"),
+    click.option("--test-per-class", type=int, help="Use the first N test images of each class.  [all]"),
+    click.option("--class-order", help="Original labels in order of arrival, separated by commas.  [natural order]"),
+    click.option("--class-order-seed", type=int, help="Shuffle the classes.  [natural order]"),
+    click.option("--partition-seed", type=int, help="[0]"),
+)
+
+
+def stream_options(command: Callable) -> Callable:
+    """The options that say which images arrive when and at whom."""
+    for add in reversed(STREAM):
+        command = add(command)
+    return command
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="fczoo")
 def main() -> None:
@@ -41,14 +65,8 @@ def main() -> None:
 
 @main.command()
 @click.option("--methods", required=True, callback=words, help="Names, separated by commas; see `fczoo list methods`.")
-@click.option("--dataset", default="digits", show_default=True)
-@click.option("--data-root", help="Folder that holds the data set.  [FCZOO_HOME/data]")
+@stream_options
 @click.option("--backbone", help="Name, weight file, or NAME:FILE.  [by data set]")
-@click.option("--partition", help="iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, shards:ALPHA, or file:PATH.  [by data set]")
-@click.option("--tasks", help="Number of tasks, or the classes of each: 50,10,10,10,10,10.  [by data set]")
-@click.option("--clients", type=int, help="Clients at the start.  [by data set]")
-@click.option("--joining", type=int, help="New clients at each later task.  [0]")
-@click.option("--transition", type=float, help="Part of the earlier clients that get data of a new task.  [1]")
 @click.option("--participation", type=float, help="Part of the clients that train in a round or, above 1, their number.  [1]")
 @click.option("--draw-among", help="data (clients with data of the task) or joined (all).  [data]")
 @click.option("--client-draw", help="Draw participants for each round or once a task.  [round]")
@@ -57,13 +75,8 @@ def main() -> None:
 @click.option("--batch-size", type=int, help="[by data set]")
 @click.option("--augment", help="none, flip, crop, pilora, fppl or hgp.  [by data set]")
 @click.option("--test-crop", type=float, help="Middle part of each side that the test view keeps, e.g. 0.875.  [1]")
-@click.option("--train-per-class", type=int, help="Use the first N training images of each class.  [all]")
-@click.option("--test-per-class", type=int, help="Use the first N test images of each class.  [all]")
 @click.option("--stored-size", type=int, help="Side in pixels at which image files are kept.  [by data set]")
 @click.option("--seeds", default="0", show_default=True, callback=words, help="Training seeds, separated by commas.")
-@click.option("--class-order", help="Original labels in order of arrival, separated by commas.  [natural order]")
-@click.option("--class-order-seed", type=int, help="Shuffle the classes.  [natural order]")
-@click.option("--partition-seed", type=int, help="[0]")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp64"]), default="fp32", show_default=True)
 @click.option("--together", default="auto", show_default=True, help="Clients in one batched forward, or auto.")
@@ -82,6 +95,27 @@ def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: P
     out = out or Path("results") / time.strftime("run-%Y%m%d-%H%M%S")
     text, rows = run_bench(list(dict.fromkeys(methods)), parse_seeds(seeds), settings, options, out)
     click.echo(f"{text}\n\n{to_text(rows)}\n\n{LEGEND}\nWritten to {out}")
+
+
+@main.command()
+@stream_options
+@click.option("--save", type=click.Path(path_type=Path), help="Partition file for `--partition file:PATH`.")
+@click.option("--table", type=click.Path(path_type=Path), help="CSV of images per task, client and class.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Heat map as PNG, PDF or SVG; needs matplotlib (extra `plot`).")
+@click.option("--export", type=click.Path(path_type=Path), help="Plain JSON for other software: positions and labels by task and client.")
+def partition(dataset: str, save: Path | None, table: Path | None, plot: Path | None, export: Path | None, **given: Any) -> None:
+    """Show, and write if asked, the split over clients and tasks that `bench` uses with the same options."""
+    from .runner import open_stream
+    from .settings import Settings
+    from .split import describe_split, write_export, write_plot, write_table
+
+    stream, made = open_stream(Settings.for_dataset(dataset, **given))
+    click.echo(describe_split(made, stream))
+    if save:
+        made.save(save)
+    for path, write in ((table, write_table), (plot, write_plot), (export, write_export)):
+        if path:
+            write(path, made, stream)
 
 
 @main.group()

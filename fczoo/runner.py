@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -45,12 +44,10 @@ class Bench:
         """Load data, partition and backbone. Raises FczooError for whatever is missing or does not fit."""
         device, dtype = pick_device(settings.device), DTYPES[settings.precision]
         get_augment(settings.augment)
-        root = Path(settings.data_root).expanduser() if settings.data_root else None
         s = settings
-        need_data(s.dataset, root, s.backbone)
+        need_data(s.dataset, s.root, s.backbone)
         backbone = load_backbone(s.backbone, image_size=s.image_size, mean=s.mean, std=s.std).to(device, dtype)  # decoding takes longer
-        stream = make_stream(s.dataset, root, s.tasks, s.class_order_seed, s.train_per_class, s.test_per_class, s.stored_size, s.class_order)
-        partition = make_partition(stream, s.partition, s.clients, s.partition_seed, s.joining, s.transition)
+        stream, partition = open_stream(s)
         train, test = (ImageStore(part, backbone, s.test_crop) for part in (stream.train, stream.test))
         return Bench(settings, stream, partition, backbone, train, test)
 
@@ -71,6 +68,12 @@ class Bench:
     def run(self, method: Method, seed: int = 0, observer: Observer | None = None) -> Result:
         """Train ``method`` over all tasks. The same settings and seed give the same result on the same device."""
         return _Run(self, method, seed, observer or Silent()).run()
+
+
+def open_stream(s: Settings) -> tuple[Stream, Partition]:
+    """Load the images and split them. Raises FczooError for whatever is missing or impossible."""
+    stream = make_stream(s.dataset, s.root, s.tasks, s.class_order_seed, s.train_per_class, s.test_per_class, s.stored_size, s.class_order)
+    return stream, make_partition(stream, s.partition, s.clients, s.partition_seed, s.joining, s.transition)
 
 
 def run(method: Method, *, seed: int = 0, observer: Observer | None = None, dataset: str = "digits", **settings: Any) -> Result:

@@ -1,6 +1,7 @@
 """The settings of a run: everything but the method."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -53,6 +54,11 @@ class Settings:
             raise FczooError(f"--participation is {self.participation:g}; it must be a part up to 1 or a whole number of clients")
         if self.participation > self.clients:
             raise FczooError(f"--participation {self.participation:g} asks for more than the {self.clients} clients at the start; raise --clients")
+
+    @property
+    def root(self) -> Path | None:
+        """Folder that holds the data; None: FCZOO_HOME/data."""
+        return Path(self.data_root).expanduser() if self.data_root else None
 
     def portable(self) -> dict[str, Any]:
         """As plain values, files and folders by their last name: where they lay is nobody else's business."""
