@@ -29,9 +29,7 @@ def run_bench(
     ``summary.{json,csv,md}``, brought up to date after each run. Raises FczooError for input that cannot work, before
     anything is written, and for a run that fails, after what was finished is on disk.
     """
-    built = [create_method(name, settings.dataset, **options.get(name, {})) for name in methods]
-    if stray := set(options) - set(methods):
-        raise FczooError(f"--set {min(stray)}.… names no method of this run ({', '.join(methods)})")
+    built = create_methods(methods, settings, options)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FczooError(f"output folder {out} is already in use; give another with --out or remove it")
     bench = Bench.open(settings)
@@ -64,6 +62,13 @@ def run_bench(
             rows = [*(r for r in rows if r.method != method.name), summarise(results)]
             _write_summary(out, text, rows)
     return text, rows
+
+
+def create_methods(methods: Sequence[str], settings: Settings, options: Mapping[str, Mapping[str, Any]]) -> list[Method]:
+    """Methods by name; ``options`` beat the protocol's values, which beat those for the data set and the defaults."""
+    if stray := set(options) - set(methods):
+        raise FczooError(f"--set {min(stray)}.… names no method of this run ({', '.join(methods)})")
+    return [create_method(name, settings.dataset, **{**settings.method_options(name), **options.get(name, {})}) for name in methods]
 
 
 class Recorder:

@@ -109,7 +109,7 @@ def partition(dataset: str, save: Path | None, table: Path | None, plot: Path | 
     from .settings import Settings
     from .split import describe_split, write_export, write_plot, write_table
 
-    stream, made = open_stream(Settings.for_dataset(dataset, **given))
+    stream, made = open_stream(Settings.for_dataset(dataset, **given), pixels=False)
     click.echo(describe_split(made, stream))
     if save:
         made.save(save)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import platformdirs
@@ -35,6 +35,9 @@ class Split(Protocol):
     @property
     def labels(self) -> np.ndarray: ...
     def take(self, index: np.ndarray, size: int | None = None) -> Images: ...
+
+
+_NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)
 
 
 class ImageData(NamedTuple):
@@ -136,12 +139,13 @@ def make_stream(
     train_per_class: int | None = None,
     test_per_class: int | None = None,
     stored_size: int | None = None,
-    class_order: Sequence[int] | None = None,
+    class_order: Literal["natural"] | Sequence[int] = "natural",
+    pixels: bool = True,
 ) -> Stream:
     """Load a data set and cut its classes into tasks: see ``task_sizes``.
 
     Classes come in their natural order, shuffled by ``class_order_seed``, or as ``class_order`` lists their original
-    labels. ``*_per_class`` keeps the first images of every class.
+    labels. ``*_per_class`` keeps the first images of every class. Without ``pixels`` the images are labels only.
     ``stored_size`` is the side in pixels at which images of files are kept; None: the data set's own.
     """
     data: ImageData = DATASETS.get(dataset)().load(root or home() / "data")
@@ -152,7 +156,10 @@ def make_stream(
     arrival[order] = np.arange(count)
     train_index = _first(data.train.labels, train_per_class)
     test_index = _first(data.test.labels, test_per_class)
-    train, test = data.train.take(train_index, stored_size), data.test.take(test_index, stored_size)
+    train, test = (
+        part.take(index, stored_size) if pixels else Images(_NO_PIXELS, part.labels[index])
+        for part, index in ((data.train, train_index), (data.test, test_index))
+    )
     bounds = np.cumsum([0, *sizes]).tolist()
     return Stream(
         dataset,
@@ -179,8 +186,8 @@ def task_sizes(dataset: str, classes: int, tasks: int | Sequence[int]) -> list[i
     return list(tasks)
 
 
-def _class_order(dataset: str, count: int, seed: int | None, given: Sequence[int] | None) -> np.ndarray:
-    if given is None:
+def _class_order(dataset: str, count: int, seed: int | None, given: Literal["natural"] | Sequence[int]) -> np.ndarray:
+    if given == "natural":
         return np.arange(count) if seed is None else numpy_stream("class order", seed).permutation(count)
     if seed is not None:
         raise FczooError("--class-order lists the classes and --class-order-seed shuffles them; give one of the two")

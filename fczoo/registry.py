@@ -1,4 +1,4 @@
-"""Names for methods, data sets, partitioners and aggregators. A file in the right folder registers itself."""
+"""Names for methods, data sets, partitioners, aggregators and protocols. A file in the right folder registers itself."""
 
 import dataclasses
 import importlib
@@ -87,8 +87,10 @@ METHODS = Registry("method", "fczoo.methods", "fczoo.baselines")
 DATASETS = Registry("data set", "fczoo.datasets")
 PARTITIONERS = Registry("partitioner", "fczoo.partitioners")
 AGGREGATORS = Registry("aggregator", "fczoo.aggregate")
+PROTOCOLS = Registry("protocol", "fczoo.protocols")
 
 register_method = METHODS.register
 register_dataset = DATASETS.register
 register_partitioner = PARTITIONERS.register
 register_aggregator = AGGREGATORS.register
+register_protocol = PROTOCOLS.register

@@ -60,7 +60,7 @@ def describe(bench: Bench, seeds: Sequence[int]) -> str:
     s, sizes = bench.settings, sorted({t.size for t in bench.stream.tasks})
     classes = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     order = "natural class order" if s.class_order_seed is None else f"class order seed {s.class_order_seed}"
-    order = "given class order" if s.class_order else order
+    order = order if s.class_order == "natural" else "given class order"
     joining = f" and {s.joining} more a task" if s.joining else ""
     images = f"{len(bench.stream.train_index)} training and {len(bench.stream.test.labels)} test images"
     return (

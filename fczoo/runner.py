@@ -70,9 +70,10 @@ class Bench:
         return _Run(self, method, seed, observer or Silent()).run()
 
 
-def open_stream(s: Settings) -> tuple[Stream, Partition]:
-    """Load the images and split them. Raises FczooError for whatever is missing or impossible."""
-    stream = make_stream(s.dataset, s.root, s.tasks, s.class_order_seed, s.train_per_class, s.test_per_class, s.stored_size, s.class_order)
+def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
+    """Load the images, or only their labels, and split them. Raises FczooError for whatever is missing or impossible."""
+    kept = s.train_per_class, s.test_per_class, s.stored_size
+    stream = make_stream(s.dataset, s.root, s.tasks, s.class_order_seed, *kept, s.class_order, pixels)
     return stream, make_partition(stream, s.partition, s.clients, s.partition_seed, s.joining, s.transition)
 
 
@@ -88,6 +89,13 @@ def create_method(name: str, dataset: str | None = None, **options: Any) -> Meth
     """Method by name; options beat the method's values for ``dataset``, which beat its defaults."""
     cls = METHODS.get(name)
     return build(cls, name, {**cls.tuned.get(dataset, {}), **options})
+
+
+def group_size(settings: Settings, device: torch.device, clients: int, trained_scalars: int) -> int:
+    """Clients that share a forward."""
+    if settings.together == "auto":
+        return clients if device.type == "cuda" and trained_scalars <= TOGETHER_LIMIT else 1
+    return settings.together
 
 
 class _Run:
@@ -180,18 +188,14 @@ class _Run:
 
     def _plan(self) -> Plan:
         s, accelerated = self.settings, self.backbone.device.type == "cuda"
-        together = s.together
-        if together == "auto":
-            together = self.bench.partition.clients if accelerated and self.result.trained_scalars <= TOGETHER_LIMIT else 1
+        together = group_size(s, self.backbone.device, self.bench.partition.clients, self.result.trained_scalars)
         offload = accelerated and self.result.trained_scalars > TOGETHER_LIMIT
         return Plan(s.epochs, s.batch_size, get_augment(s.augment), self.seed, together, s.cache_queries, 256 if accelerated else 64, offload)
 
     def _participants(self, clients: list[Client], task: Task, number: int) -> list[Client]:
         """The clients drawn for a round, at least one."""
-        wanted = self.settings.participation
-        count = max(1, round(wanted * len(clients))) if wanted <= 1 else min(int(wanted), len(clients))
         drawing = number if self.settings.client_draw == "round" else 0
-        chosen = numpy_stream("participation", self.seed, task.index, drawing).choice(len(clients), count, replace=False)
+        chosen = numpy_stream("participation", self.seed, task.index, drawing).choice(len(clients), self.settings.drawn(len(clients)), replace=False)
         return [clients[i] for i in sorted(chosen)]
 
     def _send(self, clients: Sequence[Client]) -> int:

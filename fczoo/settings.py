@@ -8,7 +8,7 @@ import torch
 
 from .errors import FczooError
 from .options import build, check_options, option
-from .registry import DATASETS
+from .registry import DATASETS, PARTITIONERS, PROTOCOLS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
@@ -18,6 +18,7 @@ class Settings:
     """Everything about a run but the method. ``for_dataset`` fills in a data set's own schedule."""
 
     dataset: str = option("digits", "registered data set")
+    protocol: str | None = option(None, "registered protocol that these settings follow where nothing else was given")
     data_root: str | None = option(None, "folder that holds the data; none: FCZOO_HOME/data")
     backbone: str = option("vit_nano_32", "name, weight file, or NAME:FILE")
     image_size: int | None = option(None, "input size; none: the checkpoint's own", low=1)
@@ -40,8 +41,8 @@ class Settings:
     train_per_class: int | None = option(None, "first training images of each class; none: all", low=1)
     test_per_class: int | None = option(None, "first test images of each class; none: all", low=1)
     stored_size: int | None = option(None, "side in pixels at which image files are kept; none: the data set's own", low=1)
-    class_order: tuple[int, ...] | None = option(None, "original labels in order of arrival; none: natural order", low=0)
-    class_order_seed: int | None = option(None, "shuffles the classes; none: natural order", low=0)
+    class_order: Literal["natural"] | tuple[int, ...] = option("natural", "natural, or original labels in order of arrival", low=0)
+    class_order_seed: int | None = option(None, "shuffles the classes; none: as class_order says", low=0)
     partition_seed: int = option(0, "seed of the split over clients", low=0)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "auto: cuda, else mps, else cpu")
     precision: Literal["fp32", "bf16", "fp64"] = option("fp32", "type in which the frozen weights are held and computed")
@@ -64,14 +65,38 @@ class Settings:
         """As plain values, files and folders by their last name: where they lay is nobody else's business."""
         return {k: shorten(v) if k in ("data_root", "backbone", "partition") else v for k, v in asdict(self).items()}
 
+    @property
+    def task_count(self) -> int:
+        """Number of tasks."""
+        return self.tasks if isinstance(self.tasks, int) else len(self.tasks)
+
+    def drawn(self, candidates: int) -> int:
+        """Clients that take part in a round, out of so many."""
+        if self.participation > 1:
+            return min(int(self.participation), candidates)
+        return max(1, round(self.participation * candidates))
+
     @staticmethod
     def for_dataset(dataset: str, **changes: Any) -> "Settings":
-        """The data set's own schedule, changed where a value other than None is given.
+        """The data set's own schedule or, with ``protocol``, that protocol's, changed where a value other than None is given.
 
         Raises FczooError for unknown names and values that do not fit.
         """
-        defaults = asdict(DATASETS.get(dataset).defaults)
-        return build(Settings, "bench", {"dataset": dataset, **defaults, **{k: v for k, v in changes.items() if v is not None}})
+        given = {k: v for k, v in changes.items() if v is not None}
+        defaults = {"dataset": dataset, **asdict(DATASETS.get(dataset).defaults)}
+        stated = PROTOCOLS.get(given["protocol"]).stated(dataset) if "protocol" in given else {}
+        if "class_order" in given:
+            stated.pop("class_order_seed", None)
+        plain = {k: v.value for k, v in stated.items() if not callable(v.value)}
+        tasks = build(Settings, "bench", {**defaults, **plain, **given}).task_count
+        return build(Settings, "bench", {**defaults, **{k: v.given(tasks) for k, v in stated.items()}, **given})
+
+    def method_options(self, method: str) -> dict[str, Any]:
+        """What the protocol states for a method on this data set and partition; nothing without a protocol."""
+        if self.protocol is None:
+            return {}
+        partitioner = None if self.partition.startswith("file:") else PARTITIONERS.create(self.partition)
+        return PROTOCOLS.get(self.protocol).options(method, self.dataset, getattr(partitioner, "beta", None))
 
 
 def shorten(word: str | None) -> str | None:

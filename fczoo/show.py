@@ -8,22 +8,19 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
 import torch
 from tabulate import tabulate
 
-from .backbone import Backbone
-from .core import Context, Method, Task, Tree, nbytes, select
-from .data import Images, home
-from .engine import Client, Engine, Plan, broadcast
+from .core import Method, Tree, nbytes
+from .data import home
 from .errors import FczooError
-from .images import Augment, ImageStore
+from .measure import measure
 from .options import describe_type, nearest, quirks
 from .record import versions
 from .registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, PLUGINS
 from .runner import create_method
 from .settings import Settings
-from .weights import architecture, backbone_names, load_backbone
+from .weights import backbone_names, load_backbone
 
 KINDS = ("methods", "baselines", "datasets", "partitioners", "aggregators", "backbones", "quirks")
 
@@ -95,7 +92,7 @@ def _found(name: str, root: Path) -> str:
 
 def _method_page(cls: type[Method], dataset: str) -> str:
     method = create_method(cls.name, dataset)
-    trained, sent, received, about = _measure(method, dataset)
+    seen = measure(method, Settings.for_dataset(dataset))
     parts = [f"{cls.name}: {inspect.getdoc(cls)}", f"Paper: {cls.paper}"]
     parts.append(f"Hyper-parameters on {dataset} (--set {cls.name}.FIELD=VALUE):\n{_options_table(method)}")
     if cls.tuned:
@@ -103,11 +100,11 @@ def _method_page(cls: type[Method], dataset: str) -> str:
         parts.append(f"Values by data set: {'; '.join(others)}.")
     kept = ", ".join(p.rstrip(".") for p in cls.private) or "nothing"
     parts.append(f"Averaged by: {cls.averaging}. Kept on the server: {kept}.")
-    parts.append(f"Measured for the first task of {dataset} on {about}, a client with every class of it:")
-    for label, tree in (("Trained", trained), ("Sent up in a round", sent)):
+    parts.append(f"Measured for the first task of {dataset} on {seen.backbone}, a client with every class of it:")
+    for label, tree in (("Trained", seen.trained), ("Sent up in a round", seen.sent)):
         if tree:
             parts.append(f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}")
-    parts.append(f"Sent down at the start of a task: {nbytes(received) / 1e6:.3f} MB; later only what has changed.")
+    parts.append(f"Sent down at the start of a task: {nbytes(seen.received) / 1e6:.3f} MB; later only what has changed.")
     return "\n\n".join(parts)
 
 
@@ -140,24 +137,3 @@ def _tree_table(tree: Tree) -> str:
 
 def _word(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)
-
-
-def _measure(method: Method, dataset: str) -> tuple[Tree, Tree, Tree, str]:
-    """Trained tensors, one client's upload and the broadcast, from one step on random weights of the data set's backbone."""
-    cls = DATASETS.get(dataset)
-    if not cls.classes:
-        raise FczooError(f"{dataset} has as many classes as its folder; name another data set to see what {method.name} trains there")
-    settings = Settings.for_dataset(dataset)
-    config, size = architecture(settings.backbone), len(np.array_split(np.arange(cls.classes), settings.tasks)[0])
-    rng = torch.Generator().manual_seed(0)
-    backbone = Backbone(config, {k: 0.02 * torch.randn(s, generator=rng) for k, s in config.shapes().items()})
-    task = Task(0, 0, size, cls.classes, settings.tasks)
-    store = ImageStore(Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size)), backbone)
-    engine, client = Engine(method, backbone, store, Plan(1, size, Augment(), seed=0)), Client(0, torch.arange(size))
-    state = method.begin_task({}, task, backbone, rng)
-    for moment in method.surveys():
-        sent = engine.survey(moment, broadcast(method, state), [client], Context(task, 0, 1, {}))[0]
-    trained = select(state, *method.optims()) if method.optims() else {}
-    if trained:
-        sent = engine.train(state, [client], Context(task, 0, 1, broadcast(method, state)))[0]
-    return trained, sent, broadcast(method, state), config.name

@@ -1,0 +1,85 @@
+"""What a method trains, sends and computes, measured from one client's step on random weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from .backbone import Backbone
+from .core import Batch, Context, Method, Task, Tree, nbytes, select
+from .data import Images, task_sizes
+from .engine import Client, Engine, Plan, broadcast, make_inputs
+from .errors import FczooError
+from .images import DRAWS, Augment, ImageStore, get_augment
+from .registry import DATASETS
+from .settings import Settings
+from .weights import architecture
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of a client that holds one image of every class of the first task."""
+
+    backbone: str
+    trained: Tree
+    sent: Tree  # its upload of a round or, where nothing is trained, of a survey
+    received: Tree  # the whole broadcast
+    weights: int  # bytes of the frozen backbone in float32
+    flops: int  # of one image in one training step: inputs, forward and backward
+    activations: int  # bytes that this step keeps for its backward, in float32
+
+
+def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
+    """Measure a method in the first task of a run; ``work`` also counts operations and activations, else 0."""
+    cls = DATASETS.get(settings.dataset)
+    if not cls.classes:
+        raise FczooError(f"{settings.dataset} has as many classes as its folder; name another data set to see what {method.name} trains there")
+    sizes = task_sizes(settings.dataset, cls.classes, settings.tasks)
+    config, size = architecture(settings.backbone), sizes[0]
+    rng = torch.Generator().manual_seed(0)
+    backbone = Backbone(config, {k: 0.02 * torch.randn(s, generator=rng) for k, s in config.shapes().items()})
+    task = Task(0, 0, size, cls.classes, len(sizes))
+    store = ImageStore(Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size)), backbone)
+    engine, client = Engine(method, backbone, store, Plan(1, size, Augment(), seed=0)), Client(0, torch.arange(size))
+    state = method.begin_task({}, task, backbone, rng)
+    for moment in method.surveys():
+        sent = engine.survey(moment, broadcast(method, state), [client], Context(task, 0, 1, {}))[0]
+    trained, ctx = select(state, *method.optims()) if method.optims() else {}, Context(task, 0, 1, broadcast(method, state))
+    flops = activations = 0
+    if trained:
+        sent = engine.train(state, [client], ctx)[0]
+        if work:
+            flops, activations = _one_step(method, store, trained, ctx, settings)
+    return Measured(config.name, trained, sent, broadcast(method, state), nbytes(backbone.weights), flops, activations)
+
+
+def _one_step(method: Method, store: ImageStore, trained: Tree, ctx: Context, settings: Settings) -> tuple[int, int]:
+    index, augment = torch.zeros(1, dtype=torch.int64), get_augment(settings.augment)
+    draws = None if augment.fixed else torch.full((1, DRAWS), 0.5)
+    if draws is None or settings.cache_queries:
+        store.query(index)  # computed once a run, so not part of a step
+    leaves = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
+    kept = _Kept({**store.backbone.weights, **leaves, **ctx.shared})
+    with FlopCounterMode(display=False) as counter:
+        x, q = make_inputs(method, store, index, augment, draws, settings.cache_queries)
+        with torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
+            loss, _ = method.loss(store.backbone, leaves, Batch(x, store.labels[index], torch.ones(1, dtype=q.dtype), q), ctx)
+        loss.backward()
+    return counter.get_total_flops(), sum(kept.sizes.values())
+
+
+class _Kept:
+    """Sizes of the storages that a backward keeps, each once, without those that are there anyway."""
+
+    def __init__(self, known: Mapping[str, Tensor]):
+        self.known = {v.untyped_storage().data_ptr() for v in known.values()}
+        self.sizes: dict[int, int] = {}
+
+    def note(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor

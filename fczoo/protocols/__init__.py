@@ -1,0 +1,1 @@
+"""One file a protocol: a paper's experiments as data."""
