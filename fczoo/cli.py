@@ -36,6 +36,7 @@ def words(_: click.Context, __: click.Parameter, value: str | None) -> list[str]
 STREAM = (
     click.option("--dataset", default="digits", show_default=True),
     click.option("--data-root", help="Folder that holds the data set.  [FCZOO_HOME/data]"),
+    click.option("--protocol", help="A paper's own settings, each of which another option replaces; see `fczoo list protocols`."),
     click.option("--partition", help="iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, shards:ALPHA, or file:PATH.  [by data set]"),
     click.option("--tasks", help="Number of tasks, or the classes of each: 50,10,10,10,10,10.  [by data set]"),
     click.option("--clients", type=int, help="Clients at the start.  [by data set]"),
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--methods", required=True, callback=words, help="Names, separated by commas; see `fczoo list methods`.")
+@click.option("--methods", callback=words, help="Names, separated by commas; see `fczoo list methods`.  [the protocol's]")
 @stream_options
 @click.option("--backbone", help="Name, weight file, or NAME:FILE.  [by data set]")
 @click.option("--participation", type=float, help="Part of the clients that train in a round or, above 1, their number.  [1]")
@@ -76,7 +77,7 @@ def main() -> None:
 @click.option("--augment", help="none, flip, crop, pilora, fppl or hgp.  [by data set]")
 @click.option("--test-crop", type=float, help="Middle part of each side that the test view keeps, e.g. 0.875.  [1]")
 @click.option("--stored-size", type=int, help="Side in pixels at which image files are kept.  [by data set]")
-@click.option("--seeds", default="0", show_default=True, callback=words, help="Training seeds, separated by commas.")
+@click.option("--seeds", callback=words, help="Training seeds, separated by commas.  [the protocol's, or 0]")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp64"]), default="fp32", show_default=True)
 @click.option("--together", default="auto", show_default=True, help="Clients in one batched forward, or auto.")
@@ -84,16 +85,28 @@ def main() -> None:
 @click.option("--aggregator", help="Replace the method's own averaging; see `fczoo list aggregators`.")
 @click.option("--set", "changes", multiple=True, metavar="METHOD.FIELD=VALUE", help="Hyper-parameter; also backbone.mean, .std, .image_size.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder.  [results/run-DATE-TIME]")
-def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: Path | None, dataset: str, **given: Any) -> None:
+@click.option("--dry-run", is_flag=True, help="Print the whole configuration, its work, traffic and memory, and stop.")
+def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: Path | None, dry_run: bool, dataset: str, **given: Any) -> None:
     """Run methods on one data stream and print their table."""
     from .bench import run_bench
+    from .registry import PROTOCOLS
     from .report import LEGEND, to_text
     from .settings import Settings
 
     options = parse_changes(changes)
     settings = Settings.for_dataset(dataset, **given, **options.pop("backbone", {}))
+    protocol = settings.protocol and PROTOCOLS.get(settings.protocol)
+    names = list(dict.fromkeys(methods)) or list(protocol.proposes if protocol else ())
+    numbers = parse_seeds(seeds) if seeds or not protocol else list(protocol.seeds.value)
+    if not names:
+        raise FczooError("no methods are named; give --methods or --protocol")
+    if dry_run:
+        from .dry_run import dry_run as page
+
+        click.echo(page(names, numbers, settings, options))
+        return
     out = out or Path("results") / time.strftime("run-%Y%m%d-%H%M%S")
-    text, rows = run_bench(list(dict.fromkeys(methods)), parse_seeds(seeds), settings, options, out)
+    text, rows = run_bench(names, numbers, settings, options, out)
     click.echo(f"{text}\n\n{to_text(rows)}\n\n{LEGEND}\nWritten to {out}")
 
 
@@ -148,7 +161,7 @@ def check(name: str, data_root: Path | None) -> None:
 
 
 @main.command("list")
-@click.argument("kind", type=click.Choice(["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones", "quirks"]))
+@click.argument("kind", type=click.Choice(["methods", "baselines", "datasets", "partitioners", "aggregators", "protocols", "backbones", "quirks"]))
 def list_command(kind: str) -> None:
     """Names of one kind."""
     from .show import listing
@@ -157,13 +170,16 @@ def list_command(kind: str) -> None:
 
 
 @main.command()
-@click.argument("name")
-@click.option("--dataset", default="digits", show_default=True, help="Data set whose defaults a method's page shows.")
-def show(name: str, dataset: str) -> None:
-    """All about a method, data set, partitioner or aggregator."""
+@click.argument("names", nargs=-1, required=True, metavar="[protocol] NAME")
+@click.option("--dataset", help="Data set whose values are shown.  [digits; of a protocol, all]")
+def show(names: tuple[str, ...], dataset: str | None) -> None:
+    """All about a method, data set, partitioner, aggregator or, as `show protocol NAME`, a protocol."""
+    from .protocol_page import protocol_page
     from .show import show as page
 
-    click.echo(page(name, dataset))
+    if len(names) > 1 and (names[0] != "protocol" or len(names) > 2):
+        raise FczooError(f"cannot show {' '.join(names)!r}; write one name, or protocol and its name")
+    click.echo(protocol_page(names[1], dataset) if len(names) == 2 else page(names[0], dataset or "digits"))
 
 
 @main.command()
@@ -188,6 +204,7 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, dict[str, str]]:
 
 def parse_seeds(seeds: list[str]) -> list[int]:
     """Distinct whole numbers from 0 up. Raises FczooError otherwise."""
-    if not seeds or not all(s.isdecimal() for s in seeds) or len(set(seeds)) < len(seeds):
+    seeds = seeds or ["0"]
+    if not all(s.isdecimal() for s in seeds) or len(set(seeds)) < len(seeds):
         raise FczooError(f"--seeds is {','.join(seeds)!r}; give distinct whole numbers such as 0,1,2")
     return [int(s) for s in seeds]

@@ -17,12 +17,10 @@ from .errors import FczooError
 from .measure import measure
 from .options import describe_type, nearest, quirks
 from .record import versions
-from .registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, PLUGINS
+from .registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, PLUGINS, PROTOCOLS
 from .runner import create_method
 from .settings import Settings
 from .weights import backbone_names, load_backbone
-
-KINDS = ("methods", "baselines", "datasets", "partitioners", "aggregators", "backbones", "quirks")
 
 
 def listing(kind: str) -> str:
@@ -36,7 +34,7 @@ def listing(kind: str) -> str:
         names = baselines if kind == "baselines" else [n for n in METHODS.names() if n not in baselines]
         entries = {n: METHODS.get(n) for n in names}
     else:
-        registry = {"datasets": DATASETS, "partitioners": PARTITIONERS, "aggregators": AGGREGATORS}[kind]
+        registry = {"datasets": DATASETS, "partitioners": PARTITIONERS, "aggregators": AGGREGATORS, "protocols": PROTOCOLS}[kind]
         entries = {n: registry.get(n) for n in registry.names()}
     lines = [(name, getattr(entry, "about", "") or (inspect.getdoc(entry) or "").split("\n")[0]) for name, entry in entries.items()]
     return tabulate(lines, tablefmt="plain")

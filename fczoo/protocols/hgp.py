@@ -1,6 +1,6 @@
 """The experiments of HGP (Salami et al., arXiv 2406.02447)."""
 
-from collections.abc import Sequence
+from typing import Any
 
 from fczoo.protocol import ByBeta, Protocol, Stated, same
 from fczoo.registry import register_protocol
@@ -20,7 +20,7 @@ BETAS = {
 TASKS = {"cifar100": 10, "imagenet_r": 10, "imagenet_a": 10, "eurosat": 5, "cars196": (20,) * 9 + (16,), "cub200": 10}
 
 LWF = (1e-5, 1e-5, 3e-5)
-RATES: dict[str, tuple[float | Sequence[float], ...]] = {
+RATES: dict[str, tuple[float | tuple[float, ...], ...]] = {
     # CIFAR-100, ImageNet-R, ImageNet-A, EuroSAT, Cars-196, CUB-200; three numbers are those of three betas
     "ewc": (1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5),
     "lwf": (1e-5, LWF, LWF, LWF, LWF, LWF),
@@ -39,22 +39,21 @@ RATES: dict[str, tuple[float | Sequence[float], ...]] = {
 }
 """Appendix H: the learning rate of every method on every data set."""
 
-LORM_RANKS = ((1, 16, 16), (2, 32, 16), (4, 4, 4), (1, 1, 4), (8, 8, 4), (1, 1, 1))
+LORM_RANKS = ((1, 16, 16), (2, 32, 16), 4, (1, 1, 4), (8, 8, 4), 1)
 
 FIELDS = {"pilora": ("lr_prototype",), **dict.fromkeys(("ewc", "lwf", "fisheravg", "regmean", "ccvr", "fedproto", "target"), ("lr", "lr_backbone"))}
 """Options that a method's one rate sets, where it is not ``lr`` alone."""
 
 
-def _column(dataset: str, rates: float | Sequence[float]) -> Stated:
-    beta = BETAS[dataset]
-    return Stated(rates if isinstance(rates, float) else ByBeta(dict(zip(beta, rates, strict=True))), "paper, appendix H")
+def _column(dataset: str, values: Any) -> Stated:
+    """One value for all betas, or a tuple of one for each."""
+    return Stated(ByBeta(dict(zip(BETAS[dataset], values, strict=True))) if isinstance(values, tuple) else values, "paper, appendix H")
 
 
 def _dataset(name: str) -> dict[str, dict[str, Stated]]:
     column = list(BETAS).index(name)
     out = {m: {field: _column(name, row[column]) for field in FIELDS.get(m, ("lr",))} for m, row in RATES.items()}
-    out["lorm"]["rank"] = Stated(ByBeta(dict(zip(BETAS[name], LORM_RANKS[column], strict=True))), "paper, appendix H")
-    return out
+    return {**out, "lorm": {**out["lorm"], "rank": _column(name, LORM_RANKS[column])}}
 
 
 def _split(beta: float) -> str:
