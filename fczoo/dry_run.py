@@ -83,7 +83,8 @@ def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
 
 
 def _expected(settings: Settings, classes: int, images: int) -> Stream:
-    counts = np.array([len(part) for part in np.array_split(np.arange(images), classes)]).clip(max=settings.train_per_class)
+    counts = np.array([len(part) for part in np.array_split(np.arange(images), classes)])
+    counts = counts if settings.train_per_class is None else counts.clip(max=settings.train_per_class)
     labels, nothing = np.repeat(np.arange(classes), counts), np.empty((0, 0, 0, 3), np.uint8)
     bounds = np.cumsum([0, *task_sizes(settings.dataset, classes, settings.tasks)]).tolist()
     tasks = tuple(Task(t, bounds[t], bounds[t + 1], classes, len(bounds) - 1) for t in range(len(bounds) - 1))

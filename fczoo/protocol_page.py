@@ -47,7 +47,7 @@ def _overview(cls: type[Protocol]) -> str:
 
 def _values(cls: type[Protocol], dataset: str) -> dict[str, Any]:
     stated = cls.stated(dataset)
-    tasks = stated["tasks"].value
+    tasks: Any = stated["tasks"].value
     return {k: v.given(tasks if isinstance(tasks, int) else len(tasks)) for k, v in stated.items()}
 
 

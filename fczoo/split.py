@@ -72,6 +72,7 @@ def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
     """Heat map of images per client and class, tasks side by side. Raises FczooError without matplotlib."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise FczooError("a heat map needs matplotlib; run pip install 'fczoo[plot]'") from error
     counts = class_counts(partition, stream).sum(0)
@@ -83,8 +84,8 @@ def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
     for task in stream.tasks[1:]:
         axes.axvline(task.start - 0.5, color="black", linewidth=0.8)
     axes.set(xlabel="class, in order of arrival (lines part tasks)", ylabel="client", title=f"{partition.dataset}, {partition.spec}")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, label="images (white: none)")
     figure.savefig(path, dpi=120)
 
