@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from .backbone import Backbone
-from .core import Batch, Context, Method, Task, Tree, nbytes, select
+from .core import Batch, Context, Method, Task, Tree, nbytes, overrides, select
 from .data import Images, task_sizes
 from .engine import Client, Engine, Plan, broadcast, make_inputs
 from .errors import FczooError
@@ -65,8 +65,12 @@ def _one_step(method: Method, store: ImageStore, trained: Tree, ctx: Context, se
     kept = _Kept({**store.backbone.weights, **leaves, **ctx.shared})
     with FlopCounterMode(display=False) as counter:
         x, q = make_inputs(method, store, index, augment, draws, settings.cache_queries)
+        batch = Batch(x, store.labels[index], torch.ones(1, dtype=q.dtype), q)
+        if overrides(method, "teach"):
+            with torch.no_grad():
+                batch = batch._replace(t=method.teach(store.backbone, ctx.shared, batch, ctx.task))
         with torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
-            loss, _ = method.loss(store.backbone, leaves, Batch(x, store.labels[index], torch.ones(1, dtype=q.dtype), q), ctx)
+            loss, _ = method.loss(store.backbone, leaves, batch, ctx)
         loss.backward()
     return counter.get_total_flops(), sum(kept.sizes.values())
 

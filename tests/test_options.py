@@ -314,7 +314,7 @@ def test_settings_of_a_data_set() -> None:
     ("changes", "complaint"),
     [
         ({"rounds": 0}, "must be at least 1"),
-        ({"participation": 1.5}, "must be between 0 and 1"),
+        ({"participation": 1.5}, "must be a part up to 1 or a whole number"),
         ({"precision": "fp16"}, "must be fp32 | bf16 | fp64"),
         ({"batchsize": 3}, "did you mean batch_size"),
         ({"partition_seed": -1}, "must be at least 0"),

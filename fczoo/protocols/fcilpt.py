@@ -28,7 +28,10 @@ class FCILPT(Protocol):
         "class_order": Stated("natural", "not stated"),
     }
     datasets = {"cifar100": {}, "miniimagenet": {}, "tinyimagenet": {}}
-    methods = {"fcilpt": {"lr": Stated(0.03, "paper; L2P scales this rate by batch/256")}}
+    methods = {
+        "fcilpt": {"lr": Stated(0.03, "paper; L2P scales this rate by batch/256")},
+        "glfc": {"memory": Stated(2000, "paper: 2,000 exemplars a client for the methods that it compares with")},
+    }
     tuned = {
         "cifar100": {"fcilpt": same(PAPER, size=10, chosen=5, length=5, common_length=5)},
         "miniimagenet": {"fcilpt": same(PAPER, size=19, chosen=4, length=6, common_length=5)},

@@ -4,6 +4,7 @@ from fczoo.protocol import Protocol, Stated, same
 from fczoo.registry import register_protocol
 
 CODE = "released code"
+SLOW = same("FPPL's slow learner; GLFC's SGD at 2.0 belongs to a ResNet-18 from scratch", lr=1e-2, lr_backbone=1e-4)
 
 
 @register_protocol("glfc")
@@ -28,7 +29,11 @@ class GLFC(Protocol):
         "tinyimagenet": {"joining": Stated(lambda tasks: 200 // tasks, "released code: as many clients as a task has classes")},
     }
     methods = {
-        name: same("FPPL's slow learner; GLFC's SGD at 2.0 belongs to a ResNet-18 from scratch", lr=1e-2, lr_backbone=1e-4)
-        for name in ("glfc", "fedavg", "ewc", "lwf")
+        **dict.fromkeys(("fedavg", "ewc", "lwf"), SLOW),
+        "glfc": {
+            **SLOW,
+            **same("paper and released code", memory=2000, threshold=1.2, relation=0.5),
+            **same(CODE, perturb_steps=50, inversion_steps=250, reconstructions=20),
+        },
     }
     notes = ("A client without new data that is drawn trains nothing; the released code lets it train on its earlier classes.",)
