@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from .protocol_page import plain, table
 from .registry import DATASETS, PROTOCOLS
 from .runner import group_size, open_stream
 from .settings import DTYPES, Settings, pick_device
-from .weights import whereabouts
+from .weights import weights_needed
 
 COPIES = 4  # of what a client trains: value, gradient and two moments
 LEGEND = (
@@ -47,7 +46,7 @@ def dry_run(methods: Sequence[str], seeds: Sequence[int], settings: Settings, op
         [
             f"{runs}:\n{table(_settings(settings), ['setting', 'value', 'from'])}",
             *(f"{m.name}:\n{table(_options(m, settings, options.get(m.name, {})), ['option', 'value', 'from'])}" for m in built),
-            f"{about}\nWeights: {whereabouts(settings.backbone)}",
+            f"{about}\nWeights: {weights_needed(settings.backbone) or f'{settings.backbone} is at hand'}",
             f"Image-steps of a run, images x epochs x rounds, by task: {by_task}",
             f"{table(work, head)}\n\n{LEGEND}",
         ]
@@ -67,13 +66,12 @@ def image_steps(settings: Settings, stream: Stream, partition: Partition) -> lis
 def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
     """Whether the images are there, and their split; without them, one of as many labels as the data set is known to have."""
     dataset = DATASETS.get(settings.dataset)()
-    root = Path(settings.data_root).expanduser() if settings.data_root else home() / "data"
     try:
         if dataset.folder:
-            dataset.locate(root)
+            dataset.locate(settings.root or home() / "data")
     except FczooError as error:
-        official = getattr(dataset, "official", None)
-        if official is None:
+        official = dataset.official
+        if official is None or official.train is None:
             return f"Data: {error}", None
         stream = _expected(settings, dataset.classes, official.train)
         split = make_partition(stream, settings.partition, settings.clients, settings.partition_seed, settings.joining, settings.transition)

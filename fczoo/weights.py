@@ -78,21 +78,6 @@ def backbone_names() -> list[str]:
     return [BUNDLED.name, *(n for n in timm.list_pretrained("vit_*") if _PLAIN.fullmatch(n))]
 
 
-def whereabouts(spec: str) -> str:
-    """Where the weights of a backbone are, or what to do to get them. Raises FczooError for an unknown name."""
-    name, path = _split(spec)
-    if path is not None:
-        return f"{path}, {'found' if path.is_file() else 'missing'}"
-    if name == BUNDLED.name:
-        return f"{name} comes with fczoo"
-    from huggingface_hub import try_to_load_from_cache
-
-    hub = _timm_model(name, pretrained=False).pretrained_cfg.get("hf_hub_id")
-    if hub and any(isinstance(try_to_load_from_cache(hub, file), str) for file in ("model.safetensors", "pytorch_model.bin")):
-        return f"{name}, found in the hub's cache"
-    return f"{name} is not on this machine; a run fetches it from timm's hub, without network give --backbone {name}:FILE"
-
-
 def _split(spec: str) -> tuple[str, Path | None]:
     name, colon, file = spec.partition(":")
     if colon and (file.endswith(SUFFIXES) or "/" in file):

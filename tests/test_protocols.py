@@ -7,7 +7,7 @@ learning rates are appendix H's, the others stand in each paper's experiments.
 import json
 import logging
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -68,10 +68,6 @@ pilora      2e-2            2e-2            2e-2,1e-2,2e-2  2e-2            1e-1
 lorm        3e-4,1e-4,5e-4  3e-3,1e-3,1e-3  1e-2            3e-3,3e-3,1e-3  1e-2            1e-2,3e-2,3e-2
 hgp         3e-3            3e-2,3e-2,1e-2  3e-2            1e-3,3e-4,1e-4  3e-3            1e-1
 """
-
-
-class Official(NamedTuple):
-    train: int
 
 
 def values(protocol: str, dataset: str, **given: Any) -> dict[str, Any]:
@@ -203,6 +199,13 @@ def test_what_is_given_beats_the_protocol_beats_the_data_set() -> None:
     assert (given.backbone, given.partition, given.mean) == ("vit_nano_32", "iid", (0.1, 0.1, 0.1))
 
 
+@pytest.mark.parametrize(("name", "dataset"), PAIRS)
+def test_the_data_set_has_the_classes_of_the_tasks(name: str, dataset: str) -> None:
+    settings = Settings.for_dataset(dataset, protocol=name)
+    sizes = task_sizes(dataset, DATASETS.get(dataset).classes, settings.tasks)
+    assert sizes == [20] * 9 + [16] if dataset == "cars196" else len(set(sizes)) == 1 and len(sizes) == settings.task_count
+
+
 def test_a_given_class_order_replaces_the_shuffled_one() -> None:
     assert Settings.for_dataset("cifar100", protocol="fppl").class_order_seed == 2023
     natural = Settings.for_dataset("cifar100", protocol="fppl", class_order="natural")
@@ -305,8 +308,6 @@ def test_operations_of_full_training_are_three_forwards() -> None:
 
 def test_dry_run_of_a_missing_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Counts come from the data set's official number; what is missing is said, and nothing is written."""
-    cls = DATASETS.get("cifar100")
-    monkeypatch.setattr(cls, "official", Official(50_000), raising=False)
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     small = ["--backbone", "vit_nano_32", "--seeds", "0,1"]
@@ -317,7 +318,7 @@ def test_dry_run_of_a_missing_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path
         "no folder cifar-100-python",
         "by task: 125,000 + ",  # 5,000 images x 5 epochs x 5 rounds
         "= 1,250,000",
-        "vit_nano_32 comes with fczoo",
+        "Weights: vit_nano_32 is at hand",
         "GB is an estimate",
     ):
         assert word in done.stdout
