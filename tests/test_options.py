@@ -202,7 +202,7 @@ def test_nearest() -> None:
     [
         (METHODS, "pilra", "no method is called 'pilra'; did you mean pilora"),
         (METHODS, "", "no method is called ''; known: "),
-        (DATASETS, "cifar10", "no data set is called 'cifar10'; did you mean cifar100"),
+        (DATASETS, "cifar1000", "no data set is called 'cifar1000'; did you mean cifar100"),
         (PARTITIONERS, "iidd", "no partitioner is called 'iidd'; did you mean iid"),
         (AGGREGATORS, "fedavgg", "no aggregator is called 'fedavgg'; did you mean fedavg"),
     ],
