@@ -123,5 +123,5 @@ def _work(method: Method, seen: Measured, settings: Settings, clients: int, step
     part = DTYPES[settings.precision].itemsize / 4  # of what was measured in float32
     memory = seen.weights * part + trained * (1 + COPIES * together) + seen.activations * part * settings.batch_size * together
     operations = f"{seen.flops * steps / 1e15:,.3f}" if steps else "unknown"
-    traffic = f"{nbytes(seen.sent) / 1e6:.3f}", f"{nbytes(seen.received) / 1e6:.3f}"
+    traffic = f"{nbytes(seen.sent or seen.surveyed) / 1e6:.3f}", f"{nbytes(seen.received) / 1e6:.3f}"
     return method.name, f"{scalars:,}", *traffic, f"{seen.flops / 1e9:.3f}", operations if seen.trained else "0", f"{memory / 1e9:.2f}"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from .backbone import Backbone
-from .core import Batch, Context, Method, Task, Tree, nbytes, overrides, select
+from .core import Batch, Context, Method, Task, Tree, drop, nbytes, overrides, select
 from .data import Images, task_sizes
 from .engine import Client, Engine, Plan, broadcast, make_inputs
 from .errors import FczooError
@@ -25,7 +25,9 @@ class Measured:
 
     backbone: str
     trained: Tree
-    sent: Tree  # its upload of a round or, where nothing is trained, of a survey
+    sent: Tree  # its upload of a round
+    surveyed: Tree  # its upload at the boundaries of a task
+    held: Tree  # what it keeps of the broadcast in the second task besides what it trains
     received: Tree  # the whole broadcast
     weights: int  # bytes of the frozen backbone in float32
     flops: int  # of one image in one training step: inputs, forward and backward
@@ -45,15 +47,22 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
     store = ImageStore(Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size)), backbone)
     engine, client = Engine(method, backbone, store, Plan(1, size, Augment(), seed=0)), Client(0, torch.arange(size))
     state = method.begin_task({}, task, backbone, rng)
-    for moment in method.surveys():
-        sent = engine.survey(moment, broadcast(method, state), [client], Context(task, 0, 1, {}))[0]
     trained, ctx = select(state, *method.optims()) if method.optims() else {}, Context(task, 0, 1, broadcast(method, state))
+    sent: Tree = {}
     flops = activations = 0
     if trained:
         sent = engine.train(state, [client], ctx)[0]
         if work:
             flops, activations = _one_step(method, store, trained, ctx, settings)
-    return Measured(config.name, trained, sent, broadcast(method, state), nbytes(backbone.weights), flops, activations)
+    surveyed, later = {}, state
+    for moment in sorted(method.surveys()):
+        sums = engine.survey(moment, broadcast(method, state), [client], ctx)[0]
+        surveyed |= sums
+        later = method.absorb(moment, later, drop(sums, "client"), task)
+    if len(sizes) > 1:
+        later = method.begin_task(later, Task(1, size, size + sizes[1], cls.classes, len(sizes)), backbone, rng)
+    held = drop(broadcast(method, later), *method.optims())
+    return Measured(config.name, trained, sent, surveyed, held, broadcast(method, state), nbytes(backbone.weights), flops, activations)
 
 
 def _one_step(method: Method, store: ImageStore, trained: Tree, ctx: Context, settings: Settings) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import os
 import platform
+import re
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -99,7 +100,8 @@ def _method_page(cls: type[Method], dataset: str) -> str:
     kept = ", ".join(p.rstrip(".") for p in cls.private) or "nothing"
     parts.append(f"Averaged by: {cls.averaging}. Kept on the server: {kept}.")
     parts.append(f"Measured for the first task of {dataset} on {seen.backbone}, a client with every class of it:")
-    for label, tree in (("Trained", seen.trained), ("Sent up in a round", seen.sent)):
+    uploads = ("Sent up in a round", seen.sent), ("Sent up at the start or end of a task", seen.surveyed)
+    for label, tree in (("Trained", seen.trained), *uploads, ("Held by a client in the second task besides what it trains", seen.held)):
         if tree:
             parts.append(f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}")
     parts.append(f"Sent down at the start of a task: {nbytes(seen.received) / 1e6:.3f} MB; later only what has changed.")
@@ -130,7 +132,15 @@ def _options_table(instance: Any) -> str:
 
 
 def _tree_table(tree: Tree) -> str:
-    return tabulate([(k, "x".join(map(str, v.shape)) or "scalar", v.numel()) for k, v in tree.items()], tablefmt="plain")
+    """Name, shape and scalars; many tensors of one group, such as all weights of the network, in one line."""
+    groups: dict[str, list[str]] = {}
+    for name in tree:
+        groups.setdefault(re.sub(r"(.*full)\..*", r"\1.*", name), []).append(name)
+    rows = []
+    for group, names in groups.items():
+        shape = f"{len(names)} tensors" if len(names) > 1 else "x".join(map(str, tree[names[0]].shape)) or "scalar"
+        rows.append((group, shape, sum(tree[n].numel() for n in names)))
+    return tabulate(rows, tablefmt="plain")
 
 
 def _word(value: Any) -> str:
