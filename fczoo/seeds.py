@@ -17,4 +17,4 @@ def numpy_stream(*key: int | str) -> np.random.Generator:
 
 def torch_stream(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
     """Generator on ``device`` for a key such as ``("shuffle", seed, task, round, client, epoch)``."""
-    return torch.Generator(device).manual_seed(int(_entropy(*key).generate_state(1, np.uint64)[0] >> 1))
+    return torch.Generator(device).manual_seed(int(_entropy(*key).generate_state(1, np.uint64)[0]) >> 1)
