@@ -289,10 +289,15 @@ def test_l2p_without_key_loss_keeps_its_random_keys(make_bench, small_method, wa
     assert not torch.equal(run.states[2]["pool.prompt"], run.rounds[0].state["pool.prompt"])
 
 
-def test_l2p_puts_its_tokens_into_the_sequence():
-    """222 tokens on ViT-B/16 at 224 px: 1 + 25 prompts + 196 patches."""
-    method = create_method("l2p")
-    assert 1 + method.chosen * method.length + (224 // 16) ** 2 == 222
+def test_l2p_puts_25_tokens_in_front_of_the_image(backbone, noise, tasks, rng, monkeypatch):
+    """With its defaults: 222 tokens on ViT-B/16 at 224 px, 25 and 197; here 25 and 5."""
+    method, seen = create_method("l2p"), []
+    state = {k: v.double() for k, v in method.begin_task({}, tasks[0], backbone, rng).items()}
+    attention = Backbone._attention
+    monkeypatch.setattr(Backbone, "_attention", lambda self, hidden, *rest: seen.append(hidden.shape[1]) or attention(self, hidden, *rest))
+    data = Batch(noise(2, 3, 16, 16), torch.zeros(2, dtype=torch.int64), torch.ones(2).double(), noise(2, DIM))
+    assert method.predict(backbone, state, data, tasks[0]).shape == (2, 3)
+    assert set(seen) == {25 + 5}
 
 
 def test_l2p_refuses_more_choices_than_prompts():
