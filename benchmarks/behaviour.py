@@ -27,7 +27,7 @@ from fczoo.prompts import highest
 from fczoo.runner import Bench
 
 MARGIN = 2.0  # points
-FEW = {"train_per_class": 60, "batch_size": 8}  # images, for methods that train the whole network
+FEW = {"train_per_class": 40, "rounds": 2, "batch_size": 8}  # for methods that train the whole network
 
 
 def at_random(query: Tensor, number: int) -> Tensor:
