@@ -1,13 +1,18 @@
 """What a run leaves behind and whom it tells."""
 
+import json
 import sys
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
 import torch
 
 from . import __version__
 from .core import Method
+from .errors import FczooError
+from .identity import code_sha256
 
 
 @dataclass
@@ -30,15 +35,22 @@ class Result:
     bytes_up: int = 0  # all uploads
     bytes_down: int = 0  # all broadcasts; a tensor that a client already has is not sent again
     client_rounds: int = 0  # uploads
+    rejected: list[dict[str, Any]] = field(default_factory=list)  # uploads that were turned away: task, moment, client, reason
+    privacy: dict[str, float] = field(default_factory=dict)  # epsilon and delta of a client's uploads, where they are noisy
     seconds: float = 0.0
     peak_memory: dict[str, int] = field(default_factory=dict)  # bytes
     versions: dict[str, str] = field(default_factory=dict)
 
 
+GIVEN = ("method", "options", "settings", "seed", "backbone", "partition", "class_order", "task_sizes", "test_counts", "remark", "versions")
+PROGRESS = tuple(f.name for f in fields(Result) if f.name not in GIVEN)
+"""The fields that a run fills in as it goes on; the others are known when it begins."""
+
+
 class Observer(Protocol):
     """Is told how a run gets on."""
 
-    def start(self, method: Method, seed: int, clients: int, rounds: int) -> None: ...
+    def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None: ...
     def client(self, task: int, round: int, loss: float) -> None: ...
     def round(self, record: dict[str, Any]) -> None: ...
     def task(self, result: Result) -> None: ...
@@ -47,8 +59,8 @@ class Observer(Protocol):
 class Silent:
     """The observer that says nothing."""
 
-    def start(self, method: Method, seed: int, clients: int, rounds: int) -> None:
-        """A run begins: ``clients`` clients, ``rounds`` rounds over all tasks."""
+    def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
+        """A run begins or goes on: ``clients`` clients, ``rounds`` rounds over all tasks, ``done`` of them done before."""
 
     def client(self, task: int, round: int, loss: float) -> None:
         """A client has trained."""
@@ -58,6 +70,33 @@ class Silent:
 
     def task(self, result: Result) -> None:
         """A task is over and evaluated."""
+
+
+def read_result(path: Path) -> Result:
+    """A run's ``result.json``; what older versions did not write keeps its default. Raises FczooError when it is no result."""
+    try:
+        content = json.loads(path.read_text())
+        hints = get_type_hints(Result)
+        given = {f.name: content[f.name] for f in fields(Result) if f.name in content}
+        if wrong := [k for k, v in given.items() if not _fits(v, hints[k])]:
+            raise ValueError(f"{wrong[0]} is {str(given[wrong[0]])[:60]}")
+        return Result(**given)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise FczooError(f"{path} is no valid result file: {error}") from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value read from JSON has the type of a field."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is Any:
+        return True
+    if kind is UnionType:
+        return any(_fits(value, h) for h in inner)
+    if kind is list:
+        return isinstance(value, list) and all(_fits(v, inner[0]) for v in value)
+    if kind is dict:
+        return isinstance(value, dict) and all(_fits(v, inner[1]) for v in value.values())
+    return isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
@@ -80,4 +119,4 @@ def versions() -> dict[str, str]:
     import torchvision
 
     modules = {"torch": torch, "torchvision": torchvision, "timm": timm, "numpy": numpy}
-    return {"fczoo": __version__, "python": platform.python_version(), **{k: m.__version__ for k, m in modules.items()}}
+    return {"fczoo": __version__, "code": code_sha256(), "python": platform.python_version(), **{k: m.__version__ for k, m in modules.items()}}
