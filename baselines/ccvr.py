@@ -27,7 +27,13 @@ class CCVR(Tuned):
 
     paper = "Luo et al., NeurIPS 2021; mixture, current task and normalised logits as in HGP's comparison"
     private = ("gauss.",)
-    uploads = {"gauss.count": "counts", "gauss.mean": "class means", "gauss.var": "class variances", "gauss.cov": "class variances"}
+    uploads = {
+        "gauss.label": "counts",
+        "gauss.count": "counts",
+        "gauss.mean": "class means",
+        "gauss.var": "class variances",
+        "gauss.cov": "class variances",
+    }
 
     gaussian: Literal["mixture", "pooled"] = option("mixture", "clients' Gaussians side by side, or one a class with their pooled moments (paper)")
     covariance: Literal["diagonal", "full"] = option("diagonal", "variance of each dimension, or all covariances (paper)")

@@ -9,9 +9,21 @@ import torch
 from torch import Tensor
 
 from .core import ServerAggregator, Tree, drop, select
-from .registry import register_aggregator
+from .errors import FczooError
+from .registry import AGGREGATORS, register_aggregator
 
 ENVELOPE = ("num_samples", "client")
+
+
+def make_aggregator(spec: str) -> ServerAggregator:
+    """Aggregator by ``NAME``, or ``NAME:VALUE`` where it has options. Raises FczooError when there is none or a value does not fit."""
+    name, colon, _ = spec.partition(":")
+    entry = AGGREGATORS.get(name)
+    if isinstance(entry, type):
+        return AGGREGATORS.create(spec)
+    if colon:
+        raise FczooError(f"aggregator {name} has no options; write {name} instead of {spec}")
+    return entry
 
 
 def only(payloads: Sequence[Tree], *prefixes: str) -> list[Tree]:

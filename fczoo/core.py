@@ -213,6 +213,11 @@ def overrides(method: Method, name: str) -> bool:
     return getattr(type(method), name) is not getattr(Method, name)
 
 
+def content_of(name: str, uploads: Mapping[str, Content]) -> Content:
+    """What a tensor of a payload tells, by ``Method.uploads``."""
+    return next((content for prefix, content in uploads.items() if name.startswith(prefix)), "parameters")
+
+
 def select(tree: Tree, *prefixes: str) -> Tree:
     """The entries whose name starts with one of the prefixes."""
     return {k: v for k, v in tree.items() if k.startswith(prefixes)}

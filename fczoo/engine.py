@@ -5,6 +5,7 @@ summed loss, gives each client exactly its own gradient. Every client's tensors 
 that has run out of batches gets no gradient and its optimizer state stands still.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from .backbone import Backbone
 from .core import Batch, Context, Method, Moment, Optim, Tree, drop, overrides, select
-from .errors import FczooError
 from .images import DRAWS, Augment, ImageStore
 from .schedules import LOCAL, SCHEDULES
 from .seeds import torch_stream
@@ -43,10 +43,6 @@ class Plan:
     offload: bool = False  # payloads wait for the server in host memory, so that the device holds one client at a time
 
 
-class Divergence(FczooError):
-    """A loss is no longer a finite number."""
-
-
 @dataclass(frozen=True)
 class Engine:
     """Runs a method's client functions on the images of a training store, during one task."""
@@ -58,10 +54,12 @@ class Engine:
     memories: dict[int, Tree] = field(default_factory=dict)  # client -> what it keeps from round to round
     taught: dict[int, Tensor] = field(default_factory=dict)  # position -> the teacher's output, where the view is fixed
 
-    def train(self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Callable[[float], None] = lambda loss: None) -> list[Tree]:
-        """Payloads of ``clients``, in their order. ``tick`` gets each client's mean loss as its training ends.
+    def train(
+        self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Callable[[int, float], None] = lambda client, loss: None
+    ) -> list[Tree]:
+        """Payloads of ``clients``, in their order. ``tick`` gets each client's number and mean loss as its training ends.
 
-        Raises Divergence when a loss is not finite.
+        A client whose loss or weights are not finite any more has nothing to say: its payload is empty.
         """
         ordered = sorted(range(len(clients)), key=lambda i: -len(clients[i].index))  # similar lengths share a group
         payloads: dict[int, Tree] = {}
@@ -80,7 +78,7 @@ class Engine:
             out.append({**sums, **_envelope(client)})
         return out
 
-    def _train_group(self, state: Tree, clients: list[Client], ctx: Context, tick: Callable[[float], None]) -> list[Tree]:
+    def _train_group(self, state: Tree, clients: list[Client], ctx: Context, tick: Callable[[int, float], None]) -> list[Tree]:
         optims = self.method.optims()
         start = select(state, *optims)
         learned = [client.index for client in clients]
@@ -106,21 +104,24 @@ class Engine:
             optimizers.step([step / len(queues[i]) for i in active], self.method.clip_norm())
             _accumulate(sums, out)
 
-        trained = [{k: v.detach() for k, v in tree.items()} for tree in leaves]
+        payloads: list[Tree] = [{} for _ in clients]
+        sound = []
         for i, client in enumerate(clients):
             mean = float(sums[i].pop(_LOSS)) / len(queues[i])
-            tick(mean)
-            if not torch.isfinite(torch.tensor(mean)) or not all(v.isfinite().all() for v in trained[i].values()):
-                raise Divergence(
-                    f"{self.method.name} diverged: loss {mean:g} at client {client.number} in task {ctx.task.index + 1}, round {ctx.round + 1}; "
-                    "lower its learning rate with --set"
-                )
+            tick(client.number, mean)
+            if math.isfinite(mean) and all(v.isfinite().all() for v in leaves[i].values()):
+                sound.append(i)
+        if not sound:
+            return payloads
+        clients, sums, trained = [clients[i] for i in sound], [sums[i] for i in sound], [{k: v.detach() for k, v in leaves[i].items()} for i in sound]
         if overrides(self.method, "stats"):
             ordered = [self._ordered(client, ctx) for client in clients]
             after = self._pass(lambda train, batch: self.method.stats(self.backbone, train, batch, ctx), trained, ordered)
             sums = [{**a, **b} for a, b in zip(sums, after, strict=True)]
         extra = self.method.finish(self.backbone, trained[0], data, ctx) if self._remembers() else {}
-        return [{**self.method.pack(t, s, ctx), **extra, **_envelope(c)} for t, s, c in zip(trained, sums, clients, strict=True)]
+        for i, client, train, own in zip(sound, clients, trained, sums, strict=True):
+            payloads[i] = {**self.method.pack(train, own, ctx), **extra, **_envelope(client)}
+        return payloads
 
     def _remembers(self) -> bool:
         return overrides(self.method, "prepare") or overrides(self.method, "finish")

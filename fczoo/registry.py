@@ -1,4 +1,4 @@
-"""Names for methods, data sets, partitioners, aggregators and protocols. A file in the right folder registers itself."""
+"""Names for methods, data sets, partitioners, aggregators, attacks and protocols. A file in the right folder registers itself."""
 
 import dataclasses
 import importlib
@@ -86,11 +86,13 @@ def load_plugins() -> None:
 METHODS = Registry("method", "fczoo.methods", "fczoo.baselines")
 DATASETS = Registry("data set", "fczoo.datasets")
 PARTITIONERS = Registry("partitioner", "fczoo.partitioners")
-AGGREGATORS = Registry("aggregator", "fczoo.aggregate")
+AGGREGATORS = Registry("aggregator", "fczoo.aggregate", "fczoo.robust")
+ATTACKS = Registry("attack", "fczoo.attacks")
 PROTOCOLS = Registry("protocol", "fczoo.protocols")
 
 register_method = METHODS.register
 register_dataset = DATASETS.register
 register_partitioner = PARTITIONERS.register
 register_aggregator = AGGREGATORS.register
+register_attack = ATTACKS.register
 register_protocol = PROTOCOLS.register

@@ -1,5 +1,8 @@
 """The settings of a run: everything but the method."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,8 +49,17 @@ class Settings:
     partition_seed: int = option(0, "seed of the split over clients", low=0)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "auto: cuda, else mps, else cpu")
     precision: Literal["fp32", "bf16", "fp64"] = option("fp32", "type in which the frozen weights are held and computed")
+    deterministic: bool = option(False, "use only operations that give the same bits each time, or fail; slower on CUDA")
     together: Literal["auto"] | int = option("auto", "clients in one forward; auto: 1 on the CPU", low=1)
     aggregator: str | None = option(None, "aggregator of whatever a method averages; none: the method's own")
+    drop_rate: float = option(0.0, "probability that a client of a round is not heard of again in it", low=0, high=1)
+    min_clients: int = option(1, "sound uploads without which a run stops", low=1)
+    attack: str | None = option(None, "what hostile clients do; none: there are none")
+    attackers: float = option(0.2, "part of the clients that are hostile, with an attack", low=0, high=1)
+    min_class_count: int = option(1, "images of a class without which a client withholds its statistics", low=1)
+    dp_clip: float | None = option(None, "largest norm C of an uploaded change; none: not clipped", low=1e-12)
+    dp_noise: float = option(0.0, "standard deviation of the noise on each coordinate, in C", low=0)
+    dp_delta: float = option(1e-5, "delta for which epsilon is stated", low=1e-30, high=0.5)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -106,6 +118,19 @@ def shorten(word: str | None) -> str | None:
     before, _, last = word.rstrip("/").rpartition("/")
     name, colon, _ = before.partition(":")
     return f"{name}:{last}" if colon else last
+
+
+@contextmanager
+def reproducible(wanted: bool) -> Iterator[None]:
+    """Inside it, if ``wanted``, torch uses only deterministic operations and raises RuntimeError where it has none."""
+    before, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first product
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
 
 
 def pick_device(name: str) -> torch.device:

@@ -29,6 +29,7 @@ class FCILPT(Method):
 
     paper = "Liu et al., Federated Class-Incremental Learning with Prompting (arXiv 2310.08948)"
     averaging = "uniform"
+    uploads = {"usage": "counts"}
     tuned = {
         "digits": {"lr": 3e-2},
         "miniimagenet": {"size": 19, "chosen": 4, "length": 6},

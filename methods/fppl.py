@@ -28,6 +28,7 @@ class FPPL(Method):
 
     paper = "He et al., FPPL (arXiv 2411.01904)"
     private = ("local.",)
+    uploads = {"local.": "class means"}
     tuned = {"digits": {"server_lr": 1e-2}}
 
     length: int = option(20, "tokens L_p of a prompt in each block", low=1)

@@ -27,7 +27,7 @@ class HGP(Method):
 
     paper = "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes (arXiv 2406.02447)"
     private = ("gauss.",)
-    uploads = {"gauss.count": "counts", "gauss.mean": "class means", "gauss.var": "class variances"}
+    uploads = {"gauss.label": "counts", "gauss.count": "counts", "gauss.mean": "class means", "gauss.var": "class variances"}
     tuned = {
         "digits": {"server_lr": 3e-3},
         "imagenet_r": {"lr": 3e-2},

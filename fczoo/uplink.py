@@ -1,0 +1,70 @@
+"""The way from the clients to the server: who is heard of, what honest clients protect, what hostile ones forge, what is admitted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from .attacks import Attackers
+from .core import Method, Task, Tree, nbytes, select
+from .engine import Client
+from .guard import Guard
+from .privacy import Privacy
+from .seeds import numpy_stream
+from .settings import Settings
+
+
+class Arrival(NamedTuple):
+    """What reaches the server in a round or a survey."""
+
+    payloads: list[Tree]  # the sound ones
+    rejected: list[dict[str, Any]]  # task, moment, client and reason of the others
+    bytes: int  # of all uploads
+    uploads: int
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """The way up in one run with ``clients`` clients."""
+
+    method: Method
+    settings: Settings
+    seed: int
+    clients: int
+
+    @cached_property
+    def attackers(self) -> Attackers:
+        """The hostile clients. Raises FczooError for an unknown attack."""
+        return Attackers.draw(self.settings.attack, self.settings.attackers, self.clients, self.method, self.seed)
+
+    @cached_property
+    def privacy(self) -> Privacy:
+        """What honest clients do before they send. Raises FczooError where that cannot be kept for the method."""
+        return Privacy.of(self.settings, self.method, self.seed)
+
+    def heard(self, asked: Sequence[Client], task: Task, number: int) -> list[Client]:
+        """Those of a round's clients that do not drop out."""
+        rate = self.settings.drop_rate
+        return [c for c in asked if not rate or numpy_stream("drop-out", self.seed, task.index, number, c.number).random() >= rate]
+
+    def arrive(
+        self,
+        sent: Sequence[Tree],
+        heard: Sequence[Client],
+        asked: Sequence[Client],
+        shared: Tree,
+        task: Task,
+        moment: int | str,
+        losses: Mapping[int, float] = MappingProxyType({}),
+    ) -> Arrival:
+        """What reaches the server of what ``heard`` sent; ``moment`` is the round's number or the survey's name.
+
+        Raises Stopped when too few uploads are sound.
+        """
+        number = moment if isinstance(moment, int) else -1
+        trained = select(shared, *self.method.optims()) if isinstance(moment, int) else {}
+        sent = self.attackers.forge(self.privacy.protect(sent, trained, task, number), shared, task, number)
+        by_number = {client.number: payload for client, payload in zip(heard, sent, strict=True)}
+        sound, rejected = Guard(self.method, self.settings.min_clients).admit(by_number, [c.number for c in asked], trained, task, moment, losses)
+        return Arrival(sound, rejected, sum(map(nbytes, sent)), sum(1 for p in sent if p))
