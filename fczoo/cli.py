@@ -19,11 +19,15 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except FczooError as error:
-            raise click.ClickException(str(error)) from error
+            click.ClickException(str(error)).show()
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.ClickException("interrupted; no run was under way").show()
+            ctx.exit(130)
         except OSError as error:
             raise click.ClickException(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}") from error
-        except RuntimeError as error:
-            if "out of memory" in str(error).lower():
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in ("out of memory", "can't allocate memory")):
                 raise click.ClickException("out of memory; lower --together, --batch-size or --precision") from error
             raise
 
@@ -80,17 +84,32 @@ def main() -> None:
 @click.option("--seeds", callback=words, help="Training seeds, separated by commas.  [the protocol's, or 0]")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp64"]), default="fp32", show_default=True)
+@click.option("--deterministic", is_flag=True, default=None, help="Only operations that give the same bits each time; slower on CUDA.")
 @click.option("--together", default="auto", show_default=True, help="Clients in one batched forward, or auto.")
 @click.option("--cache-queries", is_flag=True, default=None, help="Keep query features of the test view in training, too.")
 @click.option("--aggregator", help="Replace the method's own averaging; see `fczoo list aggregators`.")
+@click.option("--drop-rate", type=float, help="Probability that a client of a round is not heard of again in it.  [0]")
+@click.option("--min-clients", type=int, help="Stop when fewer sound uploads are left in a round.  [1]")
+@click.option("--attack", help="What hostile clients do, such as sign-flip or scale:10; see `fczoo list attacks`.  [none]")
+@click.option("--attackers", type=float, help="Part of the clients that are hostile, with --attack.  [0.2]")
+@click.option("--min-class-count", type=int, help="Withhold statistics of classes with fewer images.  [1]")
+@click.option("--dp-clip", type=float, help="Clip every client's change to this norm C.  [none]")
+@click.option("--dp-noise", type=float, help="Add Gaussian noise of this standard deviation, in C; epsilon is stated.  [0]")
+@click.option("--dp-delta", type=float, help="[1e-5]")
 @click.option("--set", "changes", multiple=True, metavar="METHOD.FIELD=VALUE", help="Hyper-parameter; also backbone.mean, .std, .image_size.")
-@click.option("--out", type=click.Path(path_type=Path), help="Run folder.  [results/run-DATE-TIME]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Run folder; one that holds part of the same runs is carried on.  [results/run-DATE-TIME]"
+)
+@click.option("--resume", is_flag=True, help="Carry on in --out, or in the newest results/run-*, and begin nothing new.")
 @click.option("--dry-run", is_flag=True, help="Print the whole configuration, its work, traffic and memory, and stop.")
-def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: Path | None, dry_run: bool, dataset: str, **given: Any) -> None:
+def bench(
+    methods: list[str], seeds: list[str], changes: tuple[str, ...], out: Path | None, resume: bool, dry_run: bool, dataset: str, **given: Any
+) -> None:
     """Run methods on one data stream and print their table."""
     from .bench import run_bench
     from .registry import PROTOCOLS
     from .report import LEGEND, to_text
+    from .resume import last_run
     from .settings import Settings
 
     options = parse_changes(changes)
@@ -105,8 +124,8 @@ def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: P
 
         click.echo(page(names, numbers, settings, options))
         return
-    out = out or Path("results") / time.strftime("run-%Y%m%d-%H%M%S")
-    text, rows = run_bench(names, numbers, settings, options, out)
+    out = out or (last_run(Path("results")) if resume else Path("results") / time.strftime("run-%Y%m%d-%H%M%S"))
+    text, rows = run_bench(names, numbers, settings, options, out, resume)
     click.echo(f"{text}\n\n{to_text(rows)}\n\n{LEGEND}\nWritten to {out}")
 
 
@@ -161,7 +180,9 @@ def check(name: str, data_root: Path | None) -> None:
 
 
 @main.command("list")
-@click.argument("kind", type=click.Choice(["methods", "baselines", "datasets", "partitioners", "aggregators", "protocols", "backbones", "quirks"]))
+@click.argument(
+    "kind", type=click.Choice(["methods", "baselines", "datasets", "partitioners", "aggregators", "attacks", "protocols", "backbones", "quirks"])
+)
 def list_command(kind: str) -> None:
     """Names of one kind."""
     from .show import listing

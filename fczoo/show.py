@@ -17,8 +17,9 @@ from .data import home
 from .errors import FczooError
 from .measure import measure
 from .options import describe_type, nearest, quirks
+from .privacy import disclosed
 from .record import versions
-from .registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, PLUGINS, PROTOCOLS
+from .registry import AGGREGATORS, ATTACKS, DATASETS, METHODS, PARTITIONERS, PLUGINS, PROTOCOLS
 from .runner import create_method
 from .settings import Settings
 from .weights import backbone_names, load_backbone
@@ -35,18 +36,19 @@ def listing(kind: str) -> str:
         names = baselines if kind == "baselines" else [n for n in METHODS.names() if n not in baselines]
         entries = {n: METHODS.get(n) for n in names}
     else:
-        registry = {"datasets": DATASETS, "partitioners": PARTITIONERS, "aggregators": AGGREGATORS, "protocols": PROTOCOLS}[kind]
+        registry = {"datasets": DATASETS, "partitioners": PARTITIONERS, "aggregators": AGGREGATORS, "attacks": ATTACKS, "protocols": PROTOCOLS}[kind]
         entries = {n: registry.get(n) for n in registry.names()}
     lines = [(name, getattr(entry, "about", "") or (inspect.getdoc(entry) or "").split("\n")[0]) for name, entry in entries.items()]
     return tabulate(lines, tablefmt="plain")
 
 
 def show(name: str, dataset: str) -> str:
-    """Everything about a method, data set, partitioner or aggregator. Raises FczooError for an unknown name."""
-    for registry, page in ((METHODS, _method_page), (DATASETS, _dataset_page), (PARTITIONERS, _options_page), (AGGREGATORS, _options_page)):
+    """Everything about a method, data set, partitioner, aggregator or attack. Raises FczooError for an unknown name."""
+    pages = ((METHODS, _method_page), (DATASETS, _dataset_page), *((r, _options_page) for r in (PARTITIONERS, AGGREGATORS, ATTACKS)))
+    for registry, page in pages:
         if name in registry.names():
             return page(registry.get(name), dataset)
-    known = [n for r in (METHODS, DATASETS, PARTITIONERS, AGGREGATORS) for n in r.names()]
+    known = [n for registry, _ in pages for n in registry.names()]
     raise FczooError(f"nothing is called {name!r}; {nearest(name, known)}")
 
 
@@ -104,6 +106,8 @@ def _method_page(cls: type[Method], dataset: str) -> str:
     for label, tree in (("Trained", seen.trained), *uploads, ("Held by a client in the second task besides what it trains", seen.held)):
         if tree:
             parts.append(f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}")
+    lines = (f"{content} ({', '.join(names)}): {tells}" for content, names, tells in disclosed(method, seen.sent))
+    parts.append("What a server could learn from an upload:\n" + "\n".join(lines))
     parts.append(f"Sent down at the start of a task: {nbytes(seen.received) / 1e6:.3f} MB; later only what has changed.")
     return "\n\n".join(parts)
 

@@ -48,6 +48,8 @@ def load_backbone(
         weights, digest = _read(path, name), _sha256(path)
         config = _config(name, path, weights)
     weights = {k: v.float() for k, v in weights.items() if not k.startswith(("head.", "head_dist.", "pre_logits."))}
+    if broken := next((k for k, v in weights.items() if not v.isfinite().all()), None):
+        raise FczooError(f"weight {broken} of {spec} is not finite; get the file anew")
     if image_size is not None and image_size != config.image_size:
         config, weights = _resized(config, weights, image_size)
     config = _replace(config, mean=mean, std=std)
