@@ -1,0 +1,186 @@
+"""Kill real runs at random moments, start the same command again, and compare what they leave behind with an unhurt run.
+
+    python benchmarks/crashes.py --trials 10
+
+Every trial is one run of ``fczoo bench`` in a process of its own (forked, so that it starts at once). A fault hits it at a
+moment drawn over the length of an unhurt run; then the same command runs again until it ends well. A trial survives when
+every file equals the unhurt run's byte by byte, with times, memory and the command line left out. Linux only.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tabulate import tabulate
+
+SIZE = ["--rounds", "3", "--epochs", "1", "--tasks", "3", "--clients", "3", "--train-per-class", "16", "--test-per-class", "4", "--device", "cpu"]
+ASIDE = {"seconds", "peak_memory", "phases", "command", "started", "bytes_per_second"}
+DISK = 64_000_000  # bytes of the small file system
+
+
+def bench(method, out, log):
+    """Entry of the child process."""
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    from fczoo.cli import main
+
+    main(["bench", "--methods", method, *SIZE, "--out", str(out)])
+
+
+def start(method, out, log):
+    process = multiprocessing.get_context("fork").Process(target=bench, args=(method, out, log))
+    process.start()
+    return process
+
+
+def kept(folder):
+    """What a run folder holds, times aside."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in (".lock", "filler"):
+            content = path.read_bytes()
+            if path.suffix == ".json":
+                content = without_times(json.loads(content))
+            elif path.suffix == ".jsonl":
+                content = [without_times(json.loads(line)) for line in content.splitlines()]
+            elif path.name.startswith("summary"):
+                content = path.name  # tables of what the JSON files hold, with a time in every row
+            found[str(path.relative_to(folder))] = content
+    return found
+
+
+def without_times(tree):
+    if isinstance(tree, dict):
+        return {k: without_times(v) for k, v in tree.items() if k not in ASIDE}
+    return [without_times(v) for v in tree] if isinstance(tree, list) else tree
+
+
+def fill(folder):
+    """Leave no free byte on the file system of ``folder``."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        for size in (65536, 1):
+            try:
+                while file.write(b"\0" * size):
+                    pass
+            except OSError:
+                continue
+
+
+def limit_memory(pid):
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY))
+
+
+FAULTS = {
+    "SIGKILL": lambda pid, folder: os.kill(pid, signal.SIGKILL),
+    "SIGTERM": lambda pid, folder: os.kill(pid, signal.SIGTERM),
+    "SIGINT": lambda pid, folder: os.kill(pid, signal.SIGINT),
+    "SIGINT twice": lambda pid, folder: (os.kill(pid, signal.SIGINT), time.sleep(0.05), os.kill(pid, signal.SIGINT)),
+    "file size limit": lambda pid, folder: resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)),
+    "memory limit": lambda pid, folder: limit_memory(pid),
+    "full disk": lambda pid, folder: fill(folder),
+}
+
+
+@contextmanager
+def small_disk(wanted):
+    """A folder, on a small file system of its own where that is wanted."""
+    folder = Path(tempfile.mkdtemp(prefix="crashes-"))
+    if wanted:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)], check=True, capture_output=True)
+    try:
+        yield folder
+    finally:
+        if wanted:
+            subprocess.run(["umount", str(folder)], check=True)
+        shutil.rmtree(folder)
+
+
+def trial(method, fault, moment, unhurt):
+    """Exit code of the first attempt, number of attempts, and the files that differ."""
+    with small_disk(fault == "full disk") as folder:
+        out, log = folder / "run", Path(tempfile.gettempdir()) / f"crashes-{os.getpid()}.log"
+        process = start(method, out, log)
+        time.sleep(moment)
+        if process.is_alive():
+            with suppress(ProcessLookupError, FileNotFoundError):  # it may end this very moment
+                FAULTS[fault](process.pid, folder)
+        process.join()
+        first, attempts = process.exitcode, 1
+        (folder / "filler").unlink(missing_ok=True)
+        while process.exitcode != 0 and attempts < 4:
+            process = start(method, out, log)
+            process.join()
+            attempts += 1
+        if "Traceback" in log.read_text():
+            print(log.read_text(), file=sys.stderr)
+        log.unlink()
+        found = kept(out)
+        return first, attempts, [k for k in sorted(found.keys() | unhurt.keys()) if found.get(k) != unhurt.get(k)]
+
+
+def can_mount():
+    try:
+        with small_disk(True):
+            return True
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return False
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default="hgp,pilora,fppl,fcilpt,fedncm")
+    parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--trials", type=int, default=10, help="of every fault, spread over the methods")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    import fczoo.bench  # noqa: F401 - imported here so that the children start at once
+    from fczoo.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS
+
+    for registry in (AGGREGATORS, DATASETS, METHODS, PARTITIONERS):
+        registry.names()
+
+    rng, methods, rows = random.Random(options.seed), options.methods.split(","), []
+    unhurt, length = {}, {}
+    for method in methods:
+        with small_disk(False) as folder:
+            begin = time.perf_counter()
+            process = start(method, folder / "run", folder / "log")
+            process.join()
+            assert process.exitcode == 0, (folder / "log").read_text()
+            length[method], unhurt[method] = time.perf_counter() - begin, kept(folder / "run")
+    faults = [f for f in options.faults.split(",") if f != "full disk" or can_mount()]
+    for fault in faults:
+        codes, bad, attempts = Counter(), [], 0
+        for i in range(options.trials):
+            method = methods[i % len(methods)]
+            first, tries, different = trial(method, fault, rng.uniform(0, length[method]), unhurt[method])
+            codes[first] += 1
+            attempts = max(attempts, tries)
+            if different:
+                bad.append((method, different))
+        hit = options.trials - codes[0]
+        exits = ", ".join(f"{c}: {n}" for c, n in sorted(codes.items()))
+        rows.append([fault, options.trials, hit, options.trials - len(bad), attempts, exits])
+        for method, different in bad:
+            print(f"{fault}: {method} differs in {', '.join(different)}", file=sys.stderr)
+    print(tabulate(rows, ["fault", "tried", "ended the run", "survived", "most attempts", "exit codes"]))
+    if "full disk" in options.faults and "full disk" not in faults:
+        print("full disk: not tried, this system lets nobody mount a small file system")
+    sys.exit(any(row[1] != row[3] for row in rows))
+
+
+if __name__ == "__main__":
+    main()
