@@ -54,7 +54,8 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
         sent = engine.train(state, [client], ctx)[0]
         if work:
             flops, activations = _one_step(method, store, trained, ctx, settings)
-    surveyed, later = {}, state
+    surveyed: Tree = {}
+    later = state
     for moment in sorted(method.surveys()):
         sums = engine.survey(moment, broadcast(method, state), [client], ctx)[0]
         surveyed |= sums
