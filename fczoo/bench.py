@@ -1,67 +1,137 @@
-"""The benchmark grid: methods x seeds on one data stream, written to a run folder as it goes."""
+"""The benchmark grid: data sets x partitions x methods x seeds, written to run folders as it goes."""
 
 import json
-import os
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from .core import Method
+from .diagnostics import Probe
 from .errors import FczooError
-from .record import Result, versions
-from .report import Row, describe, to_csv, to_markdown
+from .loggers import Logging, check_loggers
+from .record import Result, Several, hardware, read_result, versions, write_json
+from .report import write_summary
 from .runner import Bench, create_method
+from .runs import ABOUT, FAILURE, PARTITION, RESULT, ROUNDS, identity, read_about, read_cells
 from .settings import Settings, shorten
 
+Options = Mapping[str, Mapping[str, Any]]  # method -> its hyper-parameters
 
-def run_bench(
-    methods: Sequence[str], seeds: Sequence[int], settings: Settings, options: Mapping[str, Mapping[str, Any]], out: Path
-) -> tuple[str, list[Row]]:
-    """Run every method with every seed; returns what was run, in words, and one summary row a method.
 
-    The folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and ``rounds.jsonl``, and
-    ``summary.{json,csv,md}``, brought up to date after each run. Raises FczooError for input that cannot work, before
-    anything is written, and for a run that fails, after what was finished is on disk.
+def run_grid(
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    grid: Sequence[Settings],
+    options: Options,
+    out: Path,
+    skip_failed: bool = False,
+    loggers: Sequence[str] = (),
+    diagnostics: bool = False,
+) -> tuple[list[Path], int]:
+    """Run every method with every seed in every setting; returns the run folders, one a setting, and how many runs failed.
+
+    A folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and ``rounds.jsonl``, and
+    ``summary.{json,csv,md}``, brought up to date after each run. What an earlier command has finished there is kept and
+    not run again; a run that fails leaves ``failed.json`` and is tried again the next time.
+
+    Raises FczooError for input that cannot work, before anything is written; and whatever a failing run raises, after
+    what was finished is on disk, unless ``skip_failed``.
     """
-    built = create_methods(methods, settings, options)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FczooError(f"output folder {out} is already in use; give another with --out or remove it")
-    bench = Bench.open(settings)
-    for method in built:
+    check_loggers(loggers)
+    places = {place: settings for settings in grid for place in [folder_of(settings, grid, out)]}
+    if len(places) < len(grid):
+        raise FczooError("two settings of the grid would share a folder; give partition files different names")
+    opened = lru_cache(1)(Bench.open)  # one setting is loaded once; of several, one at a time is in memory
+    for folder, settings in places.items():
+        _prepare(folder, opened(settings), create_methods(methods, settings, options), seeds, write=False)
+    for folder, settings in places.items():
+        bench, built = opened(settings), create_methods(methods, settings, options)
+        _prepare(folder, bench, built, seeds, write=True)
+        for method in built:
+            for seed in seeds:
+                _run_cell(folder, bench, method, seed, skip_failed, loggers, diagnostics)
+    failed = sum((p / m / f"seed{s}" / FAILURE).exists() for p in places for m in methods for s in seeds)
+    return list(places), failed
+
+
+def folder_of(settings: Settings, grid: Sequence[Settings], out: Path) -> Path:
+    """``out``, with a level for the data set and one for the partition where the grid has several."""
+    for name in ("dataset", "partition"):
+        if len({getattr(s, name) for s in grid}) > 1:
+            out /= (shorten(getattr(settings, name)) or "").replace(":", "_")
+    return out
+
+
+def _prepare(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int], write: bool) -> None:
+    """Check that the runs can be made and belong to the folder; ``write`` the folder's description and partition."""
+    for method in methods:
         bench.check(method)
-    out.mkdir(parents=True, exist_ok=True)
-    bench.partition.save(out / "partition.json")
     about = {
-        "methods": {m.name: asdict(m) for m in built},  # type: ignore[call-overload]
+        "methods": {m.name: json.loads(json.dumps(asdict(m))) for m in methods},  # type: ignore[call-overload]
         "seeds": list(seeds),
-        "settings": settings.portable(),
+        "settings": bench.settings.portable(),
         "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
         "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
         "split": bench.stream.split,
         "device": str(bench.backbone.device),
+        "hardware": hardware(),
         "versions": versions(),
         "command": [shorten(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    write_json(out / "bench.json", about)
-    rows: list[Row] = []
-    text = describe(bench, seeds)
-    for method in built:
-        results = []
-        for seed in seeds:
-            folder = out / method.name / f"seed{seed}"
-            folder.mkdir(parents=True)
-            with Recorder(folder) as recorder:
-                results.append(bench.run(method, seed, recorder))
-            rows = [*(r for r in rows if r.method != method.name), summarise(results)]
-            _write_summary(out, text, rows)
-    return text, rows
+    if (folder / ABOUT).is_file():
+        about = _joined(folder, read_about(folder), about)
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FczooError(f"output folder {folder} is already in use; give another with --out or remove it")
+    if write:
+        folder.mkdir(parents=True, exist_ok=True)
+        bench.partition.save(folder / PARTITION)
+        write_json(folder / ABOUT, about)
+        for method, seed in ((m, s) for m in methods for s in seeds):
+            (folder / method.name / f"seed{seed}").mkdir(parents=True, exist_ok=True)
+
+
+def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The folder's description with further methods and seeds. Raises FczooError where the folder holds other runs."""
+    if identity(json.loads(json.dumps(new))) != identity(old):
+        names = [n for n in new["settings"] if json.loads(json.dumps(new["settings"][n])) != old["settings"].get(n)]
+        raise FczooError(f"{folder} holds runs with other settings ({', '.join(names) or 'backbone or partition'}); give another folder with --out")
+    for name in set(old["methods"]) & set(new["methods"]):
+        if old["methods"][name] != new["methods"][name]:
+            fields = [f for f in new["methods"][name] if new["methods"][name][f] != old["methods"][name].get(f)]
+            raise FczooError(f"{folder} holds {name} with another {', '.join(fields)}; give another folder with --out")
+    commands = [*old.get("earlier_commands", []), old["command"]] if "command" in old and old["command"] != new["command"] else []
+    joined = {**new, "methods": {**old["methods"], **new["methods"]}, "seeds": sorted({*old["seeds"], *new["seeds"]})}
+    return {**joined, "earlier_commands": commands} if commands else joined
+
+
+def _run_cell(folder: Path, bench: Bench, method: Method, seed: int, skip_failed: bool, loggers: Sequence[str], diagnostics: bool) -> None:
+    """Run one method with one seed unless it is finished."""
+    place = folder / method.name / f"seed{seed}"
+    if (place / RESULT).is_file() and not (place / FAILURE).is_file():
+        known = read_result(place / RESULT)
+        if len(known.accuracy) == len(known.task_sizes):
+            print(f"{method.name} seed {seed}: finished before, kept", file=sys.stderr, flush=True)
+            return
+    (place / FAILURE).unlink(missing_ok=True)
+    try:
+        with ExitStack() as stack:
+            trackers = [stack.enter_context(Logging(name, place, bench.settings.portable())) for name in loggers]
+            bench.run(method, seed, Several([stack.enter_context(Recorder(place)), *trackers]), Probe(place) if diagnostics else None)
+    except Exception as error:
+        write_json(place / FAILURE, {"error": f"{error}" if isinstance(error, FczooError) else f"{type(error).__name__}: {error}"})
+        if not skip_failed:
+            raise
+        print(f"{method.name} seed {seed}: failed, {error}", file=sys.stderr, flush=True)
+    if any(c.result for c in read_cells(folder, read_about(folder))):
+        write_summary(folder)
 
 
 def create_methods(methods: Sequence[str], settings: Settings, options: Mapping[str, Mapping[str, Any]]) -> list[Method]:
@@ -76,7 +146,7 @@ class Recorder:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.log = (folder / "rounds.jsonl").open("w")
+        self.log = (folder / ROUNDS).open("w")
 
     def __enter__(self) -> "Recorder":
         return self
@@ -100,39 +170,7 @@ class Recorder:
 
     def task(self, result: Result) -> None:
         done = len(result.accuracy)
-        write_json(self.folder / "result.json", {"finished": done == len(result.task_sizes), **asdict(result)})
+        write_json(self.folder / RESULT, {"finished": done == len(result.task_sizes), **asdict(result)})
         if self.bar.disable:
             a_t = f"{result.metrics['A_N']:.1f} % over the classes seen"
             print(f"{self.label}: task {done} of {len(result.task_sizes)}, {a_t}, {result.seconds:.0f} s", file=sys.stderr, flush=True)
-
-
-def summarise(results: Sequence[Result]) -> Row:
-    """One method's row: mean and, over several seeds, sample standard deviation."""
-
-    def over(values: Sequence[float]) -> tuple[float, float | None]:
-        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-    metrics = {name: over([r.metrics[name] for r in results]) for name in results[0].metrics}
-    first = results[0]
-    return Row(
-        first.method,
-        [r.seed for r in results],
-        metrics,
-        first.bytes_up / max(first.client_rounds, 1),
-        first.bytes_down / max(first.client_rounds, 1),
-        first.trained_scalars,
-        statistics.fmean([r.seconds for r in results]),
-    )
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
-    draft = path.with_suffix(path.suffix + ".tmp")
-    draft.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(draft, path)
-
-
-def _write_summary(out: Path, text: str, rows: Sequence[Row]) -> None:
-    write_json(out / "summary.json", {"about": text, "rows": [asdict(r) for r in rows]})
-    (out / "summary.csv").write_text(to_csv(rows))
-    (out / "summary.md").write_text(f"{text}\n\n{to_markdown(rows)}\n")

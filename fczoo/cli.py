@@ -33,6 +33,17 @@ def words(_: click.Context, __: click.Parameter, value: str | None) -> list[str]
     return [w.strip() for w in (value or "").split(",") if w.strip()]
 
 
+def specs(value: str | None) -> list[str]:
+    """A comma-separated list of NAME:FIELD=VALUE,FIELD=VALUE: a word that only sets a field belongs to the one before it."""
+    found: list[str] = []
+    for word in (value or "").split(","):
+        if found and "=" in word and ":" not in word.partition("=")[0]:
+            found[-1] += f",{word}"
+        elif word.strip():
+            found.append(word.strip())
+    return list(dict.fromkeys(found))
+
+
 STREAM = (
     click.option("--dataset", default="digits", show_default=True),
     click.option("--data-root", help="Folder that holds the data set.  [FCZOO_HOME/data]"),
@@ -84,18 +95,39 @@ def main() -> None:
 @click.option("--cache-queries", is_flag=True, default=None, help="Keep query features of the test view in training, too.")
 @click.option("--aggregator", help="Replace the method's own averaging; see `fczoo list aggregators`.")
 @click.option("--set", "changes", multiple=True, metavar="METHOD.FIELD=VALUE", help="Hyper-parameter; also backbone.mean, .std, .image_size.")
-@click.option("--out", type=click.Path(path_type=Path), help="Run folder.  [results/run-DATE-TIME]")
+@click.option("--out", type=click.Path(path_type=Path), help="Run folder; what is finished in it is kept.  [results/run-DATE-TIME]")
+@click.option("--log", "loggers", callback=words, help="tensorboard, wandb, mlflow: send the numbers there, too.  [none]")
+@click.option("--diagnostics", is_flag=True, help="Also record what clients predict, confusion between tasks, drift; takes longer.")
 @click.option("--dry-run", is_flag=True, help="Print the whole configuration, its work, traffic and memory, and stop.")
-def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: Path | None, dry_run: bool, dataset: str, **given: Any) -> None:
-    """Run methods on one data stream and print their table."""
-    from .bench import run_bench
+@click.option("--skip-failed", is_flag=True, help="Carry on after a run that fails; the exit code tells.")
+def bench(
+    methods: list[str],
+    seeds: list[str],
+    changes: tuple[str, ...],
+    out: Path | None,
+    dataset: str,
+    partition: str | None,
+    dry_run: bool,
+    skip_failed: bool,
+    loggers: list[str],
+    diagnostics: bool,
+    **given: Any,
+) -> None:
+    """Run methods on one data stream, or on each of a grid of them, and print their tables.
+
+    --dataset and --partition take lists, separated by commas.
+    """
+    from .bench import run_grid
     from .registry import PROTOCOLS
-    from .report import LEGEND, to_text
+    from .report import sections
+    from .runs import read_experiments
     from .settings import Settings
+    from .tables import SHORT
 
     options = parse_changes(changes)
-    settings = Settings.for_dataset(dataset, **given, **options.pop("backbone", {}))
-    protocol = settings.protocol and PROTOCOLS.get(settings.protocol)
+    given |= options.pop("backbone", {})
+    grid = [Settings.for_dataset(d, partition=p, **given) for d in specs(dataset) for p in (specs(partition) or (None,))]
+    protocol = grid[0].protocol and PROTOCOLS.get(grid[0].protocol)
     names = list(dict.fromkeys(methods)) or list(protocol.proposes if protocol else ())
     numbers = parse_seeds(seeds) if seeds or not protocol else list(protocol.seeds.value)
     if not names:
@@ -103,11 +135,30 @@ def bench(methods: list[str], seeds: list[str], changes: tuple[str, ...], out: P
     if dry_run:
         from .dry_run import dry_run as page
 
-        click.echo(page(names, numbers, settings, options))
+        click.echo("\n\n".join(page(names, numbers, settings, options) for settings in grid))
         return
     out = out or Path("results") / time.strftime("run-%Y%m%d-%H%M%S")
-    text, rows = run_bench(names, numbers, settings, options, out)
-    click.echo(f"{text}\n\n{to_text(rows)}\n\n{LEGEND}\nWritten to {out}")
+    folders, failed = run_grid(names, numbers, grid, options, out, skip_failed, loggers, diagnostics)
+    click.echo(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}")
+    if failed:
+        raise FczooError(f"{failed} of the runs failed; the table says which and why, and the same command tries them again")
+
+
+@main.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--format", "style", type=click.Choice(["text", "markdown", "latex", "csv", "json"]), default="text", show_default=True)
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one self-contained page instead of printing tables.")
+@click.option("--figures", type=click.Path(path_type=Path), metavar="FOLDER", help="With --html: the page's figures as PNG and PDF, too.")
+def report(folders: tuple[Path, ...], style: str, html: Path | None, figures: Path | None) -> None:
+    """Tables of any run folders, or of all below a folder."""
+    from .html import write_page
+    from .report import report as tables
+
+    if html:
+        write_page(folders, html, figures)
+        click.echo(f"Written to {html}{f' and {figures}' if figures else ''}")
+    else:
+        click.echo(tables(folders, style))
 
 
 @main.command()
@@ -158,6 +209,53 @@ def check(name: str, data_root: Path | None) -> None:
     click.echo(table)
     if wrong:
         raise FczooError(f"this is not the whole of {name}: {'; '.join(wrong)}")
+
+
+@main.command()
+@click.argument("paper", required=False)
+@click.argument("table", required=False)
+def papers(paper: str | None, table: str | None) -> None:
+    """The papers' own tables: all of them, those of PAPER, or one TABLE."""
+    from .papers import overview, show_paper
+
+    click.echo(show_paper(paper, table) if paper else overview())
+
+
+@main.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--paper", required=True, help="See `fczoo papers`.")
+def compare(folders: tuple[Path, ...], paper: str) -> None:
+    """Our numbers beside a paper's, with every setting that differs."""
+    from .compare import compare as beside
+
+    click.echo(beside(folders, paper))
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("card", required=False)
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED)
+@click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
+@click.option("--results", type=click.Path(path_type=Path), default="results", show_default=True, help="Where cards without CARD look for runs.")
+def reproduce(card: str | None, extra: tuple[str, ...], dry_run: bool, results: Path) -> None:
+    """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it. Without CARD: all cards, with status.
+
+    EXTRA words go to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out FOLDER.
+    """
+    from .reproduce import get_card, listing, spelled, verdict
+    from .runs import read_experiments
+
+    if card is None:
+        click.echo(listing(results))
+        return
+    chosen = get_card(card)
+    command = chosen.command(extra)
+    click.echo(spelled(command))
+    if not dry_run:
+        ran = bench.make_context("bench", command[1:])
+        with ran:
+            bench.invoke(ran)
+        (experiment,) = read_experiments([ran.params["out"]])
+        click.echo(f"{chosen.name}: {verdict(chosen, experiment, experiment.lines[0])}")
 
 
 @main.command("list")

@@ -12,6 +12,7 @@ from .backbone import Backbone
 from .check import need_data
 from .core import Context, Method, Scope, Task, Tree, drop, nbytes, select
 from .data import Stream, make_stream
+from .diagnostics import Probe
 from .engine import Client, Divergence, Engine, Plan, broadcast
 from .errors import FczooError
 from .evaluate import accuracy_row
@@ -65,9 +66,9 @@ class Bench:
         AGGREGATORS.get(self.settings.aggregator or method.averaging)
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
 
-    def run(self, method: Method, seed: int = 0, observer: Observer | None = None) -> Result:
-        """Train ``method`` over all tasks. The same settings and seed give the same result on the same device."""
-        return _Run(self, method, seed, observer or Silent()).run()
+    def run(self, method: Method, seed: int = 0, observer: Observer | None = None, probe: Probe | None = None) -> Result:
+        """Train ``method`` over all tasks. The same settings and seed give the same result on the same device, with or without a probe."""
+        return _Run(self, method, seed, observer or Silent(), probe).run()
 
 
 def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
@@ -101,8 +102,8 @@ def group_size(settings: Settings, device: torch.device, clients: int, trained_s
 class _Run:
     """The rounds of one run."""
 
-    def __init__(self, bench: Bench, method: Method, seed: int, observer: Observer):
-        self.bench, self.method, self.seed, self.observer = bench, method, seed, observer
+    def __init__(self, bench: Bench, method: Method, seed: int, observer: Observer, probe: Probe | None):
+        self.bench, self.method, self.seed, self.observer, self.probe = bench, method, seed, observer, probe
         self.settings, self.stream, self.backbone = bench.settings, bench.stream, bench.backbone
         self.average = AGGREGATORS.get(self.settings.aggregator or method.averaging)
         self.rounds = self.settings.rounds if method.optims() else 0
@@ -132,7 +133,8 @@ class _Run:
         for task in self.stream.tasks:
             self._learn(task)
             batch = 256 if self.backbone.device.type == "cuda" else 64
-            self.result.accuracy.append(accuracy_row(self.method, self.bench.test, self.state, self.stream, task, batch))
+            with self.result.phase("evaluation"):
+                self.result.accuracy.append(accuracy_row(self.method, self.bench.test, self.state, self.stream, task, batch))
             self.result.metrics = all_metrics(self.result.accuracy, self.result.test_counts)
             self.result.seconds = time.perf_counter() - begin
             self.result.peak_memory = peak_memory(self.backbone.device)
@@ -147,6 +149,8 @@ class _Run:
         self.result.trained_scalars = sum(v.numel() for v in select(self.state, *trained).values()) if trained else 0
         engine = Engine(self.method, self.backbone, self.bench.train, self._plan(), self.memories)
         self._survey("begin", engine, clients, task)
+        if self.probe:
+            self.probe.begun(self.method, self.state)
         for number in range(self.rounds):
             started = time.perf_counter()
             drawn = self._participants(candidates, task, number)
@@ -159,11 +163,17 @@ class _Run:
                 losses.append(loss)
                 self.observer.client(task.index, number, loss)
 
-            payloads = engine.train(self.state, present, Context(task, number, self.rounds, shared), tick)
+            with self.result.phase("training"):
+                payloads = engine.train(self.state, present, Context(task, number, self.rounds, shared), tick)
             up = self._receive(payloads)
+            self._note_storage(shared)
+            if self.probe and payloads and number == self.rounds - 1:
+                self.probe.trained(self.bench, self.method, self.state, payloads, task)
             if payloads:  # else nobody drawn has data, and the state stays
-                merged = {k: v.to(self.backbone.device) for k, v in self._aggregate(payloads).items()}
-                self.state = self._place(self.method.server_update(self.state, merged, task, self.backbone, self._rng("server", task, None, number)))
+                with self.result.phase("server"):
+                    merged = {k: v.to(self.backbone.device) for k, v in self._aggregate(payloads).items()}
+                    rng = self._rng("server", task, None, number)
+                    self.state = self._place(self.method.server_update(self.state, merged, task, self.backbone, rng))
             self.observer.round(
                 {
                     "task": task.index,
@@ -176,12 +186,16 @@ class _Run:
                 }
             )
         self._survey("end", engine, clients, task)
+        if self.probe:
+            self.probe.learned(self.bench, self.method, self.state, task)
 
     def _survey(self, moment: Literal["begin", "end"], engine: Engine, clients: list[Client], task: Task) -> None:
         """Ask every client with data for sums; they add up, so the server sees them as if the data were in one place."""
         if moment in self.method.surveys():
             self._send(clients)
-            payloads = engine.survey(moment, broadcast(self.method, self.state), clients, Context(task, 0, self.rounds, {}))
+            with self.result.phase("surveys"):
+                payloads = engine.survey(moment, broadcast(self.method, self.state), clients, Context(task, 0, self.rounds, {}))
+            self._note_storage(broadcast(self.method, self.state))
             self._receive(payloads)
             sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in drop(payloads[0], "client")}
             self.state = self._place(self.method.absorb(moment, self.state, sums, task))
@@ -209,6 +223,13 @@ class _Run:
         self.result.bytes_down += total
         return total
 
+    def _note_storage(self, shared: Tree) -> None:
+        """A client holds what the server broadcast and its memory; images that it remembers count with their pixels."""
+        image = self.bench.train.pixels[0].numel()
+        memories = (nbytes(drop(m, "exemplar.index")) + image * len(m.get("exemplar.index", ())) for m in self.memories.values())
+        held = nbytes(shared) + max(memories, default=0)
+        self.result.client_storage = max(self.result.client_storage or 0, held)
+
     def _aggregate(self, payloads: Sequence[Tree]) -> Tree:
         try:
             return self.method.aggregate(payloads, self.average)
@@ -234,6 +255,7 @@ class _Run:
             before = self.state.get(name)
             if before is None or before.shape != value.shape or not torch.equal(before, value):
                 self.version[name] = self.version.get(name, 0) + 1
+        self.result.server_storage = max(self.result.server_storage or 0, nbytes(placed))
         return placed
 
     def _rng(self, purpose: str, task: Task, device: str | None, number: int = 0) -> torch.Generator:
