@@ -1,95 +1,166 @@
-"""The benchmark grid: methods x seeds on one data stream, written to a run folder as it goes."""
+"""The benchmark grid: data sets x partitions x methods x seeds, written to run folders as it goes."""
 
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from .checkpoint import Checkpoint, write_safely
+from .checkpoint import Checkpoint
 from .core import Method
+from .diagnostics import Probe
 from .errors import FczooError
 from .identity import data_sha256
-from .record import Result, read_result, versions
-from .report import Row, describe, to_csv, to_markdown
-from .resume import LOCK, Interrupts, check_same, only_process
+from .loggers import Logging, check_loggers
+from .record import Result, Several, hardware, read_result, versions, write_json
+from .report import write_summary
+from .resume import LOCK, Interrupted, Interrupts, check_same, only_process
 from .runner import Bench, create_method
+from .runs import ABOUT, FAILURE, PARTITION, RESULT, ROUNDS, read_about, read_cells
 from .settings import Settings, shorten
 
+Options = Mapping[str, Mapping[str, Any]]  # method -> its hyper-parameters
 
-def run_bench(
-    methods: Sequence[str], seeds: Sequence[int], settings: Settings, options: Mapping[str, Mapping[str, Any]], out: Path, resume: bool = False
-) -> tuple[str, list[Row]]:
-    """Run every method with every seed; returns what was run, in words, and one summary row a method.
 
-    The folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and ``rounds.jsonl``, and
-    ``summary.{json,csv,md}``, brought up to date after each run. A folder that holds part of the same grid is carried on:
-    finished runs are read back, a broken one goes on after its last round; with ``resume`` there has to be such a folder.
-    Raises FczooError for input that cannot work, before anything is written, for a folder that another process or
-    configuration has, for a run that fails, after what was finished is on disk, and Interrupted after SIGINT or SIGTERM.
+@dataclass(frozen=True)
+class Conduct:
+    """How a grid is run; nothing of it changes a number."""
+
+    resume: bool = False  # begin nothing new
+    skip_failed: bool = False  # carry on after a run that fails
+    loggers: tuple[str, ...] = ()
+    diagnostics: bool = False
+
+
+def run_grid(
+    methods: Sequence[str], seeds: Sequence[int], grid: Sequence[Settings], options: Options, out: Path, conduct: Conduct = Conduct()
+) -> tuple[list[Path], int]:
+    """Run every method with every seed in every setting; returns the run folders, one a setting, and how many runs failed.
+
+    A folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and ``rounds.jsonl``, and
+    ``summary.{json,csv,md}``, brought up to date after each run. What an earlier command has finished there is kept and
+    not run again, a broken run goes on after its last round, and one that failed, which left ``failed.json``, is tried
+    again.
+
+    Raises FczooError for input that cannot work, before anything is written, and for a folder that another process or
+    configuration has; whatever a failing run raises, after what was finished is on disk, unless failures are skipped;
+    and Interrupted after SIGINT or SIGTERM.
     """
-    built = create_methods(methods, settings, options)
-    begun = (out / "bench.json").exists()
-    if resume and not begun:
+    check_loggers(conduct.loggers)
+    places = {place: settings for settings in grid for place in [folder_of(settings, grid, out)]}
+    if len(places) < len(grid):
+        raise FczooError("two settings of the grid would share a folder; give partition files different names")
+    if conduct.resume and not any((place / ABOUT).is_file() for place in places):
         raise FczooError(f"no run to resume in {out}; leave --resume out to begin one there")
-    if not begun and out.exists() and (not out.is_dir() or any(p.name not in (LOCK, "bench.json.tmp") for p in out.iterdir())):
-        raise FczooError(f"output folder {out} is already in use; give another with --out or remove it")
+    for place in {out, *places}:
+        _check_free(place, out, places)
+    opened = lru_cache(1)(Bench.open)  # one setting is loaded once; of several, one at a time is in memory
+    for settings in places.values():
+        create_methods(methods, settings, options)
     with only_process(out):
-        return _run_grid(built, seeds, settings, out)
+        for folder, settings in places.items():
+            _prepare(folder, opened(settings), create_methods(methods, settings, options), seeds, write=False)
+        for folder, settings in places.items():
+            bench, built = opened(settings), create_methods(methods, settings, options)
+            _prepare(folder, bench, built, seeds, write=True)
+            for method in built:
+                for seed in seeds:
+                    _run_cell(folder, out, bench, method, seed, conduct)
+    failed = sum((p / m / f"seed{s}" / FAILURE).exists() for p in places for m in methods for s in seeds)
+    return list(places), failed
 
 
-def _run_grid(built: Sequence[Method], seeds: Sequence[int], settings: Settings, out: Path) -> tuple[str, list[Row]]:
-    bench = Bench.open(settings)
-    for method in built:
+def folder_of(settings: Settings, grid: Sequence[Settings], out: Path) -> Path:
+    """``out``, with a level for the data set and one for the partition where the grid has several."""
+    for name in ("dataset", "partition"):
+        if len({getattr(s, name) for s in grid}) > 1:
+            out /= (shorten(getattr(settings, name)) or "").replace(":", "_")
+    return out
+
+
+def _check_free(folder: Path, out: Path, places: Mapping[Path, Settings]) -> None:
+    """Raise FczooError when a folder holds something else than runs."""
+    inner = {p for place in places for p in (place, *place.parents)}  # levels of the grid
+    if (folder / ABOUT).is_file() or not folder.exists():
+        return
+    if not folder.is_dir() or any(p.name not in (LOCK, f"{ABOUT}.tmp") and p not in inner for p in folder.iterdir()):
+        raise FczooError(f"output folder {folder} is already in use; give another with --out or remove it")
+
+
+def _prepare(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int], write: bool) -> None:
+    """Check that the runs can be made and belong to the folder; ``write`` the folder's description and partition."""
+    for method in methods:
         bench.check(method)
     about = {
-        "methods": {m.name: asdict(m) for m in built},  # type: ignore[call-overload]
+        "methods": {m.name: asdict(m) for m in methods},  # type: ignore[call-overload]
         "seeds": list(seeds),
-        "settings": settings.portable(),
+        "settings": bench.settings.portable(),
         "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
         "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
         "split": bench.stream.split,
         "data": {"sha256": data_sha256(bench.stream)},
         "device": str(bench.backbone.device),
+        "hardware": hardware(),
         "versions": versions(),
         "command": [shorten(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    if (out / "bench.json").exists():
-        check_same(out, about)
-    else:
-        write_json(out / "bench.json", about)
-    bench.partition.save(out / "partition.json")
-    rows: list[Row] = []
-    text = describe(bench, seeds)
-    for method in built:
-        results = []
-        for seed in seeds:
-            results.append(_run_cell(bench, method, seed, out))
-            rows = [*(r for r in rows if r.method != method.name), summarise(results)]
-            _write_summary(out, text, rows)
-    return text, rows
-
-
-def _run_cell(bench: Bench, method: Method, seed: int, out: Path) -> Result:
-    """One run of the grid: read back if it is finished, else begun or carried on."""
-    folder = out / method.name / f"seed{seed}"
-    result = read_result(folder / "result.json") if (folder / "result.json").exists() else None
-    if result is None or len(result.accuracy) < len(result.task_sizes):
+    if (folder / ABOUT).is_file():
+        about = _joined(folder, read_about(folder), json.loads(json.dumps(about)))
+    if write:
         folder.mkdir(parents=True, exist_ok=True)
-        with Interrupts(out) as interrupts, Recorder(folder) as recorder:
-            result = bench.run(method, seed, recorder, Checkpoint(folder / "checkpoint.safetensors", interrupts.obey))
-    Checkpoint(folder / "checkpoint.safetensors").remove()
-    return result
+        bench.partition.save(folder / PARTITION)
+        write_json(folder / ABOUT, about)
+        for method, seed in ((m, s) for m in methods for s in seeds):
+            (folder / method.name / f"seed{seed}").mkdir(parents=True, exist_ok=True)
 
 
-def create_methods(methods: Sequence[str], settings: Settings, options: Mapping[str, Mapping[str, Any]]) -> list[Method]:
+def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The folder's description with further methods and seeds. Raises FczooError where the folder holds other runs."""
+    again = {m: new["methods"].get(m, options) for m, options in old["methods"].items()}
+    check_same(folder, old, {**new, "methods": again, "seeds": old["seeds"]})
+    commands = [*old.get("earlier_commands", []), *([old["command"]] if old.get("command", new["command"]) != new["command"] else [])]
+    joined = {**new, "methods": {**again, **new["methods"]}, "seeds": sorted({*old["seeds"], *new["seeds"]})}
+    return {**joined, "earlier_commands": commands} if commands else joined
+
+
+def _run_cell(folder: Path, out: Path, bench: Bench, method: Method, seed: int, conduct: Conduct) -> None:
+    """One run of the grid: kept if it is finished, else begun or carried on."""
+    place = folder / method.name / f"seed{seed}"
+    checkpoint, failure = place / "checkpoint.safetensors", place / FAILURE
+    if (place / RESULT).is_file() and not failure.is_file():
+        known = read_result(place / RESULT)
+        if len(known.accuracy) == len(known.task_sizes):
+            Checkpoint(checkpoint).remove()
+            print(f"{method.name} seed {seed}: finished before, kept", file=sys.stderr, flush=True)
+            return
+    failure.unlink(missing_ok=True)
+    try:
+        with ExitStack() as stack:
+            interrupts = stack.enter_context(Interrupts(out))
+            trackers = [stack.enter_context(Logging(name, place, bench.settings.portable())) for name in conduct.loggers]
+            observer = Several([stack.enter_context(Recorder(place)), *trackers])
+            bench.run(method, seed, observer, Checkpoint(checkpoint, interrupts.obey), Probe(place) if conduct.diagnostics else None)
+        Checkpoint(checkpoint).remove()
+    except Interrupted:
+        raise
+    except Exception as error:
+        write_json(failure, {"error": f"{error}" if isinstance(error, FczooError) else f"{type(error).__name__}: {error}"})
+        if not conduct.skip_failed:
+            raise
+        print(f"{method.name} seed {seed}: failed, {error}", file=sys.stderr, flush=True)
+    if any(c.result for c in read_cells(folder, read_about(folder))):
+        write_summary(folder)
+
+
+def create_methods(methods: Sequence[str], settings: Settings, options: Options) -> list[Method]:
     """Methods by name; ``options`` beat the protocol's values, which beat those for the data set and the defaults."""
     if stray := set(options) - set(methods):
         raise FczooError(f"--set {min(stray)}.… names no method of this run ({', '.join(methods)})")
@@ -101,7 +172,7 @@ class Recorder:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.log = (folder / "rounds.jsonl").open("a+b")
+        self.log = (folder / ROUNDS).open("a+b")
 
     def __enter__(self) -> "Recorder":
         return self
@@ -130,37 +201,7 @@ class Recorder:
 
     def task(self, result: Result) -> None:
         done = len(result.accuracy)
-        write_json(self.folder / "result.json", {"finished": done == len(result.task_sizes), **asdict(result)})
+        write_json(self.folder / RESULT, {"finished": done == len(result.task_sizes), **asdict(result)})
         if self.bar.disable:
             a_t = f"{result.metrics['A_N']:.1f} % over the classes seen"
             print(f"{self.label}: task {done} of {len(result.task_sizes)}, {a_t}, {result.seconds:.0f} s", file=sys.stderr, flush=True)
-
-
-def summarise(results: Sequence[Result]) -> Row:
-    """One method's row: mean and, over several seeds, sample standard deviation."""
-
-    def over(values: Sequence[float]) -> tuple[float, float | None]:
-        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-    metrics = {name: over([r.metrics[name] for r in results]) for name in results[0].metrics}
-    first = results[0]
-    return Row(
-        first.method,
-        [r.seed for r in results],
-        metrics,
-        first.bytes_up / max(first.client_rounds, 1),
-        first.bytes_down / max(first.client_rounds, 1),
-        first.trained_scalars,
-        statistics.fmean([r.seconds for r in results]),
-    )
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
-    write_safely(path, (json.dumps(content, indent=1) + "\n").encode())
-
-
-def _write_summary(out: Path, text: str, rows: Sequence[Row]) -> None:
-    write_json(out / "summary.json", {"about": text, "rows": [asdict(r) for r in rows]})
-    (out / "summary.csv").write_text(to_csv(rows))
-    (out / "summary.md").write_text(f"{text}\n\n{to_markdown(rows)}\n")

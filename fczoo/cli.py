@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from . import __version__
+from .arguments import parse_changes, parse_seeds, specs, words
 from .errors import FczooError
 
 
@@ -30,11 +31,6 @@ class Commands(click.Group):
             if isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in ("out of memory", "can't allocate memory")):
                 raise click.ClickException("out of memory; lower --together, --batch-size or --precision") from error
             raise
-
-
-def words(_: click.Context, __: click.Parameter, value: str | None) -> list[str]:
-    """A comma-separated list."""
-    return [w.strip() for w in (value or "").split(",") if w.strip()]
 
 
 STREAM = (
@@ -101,20 +97,40 @@ def main() -> None:
     "--out", type=click.Path(path_type=Path), help="Run folder; one that holds part of the same runs is carried on.  [results/run-DATE-TIME]"
 )
 @click.option("--resume", is_flag=True, help="Carry on in --out, or in the newest results/run-*, and begin nothing new.")
+@click.option("--log", "loggers", callback=words, help="tensorboard, wandb, mlflow: send the numbers there, too.  [none]")
+@click.option("--diagnostics", is_flag=True, help="Also record what clients predict, confusion between tasks, drift; takes longer.")
 @click.option("--dry-run", is_flag=True, help="Print the whole configuration, its work, traffic and memory, and stop.")
+@click.option("--skip-failed", is_flag=True, help="Carry on after a run that fails; the exit code tells.")
 def bench(
-    methods: list[str], seeds: list[str], changes: tuple[str, ...], out: Path | None, resume: bool, dry_run: bool, dataset: str, **given: Any
+    methods: list[str],
+    seeds: list[str],
+    changes: tuple[str, ...],
+    out: Path | None,
+    resume: bool,
+    dataset: str,
+    partition: str | None,
+    dry_run: bool,
+    skip_failed: bool,
+    loggers: list[str],
+    diagnostics: bool,
+    **given: Any,
 ) -> None:
-    """Run methods on one data stream and print their table."""
-    from .bench import run_bench
+    """Run methods on one data stream, or on each of a grid of them, and print their tables.
+
+    --dataset and --partition take lists, separated by commas.
+    """
+    from .bench import Conduct, run_grid
     from .registry import PROTOCOLS
-    from .report import LEGEND, to_text
+    from .report import sections
     from .resume import last_run
+    from .runs import read_experiments
     from .settings import Settings
+    from .tables import SHORT
 
     options = parse_changes(changes)
-    settings = Settings.for_dataset(dataset, **given, **options.pop("backbone", {}))
-    protocol = settings.protocol and PROTOCOLS.get(settings.protocol)
+    given |= options.pop("backbone", {})
+    grid = [Settings.for_dataset(d, partition=p, **given) for d in specs(dataset) for p in (specs(partition) or (None,))]
+    protocol = grid[0].protocol and PROTOCOLS.get(grid[0].protocol)
     names = list(dict.fromkeys(methods)) or list(protocol.proposes if protocol else ())
     numbers = parse_seeds(seeds) if seeds or not protocol else list(protocol.seeds.value)
     if not names:
@@ -122,11 +138,30 @@ def bench(
     if dry_run:
         from .dry_run import dry_run as page
 
-        click.echo(page(names, numbers, settings, options))
+        click.echo("\n\n".join(page(names, numbers, settings, options) for settings in grid))
         return
     out = out or (last_run(Path("results")) if resume else Path("results") / time.strftime("run-%Y%m%d-%H%M%S"))
-    text, rows = run_bench(names, numbers, settings, options, out, resume)
-    click.echo(f"{text}\n\n{to_text(rows)}\n\n{LEGEND}\nWritten to {out}")
+    folders, failed = run_grid(names, numbers, grid, options, out, Conduct(resume, skip_failed, tuple(loggers), diagnostics))
+    click.echo(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}")
+    if failed:
+        raise FczooError(f"{failed} of the runs failed; the table says which and why, and the same command tries them again")
+
+
+@main.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--format", "style", type=click.Choice(["text", "markdown", "latex", "csv", "json"]), default="text", show_default=True)
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one self-contained page instead of printing tables.")
+@click.option("--figures", type=click.Path(path_type=Path), metavar="FOLDER", help="With --html: the page's figures as PNG and PDF, too.")
+def report(folders: tuple[Path, ...], style: str, html: Path | None, figures: Path | None) -> None:
+    """Tables of any run folders, or of all below a folder."""
+    from .html import write_page
+    from .report import report as tables
+
+    if html:
+        write_page(folders, html, figures)
+        click.echo(f"Written to {html}{f' and {figures}' if figures else ''}")
+    else:
+        click.echo(tables(folders, style))
 
 
 @main.command()
@@ -179,6 +214,53 @@ def check(name: str, data_root: Path | None) -> None:
         raise FczooError(f"this is not the whole of {name}: {'; '.join(wrong)}")
 
 
+@main.command()
+@click.argument("paper", required=False)
+@click.argument("table", required=False)
+def papers(paper: str | None, table: str | None) -> None:
+    """The papers' own tables: all of them, those of PAPER, or one TABLE."""
+    from .papers import overview, show_paper
+
+    click.echo(show_paper(paper, table) if paper else overview())
+
+
+@main.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--paper", required=True, help="See `fczoo papers`.")
+def compare(folders: tuple[Path, ...], paper: str) -> None:
+    """Our numbers beside a paper's, with every setting that differs."""
+    from .compare import compare as beside
+
+    click.echo(beside(folders, paper))
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("card", required=False)
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED)
+@click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
+@click.option("--results", type=click.Path(path_type=Path), default="results", show_default=True, help="Where cards without CARD look for runs.")
+def reproduce(card: str | None, extra: tuple[str, ...], dry_run: bool, results: Path) -> None:
+    """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it. Without CARD: all cards, with status.
+
+    EXTRA words go to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out FOLDER.
+    """
+    from .reproduce import get_card, listing, spelled, verdict
+    from .runs import read_experiments
+
+    if card is None:
+        click.echo(listing(results))
+        return
+    chosen = get_card(card)
+    command = chosen.command(extra)
+    click.echo(spelled(command))
+    if not dry_run:
+        ran = bench.make_context("bench", command[1:])
+        with ran:
+            bench.invoke(ran)
+        (experiment,) = read_experiments([ran.params["out"]])
+        click.echo(f"{chosen.name}: {verdict(chosen, experiment, experiment.lines[0])}")
+
+
 @main.command("list")
 @click.argument(
     "kind", type=click.Choice(["methods", "baselines", "datasets", "partitioners", "aggregators", "attacks", "protocols", "backbones", "quirks"])
@@ -209,23 +291,3 @@ def doctor() -> None:
     from .show import doctor as page
 
     click.echo(page())
-
-
-def parse_changes(changes: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """``hgp.lr=0.1`` -> {"hgp": {"lr": "0.1"}}. Raises FczooError for another form."""
-    out: dict[str, dict[str, str]] = {}
-    for change in changes:
-        place, sign, value = change.partition("=")
-        method, dot, field = place.partition(".")
-        if not (sign and dot and method and field):
-            raise FczooError(f"cannot read --set {change!r}; write METHOD.FIELD=VALUE, e.g. hgp.lr=0.001")
-        out.setdefault(method, {})[field] = value
-    return out
-
-
-def parse_seeds(seeds: list[str]) -> list[int]:
-    """Distinct whole numbers from 0 up. Raises FczooError otherwise."""
-    seeds = seeds or ["0"]
-    if not all(s.isdecimal() for s in seeds) or len(set(seeds)) < len(seeds):
-        raise FczooError(f"--seeds is {','.join(seeds)!r}; give distinct whole numbers such as 0,1,2")
-    return [int(s) for s in seeds]

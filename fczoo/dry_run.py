@@ -15,7 +15,8 @@ from .measure import Measured, measure
 from .partition import Partition, make_partition
 from .protocol_page import plain, table
 from .registry import DATASETS, PROTOCOLS
-from .runner import group_size, open_stream
+from .rounds import group_size
+from .runner import open_stream
 from .settings import DTYPES, Settings, pick_device
 from .weights import weights_needed
 

@@ -1,7 +1,12 @@
 """What a run leaves behind and whom it tells."""
 
 import json
+import os
+import platform
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -10,6 +15,7 @@ from typing import Any, Protocol, get_args, get_origin, get_type_hints
 import torch
 
 from . import __version__
+from .checkpoint import write_safely
 from .core import Method
 from .errors import FczooError
 from .identity import code_sha256
@@ -38,8 +44,18 @@ class Result:
     rejected: list[dict[str, Any]] = field(default_factory=list)  # uploads that were turned away: task, moment, client, reason
     privacy: dict[str, float] = field(default_factory=dict)  # epsilon and delta of a client's uploads, where they are noisy
     seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)  # seconds in surveys, training, server and evaluation
+    client_storage: int | None = None  # bytes that a client holds beside the backbone and its images of the task, at most
+    server_storage: int | None = None  # bytes of the server's whole state, at most
     peak_memory: dict[str, int] = field(default_factory=dict)  # bytes
     versions: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time spent inside to a phase."""
+        begin = time.perf_counter()
+        yield
+        self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - begin
 
 
 GIVEN = ("method", "options", "settings", "seed", "backbone", "partition", "class_order", "task_sizes", "test_counts", "remark", "versions")
@@ -72,16 +88,57 @@ class Silent:
         """A task is over and evaluated."""
 
 
-def read_result(path: Path) -> Result:
-    """A run's ``result.json``; what older versions did not write keeps its default. Raises FczooError when it is no result."""
+class Several:
+    """Several observers as one: each is told everything, in order."""
+
+    def __init__(self, observers: Sequence[Observer]):
+        self.observers = observers
+
+    def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
+        for observer in self.observers:
+            observer.start(method, seed, clients, rounds, done)
+
+    def client(self, task: int, round: int, loss: float) -> None:
+        for observer in self.observers:
+            observer.client(task, round, loss)
+
+    def round(self, record: dict[str, Any]) -> None:
+        for observer in self.observers:
+            observer.round(record)
+
+    def task(self, result: Result) -> None:
+        for observer in self.observers:
+            observer.task(result)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    write_safely(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """A JSON object. Raises FczooError, calling the file ``what``, when it is missing or something else."""
     try:
         content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise FczooError(f"no {what} at {path}") from None
+    except (ValueError, RecursionError) as error:
+        raise FczooError(f"{path} is no valid {what}: {error}") from error
+    if not isinstance(content, dict):
+        raise FczooError(f"{path} is no valid {what}: it holds no JSON object")
+    return content
+
+
+def read_result(path: Path) -> Result:
+    """A run's ``result.json``; what older versions did not write keeps its default. Raises FczooError when it is no result."""
+    content = read_json(path, "result file")
+    try:
         hints = get_type_hints(Result)
         given = {f.name: content[f.name] for f in fields(Result) if f.name in content}
         if wrong := [k for k, v in given.items() if not _fits(v, hints[k])]:
             raise ValueError(f"{wrong[0]} is {str(given[wrong[0]])[:60]}")
         return Result(**given)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise FczooError(f"{path} is no valid result file: {error}") from error
 
 
@@ -99,6 +156,16 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
 
 
+def hardware() -> dict[str, Any]:
+    """What the times were measured on: processor, cores that this process may use, graphics processors."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        name = next((line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")), name)
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"cpu": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
+
+
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Largest resident set of this process so far and, on CUDA, of the allocator since the run began; bytes."""
     if sys.platform == "win32":
@@ -112,8 +179,6 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 def versions() -> dict[str, str]:
     """Versions that can change a number."""
-    import platform
-
     import numpy
     import timm
     import torchvision

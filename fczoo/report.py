@@ -1,80 +1,77 @@
-"""Tables of finished runs."""
+"""What ``bench`` and ``report`` print and write about experiments."""
 
-import csv
-import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
-from tabulate import tabulate
+from .record import write_json
+from .runs import Experiment, read_experiments
+from .tables import ACCURACY, COLUMNS, COSTS, Table, make_table, to_csv, to_json, to_latex, to_markdown, to_text
 
-from .runner import Bench
-
-SHOWN = ("A_N", "Avg", "FAA", "forgetting")
-LEGEND = (
-    "A_N, Avg, FAA, forgetting in percent: all seen test images after the last task; mean of that over tasks; mean of the\n"
-    "tasks' accuracies after the last task; mean drop from each old task's best. MB up: a client's upload in a round (1 MB = 10^6 bytes)."
-)
-
-
-@dataclass(frozen=True)
-class Row:
-    """Summary of one method over its seeds; a metric is (mean, sample standard deviation or None)."""
-
-    method: str
-    seeds: list[int]
-    metrics: dict[str, tuple[float, float | None]]
-    bytes_up: float  # per client and round
-    bytes_down: float
-    trained_scalars: int
-    seconds: float  # a run
+FORMATS = ("text", "markdown", "latex", "csv", "json")
+GROUPS = (tuple(c.name for c in ACCURACY), tuple(c.name for c in COSTS))
+MARKS = {
+    "text": ("* best, ° second", "~"),
+    "markdown": ("Bold: best, underlined: second", "≈"),
+    "latex": ("Bold: best, underlined: second", r"$\approx$"),
+}
+TEST = "not told apart from the best by a paired t test over the seeds (two-sided, p < 0.05, not corrected for the number of methods)"
 
 
-def to_text(rows: Sequence[Row], style: str = "simple") -> str:
-    """The table that ``bench`` prints."""
-    body = [[r.method, *(_number(r.metrics[m]) for m in SHOWN), f"{r.bytes_up / 1e6:.3f}", _time(r.seconds)] for r in rows]
-    return tabulate(body, ["method", *SHOWN, "MB up", "time"], tablefmt=style, disable_numparse=True, colalign=("left", *["right"] * 6))
+def report(places: Sequence[Path], style: str) -> str:
+    """All tables of the run folders at or below some places, in one of ``FORMATS``."""
+    experiments = read_experiments(places)
+    if style == "json":
+        return json.dumps([as_json(e) for e in experiments], indent=1)
+    if style == "csv":
+        return to_csv(experiments)
+    return sections(experiments, style, GROUPS)
 
 
-def to_markdown(rows: Sequence[Row]) -> str:
-    """The same table in Markdown."""
-    return to_text(rows, "github")
+def sections(experiments: Sequence[Experiment], style: str, groups: Sequence[Sequence[str]]) -> str:
+    """For each experiment what was run, a table for each group of columns and what is not finished; at the end the legend."""
+    parts, shown = [], []
+    for e in experiments:
+        tables = [make_table(e, names) for names in groups]
+        writers: dict[str, Callable[[Table], str]] = {"text": to_text, "markdown": to_markdown, "latex": partial(to_latex, caption=e.describe())}
+        parts += ["" if style == "latex" else e.describe(), *map(writers[style], tables), _prefixed("\n".join(notes(e)), style)]
+        shown += tables
+    return "\n\n".join(p for p in (*parts, _prefixed(legend(shown, style), style)) if p)
 
 
-def to_csv(rows: Sequence[Row]) -> str:
-    """Every metric, unrounded."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    names = list(rows[0].metrics)
-    spread = [f"{n} std" for n in names]
-    writer.writerow(["method", "seeds", *names, *spread, "bytes up", "bytes down", "trained scalars", "seconds"])
-    for r in rows:
-        mean, std = zip(*(r.metrics[n] for n in names), strict=True)
-        writer.writerow(
-            [r.method, len(r.seeds), *mean, *("" if s is None else s for s in std), r.bytes_up, r.bytes_down, r.trained_scalars, r.seconds]
-        )
-    return out.getvalue()
+def legend(tables: Sequence[Table], style: str) -> str:
+    """What columns and marks mean."""
+    columns = "; ".join(f"{c.name}: {c.meaning}" for c in dict.fromkeys(c for t in tables for c in t.columns))
+    entries = [e for t in tables for row in t.rows for e in row if e]
+    marks, sign = MARKS[style]
+    tested = any(len(e.by_seed) > 1 for e in entries)
+    ranked = f"{marks}{f', {sign} {TEST}' if tested else ' (one seed: no difference is tested)'}. " if any(e.mark for e in entries) else ""
+    return textwrap.fill(f"{ranked}{columns}.", 120)
 
 
-def describe(bench: Bench, seeds: Sequence[int]) -> str:
-    """What was run, in two lines."""
-    s, sizes = bench.settings, sorted({t.size for t in bench.stream.tasks})
-    classes = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    order = "natural class order" if s.class_order_seed is None else f"class order seed {s.class_order_seed}"
-    order = order if s.class_order == "natural" else "given class order"
-    joining = f" and {s.joining} more a task" if s.joining else ""
-    images = f"{len(bench.stream.train_index)} training and {len(bench.stream.test.labels)} test images"
-    return (
-        f"{s.dataset}: {len(bench.stream.tasks)} tasks of {classes} classes, {images}, {order}; "
-        f"{s.clients} clients{joining}, {s.partition} (seed {s.partition_seed}, {bench.partition.sha256[:8]}), participation {s.participation:g}\n"
-        f"{bench.backbone.config.name} ({bench.backbone.sha256[:8]}, {s.precision}, {bench.backbone.device}); {s.rounds} rounds x {s.epochs} epochs, "
-        f"batch {s.batch_size}, augmentation {s.augment}; seeds {', '.join(map(str, seeds))}"
-    )
+def notes(experiment: Experiment) -> list[str]:
+    """What must be known of single methods, and one line for each run that has no final numbers."""
+    remarks = [f"{line.label}: {line.remark}" for line in experiment.lines if line.remark]
+    return remarks + [f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished]
 
 
-def _number(value: tuple[float, float | None]) -> str:
-    mean, std = value
-    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+def write_summary(folder: Path) -> None:
+    """``summary.{json,csv,md}`` of one run folder, from what is finished in it."""
+    (experiment,) = read_experiments([folder])
+    write_json(folder / "summary.json", as_json(experiment))
+    (folder / "summary.csv").write_text(to_csv([experiment]))
+    (folder / "summary.md").write_text(sections([experiment], "markdown", GROUPS) + "\n")
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+def as_json(experiment: Experiment) -> dict[str, object]:
+    """Description, rows with every figure, remarks, and what is not finished."""
+    problems = [{"method": c.method, "seed": c.seed, "problem": c.problem} for c in experiment.unfinished]
+    remarks = {line.label: line.remark for line in experiment.lines if line.remark}
+    return {"about": experiment.describe(), "rows": to_json(make_table(experiment, list(COLUMNS))), "remarks": remarks, "not_finished": problems}
+
+
+def _prefixed(text: str, style: str) -> str:
+    """In LaTeX, as comments."""
+    return textwrap.indent(text, "% ") if style == "latex" else text

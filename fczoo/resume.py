@@ -1,6 +1,5 @@
 """Who may go on in a run folder: one process at a time, with the configuration that began it, until it is told to stop."""
 
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from filelock import FileLock, Timeout
 from .errors import FczooError
 
 LOCK = ".lock"
-FREE = ("command", "started", "settings.min_clients")  # parts of bench.json that may change while a run goes on
+FREE = ("command", "earlier_commands", "started", "hardware", "settings.min_clients")  # parts of bench.json that may change while a run goes on
 
 
 class Interrupted(FczooError):
@@ -79,19 +78,15 @@ def only_process(out: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def check_same(out: Path, about: Mapping[str, Any]) -> None:
-    """Raise FczooError, naming the differences, when ``bench.json`` in the folder is of another configuration."""
-    try:
-        before = _flat(json.loads((out / "bench.json").read_text()))
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise FczooError(f"{out / 'bench.json'} is damaged ({error}); give another folder with --out") from error
-    now = _flat(json.loads(json.dumps(about)))
-    other = [k for k in sorted(before.keys() | now.keys()) if before.get(k) != now.get(k) and not k.startswith(FREE)]
+def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise FczooError, naming the differences, when the folder's ``bench.json`` is of another configuration."""
+    old, new = _flat(before), _flat(now)
+    other = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k) and not k.startswith(FREE)]
     if other:
-        named = "; ".join(f"{k} was {before.get(k, 'not there')}, is {now.get(k, 'not there')}" for k in other[:4])
+        named = "; ".join(f"{k} was {old.get(k, 'not there')}, is {new.get(k, 'not there')}" for k in other[:4])
         more = f" and {len(other) - 4} more" if len(other) > 4 else ""
         named = " ".join(named.split())  # what a foreign file holds may have line breaks
-        raise FczooError(f"output folder {out} is already in use by another configuration: {named}{more}; give another with --out")
+        raise FczooError(f"output folder {folder} is already in use by another configuration: {named}{more}; give another with --out")
 
 
 def last_run(results: Path) -> Path:

@@ -52,7 +52,7 @@ def test_bench_prints_what_was_run_and_one_row_a_method(folder):
         "FAA",
         "forgetting",
         "MB up",
-        "time",
+        "seconds",
     ):
         assert word in printed
     assert [line.split()[0] for line in printed.splitlines() if line.startswith(("hgp", "fedncm"))] == ["hgp", "fedncm"]
@@ -87,11 +87,36 @@ def test_summaries_agree_with_the_results(folder):
     assert json.loads((out / "summary.json").read_text())["rows"][0]["method"] == "hgp"
 
 
-def test_a_used_folder_is_refused_and_left_alone(folder):
-    out, _ = folder
-    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    done = fczoo("bench", "--methods", "fedncm", *TINY, "--out", str(out), fail=True)
-    assert "already in use" in done.stderr and {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+def test_the_same_command_keeps_what_is_finished_and_other_runs_are_refused(folder):
+    out, printed = folder
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != "bench.json"}
+    again = fczoo("bench", "--methods", "hgp,fedncm", "--seeds", "0,1", "--set", "hgp.prefix_len=4", *TINY, "--out", str(out))
+    assert again.stdout == printed and again.stderr.count("finished before, kept") == 4
+    for change in (["--set", "hgp.prefix_len=5"], ["--set", "hgp.prefix_len=4", "--batch-size", "4"]):
+        refused = CliRunner().invoke(main, ["bench", "--methods", "hgp", *TINY, *change, "--out", str(out)])
+        assert ("prefix_len was 4, is 5" if "--batch-size" not in change else "settings.batch_size was") in refused.stderr
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != "bench.json"} == before
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *TINY, "--out", str(tmp_path)])
+    assert done.exit_code == 1 and "already in use" in done.stderr and [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_grid_carries_on_after_failures_and_tries_them_again(tmp_path):
+    out, head = tmp_path / "grid", ["--methods", "fedncm,fedavg", "--partition", "iid,dirichlet:0.5", "--set", "fedavg.tune=head", *TINY]
+    done = CliRunner().invoke(main, ["bench", *head, "--set", "fedavg.lr=1e38", "--skip-failed", "--out", str(out)])
+    assert done.exit_code == 1 and done.stdout.count("not finished: fedavg seed 0: RuntimeError") == 2 and "2 of the runs failed" in done.stderr
+    assert [sum(line.startswith(m) for line in done.stdout.splitlines()) for m in ("fedncm ", "fedavg ")] == [2, 0]
+    for place in (out / "iid", out / "dirichlet_0.5"):
+        assert "overflow" in json.loads((place / "fedavg" / "seed0" / "failed.json").read_text())["error"]
+        about = json.loads((place / "bench.json").read_text())
+        about["methods"]["fedavg"]["lr"] = 0.01  # as if the failure had been the machine's
+        (place / "bench.json").write_text(json.dumps(about))
+    again = CliRunner().invoke(main, ["bench", *head, "--out", str(out)])
+    assert again.exit_code == 0 and again.stderr.count("fedncm seed 0: finished before, kept") == 2 and "not finished" not in again.stdout
+    assert [sum(line.startswith(m) for line in again.stdout.splitlines()) for m in ("fedncm ", "fedavg ")] == [2, 2]
 
 
 def test_a_saved_partition_is_used_again(folder, tmp_path):
@@ -155,6 +180,19 @@ def test_a_diverging_run_keeps_what_was_finished(tmp_path):
 def test_an_aggregator_that_does_not_fit_the_upload_is_named(tmp_path):
     done = CliRunner().invoke(main, ["bench", "--methods", "fppl", "--aggregator", "prototype_reweight", *TINY, "--out", str(tmp_path / "run")])
     assert done.exit_code == 1 and "prototype_reweight reads 'prototype', which fppl does not upload" in done.stderr
+
+
+def test_a_list_of_partitions_keeps_the_fields_of_each_together(tmp_path):
+    given = "dirichlet:beta=0.5,min_size=2,iid,dirichlet:0.1,cap=true"
+    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", "--partition", given, *TINY, "--out", str(tmp_path / "grid")])
+    assert done.exit_code == 0, done.output
+    assert {p.name for p in (tmp_path / "grid").iterdir() if p.is_dir()} == {"dirichlet_beta=0.5,min_size=2", "iid", "dirichlet_0.1,cap=true"}
+
+
+def test_two_settings_that_would_share_a_folder_are_refused(tmp_path):
+    both = ",".join(f"file:{tmp_path / name / 'partition.json'}" for name in "ab")
+    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", "--partition", both, *TINY, "--out", str(tmp_path / "grid")])
+    assert done.exit_code == 1 and "would share a folder" in done.stderr and not (tmp_path / "grid").exists()
 
 
 @pytest.mark.parametrize("kind", ["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones"])

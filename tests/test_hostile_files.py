@@ -21,7 +21,7 @@ from fczoo import FczooError
 from fczoo.backbone import Backbone, ViTConfig
 from fczoo.checkpoint import Checkpoint, Snapshot
 from fczoo.partition import Partition, load_partition
-from fczoo.record import Result, read_result
+from fczoo.record import Result, read_json, read_result
 from fczoo.resume import check_same
 from fczoo.weights import load_backbone
 
@@ -67,7 +67,8 @@ def write_about(path: Path) -> None:
 
 
 def read_about(path: Path) -> None:
-    check_same(path.parent, json.loads(json.dumps({"methods": {"hgp": {"lr": 0.1}}, "seeds": [0], "settings": {"rounds": 2}, "device": "cpu"})))
+    about = read_json(path, "run description")
+    check_same(path.parent, about, {"methods": {"hgp": {"lr": 0.1}}, "seeds": [0], "settings": {"rounds": 2}, "device": "cpu"})
 
 
 READERS: dict[str, tuple[Callable, Callable, type | None, int]] = {

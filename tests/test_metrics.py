@@ -1,5 +1,8 @@
 """Metrics: one accuracy matrix worked out by hand, single-task runs, and relations between the metrics."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,3 +142,11 @@ def test_future_rows_do_not_change_the_past(a: list[list[float]], n: list[int], 
     more = [*a, [last] * (len(a) + 1)]
     sizes = [*n[: len(a)], 7]
     assert [pooled(more, sizes, t) for t in range(len(a))] == [pooled(a, n[: len(a)], t) for t in range(len(a))]
+
+
+def test_the_page_on_metrics_shows_this_very_example() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+    shown = {name: float(value) for name, value in re.findall(r"^\| (\w+) \|.*\| (-?[\d.]+) \|$", page, flags=re.MULTILINE) if name in METRICS}
+    assert set(shown) == set(METRICS) and shown == pytest.approx(BY_HAND, abs=5e-4)
+    rows = [re.findall(r"[\d.]+", line)[1:] for line in page.splitlines() if re.match(r"\| \d \|", line)]
+    assert [[float(v) for v in row] for row in rows] == A

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fczoo import FczooError
-from fczoo.bench import Recorder, run_bench
+from fczoo.bench import Conduct, Recorder, run_grid
 from fczoo.checkpoint import Checkpoint, Snapshot, settled, write_safely
 from fczoo.registry import METHODS
 from fczoo.resume import Interrupted, Interrupts, check_same, only_process
@@ -149,7 +149,7 @@ SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 2, "epochs": 1, "t
 
 
 def grid(out: Path, options=None, **changes):
-    return run_bench(["fedncm"], [0], Settings.for_dataset("digits", **{**SMALL, **changes}), options or {}, out)
+    return run_grid(["fedncm"], [0], [Settings.for_dataset("digits", **{**SMALL, **changes})], options or {}, out)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def finished(tmp_path_factory) -> Path:
 def test_a_finished_grid_is_not_run_again(finished):
     result = finished / "fedncm" / "seed0" / "result.json"
     before = result.stat().st_mtime_ns
-    assert grid(finished)[1][0].method == "fedncm" and result.stat().st_mtime_ns == before
+    assert grid(finished) == ([finished], 0) and result.stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_changed_weights_code_and_data_are_refused_by_name(finished, tmp_path, p
     about = json.loads((finished / "bench.json").read_text())
     section, _, name = part.partition(".")
     changed = {**about, section: {**about[section], name: "0"} if name else "0"}
-    check_same(finished, {**about, "started": "later", "command": []})
+    check_same(finished, about, {**about, "started": "later", "command": [], "hardware": {}})
     with pytest.raises(FczooError, match=f"{part} was .*, is 0"):
-        check_same(finished, changed)
+        check_same(finished, about, changed)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
@@ -199,7 +199,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 def test_resume_needs_something_to_resume(tmp_path):
     with pytest.raises(FczooError, match="no run to resume"):
-        run_bench(["fedncm"], [0], Settings.for_dataset("digits", **SMALL), {}, tmp_path / "run", resume=True)
+        run_grid(["fedncm"], [0], [Settings.for_dataset("digits", **SMALL)], {}, tmp_path / "run", Conduct(resume=True))
     assert not list(tmp_path.iterdir())
 
 
@@ -270,8 +270,8 @@ def test_a_real_process_is_stopped_and_goes_on(tmp_path, number, code):
         not (out / "fedavg" / "seed0" / "result.json").exists() or not json.loads((out / "fedavg" / "seed0" / "result.json").read_text())["finished"]
     )
     settings = Settings.for_dataset("digits", **{**SMALL, "rounds": 40, "device": "cpu"})
-    run_bench(["fedavg"], [0], settings, {"fedavg": {"tune": "head"}}, out, resume=True)
-    run_bench(["fedavg"], [0], settings, {"fedavg": {"tune": "head"}}, tmp_path / "unhurt")
+    run_grid(["fedavg"], [0], [settings], {"fedavg": {"tune": "head"}}, out, Conduct(resume=True))
+    run_grid(["fedavg"], [0], [settings], {"fedavg": {"tune": "head"}}, tmp_path / "unhurt")
     assert rounds(out / "fedavg" / "seed0") == rounds(tmp_path / "unhurt" / "fedavg" / "seed0")
     for name in ("result.json", "partition.json"):
         one, two = (next(f.rglob(name)).read_text() for f in (out, tmp_path / "unhurt"))

@@ -1,0 +1,223 @@
+"""Figures of experiments, with matplotlib (extra ``plot``)."""
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import FczooError
+from .metrics import pooled
+from .runs import ROUNDS, Experiment, Line
+
+COLOURS = ("#3b7dd8", "#e07b39", "#2f9e6e", "#c44e8a", "#8a6fd1", "#b0891f", "#1f9fb5", "#d1495b", "#6b7f2a", "#8d6748")
+INK = "#7f7f80"  # a colour that nothing else has: in a page it becomes the colour of the text
+STYLE = {"font.size": 9, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False, "figure.constrained_layout.use": True}
+
+
+def pyplot() -> Any:
+    """matplotlib without a display. Raises FczooError when it is not installed."""
+    try:
+        from matplotlib import pyplot, use
+    except ImportError as error:
+        raise FczooError("plots need matplotlib; pip install 'fczoo[plot]'") from error
+    use("agg")
+    return pyplot
+
+
+def figures(experiment: Experiment, ink: str = INK) -> Iterator[tuple[str, str, Any]]:
+    """(name, caption, figure) of everything that can be drawn, text in the colour ``ink``; the caller closes each figure."""
+    from .insights import insights  # which draws with the functions of this file
+
+    with pyplot().rc_context({**STYLE, **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)}):
+        for name, caption, draw in PLOTS:
+            yield name, caption, draw(experiment)
+        for line in experiment.lines:
+            yield f"matrix {line.label}", f"{line.label}: accuracy on each task after each task, %, mean over seeds", accuracy_matrix(line)
+        for line in experiment.lines:
+            for name, caption, figure in insights(line):
+                yield f"why {name} {line.label}", caption, figure
+
+
+def accuracy_curves(experiment: Experiment) -> Any:
+    """Pooled accuracy after each task, mean over seeds, band of one standard deviation."""
+    figure, axes = pyplot().subplots(figsize=(5.2, 3.4))
+    tasks = np.arange(1, len(experiment.first.task_sizes) + 1)
+    for line, colour in _coloured(experiment):
+        curves = np.array([[pooled(r.accuracy, r.test_counts, t) for t in range(len(tasks))] for r in line.results])
+        _band(axes, tasks, curves, line.label, colour)
+    axes.set(xlabel="tasks learned", ylabel="accuracy over all classes seen, %", xticks=tasks)
+    axes.set_ylim(bottom=0)
+    return legend(figure, axes)
+
+
+def forgetting_bars(experiment: Experiment) -> Any:
+    """For every old task the drop from its best accuracy to its last, mean over seeds."""
+    figure, axes = pyplot().subplots(figsize=(5.2, 3))
+    tasks = len(experiment.first.task_sizes)
+    width = 0.8 / len(experiment.lines)
+    for i, (line, colour) in enumerate(_coloured(experiment)):
+        drops = np.array([[max(r.accuracy[t][k] for t in range(k, tasks - 1)) - r.accuracy[-1][k] for k in range(tasks - 1)] for r in line.results])
+        spread = drops.std(0, ddof=1) if len(drops) > 1 else None
+        place = np.arange(1, tasks) + (i - (len(experiment.lines) - 1) / 2) * width
+        axes.bar(place, drops.mean(0), width, yerr=spread, label=line.label, color=colour, ecolor=_ink())
+    axes.axhline(0, color=_ink(), linewidth=0.8)
+    axes.set(xlabel="task", ylabel="forgetting, points", xticks=np.arange(1, tasks))
+    return legend(figure, axes)
+
+
+def accuracy_against_bytes(experiment: Experiment) -> Any:
+    """Final pooled accuracy against everything that went over the wire, one point a seed."""
+    figure, axes = pyplot().subplots(figsize=(5.2, 3.2))
+    for line, colour in _coloured(experiment):
+        sent = [(r.bytes_up + r.bytes_down) / 1e6 for r in line.results]
+        axes.scatter(sent, [r.metrics["A_N"] for r in line.results], label=line.label, color=colour, zorder=3)
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set(xscale="log", xlabel="MB sent in the run, all clients, up and down", ylabel="A_N, %")
+    axes.set_ylim(0, 1.08 * max(r.metrics["A_N"] for line in experiment.lines for r in line.results))
+    axes.margins(x=0.12)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(color=_ink(), alpha=0.25)
+    return legend(figure, axes)
+
+
+def partition_map(experiment: Experiment) -> Any:
+    """Training images of every client in every task."""
+    counts = experiment.partition.counts()
+    figure, axes = pyplot().subplots(figsize=(max(3.5, 1 + 0.45 * counts.shape[1]), 1 + 0.36 * counts.shape[0]))
+    heat(axes, counts.astype(float), "{:.0f}", "Blues")
+    axes.set(xlabel="client", ylabel="task", xticks=np.arange(counts.shape[1]) + 0.5, yticks=np.arange(counts.shape[0]) + 0.5)
+    axes.set_xticklabels(range(counts.shape[1]))
+    axes.set_yticklabels(range(1, counts.shape[0] + 1))
+    return figure
+
+
+def loss_curves(experiment: Experiment) -> Any:
+    """Mean training loss of the clients in each round, mean over seeds."""
+    figure, axes = pyplot().subplots(figsize=(5.2, 3))
+    for line, colour in _coloured(experiment):
+        curves = [[r["loss"] for r in _rounds(cell.folder)] for cell in line.cells]
+        if all(curves):
+            shortest = min(map(len, curves))
+            _band(axes, np.arange(1, shortest + 1), np.array([c[:shortest] for c in curves]), line.label, colour, marker="")
+    axes.set(xlabel="round", ylabel="clients' loss (each method's own)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return legend(figure, axes)
+
+
+def time_bars(experiment: Experiment) -> Any:
+    """Seconds of a run by phase, mean over seeds; ``other`` is what no phase was recorded for."""
+    figure, axes = pyplot().subplots(figsize=(5.2, 1.2 + 0.34 * len(experiment.lines)))
+    phases = [p for p in ("training", "server", "surveys", "evaluation") if any(p in r.phases for line in experiment.lines for r in line.results)]
+    start = np.zeros(len(experiment.lines))
+    for phase, colour in zip((*phases, "other"), COLOURS, strict=False):
+        length = np.array(
+            [
+                np.mean([r.seconds - sum(r.phases.values()) if phase == "other" else r.phases.get(phase, 0) for r in line.results])
+                for line in experiment.lines
+            ]
+        )
+        axes.barh([line.label for line in experiment.lines], length.clip(min=0), left=start, label=phase, color=colour, height=0.65)
+        start += length.clip(min=0)
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds a run")
+    return legend(figure, axes)
+
+
+def accuracy_matrix(line: Line) -> Any:
+    """Accuracy on each task after each task."""
+    tasks = len(line.results[0].task_sizes)
+    mean = np.full((tasks, tasks), np.nan)
+    for t in range(tasks):
+        mean[t, : t + 1] = np.mean([r.accuracy[t] for r in line.results], 0)
+    figure, axes = pyplot().subplots(figsize=(1.3 + 0.42 * tasks, 1 + 0.36 * tasks))
+    heat(axes, mean, "{:.0f}", "Greens", 0, 100)
+    ticks = np.arange(tasks) + 0.5
+    axes.set(xlabel="accuracy on task", ylabel="after task", xticks=ticks, yticks=ticks)
+    axes.set_xticklabels(range(1, tasks + 1))
+    axes.set_yticklabels(range(1, tasks + 1))
+    return figure
+
+
+PLOTS: tuple[tuple[str, str, Callable[[Experiment], Any]], ...] = (
+    ("accuracy", "Accuracy over all classes seen, after each task; band: standard deviation over seeds", accuracy_curves),
+    ("forgetting", "Forgetting of each task: its best accuracy before the end minus its last", forgetting_bars),
+    ("bytes", "Final accuracy against all bytes sent", accuracy_against_bytes),
+    ("partition", "Training images of each client in each task", partition_map),
+    ("loss", "Training loss in each round", loss_curves),
+    ("time", "Time by phase", time_bars),
+)
+
+
+def to_svg(figure: Any, name: str) -> str:
+    """Inline SVG that takes the page's text colour and names nothing outside itself."""
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    pyplot().close(figure)
+    svg = re.sub(r"^.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL)
+    width = f'style="max-width: {100 * figure.get_figwidth():.0f}px"'  # text as large in a small figure as in a wide one
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) width="[^"]*"', rf"\1 {width}", svg, count=1), count=1)
+    return svg.replace(INK, "currentColor")
+
+
+def write_figures(experiment: Experiment, folder: Path) -> list[Path]:
+    """Every figure as PNG and PDF."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, _, figure in figures(experiment, "black"):
+        stem = re.sub(r"[^\w=.-]+", "-", name).strip("-")
+        for end in ("png", "pdf"):
+            written.append(folder / f"{stem}.{end}")
+            figure.savefig(written[-1], dpi=160, **({"metadata": {"CreationDate": None}} if end == "pdf" else {}))
+        pyplot().close(figure)
+    return written
+
+
+def _ink() -> str:
+    return pyplot().rcParams["text.color"]
+
+
+def _coloured(experiment: Experiment) -> Iterator[tuple[Line, str]]:
+    for i, line in enumerate(experiment.lines):
+        yield line, COLOURS[i % len(COLOURS)]
+
+
+def _band(axes: Any, x: np.ndarray, curves: np.ndarray, label: str, colour: str, marker: str = "o") -> None:
+    mean = curves.mean(0)
+    axes.plot(x, mean, label=label, color=colour, marker=marker, markersize=3.5, linewidth=1.6)
+    if len(curves) > 1:
+        spread = curves.std(0, ddof=1)
+        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+
+
+def heat(axes: Any, values: np.ndarray, show: str, colours: str, low: float | None = None, high: float | None = None) -> None:
+    """Coloured cells with their numbers, first row on top; NaN stays empty."""
+    mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=colours, vmin=low, vmax=high)
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            dark = sum(mesh.cmap(mesh.norm(value))[:3]) < 1.6
+            axes.text(column + 0.5, row + 0.5, show.format(value), ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def legend(figure: Any, axes: Any) -> Any:
+    """The figure with a legend below it, where it has anything to explain."""
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def _rounds(folder: Path) -> list[dict[str, Any]]:
+    path = folder / ROUNDS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
