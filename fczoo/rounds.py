@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -147,7 +147,7 @@ class Run:
         """Keep the run as it is after ``tasks`` tasks and ``rounds`` rounds of the next one."""
         if self.checkpoint:
             self.result.seconds = time.perf_counter() - self.begin
-            notes = {"ledger": self.ledger.notes(), "result": {k: getattr(self.result, k) for k in PROGRESS}}
+            notes: dict[str, Any] = {"ledger": self.ledger.notes(), "result": {k: getattr(self.result, k) for k in PROGRESS}}
             trees = {"state": self.state}
             if self.probe:
                 notes["diagnostics"], trees["begin"] = self.probe.size(), self.probe.begin
@@ -203,13 +203,6 @@ class Run:
         total = self.ledger.send(broadcast(self.method, self.state), [c.number for c in clients])
         self.result.bytes_down += total
         return total
-
-    def _note_storage(self, shared: Tree) -> None:
-        """A client holds what the server broadcast and its memory; images that it remembers count with their pixels."""
-        image = self.bench.train.pixels[0].numel()
-        memories = (nbytes(drop(m, "exemplar.index")) + image * len(m.get("exemplar.index", ())) for m in self.memories.values())
-        held = nbytes(shared) + max(memories, default=0)
-        self.result.client_storage = max(self.result.client_storage or 0, held)
 
     def _note_storage(self, shared: Tree) -> None:
         """A client holds what the server broadcast and its memory; images that it remembers count with their pixels."""
