@@ -82,6 +82,7 @@ def main() -> None:
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp64"]), default="fp32", show_default=True)
 @click.option("--deterministic", is_flag=True, default=None, help="Only operations that give the same bits each time; slower on CUDA.")
 @click.option("--together", default="auto", show_default=True, help="Clients in one batched forward, or auto.")
+@click.option("--norm-by-dataset", is_flag=True, default=None, help="Normalise as fed-mammoth does, by data set; see `fczoo list quirks`.")
 @click.option("--cache-queries", is_flag=True, default=None, help="Keep query features of the test view in training, too.")
 @click.option("--aggregator", help="Replace the method's own averaging; see `fczoo list aggregators`.")
 @click.option("--drop-rate", type=float, help="Probability that a client of a round is not heard of again in it.  [0]")

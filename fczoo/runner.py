@@ -43,7 +43,8 @@ class Bench:
         get_augment(settings.augment)
         s = settings
         need_data(s.dataset, s.root, s.backbone)
-        backbone = load_backbone(s.backbone, image_size=s.image_size, mean=s.mean, std=s.std).to(device, dtype)  # decoding takes longer
+        mean, std = s.normalisation
+        backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std).to(device, dtype)  # decoding takes longer
         stream, partition = open_stream(s)
         train, test = (ImageStore(part, backbone, s.test_crop) for part in (stream.train, stream.test))
         return Bench(settings, stream, partition, backbone, train, test)

@@ -8,10 +8,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from .errors import FczooError
 from .options import build, check_options, option
 from .registry import DATASETS, PARTITIONERS, PROTOCOLS
+
+HALF, IMAGENET, CLIP = (
+    ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
+    (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD),
+)
+RELEASED_NORM = {
+    "cifar100": HALF,
+    "imagenet_r": HALF,
+    "imagenet_a": IMAGENET,
+    "cub200": IMAGENET,
+    "eurosat": CLIP,
+    "cars196": ((0.0,) * 3, (1.0,) * 3),
+}
+"""Mean and standard deviation by data set in fed-mammoth, the code released with HGP."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
@@ -27,6 +43,7 @@ class Settings:
     image_size: int | None = option(None, "input size; none: the checkpoint's own", low=1)
     mean: tuple[float, ...] | None = option(None, "input mean; none: the checkpoint's own")
     std: tuple[float, ...] | None = option(None, "input standard deviation; none: the checkpoint's own")
+    norm_by_dataset: bool = option(False, "mean and standard deviation by data set, whatever the checkpoint was trained with", quirk="fed-mammoth")
     partition: str = option("dirichlet:0.5", "partitioner, or file:PATH of a saved partition")
     tasks: int | tuple[int, ...] = option(5, "tasks into which the classes are cut, or the number of classes of each", low=1)
     clients: int = option(5, "clients at the start", low=1)
@@ -34,7 +51,7 @@ class Settings:
     transition: float = option(1.0, "part of the earlier clients that get data of a new task", low=0, high=1)
     participation: float = option(1.0, "part of the clients that train in a round or, above 1, their number", low=0)
     draw_among: Literal["data", "joined"] = option("data", "participants are drawn among clients with data of the task, or all that have joined")
-    client_draw: Literal["round", "task"] = option("round", "draw participants for each round, or once a task (fed-mammoth)")
+    client_draw: Literal["round", "task"] = option("round", "draw participants for each round, or once a task", quirk={"task": "fed-mammoth"})
     rounds: int = option(3, "rounds a task", low=1)
     epochs: int = option(2, "local epochs a round", low=1)
     batch_size: int = option(16, "local batch size", low=1)
@@ -67,6 +84,16 @@ class Settings:
             raise FczooError(f"--participation is {self.participation:g}; it must be a part up to 1 or a whole number of clients")
         if self.participation > self.clients:
             raise FczooError(f"--participation {self.participation:g} asks for more than the {self.clients} clients at the start; raise --clients")
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        """Mean and standard deviation of the input; None: the checkpoint's own. Raises FczooError where none is known for the data set."""
+        if not self.norm_by_dataset:
+            return self.mean, self.std
+        if self.dataset not in RELEASED_NORM:
+            raise FczooError(f"--norm-by-dataset knows no values for {self.dataset}; known: {', '.join(RELEASED_NORM)}")
+        mean, std = RELEASED_NORM[self.dataset]
+        return self.mean or mean, self.std or std
 
     @property
     def root(self) -> Path | None:

@@ -714,3 +714,15 @@ def test_backbone_pools_class_token_and_prompts(backbone: Backbone, noise):
     both = backbone(x, {"tokens": tokens}, pool="cls+prompt")
     cls, prompt = (backbone(x, {"tokens": tokens}, pool=p) for p in ("cls", "prompt"))
     torch.testing.assert_close(both, (cls + 4 * prompt) / 5, **CLOSE)
+
+
+def test_normalisation_by_data_set_is_the_released_one():
+    from fczoo import Settings
+
+    assert Settings.for_dataset("cifar100").normalisation == (None, None)
+    assert Settings.for_dataset("cifar100", norm_by_dataset=True).normalisation == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert Settings.for_dataset("cars196", norm_by_dataset=True, std=(2.0, 2.0, 2.0)).normalisation == ((0.0, 0.0, 0.0), (2.0, 2.0, 2.0))
+    mean, std = Settings.for_dataset("cub200", norm_by_dataset=True).normalisation
+    assert mean == (0.485, 0.456, 0.406) and std == (0.229, 0.224, 0.225)
+    with pytest.raises(FczooError, match="knows no values for digits"):
+        _ = Settings.for_dataset("digits", norm_by_dataset=True).normalisation
