@@ -463,7 +463,7 @@ class Surveying(Counted):
 
 @pytest.mark.parametrize("pass_size", [64, 3])
 def test_surveyed_sums_are_those_of_the_data_in_one_place(make_bench, watch, batch_of, monkeypatch, pass_size):
-    monkeypatch.setattr("fczoo.runner.Plan", lambda *a: replace(Plan(*a), pass_size=pass_size))
+    monkeypatch.setattr("fczoo.rounds.Plan", lambda *a: replace(Plan(*a), pass_size=pass_size))
     method, bench = Surveying(), make_bench()
     run = watch(bench, method)
     assert [c.moment for c in run.calls] == ["begin", "train", "train", "end"] * 3
