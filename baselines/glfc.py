@@ -1,5 +1,6 @@
 """GLFC: Federated Class-Incremental Learning. Dong et al., CVPR 2022, on a vision transformer as in FPPL's comparison."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from fczoo.losses import head_logits
 from fczoo.options import option
 from fczoo.registry import register_method
 from fczoo.tuning import Tuned, normalised, raw_images
+
+log = logging.getLogger("fczoo")
 
 
 @register_method("glfc")
@@ -94,6 +97,8 @@ class GLFC(Tuned):
         learned = memory["learned"].clone()
         learned[labels] = True
         room = self.memory // int(learned.sum())
+        if self.memory and not room:
+            log.warning("glfc.memory=%d has no room for one image of each of the client's %d classes, so nothing is kept", self.memory, learned.sum())
         lists = [kept[old == c][:room] for c in old.unique()]
         for c in labels.unique():
             own = index[labels == c]

@@ -593,8 +593,9 @@ def test_glfc_notices_by_entropy_once(make_bench, tasks):
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 100])
-def test_glfc_memory_keeps_to_its_budget(make_bench, small_method, watch, budget):
+def test_glfc_memory_keeps_to_its_budget(make_bench, small_method, watch, caplog, budget):
     run = watch(make_bench(), small_method("glfc", detector="oracle", proxy="last", memory=budget))
+    assert ("has no room for one image of each" in caplog.text) == (budget == 1)
     labels, owned = run.bench.train.labels, [set(), set(), set()]
     for call in run.rounds:
         for client in call.clients:
