@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fczoo.backbone import Backbone
 from fczoo.core import Batch, Moment, Task, Tree
-from fczoo.losses import class_sums, nearest_mean
+from fczoo.losses import class_sums, nearest_mean, with_means
 from fczoo.options import option
 from fczoo.registry import register_method
 from fczoo.tuning import Tuned
@@ -41,10 +41,7 @@ class FedCLM(Tuned):
         return class_sums(self.features(backbone, state, batch), batch, task)
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
-        mean, count = state["mean"].clone(), state["count"].clone()
-        count[task.start : task.stop] = sums["class.count"]
-        mean[task.start : task.stop] = sums["class.sum"] / sums["class.count"][:, None].clamp(min=1)
-        return {**state, "mean": mean, "count": count}
+        return {**state, **with_means(state, sums, task)}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         features = self.features(backbone, state, batch)

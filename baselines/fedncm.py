@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fczoo.backbone import Backbone
 from fczoo.core import Batch, Method, Moment, Task, Tree
-from fczoo.losses import class_sums, nearest_mean
+from fczoo.losses import class_sums, nearest_mean, with_means
 from fczoo.options import option
 from fczoo.registry import register_method
 
@@ -40,10 +40,7 @@ class FedNCM(Method):
         return class_sums(batch.q, batch, task)
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
-        mean, count = state["mean"].clone(), state["count"].clone()
-        count[task.start : task.stop] = sums["class.count"]
-        mean[task.start : task.stop] = sums["class.sum"] / sums["class.count"][:, None].clamp(min=1)
-        return {"mean": mean, "count": count}
+        return with_means(state, sums, task)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return nearest_mean(batch.q, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance)

@@ -33,6 +33,14 @@ def nearest_mean(features: Tensor, means: Tensor, known: Tensor, distance: str) 
     return torch.where(known, score, torch.finfo(score.dtype).min)
 
 
+def with_means(state: Tree, sums: Tree, task: Task) -> Tree:
+    """``mean`` [C, D] and ``count`` [C] of a state, those of the task's classes replaced by what ``class_sums`` found."""
+    mean, count = state["mean"].clone(), state["count"].clone()
+    count[task.start : task.stop] = sums["class.count"]
+    mean[task.start : task.stop] = sums["class.sum"] / sums["class.count"][:, None].clamp(min=1)
+    return {"mean": mean, "count": count}
+
+
 def class_sums(features: Tensor, batch: Batch, task: Task) -> Tree:
     """Count [c] and feature sum [c, D] of each class of the current task over the real samples."""
     hot = F.one_hot(batch.y - task.start, task.size).to(features.dtype) * batch.w[:, None]
