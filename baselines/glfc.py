@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -20,6 +21,11 @@ from fczoo.registry import register_method
 from fczoo.tuning import Tuned, normalised, raw_images
 
 log = logging.getLogger("fczoo")
+
+
+@lru_cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
 
 
 @register_method("glfc")
@@ -81,11 +87,16 @@ class GLFC(Tuned):
         told = int(memory["task"]) != ctx.task.index
         if told:
             memory |= {"task": torch.tensor(ctx.task.index), "last.index": memory["current.index"], "current.index": data.index}
+            memory["noticed"] = torch.tensor(False)
         logits = [self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop] for batch in data.batches(data.index)]
         entropy = self.entropy(torch.cat(logits)).cpu()
         threshold = self.threshold * math.log(ctx.task.size) / math.log(10)  # entropy is at most ln(classes)
         signal = told if self.detector == "oracle" else bool(entropy - memory["entropy"] > threshold)
-        memory |= {"entropy": entropy, "signal": torch.tensor(signal)}
+        memory |= {"entropy": entropy, "signal": torch.tensor(signal), "noticed": memory["noticed"] | signal}
+        if ctx.round == ctx.rounds - 1 and not memory["noticed"]:
+            _warn_once(
+                f"glfc: a client has not noticed task {ctx.task.index + 1} by its entropy: its memory stays as it is (see --set glfc.detector=oracle)"
+            )
         if signal and len(memory["last.index"]):
             memory |= self._store(backbone, data, ctx, memory)
         return memory

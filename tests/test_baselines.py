@@ -578,7 +578,7 @@ def client_of(bench, method, task: Task) -> tuple[Engine, LocalImages, Tree]:
     return engine, LocalImages(engine, client.index), method.begin_task({}, task, bench.backbone, torch.Generator().manual_seed(0))
 
 
-def test_glfc_notices_by_entropy_once(make_bench, tasks):
+def test_glfc_notices_by_entropy_once(make_bench, tasks, caplog):
     bench = make_bench()
     scale = math.log(10) / math.log(3)  # ln 3 is the rise at which a threshold of ln(10) fires on tasks of three classes
     for threshold, expected in ((math.log(3) * scale - 0.01, [True, False, False]), (math.log(3) * scale + 0.01, [False] * 3)):
@@ -590,6 +590,8 @@ def test_glfc_notices_by_entropy_once(make_bench, tasks):
             memory = method.prepare(bench.backbone, data, Context(tasks[0], 0, 3, state, memory))
             assert bool(memory["signal"]) == fired
             assert float(memory["entropy"]) == pytest.approx(math.log(3), abs=1e-4)
+    method.prepare(bench.backbone, data, Context(tasks[0], 2, 3, state, memory))  # the last round
+    assert "a client has not noticed task 1 by its entropy" in caplog.text
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 100])
