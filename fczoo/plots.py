@@ -192,8 +192,8 @@ def _coloured(experiment: Experiment) -> Iterator[tuple[Line, str]]:
 
 
 def _band(axes: Any, x: np.ndarray, curves: np.ndarray, label: str, colour: str, marker: str = "o") -> None:
-    mean = curves.mean(0)
-    axes.plot(x, mean, label=label, color=colour, marker=marker, markersize=3.5, linewidth=1.6)
+    mean, turn = curves.mean(0), sum(line.get_color() == colour for line in axes.lines)  # more lines than colours: dashed, dotted
+    axes.plot(x, mean, label=label, color=colour, marker=marker, markersize=3.5, linewidth=1.6, linestyle=("-", "--", ":")[turn % 3])
     if len(curves) > 1:
         spread = curves.std(0, ddof=1)
         axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
@@ -213,8 +213,10 @@ def heat(axes: Any, values: np.ndarray, show: str, colours: str, low: float | No
 
 def legend(figure: Any, axes: Any) -> Any:
     """The figure with a legend below it, where it has anything to explain."""
-    if axes.get_legend_handles_labels()[0]:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        columns = max(1, min(4, 80 // (max(map(len, labels)) + 6)))  # about 80 characters fit
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
     return figure
 
 
