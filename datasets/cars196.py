@@ -22,10 +22,7 @@ class Cars196(Dataset):
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(8_144, 8_041)
     about = "Stanford Cars, 196 classes, 8,144 training and 8,041 test images, kept at 256x256"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=10, clients=10, partition="dirichlet:1.0", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults(partition="dirichlet:1.0")
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)

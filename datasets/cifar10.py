@@ -20,7 +20,4 @@ class CIFAR10(PickledCIFAR):
     official = Official(50_000, 10_000, 5_000, 1_000)
     archives = (Archive(Reader.url, Reader.tgz_md5, 170_498_071),)
     about = "CIFAR-10, 10 classes, 5,000 training and 1,000 test images each, 32x32"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=5, clients=10, partition="dirichlet:0.5", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults(tasks=5)

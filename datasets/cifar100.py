@@ -20,7 +20,4 @@ class CIFAR100(PickledCIFAR):
     official = Official(50_000, 10_000, 500, 100)
     archives = (Archive(Reader.url, Reader.tgz_md5, 169_001_437),)
     about = "CIFAR-100, 100 classes, 500 training and 100 test images each, 32x32"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=10, clients=10, partition="dirichlet:0.5", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults()

@@ -22,10 +22,7 @@ class CUB200(Dataset):
     official = Official(5_994, 5_794)
     archives = (Archive("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz", "97eceeb196236b17998738112f37df78", 1_150_585_339),)
     about = "CUB-200-2011, 200 birds, 5,994 training and 5,794 test images, kept at 256x256"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=10, clients=10, partition="dirichlet:1.0", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults(partition="dirichlet:1.0")
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)

@@ -29,10 +29,7 @@ class EuroSAT(Dataset):
         ),
     )
     about = "EuroSAT, 10 kinds of land use, 21,600 training and 5,400 test images, 64x64"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=5, clients=10, partition="dirichlet:1.0", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults(tasks=5, partition="dirichlet:1.0")
 
     def load(self, root: Path) -> ImageData:
         return one_folder(self.name, self.locate(root), 64)

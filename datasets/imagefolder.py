@@ -20,10 +20,7 @@ class ImageFolder(Dataset):
     source = "any folder of class folders, given with --data-root"
     layout = "DIR/{train,test}/CLASS/*, or DIR/CLASS/*"
     about = "your own images: --data-root DIR with train/CLASS/* and test/CLASS/*, or CLASS/*"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=5, clients=5, partition="dirichlet:0.5", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults(tasks=5, clients=5)
 
     def locate(self, root: Path) -> Path:
         if not root.is_dir():

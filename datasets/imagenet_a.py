@@ -23,10 +23,7 @@ class ImageNetA(Dataset):
     official = Official(6_000, 1_500)
     archives = (Archive("https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar", "c3e55429088dc681f30d81f4726b6595"),)
     about = "ImageNet-A, 200 classes, 6,000 training and 1,500 test images, kept at 256x256"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=10, clients=10, partition="dirichlet:1.0", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults(partition="dirichlet:1.0")
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)

@@ -24,10 +24,7 @@ class ImageNetR(Dataset):
     official = Official(24_000, 6_000)
     archives = (Archive("https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar", "a61312130a589d0ca1a8fca1f2bd3337", 2_191_079_936),)
     about = "ImageNet-R, 200 classes, 24,000 training and 6,000 test images, kept at 256x256"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=10, clients=10, partition="dirichlet:0.5", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults()
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)

@@ -27,10 +27,7 @@ class ImageNetSubset(Dataset):
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(None, 10_000, None, 50)
     about = "200 classes of ImageNet-1k drawn by seed, kept at 256x256"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=10, clients=10, partition="dirichlet:0.5", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults()
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)

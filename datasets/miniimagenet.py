@@ -23,10 +23,7 @@ class MiniImageNet(Dataset):
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(50_000, 10_000, 500, 100)
     about = "Mini-ImageNet, 100 classes, 500 training and 100 test images each, 84x84"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=10, clients=10, partition="dirichlet:0.5", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults()
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)

@@ -25,10 +25,7 @@ class TinyImageNet(Dataset):
     official = Official(100_000, 10_000, 500, 50)
     archives = (Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", 248_100_043),)
     about = "Tiny-ImageNet, 200 classes, 500 training and 50 test images each, 64x64"
-    defaults = Defaults(
-        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-        tasks=10, clients=10, partition="dirichlet:0.5", rounds=5, epochs=5, batch_size=16, augment="crop",
-    )  # fmt: skip
+    defaults = Defaults()
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)

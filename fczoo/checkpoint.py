@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .core import Tree
-from .errors import FczooError
+from .errors import FczooError, first_line
 
 FORMAT = "fczoo-checkpoint-1"
 
@@ -74,7 +74,7 @@ class Checkpoint:
             }
             return Snapshot(int(content["task"]), int(content["round"]), trees, dict(content["notes"]))
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-            raise FczooError(f"{self.path} is no valid checkpoint: {_line(error)}; remove it to begin this run anew") from error
+            raise FczooError(f"{self.path} is no valid checkpoint: {first_line(error)}; remove it to begin this run anew") from error
 
     def remove(self) -> None:
         """The run is finished and needs it no more."""
@@ -119,7 +119,3 @@ def _digest(tensors: dict[str, Tensor], text: str) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]

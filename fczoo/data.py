@@ -69,16 +69,16 @@ class Official(NamedTuple):
 
 @dataclass(frozen=True)
 class Defaults:
-    """The schedule that ``bench`` uses on a data set unless told otherwise."""
+    """The schedule that ``bench`` uses on a data set unless told otherwise; data sets name only what differs."""
 
-    backbone: str
-    tasks: int
-    clients: int
-    partition: str
-    rounds: int
-    epochs: int
-    batch_size: int
-    augment: str
+    backbone: str = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    tasks: int = 10
+    clients: int = 10
+    partition: str = "dirichlet:0.5"
+    rounds: int = 5
+    epochs: int = 5
+    batch_size: int = 16
+    augment: str = "crop"
 
 
 class Dataset(ABC):
@@ -150,7 +150,7 @@ def make_stream(
     """
     data: ImageData = DATASETS.get(dataset)().load(root or home() / "data")
     count = len(data.classes)
-    sizes = task_sizes(dataset, count, tasks)
+    arriving = make_tasks(dataset, count, tasks)
     order = _class_order(dataset, count, class_order_seed, class_order)
     arrival = np.empty(count, np.int64)
     arrival[order] = np.arange(count)
@@ -160,7 +160,6 @@ def make_stream(
         part.take(index, stored_size) if pixels else Images(_NO_PIXELS, part.labels[index])
         for part, index in ((data.train, train_index), (data.test, test_index))
     )
-    bounds = np.cumsum([0, *sizes]).tolist()
     return Stream(
         dataset,
         Images(train.pixels, arrival[train.labels]),
@@ -168,9 +167,16 @@ def make_stream(
         train_index,
         tuple(order.tolist()),
         tuple(data.classes[i] for i in order),
-        tuple(Task(t, bounds[t], bounds[t + 1], count, len(sizes)) for t in range(len(sizes))),
+        arriving,
         data.split,
     )
+
+
+def make_tasks(dataset: str, classes: int, tasks: int | Sequence[int]) -> tuple[Task, ...]:
+    """The tasks into which so many classes are cut: see ``task_sizes``."""
+    sizes = task_sizes(dataset, classes, tasks)
+    bounds = np.cumsum([0, *sizes]).tolist()
+    return tuple(Task(t, bounds[t], bounds[t + 1], classes, len(sizes)) for t in range(len(sizes)))
 
 
 def task_sizes(dataset: str, classes: int, tasks: int | Sequence[int]) -> list[int]:

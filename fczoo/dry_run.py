@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from .bench import create_methods
-from .core import Method, Task, nbytes
-from .data import Images, Stream, home, task_sizes
+from .core import Method, nbytes
+from .data import Images, Stream, home, make_tasks
 from .errors import FczooError
 from .images import get_augment
 from .measure import Measured, measure
@@ -85,8 +85,7 @@ def _expected(settings: Settings, classes: int, images: int) -> Stream:
     counts = np.array([len(part) for part in np.array_split(np.arange(images), classes)])
     counts = counts if settings.train_per_class is None else counts.clip(max=settings.train_per_class)
     labels, nothing = np.repeat(np.arange(classes), counts), np.empty((0, 0, 0, 3), np.uint8)
-    bounds = np.cumsum([0, *task_sizes(settings.dataset, classes, settings.tasks)]).tolist()
-    tasks = tuple(Task(t, bounds[t], bounds[t + 1], classes, len(bounds) - 1) for t in range(len(bounds) - 1))
+    tasks = make_tasks(settings.dataset, classes, settings.tasks)
     names = tuple(map(str, range(classes)))
     return Stream(settings.dataset, Images(nothing, labels), Images(nothing, labels[:0]), np.arange(len(labels)), tuple(range(classes)), names, tasks)
 

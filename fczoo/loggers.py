@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .core import Method
-from .errors import FczooError
+from .errors import FczooError, first_line
 from .options import nearest
 from .record import Result
 
@@ -133,7 +133,7 @@ class Logging:
         try:
             self.logger.open(self.folder, f"{method.name} seed {seed}", {**self.config, **options, "seed": seed})
         except Exception as error:
-            raise FczooError(f"--log {self.name} cannot begin: {str(error).splitlines()[0]}") from error
+            raise FczooError(f"--log {self.name} cannot begin: {first_line(error)}") from error
         self.running = True
 
     def client(self, task: int, round: int, loss: float) -> None:

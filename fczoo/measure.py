@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from .backbone import Backbone
-from .core import Batch, Context, Method, Task, Tree, drop, nbytes, overrides, select
-from .data import Images, task_sizes
+from .core import Batch, Context, Method, Tree, drop, nbytes, overrides, select
+from .data import Images, make_tasks
 from .engine import Client, Engine, Plan, broadcast, make_inputs
 from .errors import FczooError
 from .images import DRAWS, Augment, ImageStore, get_augment
@@ -39,11 +39,10 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
     cls = DATASETS.get(settings.dataset)
     if not cls.classes:
         raise FczooError(f"{settings.dataset} has as many classes as its folder; name another data set to see what {method.name} trains there")
-    sizes = task_sizes(settings.dataset, cls.classes, settings.tasks)
-    config, size = architecture(settings.backbone), sizes[0]
+    task, *further = make_tasks(settings.dataset, cls.classes, settings.tasks)
+    config, size = architecture(settings.backbone), task.size
     rng = torch.Generator().manual_seed(0)
     backbone = Backbone(config, {k: 0.02 * torch.randn(s, generator=rng) for k, s in config.shapes().items()})
-    task = Task(0, 0, size, cls.classes, len(sizes))
     store = ImageStore(Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size)), backbone)
     engine, client = Engine(method, backbone, store, Plan(1, size, Augment(), seed=0)), Client(0, torch.arange(size))
     state = method.begin_task({}, task, backbone, rng)
@@ -60,8 +59,8 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
         sums = engine.survey(moment, broadcast(method, state), [client], ctx)[0]
         surveyed |= sums
         later = method.absorb(moment, later, drop(sums, "client"), task)
-    if len(sizes) > 1:
-        later = method.begin_task(later, Task(1, size, size + sizes[1], cls.classes, len(sizes)), backbone, rng)
+    if further:
+        later = method.begin_task(later, further[0], backbone, rng)
     held = drop(broadcast(method, later), *method.optims())
     return Measured(config.name, trained, sent, surveyed, held, broadcast(method, state), nbytes(backbone.weights), flops, activations)
 

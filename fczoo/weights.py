@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .backbone import Backbone, ViTConfig
-from .errors import FczooError
+from .errors import FczooError, first_line
 from .options import nearest
 
 BUNDLED = ViTConfig("vit_nano_32", image_size=32, patch_size=4, dim=128, depth=6, heads=4, mlp_dim=512)
@@ -105,9 +105,9 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
     except FczooError:
         raise
     except (SafetensorError, RuntimeError, ValueError, OSError, KeyError, EOFError, AttributeError) as error:
-        raise FczooError(f"cannot read weights from {path}: {_first_line(error)}; check that the file is complete") from error
+        raise FczooError(f"cannot read weights from {path}: {first_line(error)}; check that the file is complete") from error
     except Exception as error:  # unpickling errors of torch.load share no base class
-        raise FczooError(f"{path} is no plain weight file: {_first_line(error)}") from error
+        raise FczooError(f"{path} is no plain weight file: {first_line(error)}") from error
 
 
 def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
@@ -160,7 +160,7 @@ def _timm_model(name: str, pretrained: bool) -> Any:
         return timm.create_model(name, pretrained=pretrained, num_classes=0)
     except Exception as error:  # the hub client raises errors of several libraries
         raise FczooError(
-            f"cannot get the weights of {name}: {_first_line(error)}; without network give a file: --backbone {name}:FILE.safetensors"
+            f"cannot get the weights of {name}: {first_line(error)}; without network give a file: --backbone {name}:FILE.safetensors"
         ) from error
 
 
@@ -222,7 +222,3 @@ def _sha256_tensors(weights: dict[str, Tensor]) -> str:
     for name in sorted(weights):
         digest.update(name.encode() + weights[name].cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
