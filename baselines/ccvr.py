@@ -13,7 +13,7 @@ from fczoo.core import Batch, Context, ServerAggregator, Task, Tree, drop, selec
 from fczoo.gaussians import draw_features, gaussians, moment_sums, no_gaussians, normalised_cross_entropy, pooled, train_head
 from fczoo.options import option
 from fczoo.registry import register_method
-from fczoo.tuning import Tuned, raw_images
+from fczoo.tuning import Tuned
 
 
 @register_method("ccvr")
@@ -53,8 +53,7 @@ class CCVR(Tuned):
         return state if keep else {**state, **no_gaussians(backbone.dim, self.covariance == "full")}
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        batch = raw_images(backbone, batch) if self.stats_unnormalised and self.tune != "head" else batch
-        return moment_sums(self.features(backbone, train, batch), batch, ctx.task, self.covariance == "full")
+        return moment_sums(self.features(backbone, train, batch, raw=self.stats_unnormalised), batch, ctx.task, self.covariance == "full")
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         if self.triple_pass and self.covariance == "full":

@@ -13,7 +13,7 @@ from fczoo.core import Batch, Context, ServerAggregator, Task, Tree, drop, selec
 from fczoo.losses import class_sums, head_logits, nearest_mean, task_cross_entropy
 from fczoo.options import option
 from fczoo.registry import register_method
-from fczoo.tuning import HGP_RATES, Tuned, raw_images
+from fczoo.tuning import HGP_RATES, Tuned
 
 
 @register_method("fedproto")
@@ -59,8 +59,7 @@ class FedProto(Tuned):
         return (gap * known * (count > 0)).sum()
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        batch = raw_images(backbone, batch) if self.stats_unnormalised and self.tune != "head" else batch
-        return class_sums(self.features(backbone, train, batch), batch, ctx.task)
+        return class_sums(self.features(backbone, train, batch, raw=self.stats_unnormalised), batch, ctx.task)
 
     def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
         sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in select(payloads[0], "class.")}

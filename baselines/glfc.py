@@ -88,11 +88,14 @@ class GLFC(Tuned):
         if told:
             memory |= {"task": torch.tensor(ctx.task.index), "last.index": memory["current.index"], "current.index": data.index}
             memory["noticed"] = torch.tensor(False)
-        logits = [self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop] for batch in data.batches(data.index)]
-        entropy = self.entropy(torch.cat(logits)).cpu()
-        threshold = self.threshold * math.log(ctx.task.size) / math.log(10)  # entropy is at most ln(classes)
-        signal = told if self.detector == "oracle" else bool(entropy - memory["entropy"] > threshold)
-        memory |= {"entropy": entropy, "signal": torch.tensor(signal), "noticed": memory["noticed"] | signal}
+        signal = told
+        if self.detector == "entropy":
+            logits = [self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop] for batch in data.batches(data.index)]
+            entropy = self.entropy(torch.cat(logits)).cpu()
+            threshold = self.threshold * math.log(ctx.task.size) / math.log(10)  # entropy is at most ln(classes)
+            signal = bool(entropy - memory["entropy"] > threshold)
+            memory["entropy"] = entropy
+        memory |= {"signal": torch.tensor(signal), "noticed": memory["noticed"] | signal}
         if ctx.round == ctx.rounds - 1 and not memory["noticed"]:
             _warn_once(
                 f"glfc: a client has not noticed task {ctx.task.index + 1} by its entropy: its memory stays as it is (see --set glfc.detector=oracle)"
@@ -118,9 +121,7 @@ class GLFC(Tuned):
         return {"learned": learned, "exemplar.index": torch.cat(lists), "last.index": index[:0]}
 
     def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        if task.index == 0:
-            return batch.q.new_empty(len(batch.y), 0)
-        return self.logits(backbone, {k.removeprefix("old."): v for k, v in select(shared, "old.").items()}, batch)
+        return self.recalled("old.", backbone, shared, batch)
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Task, Tree, drop, select
+from fczoo.core import Batch, Context, Task, Tree, drop
 from fczoo.losses import task_cross_entropy
 from fczoo.options import option
 from fczoo.registry import register_method
@@ -37,10 +37,7 @@ class LwF(Tuned):
         return {**drop(state, "teacher."), **{f"teacher.{k}": v for k, v in self.trained(state).items()}}
 
     def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        if task.index == 0:
-            return batch.q.new_empty(len(batch.y), 0)
-        teacher = {k.removeprefix("teacher."): v for k, v in select(shared, "teacher.").items()}
-        return self.logits(backbone, teacher, batch)
+        return self.recalled("teacher.", backbone, shared, batch)
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         logits = self.logits(backbone, train, batch)

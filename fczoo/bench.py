@@ -60,17 +60,15 @@ def run_grid(
     if conduct.resume and not any((place / ABOUT).is_file() for place in places):
         raise FczooError(f"no run to resume in {out}; leave --resume out to begin one there")
     for place in {out, *places}:
-        _check_free(place, out, places)
+        _check_free(place, places)
     opened = lru_cache(1)(Bench.open)  # one setting is loaded once; of several, one at a time is in memory
-    for settings in places.values():
-        create_methods(methods, settings, options)
+    built = {folder: create_methods(methods, settings, options) for folder, settings in places.items()}
     with only_process(out):
+        abouts = {folder: _describe(folder, opened(settings), built[folder], seeds) for folder, settings in places.items()}
         for folder, settings in places.items():
-            _prepare(folder, opened(settings), create_methods(methods, settings, options), seeds, write=False)
-        for folder, settings in places.items():
-            bench, built = opened(settings), create_methods(methods, settings, options)
-            _prepare(folder, bench, built, seeds, write=True)
-            for method in built:
+            bench = opened(settings)
+            _begin(folder, bench, abouts[folder], built[folder], seeds)
+            for method in built[folder]:
                 for seed in seeds:
                     _run_cell(folder, out, bench, method, seed, conduct)
     failed = sum((p / m / f"seed{s}" / FAILURE).exists() for p in places for m in methods for s in seeds)
@@ -85,7 +83,7 @@ def folder_of(settings: Settings, grid: Sequence[Settings], out: Path) -> Path:
     return out
 
 
-def _check_free(folder: Path, out: Path, places: Mapping[Path, Settings]) -> None:
+def _check_free(folder: Path, places: Mapping[Path, Settings]) -> None:
     """Raise FczooError when a folder holds something else than runs."""
     inner = {p for place in places for p in (place, *place.parents)}  # levels of the grid
     if (folder / ABOUT).is_file() or not folder.exists():
@@ -94,8 +92,8 @@ def _check_free(folder: Path, out: Path, places: Mapping[Path, Settings]) -> Non
         raise FczooError(f"output folder {folder} is already in use; give another with --out or remove it")
 
 
-def _prepare(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int], write: bool) -> None:
-    """Check that the runs can be made and belong to the folder; ``write`` the folder's description and partition."""
+def _describe(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int]) -> dict[str, Any]:
+    """What ``bench.json`` will say. Raises FczooError for runs that cannot be made or do not belong to the folder."""
     for method in methods:
         bench.check(method)
     about = {
@@ -112,14 +110,16 @@ def _prepare(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Seque
         "command": [shorten(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    if (folder / ABOUT).is_file():
-        about = _joined(folder, read_about(folder), json.loads(json.dumps(about)))
-    if write:
-        folder.mkdir(parents=True, exist_ok=True)
-        bench.partition.save(folder / PARTITION)
-        write_json(folder / ABOUT, about)
-        for method, seed in ((m, s) for m in methods for s in seeds):
-            (folder / method.name / f"seed{seed}").mkdir(parents=True, exist_ok=True)
+    return _joined(folder, read_about(folder), json.loads(json.dumps(about))) if (folder / ABOUT).is_file() else about
+
+
+def _begin(folder: Path, bench: Bench, about: dict[str, Any], methods: Sequence[Method], seeds: Sequence[int]) -> None:
+    """Write the folder's description and partition, and make a place for every run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bench.partition.save(folder / PARTITION)
+    write_json(folder / ABOUT, about)
+    for method, seed in ((m, s) for m in methods for s in seeds):
+        (folder / method.name / f"seed{seed}").mkdir(parents=True, exist_ok=True)
 
 
 def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

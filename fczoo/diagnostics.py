@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from .aggregate import prototype_weights
-from .core import Batch, Method, Task, Tree, select
-from .engine import make_inputs
-from .images import Augment
+from .core import Method, Task, Tree, select
+from .evaluate import predictions
 
 if TYPE_CHECKING:
     from .runner import Bench
 
 FILE = "diagnostics.jsonl"
+BATCH = 64  # test images that are looked at together
 KINDS = {
     "clients": "client, accuracy on the task's test images and evenness of its answers: 1 = as spread over its classes as can be, 0 = one class",
     "confusion": "matrix[i][j]: share of task i's test images that are taken for a class of task j",
@@ -59,7 +59,7 @@ class Probe:
         local = [{**state, **select(p, *prefixes)} for p in payloads]
         rows = []
         for payload, own in zip(payloads, local, strict=True):
-            answers, labels = predictions(bench, method, own, task, [task])
+            answers, labels = _predictions(bench, method, own, task, task)
             right = 100 * float((answers == labels).float().mean())
             rows.append(
                 {"client": int(payload["client"]), "accuracy": right, "entropy": evenness(answers, task), "histogram": histogram(answers, task.stop)}
@@ -83,7 +83,7 @@ class Probe:
         starts = torch.tensor([t.start for t in bench.stream.tasks[1 : task.index + 1]])
         matrix = []
         for seen in bench.stream.tasks[: task.index + 1]:
-            answers, _ = predictions(bench, method, state, task, [seen])
+            answers, _ = _predictions(bench, method, state, task, seen)
             matrix.append([n / max(len(answers), 1) for n in histogram(torch.bucketize(answers, starts, right=True), task.index + 1)])
         self._write(task, "confusion", matrix=matrix)
         if self.begin:
@@ -96,19 +96,9 @@ class Probe:
             file.write(json.dumps({"task": task.index, "kind": kind, **content}) + "\n")
 
 
-@torch.no_grad()
-def predictions(bench: "Bench", method: Method, state: Tree, now: Task, tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:
-    """Answers over all classes seen, and labels, of the test images of some tasks; [n] each, on the CPU."""
-    answers, labels = [], []
-    for task in tasks:
-        index = torch.from_numpy(bench.stream.positions(bench.stream.test, task))
-        for rows in index.split(64):
-            x, q = make_inputs(method, bench.test, rows, Augment())
-            y = bench.test.labels[rows.to(bench.test.labels.device)]
-            logits = method.predict(bench.backbone, state, Batch(x, y, torch.ones_like(y, dtype=q.dtype), q), now)
-            answers.append(logits.argmax(1).cpu())
-            labels.append(y.cpu())
-    return torch.cat(answers), torch.cat(labels)
+def _predictions(bench: "Bench", method: Method, state: Tree, now: Task, task: Task) -> tuple[Tensor, Tensor]:
+    """Answers and labels of one task's test images after task ``now``."""
+    return predictions(method, bench.test, state, torch.from_numpy(bench.stream.positions(bench.stream.test, task)), now, BATCH)
 
 
 def histogram(values: Tensor, size: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Accuracy of a server state on every task seen so far."""
 
 import torch
+from torch import Tensor
 
 from .core import Batch, Method, Task, Tree
 from .data import Stream
@@ -9,21 +10,28 @@ from .images import Augment, ImageStore
 
 
 @torch.inference_mode()
-def accuracy_row(method: Method, store: ImageStore, state: Tree, stream: Stream, task: Task, batch_size: int) -> list[float]:
-    """Percent of right answers on each task up to ``task``, one forward an image; NaN for a task without test images.
+def predictions(method: Method, store: ImageStore, state: Tree, index: Tensor, task: Task, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Answers over all classes seen by ``task``, and labels, of some test images [n] each, on the CPU; one forward an image.
 
     Raises TypeError when the method's logits do not cover exactly the classes seen so far.
     """
+    answers, labels = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+    for rows in index.split(batch_size):
+        x, q = make_inputs(method, store, rows, Augment())
+        y = store.labels[rows.to(store.labels.device)]
+        logits = method.predict(store.backbone, state, Batch(x, y, torch.ones_like(y, dtype=q.dtype), q), task)
+        if logits.shape != (len(rows), task.stop):
+            raise TypeError(f"{method.name}.predict gave {tuple(logits.shape)}, expected {(len(rows), task.stop)}: one logit for each class seen")
+        answers.append(logits.argmax(1).cpu())
+        labels.append(y.cpu())
+    return torch.cat(answers), torch.cat(labels)
+
+
+def accuracy_row(method: Method, store: ImageStore, state: Tree, stream: Stream, task: Task, batch_size: int) -> list[float]:
+    """Percent of right answers on each task up to ``task``; NaN for a task without test images."""
     row = []
     for seen in stream.tasks[: task.index + 1]:
         index = torch.from_numpy(stream.positions(stream.test, seen))
-        right = 0
-        for rows in index.split(batch_size):
-            x, q = make_inputs(method, store, rows, Augment())
-            labels = store.labels[rows.to(store.labels.device)]
-            logits = method.predict(store.backbone, state, Batch(x, labels, torch.ones_like(labels, dtype=q.dtype), q), task)
-            if logits.shape != (len(rows), task.stop):
-                raise TypeError(f"{method.name}.predict gave {tuple(logits.shape)}, expected {(len(rows), task.stop)}: one logit for each class seen")
-            right += int((logits.argmax(1) == labels).sum())
-        row.append(100 * right / len(index) if len(index) else float("nan"))
+        answers, labels = predictions(method, store, state, index, task, batch_size)
+        row.append(100 * int((answers == labels).sum()) / len(index) if len(index) else float("nan"))
     return row

@@ -77,9 +77,8 @@ class Run:
         for task in self.stream.tasks[tasks_done:]:
             self._learn(task, rounds_done)
             rounds_done = 0
-            batch = 256 if self.backbone.device.type == "cuda" else 64
             with self.result.phase("evaluation"):
-                self.result.accuracy.append(accuracy_row(self.method, self.bench.test, self.state, self.stream, task, batch))
+                self.result.accuracy.append(accuracy_row(self.method, self.bench.test, self.state, self.stream, task, self._plan().pass_size))
             self.result.metrics = all_metrics(self.result.accuracy, self.result.test_counts)
             self.result.seconds = time.perf_counter() - self.begin
             self.result.peak_memory = peak_memory(self.backbone.device)
@@ -91,7 +90,7 @@ class Run:
     def _learn(self, task: Task, done: int) -> None:
         """One task, of which ``done`` rounds were done before."""
         clients = self.bench.clients(task, self.method.scope())
-        candidates = self.bench.clients(task, self.method.scope(), idle=self.settings.draw_among == "joined")
+        candidates = self.bench.clients(task, self.method.scope(), idle=True) if self.settings.draw_among == "joined" else clients
         if not done:
             self.taught.clear()
             self.state = self._place(self.method.begin_task(self.state, task, self.backbone, self._rng("begin", task, "cpu")))
@@ -106,8 +105,7 @@ class Run:
             started = time.perf_counter()
             drawn = self._participants(candidates, task, number)
             present = [c for c in drawn if len(c.index)]
-            down = self._send(drawn)
-            shared = broadcast(self.method, self.state)
+            shared, down = self._send(drawn)
             losses: dict[int, float] = {}
 
             def tick(client: int, loss: float, number: int = number, losses: dict[int, float] = losses) -> None:
@@ -177,8 +175,7 @@ class Run:
     def _survey(self, moment: Literal["begin", "end"], engine: Engine, clients: list[Client], task: Task) -> None:
         """Ask every client with data for sums; they add up, so the server sees them as if the data were in one place."""
         if moment in self.method.surveys():
-            self._send(clients)
-            shared = broadcast(self.method, self.state)
+            shared, _ = self._send(clients)
             with self.result.phase("surveys"):
                 sent = engine.survey(moment, shared, clients, Context(task, 0, self.rounds, {}))
             self._note_storage(shared)
@@ -198,11 +195,12 @@ class Run:
         chosen = numpy_stream("participation", self.seed, task.index, drawing).choice(len(clients), self.settings.drawn(len(clients)), replace=False)
         return [clients[i] for i in sorted(chosen)]
 
-    def _send(self, clients: Sequence[Client]) -> int:
-        """Bytes down: what each client does not have yet of the current broadcast."""
-        total = self.ledger.send(broadcast(self.method, self.state), [c.number for c in clients])
+    def _send(self, clients: Sequence[Client]) -> tuple[Tree, int]:
+        """The broadcast, and the bytes of what the clients do not have yet of it."""
+        shared = broadcast(self.method, self.state)
+        total = self.ledger.send(shared, [c.number for c in clients])
         self.result.bytes_down += total
-        return total
+        return shared, total
 
     def _note_storage(self, shared: Tree) -> None:
         """A client holds what the server broadcast and its memory; images that it remembers count with their pixels."""

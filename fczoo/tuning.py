@@ -50,13 +50,20 @@ class Tuned(Method):
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return self.logits(backbone, state, batch)[:, : task.stop]
 
-    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] under the trained weights of ``tree``."""
-        return batch.q if self.tune == "head" else backbone(batch.x, select(tree, "full.", "lora."))
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch, raw: bool = False) -> Tensor:
+        """Features [B, D] under the trained weights of ``tree``; ``raw``: of pixels in [0, 1], where images are read at all."""
+        if self.tune == "head":
+            return batch.q
+        return backbone((raw_images(backbone, batch) if raw else batch).x, select(tree, "full.", "lora."))
 
     def logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         """Logits [B, C] over all classes of the run."""
         return head_logits(tree, self.features(backbone, tree, batch))
+
+    def recalled(self, prefix: str, backbone: Backbone, shared: Tree, batch: Batch) -> Tensor:
+        """Logits [B, C] of the model that the server keeps under ``prefix``; [B, 0] while it keeps none."""
+        model = {k.removeprefix(prefix): v for k, v in select(shared, prefix).items()}
+        return self.logits(backbone, model, batch) if model else batch.q.new_empty(len(batch.y), 0)
 
     def trained(self, tree: Tree) -> Tree:
         """The part of a tree that clients train."""

@@ -245,3 +245,13 @@ def make_run_(
 def make_run() -> Callable[..., Path]:
     """``make_run(folder, methods, options, backbone, **settings)``: a run folder written by hand."""
     return make_run_
+
+
+@pytest.fixture
+def noise(rng: torch.Generator) -> Callable[..., Tensor]:
+    """``noise(*shape)``: standard normal numbers in float64."""
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    return draw

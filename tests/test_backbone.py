@@ -26,14 +26,6 @@ def images() -> Tensor:
     return torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-@pytest.fixture
-def noise(rng):
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=rng, dtype=torch.float64)
-
-    return draw
-
-
 def by_timm(backbone: Backbone, images: Tensor) -> Tensor:
     c = backbone.config
     model = VisionTransformer(

@@ -29,14 +29,6 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64
 DIM = 32
 
 
-@pytest.fixture
-def noise(rng):
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=rng, dtype=torch.float64)
-
-    return draw
-
-
 def batch(x: Tensor, y: list[int] | Tensor, t: Tensor | None = None, w: Tensor | None = None) -> Batch:
     y = torch.as_tensor(y)
     return Batch(x, y, torch.ones(len(y), dtype=x.dtype) if w is None else w, x, x.new_empty(len(y), 0) if t is None else t)

@@ -24,14 +24,6 @@ DIM = 32
 
 
 @pytest.fixture
-def noise(rng):
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=rng, dtype=torch.float64)
-
-    return draw
-
-
-@pytest.fixture
 def images_batch(make_bench, batch_of):
     """Six test images with query features."""
     return batch_of(create_method("fcilpt"), make_bench().test, torch.arange(6))
