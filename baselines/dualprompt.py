@@ -92,6 +92,9 @@ class DualPrompt(Method):
         experts = {name: self._slots(state, name)[chosen] for name in names}
         return self._logits(backbone, state, batch, experts)[:, : task.stop]
 
+    def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        return self.match(state, batch.q)[:, None]
+
     def match(self, state: Tree, query: Tensor) -> Tensor:
         """Number of the task [B] whose key is nearest to each image's query, among the tasks trained so far."""
         return highest(cosine(query, self._slots(state, "key")), 1)[:, 0]

@@ -183,6 +183,10 @@ class Method(ABC):
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         """Server: logits over the classes seen so far, [B, task.stop]."""
 
+    def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor | None:
+        """Server, for diagnostics: numbers of the prompts that each image takes from a pool [B, N]; None without a pool."""
+        return None
+
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
         """Client: sums over one pass of the local data after training."""
         return {}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .aggregate import prototype_weights
 from .core import Method, Task, Tree, select
-from .evaluate import predictions
+from .evaluate import batches, predictions
 
 if TYPE_CHECKING:
     from .runner import Bench
@@ -27,7 +27,7 @@ KINDS = {
     "client drift": "by trained prefix, mean over clients of |theirs - server's| / |server's| after local training",
     "task drift": "by trained prefix, |end of the task - its beginning| / |beginning|; prototypes included",
     "lora": "matrix[i][j]: mean over layers of the cosine between the updates B A of tasks i and j",
-    "usage": "share of each prompt in all choices of the clients",
+    "choices": "share[i][p]: share of prompt p of the pool in all choices of task i's test images",
     "reweight": "weights[k][c] of client k's prototype of class c, and its share of the class's images",
 }
 
@@ -67,9 +67,6 @@ class Probe:
         self._write(task, "clients", clients=rows)
         drift = {p: sum(movement(select(state, p), select(own, p)) for own in local) / len(local) for p in prefixes}
         self._write(task, "client drift", **{"by prefix": drift})
-        if "usage" in payloads[0]:
-            used = torch.stack([p["usage"] for p in payloads]).sum(0)
-            self._write(task, "usage", share=(used / used.sum().clamp(min=1)).tolist())
         if {"prototype", "class.mean", "class.count"} <= set(payloads[0]) and getattr(method, "reweight", "distance") != "average":
             prototypes, means, counts = (torch.stack([p[k] for p in payloads]) for k in ("prototype", "class.mean", "class.count"))
             weights = prototype_weights(
@@ -86,6 +83,9 @@ class Probe:
             answers, _ = _predictions(bench, method, state, task, seen)
             matrix.append([n / max(len(answers), 1) for n in histogram(torch.bucketize(answers, starts, right=True), task.index + 1)])
         self._write(task, "confusion", matrix=matrix)
+        shares = [prompt_shares(bench, method, state, task, seen) for seen in bench.stream.tasks[: task.index + 1]]
+        if any(shares):
+            self._write(task, "choices", share=shares)
         if self.begin:
             self._write(task, "task drift", **{"by prefix": {p: movement(select(self.begin, p), select(state, p)) for p in method.optims()}})
         if any(k.startswith("past.") and k.endswith(".a") for k in state):
@@ -99,6 +99,15 @@ class Probe:
 def _predictions(bench: "Bench", method: Method, state: Tree, now: Task, task: Task) -> tuple[Tensor, Tensor]:
     """Answers and labels of one task's test images after task ``now``."""
     return predictions(method, bench.test, state, torch.from_numpy(bench.stream.positions(bench.stream.test, task)), now, BATCH)
+
+
+@torch.inference_mode()
+def prompt_shares(bench: "Bench", method: Method, state: Tree, now: Task, task: Task) -> list[float]:
+    """Share of each prompt of the pool in the choices of one task's test images after task ``now``; empty without a pool."""
+    index = torch.from_numpy(bench.stream.positions(bench.stream.test, task))
+    found = [method.choices(bench.backbone, state, batch, now) for batch in batches(method, bench.test, index, BATCH)]
+    chosen = [c.flatten() for c in found if c is not None]
+    return (torch.bincount(torch.cat(chosen)) / sum(map(len, chosen))).tolist() if chosen else []
 
 
 def histogram(values: Tensor, size: int) -> list[int]:

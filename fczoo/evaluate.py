@@ -1,5 +1,7 @@
 """Accuracy of a server state on every task seen so far."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -16,15 +18,21 @@ def predictions(method: Method, store: ImageStore, state: Tree, index: Tensor, t
     Raises TypeError when the method's logits do not cover exactly the classes seen so far.
     """
     answers, labels = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+    for batch in batches(method, store, index, batch_size):
+        logits = method.predict(store.backbone, state, batch, task)
+        if logits.shape != (len(batch.y), task.stop):
+            raise TypeError(f"{method.name}.predict gave {tuple(logits.shape)}, expected {(len(batch.y), task.stop)}: one logit for each class seen")
+        answers.append(logits.argmax(1).cpu())
+        labels.append(batch.y.cpu())
+    return torch.cat(answers), torch.cat(labels)
+
+
+def batches(method: Method, store: ImageStore, index: Tensor, batch_size: int) -> Iterator[Batch]:
+    """Images [n] as the test shows them."""
     for rows in index.split(batch_size):
         x, q = make_inputs(method, store, rows, Augment())
         y = store.labels[rows.to(store.labels.device)]
-        logits = method.predict(store.backbone, state, Batch(x, y, torch.ones_like(y, dtype=q.dtype), q), task)
-        if logits.shape != (len(rows), task.stop):
-            raise TypeError(f"{method.name}.predict gave {tuple(logits.shape)}, expected {(len(rows), task.stop)}: one logit for each class seen")
-        answers.append(logits.argmax(1).cpu())
-        labels.append(y.cpu())
-    return torch.cat(answers), torch.cat(labels)
+        yield Batch(x, y, torch.ones_like(y, dtype=q.dtype), q)
 
 
 def accuracy_row(method: Method, store: ImageStore, state: Tree, stream: Stream, task: Task, batch_size: int) -> list[float]:

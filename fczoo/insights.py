@@ -26,8 +26,8 @@ def insights(line: Line) -> Iterator[tuple[str, str, Any]]:
     if "lora" in records:
         cosine = np.array(records["lora"][-1]["matrix"])
         yield "lora", f"{seed}: cosine between the LoRA updates of the tasks", _square(cosine, "task", "PuOr", -1, 1)
-    if "usage" in records:
-        yield "usage", f"{seed}: share of each prompt in the clients' choices, %", _usage(records["usage"])
+    if "choices" in records:
+        yield "choices", f"{seed}: share of each prompt in a task's test images' choices, % (last task)", _choices(records["choices"][-1])
     if "reweight" in records:
         yield "reweight", f"{seed}: weight of a client's prototype against its share of the class's images", _reweight(records["reweight"])
     if "task drift" in records:
@@ -56,12 +56,14 @@ def _clients(records: list[dict[str, Any]]) -> Any:
     return figure
 
 
-def _usage(records: list[dict[str, Any]]) -> Any:
-    values = 100 * np.array([r["share"] for r in records])
+def _choices(record: dict[str, Any]) -> Any:
+    values = np.zeros((len(record["share"]), max(map(len, record["share"]))))
+    for row, share in enumerate(record["share"]):
+        values[row, : len(share)] = np.multiply(100, share)
     figure, axes = pyplot().subplots(figsize=(max(3.5, 1 + 0.42 * values.shape[1]), 1 + 0.36 * len(values)))
     heat(axes, values, "{:.0f}", "Greens", 0)
-    axes.set(xlabel="prompt", ylabel="task", xticks=np.arange(values.shape[1]) + 0.5, yticks=np.arange(len(values)) + 0.5)
-    axes.set(xticklabels=range(1, values.shape[1] + 1), yticklabels=[r["task"] + 1 for r in records])
+    axes.set(xlabel="prompt", ylabel="images of task", xticks=np.arange(values.shape[1]) + 0.5, yticks=np.arange(len(values)) + 0.5)
+    axes.set(xticklabels=range(1, values.shape[1] + 1), yticklabels=range(1, len(values) + 1))
     return figure
 
 

@@ -41,6 +41,7 @@ class Result:
     bytes_up: int = 0  # all uploads
     bytes_down: int = 0  # all broadcasts; a tensor that a client already has is not sent again
     client_rounds: int = 0  # uploads
+    uploaded: dict[str, int] = field(default_factory=dict)  # bytes_up by what they tell of a client's data (core.Content)
     rejected: list[dict[str, Any]] = field(default_factory=list)  # uploads that were turned away: task, moment, client, reason
     privacy: dict[str, float] = field(default_factory=dict)  # epsilon and delta of a client's uploads, where they are noisy
     seconds: float = 0.0

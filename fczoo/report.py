@@ -2,16 +2,17 @@
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from .record import write_json
-from .runs import Experiment, read_experiments
-from .tables import ACCURACY, COLUMNS, COSTS, Table, make_table, to_csv, to_json, to_latex, to_markdown, to_text
+from .runs import Experiment, Line, read_experiments
+from .tables import ACCURACY, COLUMNS, COSTS, SEEN, Table, make_table, to_csv, to_json, to_latex, to_markdown, to_text
 
 FORMATS = ("text", "markdown", "latex", "csv", "json")
-GROUPS = (tuple(c.name for c in ACCURACY), tuple(c.name for c in COSTS))
+GROUPS = tuple(tuple(c.name for c in group) for group in (ACCURACY, COSTS, SEEN))
 MARKS = {
     "text": ("* best, ° second", "~"),
     "markdown": ("Bold: best, underlined: second", "≈"),
@@ -54,7 +55,15 @@ def legend(tables: Sequence[Table], style: str) -> str:
 def notes(experiment: Experiment) -> list[str]:
     """What must be known of single methods, and one line for each run that has no final numbers."""
     remarks = [f"{line.label}: {line.remark}" for line in experiment.lines if line.remark]
+    remarks += [f"{line.label}: {text}" for line in experiment.lines if (text := _rejections(line))]
     return remarks + [f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished]
+
+
+def _rejections(line: Line) -> str:
+    """How many uploads were turned away, with the three most frequent reasons."""
+    reasons = Counter(r["reason"] for result in line.results for r in result.rejected)
+    often = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
+    return f"rejected uploads: {reasons.total()}, {often}{'; …' if len(reasons) > 3 else ''}" if reasons else ""
 
 
 def write_summary(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -115,7 +116,7 @@ class Run:
             heard = self.uplink.heard(present, task, number)
             with self.result.phase("training"):
                 sent = engine.train(self.state, heard, Context(task, number, self.rounds, shared), tick)
-            payloads, rejected, up, _ = self._receive(self.uplink.arrive(sent, heard, present, shared, task, number, losses))
+            payloads, rejected, up = self._receive(self.uplink.arrive(sent, heard, present, shared, task, number, losses))
             self._note_storage(shared)
             if self.probe and payloads and number == self.rounds - 1:
                 self.probe.trained(self.bench, self.method, self.state, payloads, task)
@@ -179,7 +180,7 @@ class Run:
             with self.result.phase("surveys"):
                 sent = engine.survey(moment, shared, clients, Context(task, 0, self.rounds, {}))
             self._note_storage(shared)
-            payloads = self._receive(self.uplink.arrive(sent, clients, clients, shared, task, moment)).payloads
+            payloads, _, _ = self._receive(self.uplink.arrive(sent, clients, clients, shared, task, moment))
             sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in drop(payloads[0], "client")}
             self.state = self._place(self.method.absorb(moment, self.state, sums, task))
 
@@ -218,11 +219,14 @@ class Run:
             name = self.settings.aggregator
             raise FczooError(f"aggregator {name} reads {error}, which {self.method.name} does not upload; take one such as uniform") from error
 
-    def _receive(self, arrival: Arrival) -> Arrival:
-        self.result.bytes_up += arrival.bytes
+    def _receive(self, arrival: Arrival) -> tuple[list[Tree], list[dict[str, Any]], int]:
+        """Note what arrived; returns the sound uploads, the rejections and the bytes of all of them."""
+        total = sum(arrival.bytes.values())
+        self.result.bytes_up += total
+        self.result.uploaded = dict(Counter(self.result.uploaded) + Counter(arrival.bytes))
         self.result.client_rounds += arrival.uploads
         self.result.rejected += arrival.rejected
-        return arrival
+        return arrival.payloads, arrival.rejected, total
 
     def _place(self, new: Tree) -> Tree:
         """State on the device, in at least float32; the ledger notes which tensors have changed."""

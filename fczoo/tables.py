@@ -6,12 +6,15 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from scipy.stats import ttest_rel
 from tabulate import tabulate
 
+from .core import Content
 from .metrics import METRICS
+from .privacy import TELLS
 from .record import Result
 from .runs import Experiment, Line
 
@@ -64,6 +67,10 @@ def _per_upload(total: int, result: Result) -> float:
     return total / max(result.client_rounds, 1) / 1e6
 
 
+def _uploaded(result: Result, content: Content) -> float | None:
+    return _per_upload(result.uploaded.get(content, 0), result) if result.uploaded else None
+
+
 def _megabytes(size: float | None) -> float | None:
     return None if size is None else size / 1e6
 
@@ -102,7 +109,15 @@ COSTS = (
         _whole,
     ),
 )
-COLUMNS = {c.name: c for c in (*ACCURACY, *COSTS)}
+SEEN = (
+    *(
+        Column(content, f"MB of a client's upload in a round that tell the server {tells}", partial(_uploaded, content=content), _three)
+        for content, tells in TELLS.items()
+    ),
+    Column("rejected", "uploads that were turned away", lambda r: len(r.rejected), _whole),
+    Column("epsilon", "of (epsilon, delta)-differential privacy of a client's uploads", lambda r: r.privacy.get("epsilon"), "{:.2f}".format),
+)
+COLUMNS = {c.name: c for c in (*ACCURACY, *COSTS, *SEEN)}
 SHORT = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
 
 

@@ -1,5 +1,6 @@
 """The way from the clients to the server: who is heard of, what honest clients protect, what hostile ones forge, what is admitted."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from .attacks import Attackers
 from .core import Method, Task, Tree, nbytes, select
 from .engine import Client
 from .guard import Guard
-from .privacy import Privacy
+from .privacy import Privacy, disclosed
 from .seeds import numpy_stream
 from .settings import Settings
 
@@ -20,7 +21,7 @@ class Arrival(NamedTuple):
 
     payloads: list[Tree]  # the sound ones
     rejected: list[dict[str, Any]]  # task, moment, client and reason of the others
-    bytes: int  # of all uploads
+    bytes: dict[str, int]  # of all uploads, by content
     uploads: int
 
 
@@ -67,4 +68,8 @@ class Uplink:
         sent = self.attackers.forge(self.privacy.protect(sent, trained, task, number), shared, task, number)
         by_number = {client.number: payload for client, payload in zip(heard, sent, strict=True)}
         sound, rejected = Guard(self.method, self.settings.min_clients).admit(by_number, [c.number for c in asked], trained, task, moment, losses)
-        return Arrival(sound, rejected, sum(map(nbytes, sent)), sum(1 for p in sent if p))
+        size = Counter[str]()
+        for payload in sent:
+            for content, names, _ in disclosed(self.method, payload):
+                size[content] += nbytes({name: payload[name] for name in names})
+        return Arrival(sound, rejected, dict(size), sum(1 for p in sent if p))

@@ -91,6 +91,9 @@ class FCILPT(Method):
         _, chosen = self.choose(backbone, state, batch)
         return head_logits(state, self._features(backbone, state, batch, chosen))[:, : task.stop]
 
+    def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        return self.choose(backbone, state, batch)[1]
+
     def choose(self, backbone: Backbone, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cosine similarities and numbers of the N keys nearest to each image's query, [B, N] each, nearest first."""
         query = batch.q if self.query == "cls" else backbone.class_token().expand_as(batch.q)

@@ -232,6 +232,7 @@ def make_run_(
             result = Result(method, options or {}, values, seed, about_backbone, split, list(range(10)), [5, 5], COUNTS, 12, accuracy=matrix)
             result.metrics = all_metrics(matrix, COUNTS)
             result.bytes_up, result.bytes_down, result.client_rounds, result.seconds = 4_000_000, 2_000_000, 2, 1.5
+            result.uploaded = {"parameters": 3_000_000, "counts": 1_000_000}
             result.phases, result.client_storage, result.peak_memory = {"training": 1.0, "evaluation": 0.5}, 3_000_000, {"process": 5_000_000}
             place = folder / method / f"seed{seed}"
             place.mkdir(parents=True)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from fczoo.cli import main
 from fczoo.core import Task
-from fczoo.diagnostics import FILE, KINDS, Probe, evenness, histogram, lora_cosines, movement, read
+from fczoo.diagnostics import FILE, KINDS, Probe, evenness, histogram, lora_cosines, movement, prompt_shares, read
 
 SECOND = Task(1, 3, 5, 7, 3)  # classes 3 and 4
 TINY = ["--train-per-class", "8", "--test-per-class", "4", "--rounds", "1", "--epochs", "1", "--tasks", "3", "--clients", "3"]
@@ -42,7 +42,27 @@ def test_lora_cosines_by_hand():
     assert torch.allclose(found, torch.tensor([[1, 0, root], [0, 1, root], [root, root, 1]], dtype=found.dtype))
 
 
-OWN = {"pilora": {"reweight", "lora"}, "fcilpt": {"usage"}, "hgp": set(), "fedncm": {"confusion"}, "l2p": set()}
+def test_prompt_shares_by_hand(record, monkeypatch):
+    """Each image takes prompt 3 and the prompt numbered as its label: in a balanced task of classes 0 to 2."""
+    run = record("l2p")
+    first = run.bench.stream.tasks[0]
+    assert (first.start, first.stop) == (0, 3) and run.result.test_counts[0] % 3 == 0
+    monkeypatch.setattr(
+        type(run.method), "choices", lambda self, backbone, state, batch, task: torch.stack([batch.y, torch.full_like(batch.y, 3)], 1)
+    )
+    assert prompt_shares(run.bench, run.method, {}, first, first) == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
+    monkeypatch.setattr(type(run.method), "choices", lambda *_: None)
+    assert prompt_shares(run.bench, run.method, {}, first, first) == []
+
+
+OWN = {
+    "pilora": {"reweight", "lora"},
+    "fcilpt": {"choices"},
+    "hgp": set(),
+    "fedncm": {"confusion"},
+    "l2p": {"choices"},
+    "dualprompt": {"choices"},
+}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -61,7 +81,7 @@ def test_a_probe_changes_nothing_and_says_what_it_may(name, record, tmp_path):
     for r in records["clients"]:
         assert all(0 <= c["accuracy"] <= 100 and 0 <= c["entropy"] <= 1 + 1e-9 for c in r["clients"])
         assert all(sum(c["histogram"]) == plain.result.test_counts[r["task"]] for c in r["clients"])
-    assert all(sum(r["share"]) == pytest.approx(1) for r in records["usage"])
+    assert all(sum(row) == pytest.approx(1) for r in records["choices"] for row in r["share"])
     for table in (r[key] for r in records["reweight"] for key in ("weights", "share")):
         assert torch.tensor(table).sum(0).tolist() == pytest.approx([1] * len(table[0]), abs=1e-5)
     assert [len(r["matrix"]) for r in records["lora"]] == ([2, 3] if records["lora"] else [])

@@ -37,6 +37,20 @@ def test_mean_deviation_and_marks_by_hand(folder):
     assert "2.000" in rows["one"] and "3.000" in rows["one"] and "–" in rows["one"] and rows["one"].split()[-1] == "3"
 
 
+def test_what_the_server_received_by_hand(folder):
+    """4 MB in two uploads, 1 MB of them counts; one client with a broken upload in one of three seeds; epsilon of two seeds."""
+    for seed, change in ((0, {"rejected": [{"task": 0, "moment": 0, "client": 1, "reason": "prompt is not finite"}]}), (1, {"uploaded": {}})):
+        path = folder / "one" / f"seed{seed}" / "result.json"
+        write_json(path, json.loads(path.read_text()) | {"privacy": {"epsilon": 3.0 + seed, "delta": 1e-5}} | change)
+    (experiment,) = read_experiments([folder])
+    names = ["parameters", "counts", "class means", "rejected", "epsilon"]
+    one, two, _ = make_table(experiment, names).rows
+    assert [e and dict(e.by_seed) for e in one] == [{0: 1.5, 2: 1.5}, {0: 0.5, 2: 0.5}, {0: 0, 2: 0}, {0: 1, 1: 0, 2: 0}, {0: 3, 1: 4}]
+    assert [e and e.mark for e in one] == [""] * 5 and two[4] is None
+    text = " ".join(report([folder], "text").split())
+    assert "one: rejected uploads: 1, 1 x prompt is not finite" in text and "which classes a client has" in text
+
+
 def test_the_paired_test_is_the_textbook_one():
     a, b = Entry({0: 70.0, 1: 72.0, 2: 75.0}), Entry({0: 69.0, 1: 70.0, 2: 74.5, 9: 0.0})
     d = np.array([1.0, 2.0, 0.5])
@@ -79,7 +93,7 @@ def test_every_format_holds_every_figure(folder):
     latex, markdown = report([folder], "latex"), report([folder], "markdown")
     assert r"\toprule" in latex and r"\textbf{76.0 $\pm$ 1.0}" in latex and r"\underline{74.7 $\pm$ 5.0}$^{\approx}$" in latex and r"A\_N" in latex
     body = [line for line in latex.splitlines() if not line.startswith("%")]
-    assert "_" not in " ".join(body).replace(r"\_", "") and latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == 2
+    assert "_" not in " ".join(body).replace(r"\_", "") and latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == 3
     assert "**76.0 ± 1.0**" in markdown and "<ins>74.7 ± 5.0</ins> ≈" in markdown
     rows = list(csv.DictReader(io.StringIO(report([folder], "csv"))))
     assert float(rows[0]["FAA"]) == 76.0 and float(rows[0]["FAA std"]) == 1.0 and rows[0]["MB up"] == "2.0" and rows[0]["server MB"] == ""
