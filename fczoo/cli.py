@@ -85,6 +85,7 @@ def main() -> None:
 @click.option("--norm-by-dataset", is_flag=True, default=None, help="Normalise as fed-mammoth does, by data set; see `fczoo list quirks`.")
 @click.option("--cache-queries", is_flag=True, default=None, help="Keep query features of the test view in training, too.")
 @click.option("--aggregator", help="Replace the method's own averaging; see `fczoo list aggregators`.")
+@click.option("--outliers", type=float, help="Leave out class statistics further from their clients' median than this many median distances.  [none]")
 @click.option("--drop-rate", type=float, help="Probability that a client of a round is not heard of again in it.  [0]")
 @click.option("--min-clients", type=int, help="Stop when fewer sound uploads are left in a round.  [1]")
 @click.option("--attack", help="What hostile clients do, such as sign-flip or scale:10; see `fczoo list attacks`.  [none]")

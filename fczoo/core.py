@@ -217,6 +217,18 @@ def overrides(method: Method, name: str) -> bool:
     return getattr(type(method), name) is not getattr(Method, name)
 
 
+def keep_rows(payload: Tree, prefix: str, keep: Tensor) -> Tree:
+    """The upload with only some rows [g] of its class statistics under a prefix.
+
+    Rows beside a ``label`` are cut out; of tensors with one row a class of the task the others become 0, whose count of 0
+    says that the client does not have the class.
+    """
+    rows = select(payload, prefix)
+    if f"{prefix}label" in payload:
+        return {**payload, **{k: v[keep] for k, v in rows.items()}}
+    return {**payload, **{k: torch.where(keep.view(-1, *[1] * (v.dim() - 1)), v, torch.zeros_like(v)) for k, v in rows.items()}}
+
+
 def content_of(name: str, uploads: Mapping[str, Content]) -> Content:
     """What a tensor of a payload tells, by ``Method.uploads``."""
     return next((content for prefix, content in uploads.items() if name.startswith(prefix)), "parameters")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .aggregate import ENVELOPE
-from .core import Content, Method, Task, Tree, content_of, select
+from .core import Content, Method, Task, Tree, content_of, keep_rows
 from .errors import FczooError
 from .seeds import torch_stream
 from .settings import Settings
@@ -70,14 +70,10 @@ class Privacy:
         return out if self.clip is None else [self._noisy(p, trained, task, number) if p else p for p in out]
 
     def _withheld(self, payload: Tree) -> Tree:
-        out = dict(payload)
+        out = payload
         for counts in (name for name in payload if name.endswith(".count")):
             prefix, enough = counts.removesuffix("count"), payload[counts] >= self.least
-            rows = select(payload, prefix)
-            if f"{prefix}label" in payload:
-                out |= {k: v[enough] for k, v in rows.items()}
-            else:  # one row a class of the task; a count of 0 says that the client does not have it
-                out |= {k: torch.where(enough.view(-1, *[1] * (v.dim() - 1)), v, torch.zeros_like(v)) for k, v in rows.items()}
+            out = keep_rows(out, prefix, enough)
         return out
 
     def _noisy(self, payload: Tree, trained: Tree, task: Task, number: int) -> Tree:

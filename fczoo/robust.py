@@ -1,7 +1,7 @@
 """Aggregators that a few hostile clients cannot lead astray. They stand in for a method's averaging (``--aggregator``).
 
 A client's word is not taken for its number of samples: all clients count the same. What a method merges otherwise, such
-as prototypes and Gaussians side by side, stays as it is.
+as prototypes and Gaussians side by side, stays as it is; ``fczoo.outliers`` sees to that.
 """
 
 from collections.abc import Callable, Sequence

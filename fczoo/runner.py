@@ -61,8 +61,7 @@ class Bench:
     def check(self, method: Method) -> None:
         """Raise FczooError where ``method`` cannot start on this backbone, before anything is run or written."""
         make_aggregator(self.settings.aggregator or method.averaging)
-        uplink = self.uplink(method, 0)
-        _ = uplink.attackers, uplink.privacy
+        self.uplink(method, 0).check()
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
 
     def uplink(self, method: Method, seed: int) -> Uplink:

@@ -69,6 +69,9 @@ class Settings:
     deterministic: bool = option(False, "use only operations that give the same bits each time, or fail; slower on CUDA")
     together: Literal["auto"] | int = option("auto", "clients in one forward; auto: 1 on the CPU", low=1)
     aggregator: str | None = option(None, "aggregator of whatever a method averages; none: the method's own")
+    outliers: float | None = option(
+        None, "class statistics further from the clients' centre than this many median distances are left out; none: kept", low=1
+    )
     drop_rate: float = option(0.0, "probability that a client of a round is not heard of again in it", low=0, high=1)
     min_clients: int = option(1, "sound uploads without which a run stops", low=1)
     attack: str | None = option(None, "what hostile clients do; none: there are none")

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from .attacks import Attackers
 from .core import Method, Task, Tree, nbytes, select
 from .engine import Client
+from .errors import FczooError
 from .guard import Guard
+from .outliers import leave_out
 from .privacy import Privacy, disclosed
 from .seeds import numpy_stream
 from .settings import Settings
@@ -20,7 +22,7 @@ class Arrival(NamedTuple):
     """What reaches the server in a round or a survey."""
 
     payloads: list[Tree]  # the sound ones
-    rejected: list[dict[str, Any]]  # task, moment, client and reason of the others
+    rejected: list[dict[str, Any]]  # task, moment, client and reason of the others, and of what was left out of sound ones
     bytes: dict[str, int]  # of all uploads, by content
     uploads: int
 
@@ -33,6 +35,12 @@ class Uplink:
     settings: Settings
     seed: int
     clients: int
+
+    def check(self) -> None:
+        """Raises FczooError where what is asked of the way cannot be had for the method."""
+        _ = self.attackers, self.privacy
+        if self.settings.outliers is not None and "class means" not in self.method.uploads.values():
+            raise FczooError(f"--outliers looks at class means, of which {self.method.name} uploads none; leave it out, or see --aggregator")
 
     @cached_property
     def attackers(self) -> Attackers:
@@ -68,6 +76,10 @@ class Uplink:
         sent = self.attackers.forge(self.privacy.protect(sent, trained, task, number), shared, task, number)
         by_number = {client.number: payload for client, payload in zip(heard, sent, strict=True)}
         sound, rejected = Guard(self.method, self.settings.min_clients).admit(by_number, [c.number for c in asked], trained, task, moment, losses)
+        if self.settings.outliers is not None:
+            sound, left = leave_out(sound, self.method.uploads, self.settings.outliers, task)
+            said = {c: f"statistics of classes {', '.join(map(str, classes))} are far from the other clients'" for c, classes in left.items()}
+            rejected += [{"task": task.index, "moment": moment, "client": c, "reason": reason} for c, reason in said.items()]
         size = Counter[str]()
         for payload in sent:
             for content, names, _ in disclosed(self.method, payload):
