@@ -15,6 +15,7 @@ from torch import Tensor
 from .aggregate import prototype_weights
 from .core import Method, Task, Tree, select
 from .evaluate import batches, predictions
+from .record import read_lines
 
 if TYPE_CHECKING:
     from .runner import Bench
@@ -142,5 +143,4 @@ def lora_cosines(state: Tree) -> Tensor:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """The records of a run; none where it ran without."""
-    path = folder / FILE
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return read_lines(folder / FILE, "list of diagnostics")

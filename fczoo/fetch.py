@@ -3,11 +3,14 @@
 Everything happens in a folder ``.fetch-NAME`` below the data root, which no data set reads; it goes when the fetch is done.
 """
 
+import errno
 import hashlib
 import json
+import lzma
 import os
 import shutil
 import stat
+import struct
 import sys
 import tarfile
 import time
@@ -27,11 +30,13 @@ from tqdm import tqdm
 
 from . import __version__
 from .data import Archive, Dataset, home
-from .errors import FczooError
+from .errors import FczooError, first_line
 from .registry import DATASETS
 
 BLOCK = 1 << 20  # bytes
 PATIENCE = 60  # seconds without an answer
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, struct.error, ValueError, RuntimeError, OSError)
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS}  # this machine's faults, not the archive's
 
 
 def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str:
@@ -157,8 +162,10 @@ def unpack(file: Path, into: Path) -> None:
                 shutil.copyfileobj(packed, out, BLOCK)
         else:
             raise FczooError(f"{file.name} is no tar, zip or gz file")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, UnicodeError) as error:
-        raise FczooError(f"cannot unpack {file.name}: {error}; it was removed, fetch it again") from error
+    except BROKEN as error:
+        if isinstance(error, OSError) and error.errno in DISK:
+            raise
+        raise FczooError(f"cannot unpack {file.name}: {first_line(error)}; it was removed, fetch it again") from error
 
 
 def _untar(file: Path, into: Path) -> None:

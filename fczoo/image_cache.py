@@ -63,9 +63,9 @@ def _whole(stem: Path, about: dict) -> bool:
     try:
         index = json.loads(Path(f"{stem}.json").read_text())
         length = Path(f"{stem}.u8").stat().st_size
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
-    return {k: index.get(k) for k in about} == about and length == _bytes(about["images"], about["size"])
+    return isinstance(index, dict) and {k: index.get(k) for k in about} == about and length == _bytes(about["images"], about["size"])
 
 
 def _bytes(images: int, size: int) -> int:

@@ -1,11 +1,12 @@
 """Figures of the diagnostics of a run; ``fczoo.plots`` draws them where a run has any."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from .diagnostics import read
+from .diagnostics import FILE, read
+from .errors import FczooError
 from .plots import COLOURS, heat, legend, pyplot
 from .runs import Line
 
@@ -13,9 +14,17 @@ Records = dict[str, list[dict[str, Any]]]  # kind -> its records, by task
 
 
 def insights(line: Line) -> Iterator[tuple[str, str, Any]]:
-    """(name, caption, figure) of what one line's first seed recorded."""
+    """(name, caption, figure) of what one line's first seed recorded. Raises FczooError where that makes no sense."""
+    folder = line.cells[0].folder
+    try:
+        yield from _insights(line, read(folder))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise FczooError(f"{folder / FILE} is no valid list of diagnostics: {type(error).__name__} {error}") from error
+
+
+def _insights(line: Line, found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, Any]]:
     records: Records = {}
-    for record in read(line.cells[0].folder):
+    for record in found:
         records.setdefault(record["kind"], []).append(record)
     seed = f"{line.label}, seed {line.seeds[0]}"
     if "confusion" in records:

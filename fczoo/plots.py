@@ -1,7 +1,6 @@
 """Figures of experiments, with matplotlib (extra ``plot``)."""
 
 import io
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from .errors import FczooError
 from .metrics import pooled
+from .record import read_lines
 from .runs import ROUNDS, Experiment, Line
 
 COLOURS = ("#3b7dd8", "#e07b39", "#2f9e6e", "#c44e8a", "#8a6fd1", "#b0891f", "#1f9fb5", "#d1495b", "#6b7f2a", "#8d6748")
@@ -102,9 +102,8 @@ def loss_curves(experiment: Experiment) -> Any:
     """Mean training loss of the clients in each round, mean over seeds."""
     figure, axes = pyplot().subplots(figsize=(5.2, 3))
     for line, colour in _coloured(experiment):
-        curves = [[r["loss"] for r in _rounds(cell.folder)] for cell in line.cells]
-        if all(curves):
-            shortest = min(map(len, curves))
+        curves = [_losses(cell.folder / ROUNDS) for cell in line.cells]
+        if shortest := min(map(len, curves)):
             _band(axes, np.arange(1, shortest + 1), np.array([c[:shortest] for c in curves]), line.label, colour, marker="")
     axes.set(xlabel="round", ylabel="clients' loss (each method's own)")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -220,6 +219,9 @@ def legend(figure: Any, axes: Any) -> Any:
     return figure
 
 
-def _rounds(folder: Path) -> list[dict[str, Any]]:
-    path = folder / ROUNDS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+def _losses(path: Path) -> np.ndarray:
+    """Loss of each round, NaN where nobody drawn had data."""
+    try:
+        return np.array([r.get("loss") for r in read_lines(path, "list of rounds")], dtype=float)
+    except (TypeError, ValueError) as error:
+        raise FczooError(f"{path} is no valid list of rounds: a loss is no number") from error

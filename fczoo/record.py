@@ -19,6 +19,7 @@ from .checkpoint import write_safely
 from .core import Method
 from .errors import FczooError
 from .identity import code_sha256
+from .metrics import METRICS
 
 
 @dataclass
@@ -130,30 +131,58 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return content
 
 
+def read_lines(path: Path, what: str) -> list[dict[str, Any]]:
+    """The JSON objects of a file with one a line; none where there is no such file. Raises FczooError for anything else."""
+    try:
+        content = [json.loads(line) for line in path.read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+    except (ValueError, RecursionError) as error:
+        raise FczooError(f"{path} is no valid {what}: {error}") from error
+    if not all(isinstance(line, dict) for line in content):
+        raise FczooError(f"{path} is no valid {what}: it holds no JSON object in every line")
+    return content
+
+
 def read_result(path: Path) -> Result:
     """A run's ``result.json``; what older versions did not write keeps its default. Raises FczooError when it is no result."""
     content = read_json(path, "result file")
     try:
         hints = get_type_hints(Result)
         given = {f.name: content[f.name] for f in fields(Result) if f.name in content}
-        if wrong := [k for k, v in given.items() if not _fits(v, hints[k])]:
+        if wrong := [k for k, v in given.items() if not fits(v, hints[k])]:
             raise ValueError(f"{wrong[0]} is {str(given[wrong[0]])[:60]}")
-        return Result(**given)
+        result = Result(**given)
+        if fault := _fault(result):
+            raise ValueError(fault)
     except (ValueError, TypeError) as error:
         raise FczooError(f"{path} is no valid result file: {error}") from error
+    return result
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON has the type of a field."""
+def _fault(result: Result) -> str:
+    """What contradicts itself in a result; empty where nothing does."""
+    tasks, rows = len(result.task_sizes), [len(row) for row in result.accuracy]
+    if not tasks or len(result.test_counts) != tasks or rows != list(range(1, len(rows) + 1)) or len(rows) > tasks:
+        return f"{tasks} tasks do not go with {len(result.test_counts)} numbers of test images and rows of {rows} accuracies"
+    if any(n < 0 for n in (*result.task_sizes, *result.test_counts)):
+        return "a task has a negative size"
+    if rows and (missing := METRICS.keys() - result.metrics.keys()):
+        return f"it lacks the metric {min(missing)}"
+    return "" if all(isinstance(r.get("reason"), str) for r in result.rejected) else "an upload is rejected without a reason"
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value read from JSON has a type."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind is Any:
         return True
     if kind is UnionType:
-        return any(_fits(value, h) for h in inner)
+        return any(fits(value, h) for h in inner)
     if kind is list:
-        return isinstance(value, list) and all(_fits(v, inner[0]) for v in value)
+        return isinstance(value, list) and all(fits(v, inner[0]) for v in value)
     if kind is dict:
-        return isinstance(value, dict) and all(_fits(v, inner[1]) for v in value.values())
+        return isinstance(value, dict) and all(fits(v, inner[1]) for v in value.values())
     return isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
 
 

@@ -1,6 +1,7 @@
 """Run folders, read back: which runs belong side by side, and under which names."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,12 +11,29 @@ from typing import Any
 import numpy as np
 
 from .errors import FczooError
+from .options import build
 from .partition import Partition, load_partition
-from .record import Result, read_json, read_result
+from .record import Result, fits, read_json, read_result
 from .settings import Settings
 
 ABOUT, PARTITION, RESULT, FAILURE, ROUNDS = "bench.json", "partition.json", "result.json", "failed.json", "rounds.jsonl"
 WHERE = ("data_root", "device", "together", "protocol")  # settings that say where, how and after whom a run was made, not what it is
+
+
+SHAPE: dict[str, Any] = {  # of bench.json
+    "methods": dict[str, dict[str, Any]],
+    "seeds": list[int],
+    "settings": dict[str, Any],
+    "backbone": dict[str, Any],
+    "partition": dict[str, Any],
+    "device": str,
+    "versions": dict[str, Any],
+    "hardware": dict[str, Any],
+    "command": list[str],
+    "earlier_commands": list[list[str]],
+}
+NEEDED = {"methods", "seeds", "settings", "backbone", "partition", "device"}
+NAMES = {"backbone": ("name", "sha256"), "partition": ("spec", "sha256")}
 
 
 @dataclass(frozen=True)
@@ -131,10 +149,21 @@ def run_folders(places: Iterable[Path]) -> list[Path]:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """``bench.json`` of a run folder. Raises FczooError when it lacks what names an experiment."""
-    about = read_json(folder / ABOUT, "run description")
-    if missing := {"methods", "seeds", "settings", "backbone", "partition", "device"} - set(about):
-        raise FczooError(f"{folder / ABOUT} is no valid run description: it lacks {', '.join(sorted(missing))}")
+    """``bench.json`` of a run folder. Raises FczooError when it lacks what names an experiment, or says what cannot be."""
+    path = folder / ABOUT
+    about = read_json(path, "run description")
+    if missing := NEEDED - about.keys():
+        raise FczooError(f"{path} is no valid run description: it lacks {', '.join(sorted(missing))}")
+    wrong = [k for k, hint in SHAPE.items() if k in about and not fits(about[k], hint)]
+    wrong += [f"{k}.{name}" for k in ("backbone", "partition") for name in NAMES[k] if k not in wrong and not isinstance(about[k].get(name), str)]
+    wrong += [f"methods.{m}" for m in about["methods"] if not re.fullmatch(r"[\w-]+", m)] if "methods" not in wrong else []  # they name folders
+    if wrong:
+        raise FczooError(f"{path} is no valid run description: {wrong[0]} is not what it should be")
+    known = {f.name for f in dataclasses.fields(Settings)}
+    try:
+        build(Settings, "settings", {k: v for k, v in about["settings"].items() if k in known})
+    except FczooError as error:
+        raise FczooError(f"{path} is no valid run description: {error}") from error
     return about
 
 

@@ -74,6 +74,24 @@ def test_every_figure_is_written_for_papers_too(page):
         assert all(p.read_bytes().startswith((b"\x89PNG", b"%PDF")) and p.stat().st_size > 3000 for p in folder.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("name", "line", "says"),
+    [
+        ("rounds.jsonl", '{"loss": null}', ""),  # nobody drawn had data
+        ("rounds.jsonl", '{"loss": "low"}', "rounds.jsonl is no valid list of rounds: a loss is no number"),
+        ("rounds.jsonl", '{"loss": 1', "rounds.jsonl is no valid list of rounds"),
+        ("diagnostics.jsonl", '{"kind": "confusion", "matrix": 7}', "diagnostics.jsonl is no valid list of diagnostics"),
+        ("diagnostics.jsonl", "{}", "diagnostics.jsonl is no valid list of diagnostics"),
+    ],
+)
+def test_odd_records_are_drawn_or_named(name, line, says, make_run, tmp_path):
+    folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
+    with (folder / "one" / "seed0" / name).open("a") as file:
+        file.write(f"{line}\n")
+    done = CliRunner().invoke(main, ["report", str(folder), "--html", str(tmp_path / "page.html")])
+    assert (done.exit_code == 0) == (not says) and says in done.output and done.output.count("\n") == 1
+
+
 def test_the_page_is_the_same_every_time(page):
     again = page.parent / "again.html"
     CliRunner().invoke(main, ["report", str(page.parent / "runs"), "--html", str(again)])
