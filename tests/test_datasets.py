@@ -133,6 +133,15 @@ def cifar10(root: Path) -> None:
     (place / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"kind {i}" for i in range(10)]}))
 
 
+def cifar100(root: Path) -> None:
+    place = root / "cifar-100-python"
+    place.mkdir(parents=True)
+    for number, name in enumerate(["train", "test"]):
+        rows = np.repeat(np.arange(100, dtype=np.uint8)[:, None] + 100 * number, 3072, 1)
+        (place / name).write_bytes(pickle.dumps({"data": rows, "fine_labels": list(range(100)), "coarse_labels": [0] * 100}))
+    (place / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"kind {i}" for i in range(100)]}))
+
+
 def fashionmnist(root: Path) -> None:
     place = root / "FashionMNIST" / "raw"
     place.mkdir(parents=True)
@@ -152,7 +161,7 @@ SETS: dict[str, tuple[Callable[[Path], None], int, int, str]] = {  # builder, tr
     "eurosat": (eurosat, 48, 12, "Land3"),
     "imagenet_subset": (imagenet_subset, 200, 200, ""),
 }
-ARRAYS = {"cifar10": cifar10, "fashionmnist": fashionmnist}
+ARRAYS = {"cifar10": cifar10, "cifar100": cifar100, "fashionmnist": fashionmnist}
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -194,12 +203,13 @@ def test_the_classes_of_the_imagenet_subset_are_drawn_once_and_for_all(tmp_path:
 def test_arrays_in_the_published_layout(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ARRAYS[name](tmp_path)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)
-    data, shades = DATASETS.get(name)().load(tmp_path), {"cifar10": [100, 20], "fashionmnist": [20, 10]}[name]
-    for images, count, first in ((data.train, shades[0], 0), (data.test, shades[1], 100 if name == "cifar10" else 0)):
+    data = DATASETS.get(name)().load(tmp_path)
+    train, test, start, classes = {"cifar10": (100, 20, 100, 10), "cifar100": (100, 100, 100, 100), "fashionmnist": (20, 10, 0, 10)}[name]
+    for images, count, first in ((data.train, train, 0), (data.test, test, start)):
         assert isinstance(images, Images) and images.pixels.shape[3] == 3 and images.labels.dtype == np.int64
         assert images.pixels[:, 0, 0, 0].tolist() == list(range(first, first + count))
-        assert images.labels.tolist() == [i % 10 for i in range(count)]
-    assert len(data.classes) == 10
+        assert images.labels.tolist() == [i % classes for i in range(count)]
+    assert len(data.classes) == classes
     make_stream(name, tmp_path)
     assert not (tmp_path / "home").exists()  # arrays need no cache
 
