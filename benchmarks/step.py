@@ -37,7 +37,7 @@ from torchvision import transforms as T
 from fczoo import Batch, Context, Method, Task, Tree, create_method
 from fczoo.backbone import Backbone, ViTConfig
 from fczoo.core import drop, select
-from fczoo.data import Images
+from fczoo.data import Defaults, Images
 from fczoo.engine import Client, Engine, Plan, broadcast
 from fczoo.images import DRAWS, Augment, ImageStore, get_augment
 from fczoo.record import peak_memory, versions
@@ -48,7 +48,7 @@ OTHERS = (ViTConfig("vit_tiny_patch16_224", 224, 16, 192, 12, 3, 768), ViTConfig
 CONFIGS = {config.name: config for config in (BUNDLED, *OTHERS)}
 AUGMENT = {"hgp": "hgp", "pilora": "pilora", "fppl": "fppl", "fcilpt": "crop"}
 TASK = Task(index=0, start=0, stop=10, classes=20, count=2)
-EPOCHS, PIXELS = 2, 32  # of a round; width of the images before they are resized
+EPOCHS, PIXELS = Defaults.epochs, 32  # of a round, as bench has them unless told otherwise; width of the images before they are resized
 
 Side = Callable[[], Any]
 
@@ -314,7 +314,7 @@ def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
 @click.option("--together", default="1,10", callback=words, help="Clients in one forward of fczoo; the largest is the number of clients.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
 @click.option("--batch-size", default=16)
-@click.option("--steps", default=4, help="Of a client in a round, in two epochs.")
+@click.option("--steps", default=2 * EPOCHS, help="Of a client in a round.")
 @click.option("--repeats", default=3)
 @click.option("--threads", default=torch.get_num_threads())
 @click.option("--clock", type=click.Choice(["wall", "cpu"]), default="wall", help="cpu: process time, for a busy machine, with --threads 1.")
