@@ -13,7 +13,7 @@ from .papers import DATASETS, Number, Paper, get_paper, plain_split
 from .registry import METHODS, PARTITIONERS
 from .runner import create_method
 from .runs import WHERE, Experiment, Line, read_experiments, said
-from .tables import COLUMNS, Entry
+from .tables import COLUMNS, Entry, entry_of
 
 IGNORED = (*WHERE, "partition_seed")  # what cannot change what is compared, or no paper states
 
@@ -58,7 +58,8 @@ def comparisons(experiment: Experiment, line: Line, paper: Paper) -> list[Compar
     ]
     split = plain_split(experiment.abouts[0]["partition"]["spec"])
     same = [n for n in numbers if n.spec == split and n.tasks == experiment.task_count]
-    return [Comparison(line, n, _entry(line, n), tuple(differences(experiment, line, paper, n))) for n in same or numbers]
+    ours = {n: entry_of(line, COLUMNS[n.metric_here]) for n in same or numbers if n.metric_here}
+    return [Comparison(line, n, known, tuple(differences(experiment, line, paper, n))) for n, known in ours.items() if known]
 
 
 def differences(experiment: Experiment, line: Line, paper: Paper, number: Number) -> list[str]:
@@ -89,11 +90,6 @@ def _meaning(name: str, value: Any) -> Any:
     if name == "partition" and not str(value).startswith("file:"):
         return PARTITIONERS.create(value)
     return value
-
-
-def _entry(line: Line, number: Number) -> Entry:
-    value = COLUMNS[number.metric_here or ""].value
-    return Entry({s: float(value(r) or 0.0) for s, r in zip(line.seeds, line.results, strict=True)})
 
 
 def _differs(name: str, ours: Any, theirs: Any) -> str:

@@ -126,14 +126,15 @@ def make_table(experiment: Experiment, names: Sequence[str]) -> Table:
     columns = tuple(COLUMNS[n] for n in names)
     grid = []
     for column in columns:
-        entries = [_entry(line, column) for line in experiment.lines]
+        entries = [entry_of(line, column) for line in experiment.lines]
         ranked = marked([e if line.competes else None for e, line in zip(entries, experiment.lines, strict=True)], column)
         grid.append([m or e for m, e in zip(ranked, entries, strict=True)])
     rows = tuple(zip(*grid, strict=True))
     return Table(columns, tuple(line.label for line in experiment.lines), tuple(len(line.cells) for line in experiment.lines), rows)
 
 
-def _entry(line: Line, column: Column) -> Entry | None:
+def entry_of(line: Line, column: Column) -> Entry | None:
+    """One figure of one line; None where no run recorded it."""
     values = {s: column.value(r) for s, r in zip(line.seeds, line.results, strict=True)}
     known = {s: float(v) for s, v in values.items() if v is not None and not math.isnan(v)}
     return Entry(known) if known else None
