@@ -44,7 +44,7 @@ def figures(experiment: Experiment, ink: str = INK) -> Iterator[tuple[str, str, 
 
 def accuracy_curves(experiment: Experiment) -> Any:
     """Pooled accuracy after each task, mean over seeds, band of one standard deviation."""
-    figure, axes = pyplot().subplots(figsize=(5.2, 3.4))
+    figure, axes = pyplot().subplots(figsize=(5.2, 3.0 + 0.05 * len(experiment.lines)))
     tasks = np.arange(1, len(experiment.first.task_sizes) + 1)
     for line, colour in _coloured(experiment):
         curves = np.array([[pooled(r.accuracy, r.test_counts, t) for t in range(len(tasks))] for r in line.results])
@@ -54,27 +54,28 @@ def accuracy_curves(experiment: Experiment) -> Any:
     return legend(figure, axes)
 
 
-def forgetting_bars(experiment: Experiment) -> Any:
-    """For every old task the drop from its best accuracy to its last, mean over seeds."""
-    figure, axes = pyplot().subplots(figsize=(5.2, 3))
+def forgetting_map(experiment: Experiment) -> Any:
+    """For every method and old task the drop from its best accuracy to its last, mean over seeds; below 0: it became better."""
     tasks = len(experiment.first.task_sizes)
-    width = 0.8 / len(experiment.lines)
-    for i, (line, colour) in enumerate(_coloured(experiment)):
-        drops = np.array([[max(r.accuracy[t][k] for t in range(k, tasks - 1)) - r.accuracy[-1][k] for k in range(tasks - 1)] for r in line.results])
-        spread = drops.std(0, ddof=1) if len(drops) > 1 else None
-        place = np.arange(1, tasks) + (i - (len(experiment.lines) - 1) / 2) * width
-        axes.bar(place, drops.mean(0), width, yerr=spread, label=line.label, color=colour, ecolor=_ink())
-    axes.axhline(0, color=_ink(), linewidth=0.8)
-    axes.set(xlabel="task", ylabel="forgetting, points", xticks=np.arange(1, tasks))
-    return legend(figure, axes)
+    figure, axes = pyplot().subplots(figsize=(max(4.0, 1.6 + 0.42 * tasks), 0.9 + 0.27 * len(experiment.lines)))
+    drops = [
+        np.mean([[max(r.accuracy[t][k] for t in range(k, tasks - 1)) - r.accuracy[-1][k] for k in range(tasks - 1)] for r in line.results], 0)
+        for line in experiment.lines
+    ]
+    heat(axes, np.array(drops), "{:.0f}", "RdBu_r", -100, 100)
+    rows = np.arange(len(drops)) + 0.5
+    axes.set(xlabel="task", xticks=np.arange(tasks - 1) + 0.5, xticklabels=range(1, tasks))
+    axes.set_yticks(rows, [line.label for line in experiment.lines])
+    return figure
 
 
 def accuracy_against_bytes(experiment: Experiment) -> Any:
     """Final pooled accuracy against everything that went over the wire, one point a seed."""
     figure, axes = pyplot().subplots(figsize=(5.2, 3.2))
-    for line, colour in _coloured(experiment):
+    for i, (line, colour) in enumerate(_coloured(experiment)):
         sent = [(r.bytes_up + r.bytes_down) / 1e6 for r in line.results]
-        axes.scatter(sent, [r.metrics["A_N"] for r in line.results], label=line.label, color=colour, zorder=3)
+        marker = "o^s"[i // len(COLOURS) % 3]  # more lines than colours: another mark
+        axes.scatter(sent, [r.metrics["A_N"] for r in line.results], label=line.label, color=colour, marker=marker, zorder=3)
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set(xscale="log", xlabel="MB sent in the run, all clients, up and down", ylabel="A_N, %")
@@ -105,7 +106,7 @@ def loss_curves(experiment: Experiment) -> Any:
         curves = [_losses(cell.folder / ROUNDS) for cell in line.cells]
         if shortest := min(map(len, curves)):
             _band(axes, np.arange(1, shortest + 1), np.array([c[:shortest] for c in curves]), line.label, colour, marker="")
-    axes.set(xlabel="round", ylabel="clients' loss (each method's own)")
+    axes.set(xlabel="round", ylabel="loss, each method's own")
     axes.xaxis.get_major_locator().set_params(integer=True)
     return legend(figure, axes)
 
@@ -146,7 +147,7 @@ def accuracy_matrix(line: Line) -> Any:
 
 PLOTS: tuple[tuple[str, str, Callable[[Experiment], Any]], ...] = (
     ("accuracy", "Accuracy over all classes seen, after each task; band: standard deviation over seeds", accuracy_curves),
-    ("forgetting", "Forgetting of each task: its best accuracy before the end minus its last", forgetting_bars),
+    ("forgetting", "Forgetting of each task, points: its best accuracy before the end minus its last, mean over seeds", forgetting_map),
     ("bytes", "Final accuracy against all bytes sent", accuracy_against_bytes),
     ("partition", "Training images of each client in each task", partition_map),
     ("loss", "Training loss in each round", loss_curves),
@@ -195,7 +196,7 @@ def _band(axes: Any, x: np.ndarray, curves: np.ndarray, label: str, colour: str,
     axes.plot(x, mean, label=label, color=colour, marker=marker, markersize=3.5, linewidth=1.6, linestyle=("-", "--", ":")[turn % 3])
     if len(curves) > 1:
         spread = curves.std(0, ddof=1)
-        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
 
 
 def heat(axes: Any, values: np.ndarray, show: str, colours: str, low: float | None = None, high: float | None = None) -> None:

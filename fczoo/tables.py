@@ -75,7 +75,11 @@ def _megabytes(size: float | None) -> float | None:
     return None if size is None else size / 1e6
 
 
-_three, _whole = "{:,.3f}".format, "{:,.0f}".format
+def _three(value: float) -> str:
+    return "0" if not value else "<0.001" if value < 0.0005 else f"{value:,.3f}"  # a few bytes are not nothing
+
+
+_whole = "{:,.0f}".format
 
 
 MEANINGS = {
