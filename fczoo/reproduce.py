@@ -96,7 +96,7 @@ def status(card: Card, experiments: Sequence[Experiment]) -> list[str]:
         for line in (line for line in e.lines if line.results[0].method == card.paper.key):
             about = line.cells[0].about
             machine = about.get("hardware", {})
-            where = ", ".join(machine.get("gpus") or [machine["cpu"]]) if machine else f"an unrecorded {about['device']}"
+            where = ", ".join(map(str, machine.get("gpus") or [machine.get("cpu")])) if machine else f"an unrecorded {about['device']}"
             lines.append(
                 f"run on {about.get('started', 'an unrecorded day')[:10]}, {where}: {verdict(card, e, line)} [{line.cells[0].folder.parent}]"
             )

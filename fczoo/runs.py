@@ -29,6 +29,7 @@ SHAPE: dict[str, Any] = {  # of bench.json
     "device": str,
     "versions": dict[str, Any],
     "hardware": dict[str, Any],
+    "started": str,
     "command": list[str],
     "earlier_commands": list[list[str]],
 }

@@ -156,7 +156,7 @@ def test_hgp_rates_line_by_line() -> None:
 @pytest.mark.parametrize(
     ("protocol", "dataset", "method", "expected"),
     [
-        ("pilora", "cifar100", "pilora", {"lr_prototype": 2e-2, "lr_lora": 1e-5, "rank": 4, "pull": 1e-3, "ortho": 0.5, "temperature": 0.2}),
+        ("pilora", "cifar100", "pilora", {"lr_prototype": 2e-2, "lr_lora": 1e-5, "rank": 4, "pull": 1e-3, "ortho": 0.5, "temperature": 0.2, "sparse": 0, "weight_decay": 0}),
         ("pilora", "tinyimagenet", "pilora", {"lr_prototype": 5e-3, "lr_lora": 5e-6}),
         ("pilora", "cifar100", "ewc", {"tune": "lora", "rank": 4, "blocks": (0,)}),
         ("pilora", "cifar100", "joint", {"setting": "federated"}),
@@ -186,6 +186,15 @@ def test_fcilpt_population_by_tasks(tasks: int, joining: int, rounds: int, last:
 @pytest.mark.parametrize(("tasks", "rounds"), [("10", 20), ("20", 10), ("50,10,10,10,10,10", 33)])
 def test_fppl_rounds_by_tasks(tasks: str, rounds: int) -> None:
     assert Settings.for_dataset("cifar100", protocol="fppl", tasks=tasks).rounds == rounds
+
+
+def test_what_holds_on_single_data_sets_only() -> None:
+    """FCILPT shows Mini-ImageNet at 224 pixels; FPPL has IID on CIFAR-100 alone, and its other betas on the two others."""
+    sizes = {d: Settings.for_dataset(d, protocol="fcilpt").stored_size for d in ("miniimagenet", "tinyimagenet", "cifar100")}
+    assert sizes == {"miniimagenet": 224, "tinyimagenet": None, "cifar100": None}
+    splits = {d: [s.partition(",")[0] for s in specs] for d, specs in PROTOCOLS.get("fppl").partitions.items()}
+    betas = [f"dirichlet:{b}" for b in (1, 0.5, 0.1, 0.05, 0.01)]
+    assert splits == {"imagenet_r": betas, "cub200": betas, "cifar100": ["dirichlet:0.5", "iid"]}
 
 
 # ---------------------------------------------------------------- layers
@@ -324,7 +333,7 @@ def test_dry_run_of_a_missing_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert word in done.stdout
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
     assert rows["backbone"] == ["vit_nano_32", "given"] and rows["rounds"] == ["5", "protocol", "hgp"] and rows["precision"] == ["fp32", "default"]
-    assert rows["lr"] == ["0.003", "protocol", "hgp"] and rows["clip"] == ["1", "default"]
+    assert rows["lr"] == ["0.003", "protocol", "hgp"] and rows["init"] == ["normal", "default"]
     assert not any(tmp_path.iterdir())
 
 

@@ -130,6 +130,10 @@ def test_unfinished_and_failed_runs_are_named_and_stay_out_of_the_table(folder):
     assert [line.split()[-1] for line in text.splitlines() if line.startswith(("one", "two", "three"))][:3] == ["2", "2", "2"]
 
 
+def changed(path: Path, **fields: object) -> None:
+    write_json(path, {**json.loads(path.read_text()), **fields})
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -137,6 +141,11 @@ def test_unfinished_and_failed_runs_are_named_and_stay_out_of_the_table(folder):
         (lambda f: (f / "bench.json").write_text("{"), "no valid run description"),
         (lambda f: (f / "bench.json").write_text("[]"), "holds no JSON object"),
         (lambda f: (f / "bench.json").write_text("{}"), "it lacks backbone"),
+        (lambda f: changed(f / "bench.json", methods={"../one": {}}), "methods.../one is not what it should be"),
+        (lambda f: changed(f / "bench.json", seeds=["0"]), "seeds is not what it should be"),
+        (lambda f: changed(f / "bench.json", settings={"clients": -1}), "Settings.clients is -1; it must be at least 1"),
+        (lambda f: changed(f / "one/seed0/result.json", accuracy=[[90.0], [70.0]]), "do not go with"),
+        (lambda f: changed(f / "one/seed0/result.json", metrics={}), "lacks the metric"),
         (lambda f: (f / "one/seed0/result.json").write_text('{"method": "one"}'), "no valid result file"),
         (lambda f: [p.unlink() for p in f.rglob("result.json")], "no run is finished"),
     ],

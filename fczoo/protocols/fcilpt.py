@@ -27,7 +27,7 @@ class FCILPT(Protocol):
         **same("paper: resize to 224", augment="none", test_crop=1.0),
         "class_order": Stated("natural", "not stated"),
     }
-    datasets = {"cifar100": {}, "miniimagenet": {}, "tinyimagenet": {}}
+    datasets = {"cifar100": {}, "miniimagenet": {"stored_size": Stated(224, "paper: images of 224x224 pixels")}, "tinyimagenet": {}}
     methods = {
         "fcilpt": {"lr": Stated(0.03, "paper; L2P scales this rate by batch/256")},
         "glfc": {"memory": Stated(2000, "paper: 2,000 exemplars a client for the methods that it compares with")},

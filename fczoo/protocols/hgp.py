@@ -91,6 +91,8 @@ class HGP(Protocol):
             **same("paper, section 3.2 and experiments", server_epochs=5, server_lr=0.01, per_class=256, spread=3.0),
             "prefix_len": Stated(100, "released code: 200 rows, half for keys and half for values; read literally, the paper has 200 of each"),
             "blocks": Stated((0, 1, 2, 3, 4), "paper: the first five blocks"),
+            **same("released code; the paper has plain logits and no clipping", clip=1.0, logit_norm=0.1),
+            "class_weights": Stated("uniform", "released code; the paper's eq. 6: counts"),
         },
         "pilora": {"lr_lora": Stated(1e-4, "paper, appendix H, where the legend swaps the two rates")},
         "ccvr": {"per_class": Stated(256, CODE)},
@@ -102,6 +104,7 @@ class HGP(Protocol):
         "The header of table 2 prints beta 0.5, 0.1, 0.05 above EuroSAT and Cars-196; section 4.1 and appendix H have 1.0, 0.5, 0.2.",
         "The paper scales pixels to [0, 1] (--set backbone.mean=0,0,0 --set backbone.std=1,1,1). The released code normalises by data set, "
         "whatever the checkpoint: --norm-by-dataset does the same.",
+        "Appendix E has 100 clients on CIFAR-100 at beta 0.05: --clients 100 --participation 10 (20, 50, 100).",
         "The released code's optimizer is AdamW without weight decay, which is Adam.",
         "LoRM's own instructions take 10 rounds a task on Cars-196 and ImageNet-A, and 3e-3 on CIFAR-100 at beta 0.5.",
         "Appendix H also has TARGET's distillation weight 25 and 30 generator rounds, RegMean's gamma 0.5 (CIFAR-100) and 0.1 (elsewhere), and "
