@@ -26,7 +26,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 SIZE = ["--rounds", "3", "--epochs", "1", "--tasks", "3", "--clients", "3", "--train-per-class", "16", "--test-per-class", "4", "--device", "cpu"]
-ASIDE = {"seconds", "peak_memory", "phases", "command", "started", "bytes_per_second"}
+ASIDE = {"seconds", "peak MB", "peak_memory", "phases", "command", "started", "bytes_per_second"}
 DISK = 64_000_000  # bytes of the small file system
 
 

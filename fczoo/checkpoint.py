@@ -1,9 +1,7 @@
 """What survives a killed process: one file a run, replaced after every round, from which the run goes on."""
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from .core import Tree
 from .errors import FczooError, first_line
+from .files import write_safely
 
 FORMAT = "fczoo-checkpoint-1"
 
@@ -84,32 +83,6 @@ class Checkpoint:
 def settled(value: Tensor) -> Tensor:
     """The tensor in memory of its own, as one read from a file has it: sums can depend on strides and alignment in their last bit."""
     return value.clone(memory_format=torch.contiguous_format) if value.storage_offset() or not value.is_contiguous() else value
-
-
-def write_safely(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, also after a crash, finds the old content or the new one, never part of it."""
-    draft = path.with_name(path.name + ".tmp")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system can."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from .core import Partitioner
 from .data import Stream
 from .errors import FczooError
+from .files import write_safely
 from .population import Population
 from .registry import PARTITIONERS
 from .seeds import numpy_stream
@@ -51,7 +52,7 @@ class Partition:
         return np.array([[len(c) for c in task] for task in self.tasks])
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps({"format": FORMAT, "sha256": self.sha256, **self._content()}) + "\n")
+        write_safely(path, f"{json.dumps({'format': FORMAT, 'sha256': self.sha256, **self._content()})}\n".encode())
 
     def _content(self) -> dict[str, Any]:
         tasks = [[c.tolist() for c in task] for task in self.tasks]

@@ -15,9 +15,9 @@ from typing import Any, Protocol, get_args, get_origin, get_type_hints
 import torch
 
 from . import __version__
-from .checkpoint import write_safely
 from .core import Method
 from .errors import FczooError
+from .files import write_safely
 from .identity import code_sha256
 from .metrics import METRICS
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from .files import write_safely
 from .record import write_json
 from .runs import Experiment, Line, read_experiments
 from .tables import ACCURACY, COLUMNS, COSTS, SEEN, Table, make_table, to_csv, to_json, to_latex, to_markdown, to_text
@@ -70,8 +71,8 @@ def write_summary(folder: Path) -> None:
     """``summary.{json,csv,md}`` of one run folder, from what is finished in it."""
     (experiment,) = read_experiments([folder])
     write_json(folder / "summary.json", as_json(experiment))
-    (folder / "summary.csv").write_text(to_csv([experiment]))
-    (folder / "summary.md").write_text(sections([experiment], "markdown", GROUPS) + "\n")
+    write_safely(folder / "summary.csv", to_csv([experiment]).encode())
+    write_safely(folder / "summary.md", f"{sections([experiment], 'markdown', GROUPS)}\n".encode())
 
 
 def as_json(experiment: Experiment) -> dict[str, object]:

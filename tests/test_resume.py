@@ -15,7 +15,8 @@ import torch
 
 from fczoo import FczooError
 from fczoo.bench import Conduct, Recorder, run_grid
-from fczoo.checkpoint import Checkpoint, Snapshot, settled, write_safely
+from fczoo.checkpoint import Checkpoint, Snapshot, settled
+from fczoo.files import write_safely
 from fczoo.registry import METHODS
 from fczoo.resume import Interrupted, Interrupts, check_same, only_process
 from fczoo.settings import Settings
