@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .backbone import Backbone
 from .core import Batch, Context, Method, Optim, Task, Tree, select
+from .errors import FczooError
 from .losses import head_logits, linear_head, task_cross_entropy
 from .options import option
 
@@ -34,6 +35,11 @@ class Tuned(Method):
     rank: int = option(4, "LoRA rank, with tune=lora", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v, with tune=lora", low=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tune == "head" and getattr(self, "stats_unnormalised", False):
+            raise FczooError(f"{self.name}.stats_unnormalised reads images anew, {self.name}.tune=head only kept features; leave out one of the two")
+
     def inputs(self) -> frozenset[str]:
         return frozenset({"query"}) if self.tune == "head" else frozenset({"images"})  # frozen features are kept by the engine
 
@@ -51,7 +57,7 @@ class Tuned(Method):
         return self.logits(backbone, state, batch)[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch, raw: bool = False) -> Tensor:
-        """Features [B, D] under the trained weights of ``tree``; ``raw``: of pixels in [0, 1], where images are read at all."""
+        """Features [B, D] under the trained weights of ``tree``; ``raw``: of pixels in [0, 1]."""
         if self.tune == "head":
             return batch.q
         return backbone((raw_images(backbone, batch) if raw else batch).x, select(tree, "full.", "lora."))

@@ -528,6 +528,8 @@ def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
     torch.testing.assert_close(wrong, by_hand, **CLOSE)
     raw = data.x * std + mean
     assert raw.min() > -1e-9 and raw.max() < 1 + 1e-9
+    with pytest.raises(FczooError, match=f"{name}.stats_unnormalised reads images anew, {name}.tune=head only kept features"):
+        create_method(name, stats_unnormalised=True, tune="head")
 
 
 # --- GLFC
