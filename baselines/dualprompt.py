@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.backbone import Backbone
@@ -93,7 +94,7 @@ class DualPrompt(Method):
         return self._logits(backbone, state, batch, experts)[:, : task.stop]
 
     def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return self.match(state, batch.q)[:, None]
+        return F.one_hot(self.match(state, batch.q), len(self._slots(state, "key")))
 
     def match(self, state: Tree, query: Tensor) -> Tensor:
         """Number of the task [B] whose key is nearest to each image's query, among the tasks trained so far."""

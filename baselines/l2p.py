@@ -81,7 +81,7 @@ class L2P(Method):
         return self._logits(backbone, state, batch, self.choose(state, batch)[1])[:, : task.stop]
 
     def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return self.choose(state, batch)[1]
+        return F.one_hot(self.choose(state, batch)[1], self.size).sum(1)
 
     def choose(self, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cosine similarities to all keys [B, M] and numbers of the N chosen prompts [B, N]."""

@@ -184,7 +184,7 @@ class Method(ABC):
         """Server: logits over the classes seen so far, [B, task.stop]."""
 
     def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor | None:
-        """Server, for diagnostics: numbers of the prompts that each image takes from a pool [B, N]; None without a pool."""
+        """Server, for diagnostics: how often each image takes each prompt of a pool [B, M]; None without a pool."""
         return None
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:

@@ -107,8 +107,8 @@ def prompt_shares(bench: "Bench", method: Method, state: Tree, now: Task, task: 
     """Share of each prompt of the pool in the choices of one task's test images after task ``now``; empty without a pool."""
     index = torch.from_numpy(bench.stream.positions(bench.stream.test, task))
     found = [method.choices(bench.backbone, state, batch, now) for batch in batches(method, bench.test, index, BATCH)]
-    chosen = [c.flatten() for c in found if c is not None]
-    return (torch.bincount(torch.cat(chosen)) / sum(map(len, chosen))).tolist() if chosen else []
+    counts = [c.sum(0) for c in found if c is not None]
+    return (torch.stack(counts).sum(0) / torch.stack(counts).sum()).tolist() if counts else []
 
 
 def histogram(values: Tensor, size: int) -> list[int]:

@@ -92,7 +92,7 @@ class FCILPT(Method):
         return head_logits(state, self._features(backbone, state, batch, chosen))[:, : task.stop]
 
     def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return self.choose(backbone, state, batch)[1]
+        return F.one_hot(self.choose(backbone, state, batch)[1], self.size).sum(1)
 
     def choose(self, backbone: Backbone, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cosine similarities and numbers of the N keys nearest to each image's query, [B, N] each, nearest first."""

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.nn.functional import one_hot
 
 from fczoo.cli import main
 from fczoo.core import Task
@@ -47,10 +48,8 @@ def test_prompt_shares_by_hand(record, monkeypatch):
     run = record("l2p")
     first = run.bench.stream.tasks[0]
     assert (first.start, first.stop) == (0, 3) and run.result.test_counts[0] % 3 == 0
-    monkeypatch.setattr(
-        type(run.method), "choices", lambda self, backbone, state, batch, task: torch.stack([batch.y, torch.full_like(batch.y, 3)], 1)
-    )
-    assert prompt_shares(run.bench, run.method, {}, first, first) == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
+    monkeypatch.setattr(type(run.method), "choices", lambda self, backbone, state, batch, task: one_hot(batch.y, 5) + one_hot(torch.tensor(3), 5))
+    assert prompt_shares(run.bench, run.method, {}, first, first) == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2, 0])
     monkeypatch.setattr(type(run.method), "choices", lambda *_: None)
     assert prompt_shares(run.bench, run.method, {}, first, first) == []
 
