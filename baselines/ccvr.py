@@ -13,12 +13,12 @@ from fczoo.core import Batch, Context, ServerAggregator, Task, Tree, drop, selec
 from fczoo.gaussians import draw_features, gaussians, moment_sums, no_gaussians, normalised_cross_entropy, pooled, train_head
 from fczoo.options import option
 from fczoo.registry import register_method
-from fczoo.tuning import Tuned
+from fczoo.tuning import TunedWithStatistics
 
 
 @register_method("ccvr")
 @dataclass(frozen=True)
-class CCVR(Tuned):
+class CCVR(TunedWithStatistics):
     """FedAvg whose server trains the head again after each round, on features drawn from Gaussians of the clients' classes.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count, mean and variance of each
@@ -42,7 +42,6 @@ class CCVR(Tuned):
     per_class: int = option(256, "features drawn per class and epoch; also the batch size", low=1)
     server_epochs: int = option(5, "epochs of the calibration", low=1)
     server_lr: float = option(0.01, "its learning rate, SGD with momentum 0.9 and cosine over the epochs", low=0)
-    stats_unnormalised: bool = option(False, "statistics of images in [0, 1], without the normalisation of training", quirk="fed-mammoth")
     triple_pass: bool = option(
         False, "with covariance=full, count each image three times: biased covariances, classes of one image come through", quirk="fed-mammoth"
     )
@@ -53,7 +52,7 @@ class CCVR(Tuned):
         return state if keep else {**state, **no_gaussians(backbone.dim, self.covariance == "full")}
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        return moment_sums(self.features(backbone, train, batch, raw=self.stats_unnormalised), batch, ctx.task, self.covariance == "full")
+        return moment_sums(self.statistics_features(backbone, train, batch), batch, ctx.task, self.covariance == "full")
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         if self.triple_pass and self.covariance == "full":

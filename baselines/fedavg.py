@@ -1,12 +1,13 @@
 """FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data. McMahan et al., AISTATS 2017."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from fczoo.backbone import Backbone
-from fczoo.core import Batch, Moment, Task, Tree
+from fczoo.core import Batch, Content, Moment, Task, Tree
 from fczoo.losses import class_sums
 from fczoo.options import option
 from fczoo.registry import register_method
@@ -24,6 +25,11 @@ class FedAvg(Tuned):
     paper = "McMahan et al., AISTATS 2017"
 
     start: Literal["random", "means"] = option("random", "new head rows: random, or the classes' mean features (HeadTune, Legate et al., 2023)")
+
+    @property
+    def uploads(self) -> Mapping[str, Content]:  # type: ignore[override]
+        """Class statistics, where head rows start from them."""
+        return {"class.count": "counts", "class.sum": "class means"} if self.start == "means" else {}
 
     def surveys(self) -> frozenset[Moment]:
         return frozenset({"begin"}) if self.start == "means" else frozenset()

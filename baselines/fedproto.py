@@ -13,12 +13,12 @@ from fczoo.core import Batch, Context, ServerAggregator, Task, Tree, drop, selec
 from fczoo.losses import class_sums, head_logits, nearest_mean, task_cross_entropy
 from fczoo.options import option
 from fczoo.registry import register_method
-from fczoo.tuning import HGP_RATES, Tuned
+from fczoo.tuning import HGP_RATES, TunedWithStatistics
 
 
 @register_method("fedproto")
 @dataclass(frozen=True)
-class FedProto(Tuned):
+class FedProto(TunedWithStatistics):
     """Features are drawn to the global prototype of their class, the mean feature over all clients after the last round.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count and mean feature of each
@@ -35,7 +35,6 @@ class FedProto(Tuned):
     strength: float = option(0.1, "ld, weight of the distance to the prototypes (official code: 1)", low=0)
     per_sample: bool = option(False, "distance of each image instead of each class's mean in the batch (official code)")
     infer: Literal["head", "ncm"] = option("head", "answer of the linear head, or the nearest prototype, those of old tasks as they were")
-    stats_unnormalised: bool = option(False, "prototypes of images in [0, 1], without the normalisation of training", quirk="fed-mammoth")
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         dim = backbone.dim
@@ -59,7 +58,7 @@ class FedProto(Tuned):
         return (gap * known * (count > 0)).sum()
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        return class_sums(self.features(backbone, train, batch, raw=self.stats_unnormalised), batch, ctx.task)
+        return class_sums(self.statistics_features(backbone, train, batch), batch, ctx.task)
 
     def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
         sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in select(payloads[0], "class.")}

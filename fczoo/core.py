@@ -225,8 +225,8 @@ def keep_rows(payload: Tree, prefix: str, keep: Tensor) -> Tree:
     """
     rows = select(payload, prefix)
     if f"{prefix}label" in payload:
-        return {**payload, **{k: v[keep] for k, v in rows.items()}}
-    return {**payload, **{k: torch.where(keep.view(-1, *[1] * (v.dim() - 1)), v, torch.zeros_like(v)) for k, v in rows.items()}}
+        return {**payload, **{k: v[keep.to(v.device)] for k, v in rows.items()}}
+    return {**payload, **{k: torch.where(keep.to(v.device).view(-1, *[1] * (v.dim() - 1)), v, torch.zeros_like(v)) for k, v in rows.items()}}
 
 
 def content_of(name: str, uploads: Mapping[str, Content]) -> Content:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .aggregate import prototype_weights
-from .core import Method, Task, Tree, select
+from .core import Method, Task, Tree, overrides, select
 from .evaluate import batches, predictions
 from .record import read_lines
 
@@ -84,8 +84,8 @@ class Probe:
             answers, _ = _predictions(bench, method, state, task, seen)
             matrix.append([n / max(len(answers), 1) for n in histogram(torch.bucketize(answers, starts, right=True), task.index + 1)])
         self._write(task, "confusion", matrix=matrix)
-        shares = [prompt_shares(bench, method, state, task, seen) for seen in bench.stream.tasks[: task.index + 1]]
-        if any(shares):
+        if overrides(method, "choices"):
+            shares = [prompt_shares(bench, method, state, task, seen) for seen in bench.stream.tasks[: task.index + 1]]
             self._write(task, "choices", share=shares)
         if self.begin:
             self._write(task, "task drift", **{"by prefix": {p: movement(select(self.begin, p), select(state, p)) for p in method.optims()}})

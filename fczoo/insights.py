@@ -18,7 +18,7 @@ def insights(line: Line) -> Iterator[tuple[str, str, Any]]:
     folder = line.cells[0].folder
     try:
         yield from _insights(line, read(folder))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FczooError(f"{folder / FILE} is no valid list of diagnostics: {type(error).__name__} {error}") from error
 
 
@@ -66,9 +66,7 @@ def _clients(records: list[dict[str, Any]]) -> Any:
 
 
 def _choices(record: dict[str, Any]) -> Any:
-    values = np.zeros((len(record["share"]), max(map(len, record["share"]))))
-    for row, share in enumerate(record["share"]):
-        values[row, : len(share)] = np.multiply(100, share)
+    values = 100 * np.array(record["share"])
     figure, axes = pyplot().subplots(figsize=(max(3.5, 1 + 0.42 * values.shape[1]), 1 + 0.36 * len(values)))
     heat(axes, values, "{:.0f}", "Greens", 0)
     axes.set(xlabel="prompt", ylabel="images of task", xticks=np.arange(values.shape[1]) + 0.5, yticks=np.arange(len(values)) + 0.5)

@@ -12,7 +12,8 @@ Counts = Sequence[int]
 
 def pooled(a: Matrix, n: Counts, t: int) -> float:
     """A_t = sum_i n_i a[t][i] / sum_i n_i over i <= t: share of correct answers over all test images seen so far."""
-    return sum(c * x for c, x in zip(n, a[t], strict=False)) / sum(n[: t + 1])
+    seen = sum(n[: t + 1])
+    return sum(c * x for c, x in zip(n, a[t], strict=False) if c) / seen if seen else float("nan")
 
 
 def final(a: Matrix, n: Counts) -> float:

@@ -2,8 +2,9 @@
 
 A robust aggregator protects what a method averages; what it merges class by class (prototypes, Gaussians, sums of a survey)
 is protected here, in one place for all methods (``--outliers``). The centre of a class is the geometric median of its
-clients' means, which stays near the honest ones while more than half of them are (Pillutla et al., "Robust Aggregation for
-Federated Learning", IEEE Transactions on Signal Processing 2022).
+clients' means, which stays near the honest ones while more than half of them are honest (Pillutla et al., "Robust Aggregation for
+Federated Learning", IEEE Transactions on Signal Processing 2022). What was admitted in an earlier round, when too few clients had
+the class to tell, stays on the server.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ FEWEST = 3  # clients with a class, below which nobody can say who is right
 
 
 class Means(NamedTuple):
-    """What one upload says of classes."""
+    """What one upload says of classes; on the CPU."""
 
     prefix: str  # of the tensors that belong together
     labels: Tensor  # [g]
@@ -51,10 +52,9 @@ def means_of(payload: Tree, contents: Mapping[str, Content], task: Task) -> Iter
         prefix, _, kind = name.rpartition(".")
         if content_of(name, contents) != "class means" or kind not in ("mean", "sum"):
             continue
-        count = payload.get(f"{prefix}.count")
-        present = torch.ones(len(value), dtype=torch.bool, device=value.device) if count is None else count > 0
-        mean = value.double() if kind == "mean" or count is None else value.double() / count[:, None].clamp(min=1)
-        yield Means(f"{prefix}.", payload.get(f"{prefix}.label", torch.arange(task.start, task.stop)), mean, present)
+        value, count = value.double().cpu(), payload.get(f"{prefix}.count", torch.ones(len(value))).cpu()
+        mean = value if kind == "mean" else value / count[:, None].clamp(min=1)
+        yield Means(f"{prefix}.", payload.get(f"{prefix}.label", torch.arange(task.start, task.stop)).cpu(), mean, count > 0)
 
 
 def geometric_median(points: Tensor) -> Tensor:
@@ -69,13 +69,14 @@ def geometric_median(points: Tensor) -> Tensor:
 def _far(groups: Sequence[Means], factor: float) -> list[Tensor]:
     """For each upload which of its rows [g] are too far from their class's centre."""
     far = [torch.zeros_like(g.present) for g in groups]
-    for label in torch.cat([g.labels[g.present].cpu() for g in groups]).unique().tolist():
-        rows = [(k, int(i)) for k, g in enumerate(groups) for i in ((g.labels.to(g.present.device) == label) & g.present).nonzero()[:, 0]]
+    for label in torch.cat([g.labels[g.present] for g in groups]).unique().tolist():
+        rows = [(k, int(i)) for k, g in enumerate(groups) for i in ((g.labels == label) & g.present).nonzero()[:, 0]]
         if len(rows) < FEWEST:
             continue
         points = torch.stack([groups[k].values[i] for k, i in rows])
-        distance = torch.linalg.vector_norm(points - geometric_median(points), dim=1)
-        limit = factor * distance.sort().values[(len(rows) - 1) // 2]
-        for (k, i), d in zip(rows, distance.tolist(), strict=True):
-            far[k][i] = d > float(limit) + 1e-9 * float(points.abs().max())  # equal means differ by rounding
+        centre = geometric_median(points)
+        distance = torch.linalg.vector_norm(points - centre, dim=1)
+        limit = factor * distance.sort().values[(len(rows) - 1) // 2] + 1e-9 * centre.abs().max()  # equal means differ by rounding
+        for (k, i), d in zip(rows, distance, strict=True):
+            far[k][i] = d > limit
     return far

@@ -46,9 +46,9 @@ def accuracy_curves(experiment: Experiment) -> Any:
     """Pooled accuracy after each task, mean over seeds, band of one standard deviation."""
     figure, axes = pyplot().subplots(figsize=(5.2, 3.0 + 0.05 * len(experiment.lines)))
     tasks = np.arange(1, len(experiment.first.task_sizes) + 1)
-    for line, colour in _coloured(experiment):
+    for line, colour, turn in _coloured(experiment):
         curves = np.array([[pooled(r.accuracy, r.test_counts, t) for t in range(len(tasks))] for r in line.results])
-        _band(axes, tasks, curves, line.label, colour)
+        _band(axes, tasks, curves, line.label, colour, turn)
     axes.set(xlabel="tasks learned", ylabel="accuracy over all classes seen, %", xticks=tasks)
     axes.set_ylim(bottom=0)
     return legend(figure, axes)
@@ -72,10 +72,9 @@ def forgetting_map(experiment: Experiment) -> Any:
 def accuracy_against_bytes(experiment: Experiment) -> Any:
     """Final pooled accuracy against everything that went over the wire, one point a seed."""
     figure, axes = pyplot().subplots(figsize=(5.2, 3.2))
-    for i, (line, colour) in enumerate(_coloured(experiment)):
+    for line, colour, turn in _coloured(experiment):
         sent = [(r.bytes_up + r.bytes_down) / 1e6 for r in line.results]
-        marker = "o^s"[i // len(COLOURS) % 3]  # more lines than colours: another mark
-        axes.scatter(sent, [r.metrics["A_N"] for r in line.results], label=line.label, color=colour, marker=marker, zorder=3)
+        axes.scatter(sent, [r.metrics["A_N"] for r in line.results], label=line.label, color=colour, marker="o^s"[turn], zorder=3)
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set(xscale="log", xlabel="MB sent in the run, all clients, up and down", ylabel="A_N, %")
@@ -102,10 +101,10 @@ def partition_map(experiment: Experiment) -> Any:
 def loss_curves(experiment: Experiment) -> Any:
     """Mean training loss of the clients in each round, mean over seeds."""
     figure, axes = pyplot().subplots(figsize=(5.2, 3))
-    for line, colour in _coloured(experiment):
+    for line, colour, turn in _coloured(experiment):
         curves = [_losses(cell.folder / ROUNDS) for cell in line.cells]
         if shortest := min(map(len, curves)):
-            _band(axes, np.arange(1, shortest + 1), np.array([c[:shortest] for c in curves]), line.label, colour, marker="")
+            _band(axes, np.arange(1, shortest + 1), np.array([c[:shortest] for c in curves]), line.label, colour, turn, marker="")
     axes.set(xlabel="round", ylabel="loss, each method's own")
     axes.xaxis.get_major_locator().set_params(integer=True)
     return legend(figure, axes)
@@ -186,14 +185,15 @@ def _ink() -> str:
     return pyplot().rcParams["text.color"]
 
 
-def _coloured(experiment: Experiment) -> Iterator[tuple[Line, str]]:
+def _coloured(experiment: Experiment) -> Iterator[tuple[Line, str, int]]:
+    """Each line with a colour, and how often that colour was taken before: then it gets another stroke or mark."""
     for i, line in enumerate(experiment.lines):
-        yield line, COLOURS[i % len(COLOURS)]
+        yield line, COLOURS[i % len(COLOURS)], i // len(COLOURS) % 3
 
 
-def _band(axes: Any, x: np.ndarray, curves: np.ndarray, label: str, colour: str, marker: str = "o") -> None:
-    mean, turn = curves.mean(0), sum(line.get_color() == colour for line in axes.lines)  # more lines than colours: dashed, dotted
-    axes.plot(x, mean, label=label, color=colour, marker=marker, markersize=3.5, linewidth=1.6, linestyle=("-", "--", ":")[turn % 3])
+def _band(axes: Any, x: np.ndarray, curves: np.ndarray, label: str, colour: str, turn: int, marker: str = "o") -> None:
+    mean = curves.mean(0)
+    axes.plot(x, mean, label=label, color=colour, marker=marker, markersize=3.5, linewidth=1.6, linestyle=("-", "--", ":")[turn])
     if len(curves) > 1:
         spread = curves.std(0, ddof=1)
         axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
@@ -223,6 +223,6 @@ def legend(figure: Any, axes: Any) -> Any:
 def _losses(path: Path) -> np.ndarray:
     """Loss of each round, NaN where nobody drawn had data."""
     try:
-        return np.array([r.get("loss") for r in read_lines(path, "list of rounds")], dtype=float)
-    except (TypeError, ValueError) as error:
-        raise FczooError(f"{path} is no valid list of rounds: a loss is no number") from error
+        return np.array([r["loss"] for r in read_lines(path, "list of rounds")], dtype=float)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FczooError(f"{path} is no valid list of rounds: a round has no loss that is a number") from error

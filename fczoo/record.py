@@ -21,6 +21,8 @@ from .files import write_safely
 from .identity import code_sha256
 from .metrics import METRICS
 
+LARGEST = 2**63  # no number that a run writes is that large
+
 
 @dataclass
 class Result:
@@ -43,7 +45,7 @@ class Result:
     bytes_down: int = 0  # all broadcasts; a tensor that a client already has is not sent again
     client_rounds: int = 0  # uploads
     uploaded: dict[str, int] = field(default_factory=dict)  # bytes_up by what they tell of a client's data (core.Content)
-    rejected: list[dict[str, Any]] = field(default_factory=list)  # uploads that were turned away: task, moment, client, reason
+    rejected: list[dict[str, Any]] = field(default_factory=list)  # uploads turned away, in whole or part, or lost: task, moment, client, reason
     privacy: dict[str, float] = field(default_factory=dict)  # epsilon and delta of a client's uploads, where they are noisy
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)  # seconds in surveys, training, server and evaluation
@@ -165,8 +167,8 @@ def _fault(result: Result) -> str:
     tasks, rows = len(result.task_sizes), [len(row) for row in result.accuracy]
     if not tasks or len(result.test_counts) != tasks or rows != list(range(1, len(rows) + 1)) or len(rows) > tasks:
         return f"{tasks} tasks do not go with {len(result.test_counts)} numbers of test images and rows of {rows} accuracies"
-    if any(n < 0 for n in (*result.task_sizes, *result.test_counts)):
-        return "a task has a negative size"
+    if any(n < 0 for n in (*result.task_sizes, *result.test_counts)) or not sum(result.test_counts):
+        return "its tasks have negative sizes, or no test images at all"
     if rows and (missing := METRICS.keys() - result.metrics.keys()):
         return f"it lacks the metric {min(missing)}"
     return "" if all(isinstance(r.get("reason"), str) for r in result.rejected) else "an upload is rejected without a reason"
@@ -183,6 +185,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, list) and all(fits(v, inner[0]) for v in value)
     if kind is dict:
         return isinstance(value, dict) and all(fits(v, inner[1]) for v in value.values())
+    if isinstance(value, int | float) and abs(value) >= LARGEST:  # infinity, too
+        return False
     return isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
 
 

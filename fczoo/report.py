@@ -61,10 +61,10 @@ def notes(experiment: Experiment) -> list[str]:
 
 
 def _rejections(line: Line) -> str:
-    """How many uploads were turned away, with the three most frequent reasons."""
+    """How many uploads were turned away or lost, with the three most frequent reasons."""
     reasons = Counter(r["reason"] for result in line.results for r in result.rejected)
     often = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
-    return f"rejected uploads: {reasons.total()}, {often}{'; …' if len(reasons) > 3 else ''}" if reasons else ""
+    return f"uploads turned away or lost: {reasons.total()}, {often}{'; …' if len(reasons) > 3 else ''}" if reasons else ""
 
 
 def write_summary(folder: Path) -> None:

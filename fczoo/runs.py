@@ -1,7 +1,7 @@
 """Run folders, read back: which runs belong side by side, and under which names."""
 
 import dataclasses
-import re
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -157,15 +157,15 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise FczooError(f"{path} is no valid run description: it lacks {', '.join(sorted(missing))}")
     wrong = [k for k, hint in SHAPE.items() if k in about and not fits(about[k], hint)]
     wrong += [f"{k}.{name}" for k in ("backbone", "partition") for name in NAMES[k] if k not in wrong and not isinstance(about[k].get(name), str)]
-    wrong += [f"methods.{m}" for m in about["methods"] if not re.fullmatch(r"[\w-]+", m)] if "methods" not in wrong else []  # they name folders
+    wrong += [f"methods.{m}" for m in about["methods"] if Path(m).name != m or "\\" in m] if "methods" not in wrong else []  # they name folders
     if wrong:
-        raise FczooError(f"{path} is no valid run description: {wrong[0]} is not what it should be")
-    known = {f.name for f in dataclasses.fields(Settings)}
+        raise FczooError(f"{path} is no valid run description: {wrong[0]} has another form than fczoo writes; leave the folder out")
+    known = {f.name for f in dataclasses.fields(Settings)} & about["settings"].keys()
     try:
-        build(Settings, "settings", {k: v for k, v in about["settings"].items() if k in known})
+        read = dataclasses.asdict(build(Settings, "settings", {k: about["settings"][k] for k in known}))
     except FczooError as error:
         raise FczooError(f"{path} is no valid run description: {error}") from error
-    return about
+    return {**about, "settings": {**about["settings"], **json.loads(json.dumps({k: read[k] for k in known}))}}
 
 
 def read_cells(folder: Path, about: dict[str, Any]) -> list[Cell]:

@@ -118,7 +118,7 @@ SEEN = (
         Column(content, f"MB of a client's upload in a round that tell the server {tells}", partial(_uploaded, content=content), _three)
         for content, tells in TELLS.items()
     ),
-    Column("rejected", "uploads that were turned away", lambda r: len(r.rejected), _whole),
+    Column("rejected", "uploads that were turned away, in whole or in part, or never came", lambda r: len(r.rejected), _whole),
     Column("epsilon", "of (epsilon, delta)-differential privacy of a client's uploads", lambda r: r.privacy.get("epsilon"), "{:.2f}".format),
 )
 COLUMNS = {c.name: c for c in (*ACCURACY, *COSTS, *SEEN)}
@@ -209,7 +209,7 @@ def to_latex(table: Table, caption: str) -> str:
     arrows = {"high": r" $\uparrow$", "low": r" $\downarrow$", "": ""}
 
     def cell(entry: Entry | None, column: Column) -> str:
-        text = number(entry, column).replace("±", r"$\pm$").replace("–", "--")
+        text = number(entry, column).replace("±", r"$\pm$").replace("–", "--").replace("<", "$<$")
         if entry is None:
             return text
         return marks[entry.mark].format(text) + (r"$^{\approx}$" if entry.open else "")

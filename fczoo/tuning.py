@@ -35,11 +35,6 @@ class Tuned(Method):
     rank: int = option(4, "LoRA rank, with tune=lora", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v, with tune=lora", low=0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tune == "head" and getattr(self, "stats_unnormalised", False):
-            raise FczooError(f"{self.name}.stats_unnormalised reads images anew, {self.name}.tune=head only kept features; leave out one of the two")
-
     def inputs(self) -> frozenset[str]:
         return frozenset({"query"}) if self.tune == "head" else frozenset({"images"})  # frozen features are kept by the engine
 
@@ -56,11 +51,9 @@ class Tuned(Method):
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return self.logits(backbone, state, batch)[:, : task.stop]
 
-    def features(self, backbone: Backbone, tree: Tree, batch: Batch, raw: bool = False) -> Tensor:
-        """Features [B, D] under the trained weights of ``tree``; ``raw``: of pixels in [0, 1]."""
-        if self.tune == "head":
-            return batch.q
-        return backbone((raw_images(backbone, batch) if raw else batch).x, select(tree, "full.", "lora."))
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Features [B, D] under the trained weights of ``tree``."""
+        return batch.q if self.tune == "head" else backbone(batch.x, select(tree, "full.", "lora."))
 
     def logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         """Logits [B, C] over all classes of the run."""
@@ -87,6 +80,22 @@ class Tuned(Method):
                 plugs[f"{name}.a"] = torch.empty(self.rank, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)
                 plugs[f"{name}.b"] = torch.zeros(dim, self.rank)
         return plugs
+
+
+@dataclass(frozen=True)
+class TunedWithStatistics(Tuned):
+    """Base of those that also send statistics of their classes' features."""
+
+    stats_unnormalised: bool = option(False, "statistics of images in [0, 1], without the normalisation of training", quirk="fed-mammoth")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tune == "head" and self.stats_unnormalised:
+            raise FczooError(f"{self.name}.stats_unnormalised reads images anew, {self.name}.tune=head only kept features; leave out one of the two")
+
+    def statistics_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """The features [B, D] of which statistics are sent."""
+        return self.features(backbone, tree, raw_images(backbone, batch) if self.stats_unnormalised else batch)
 
 
 def raw_images(backbone: Backbone, batch: Batch) -> Batch:

@@ -41,6 +41,12 @@ def test_labelled_rows_by_hand():
     assert all(torch.equal(k["local.mean"], h["local.mean"]) for k, h in zip(kept, honest, strict=False))
 
 
+def test_a_huge_mean_does_not_hide_a_large_one():
+    """Distances 0, 0.1, 0.1, 500 and 1e12: the last two are out, although 500 is nothing beside 1e12."""
+    payloads = [pool(k, c2=[x]) for k, x in enumerate((0.0, 0.1, -0.1, 500.0, 1e12))]
+    assert leave_out(payloads, ROWS, 3, SECOND)[1] == {3: [2], 4: [2]}
+
+
 def test_sums_by_hand():
     """Means 1, 1, 3 and -50 of class 2 in sums of different counts; class 3, which client 3 alone has, is no outlier; 0 images say nothing."""
     counts, sums = [[2, 0], [4, 0], [1, 0], [2, 5], [0, 0]], [[2, 0], [4, 0], [3, 0], [-100, 900], [0, 0]]
@@ -59,7 +65,7 @@ def test_sums_by_hand():
 def test_less_than_half_of_the_clients_cannot_get_far_means_in(seed, count, factor, side):
     rng = torch.Generator().manual_seed(seed)
     bad = (count - 1) // 2
-    means = [torch.randn(4, generator=rng) + (side * torch.randn(4, generator=rng).sign() if k < bad else 0) for k in range(count)]
+    means = [torch.randn(4, generator=rng) + (10 ** (3 * k) * side * torch.randn(4, generator=rng).sign() if k < bad else 0) for k in range(count)]
     order = torch.randperm(count, generator=rng).tolist()
     payloads = [pool(k, c2=means[k].tolist()) for k in order]
     kept, left = leave_out(payloads, ROWS, factor, SECOND)
@@ -77,6 +83,11 @@ def test_a_run_leaves_hostile_statistics_out_and_says_so(make_bench, small_metho
     assert {r["client"] for r in left} >= numbers and len(numbers) == 1
     if name == "fedncm":  # which nothing else protects
         assert result.metrics["A_N"] > make_bench(**hostile).run(small_method(name)).metrics["A_N"]
+
+
+def test_fedavg_says_what_its_head_starts_from(make_bench):
+    result = make_bench(outliers=5.0, epochs=1).run(create_method("fedavg", "digits", start="means", tune="head"))
+    assert {"parameters", "counts", "class means"} == result.uploaded.keys() and sum(result.uploaded.values()) == result.bytes_up
 
 
 def test_a_method_without_class_means_is_refused(make_bench):

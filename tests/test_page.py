@@ -78,7 +78,7 @@ def test_every_figure_is_written_for_papers_too(page):
     ("name", "line", "says"),
     [
         ("rounds.jsonl", '{"loss": null}', ""),  # nobody drawn had data
-        ("rounds.jsonl", '{"loss": "low"}', "rounds.jsonl is no valid list of rounds: a loss is no number"),
+        ("rounds.jsonl", '{"loss": "low"}', "rounds.jsonl is no valid list of rounds: a round has no loss that is a number"),
         ("rounds.jsonl", '{"loss": 1', "rounds.jsonl is no valid list of rounds"),
         ("diagnostics.jsonl", '{"kind": "confusion", "matrix": 7}', "diagnostics.jsonl is no valid list of diagnostics"),
         ("diagnostics.jsonl", "{}", "diagnostics.jsonl is no valid list of diagnostics"),

@@ -48,7 +48,7 @@ def test_what_the_server_received_by_hand(folder):
     assert [e and dict(e.by_seed) for e in one] == [{0: 1.5, 2: 1.5}, {0: 0.5, 2: 0.5}, {0: 0, 2: 0}, {0: 1, 1: 0, 2: 0}, {0: 3, 1: 4}]
     assert [e and e.mark for e in one] == [""] * 5 and two[4] is None
     text = " ".join(report([folder], "text").split())
-    assert "one: rejected uploads: 1, 1 x prompt is not finite" in text and "which classes a client has" in text
+    assert "one: uploads turned away or lost: 1, 1 x prompt is not finite" in text and "which classes a client has" in text
 
 
 def test_the_paired_test_is_the_textbook_one():
@@ -130,6 +130,14 @@ def test_unfinished_and_failed_runs_are_named_and_stay_out_of_the_table(folder):
     assert [line.split()[-1] for line in text.splitlines() if line.startswith(("one", "two", "three"))][:3] == ["2", "2", "2"]
 
 
+def test_settings_are_read_as_they_are_meant_and_latex_takes_every_sign(folder, make_run):
+    changed(folder / "bench.json", settings={**json.loads((folder / "bench.json").read_text())["settings"], "participation": "1.0", "tasks": "2"})
+    changed(folder / "one/seed0/result.json", uploaded={"parameters": 8, "counts": 4_000_000})
+    (experiment,) = read_experiments([folder])
+    assert experiment.settings["participation"] == 1.0 and experiment.task_count == 2
+    assert "$<$0.001" not in report([folder], "text") and "one & " in report([folder], "latex") and " < " not in report([folder], "latex")
+
+
 def changed(path: Path, **fields: object) -> None:
     write_json(path, {**json.loads(path.read_text()), **fields})
 
@@ -141,8 +149,8 @@ def changed(path: Path, **fields: object) -> None:
         (lambda f: (f / "bench.json").write_text("{"), "no valid run description"),
         (lambda f: (f / "bench.json").write_text("[]"), "holds no JSON object"),
         (lambda f: (f / "bench.json").write_text("{}"), "it lacks backbone"),
-        (lambda f: changed(f / "bench.json", methods={"../one": {}}), "methods.../one is not what it should be"),
-        (lambda f: changed(f / "bench.json", seeds=["0"]), "seeds is not what it should be"),
+        (lambda f: changed(f / "bench.json", methods={"../one": {}}), "methods.../one has another form than fczoo writes"),
+        (lambda f: changed(f / "bench.json", seeds=["0"]), "seeds has another form than fczoo writes"),
         (lambda f: changed(f / "bench.json", settings={"clients": -1}), "Settings.clients is -1; it must be at least 1"),
         (lambda f: changed(f / "one/seed0/result.json", accuracy=[[90.0], [70.0]]), "do not go with"),
         (lambda f: changed(f / "one/seed0/result.json", metrics={}), "lacks the metric"),
