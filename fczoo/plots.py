@@ -80,7 +80,8 @@ def accuracy_against_bytes(experiment: Experiment) -> Any:
     axes.set(xscale="log", xlabel="MB sent in the run, all clients, up and down", ylabel="A_N, %")
     axes.set_ylim(0, 1.08 * max(r.metrics["A_N"] for line in experiment.lines for r in line.results))
     axes.margins(x=0.12)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high < 3e3 * low else (1.0,)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(color=_ink(), alpha=0.25)
@@ -205,7 +206,8 @@ def heat(axes: Any, values: np.ndarray, show: str, colours: str, low: float | No
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             dark = sum(mesh.cmap(mesh.norm(value))[:3]) < 1.6
-            axes.text(column + 0.5, row + 0.5, show.format(value), ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
+            text = re.sub(r"^-(0\.?0*)$", r"\1", show.format(value))  # no -0
+            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
