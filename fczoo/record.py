@@ -153,7 +153,7 @@ def read_result(path: Path) -> Result:
         hints = get_type_hints(Result)
         given = {f.name: content[f.name] for f in fields(Result) if f.name in content}
         if wrong := [k for k, v in given.items() if not fits(v, hints[k])]:
-            raise ValueError(f"{wrong[0]} is {str(given[wrong[0]])[:60]}")
+            raise ValueError(f"{wrong[0]} is {repr(given[wrong[0]])[:60]}")
         result = Result(**given)
         if fault := _fault(result):
             raise ValueError(fault)

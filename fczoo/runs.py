@@ -157,7 +157,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise FczooError(f"{path} is no valid run description: it lacks {', '.join(sorted(missing))}")
     wrong = [k for k, hint in SHAPE.items() if k in about and not fits(about[k], hint)]
     wrong += [f"{k}.{name}" for k in ("backbone", "partition") for name in NAMES[k] if k not in wrong and not isinstance(about[k].get(name), str)]
-    wrong += [f"methods.{m}" for m in about["methods"] if Path(m).name != m or "\\" in m] if "methods" not in wrong else []  # they name folders
+    wrong += [f"methods.{m!r}" for m in about["methods"] if Path(m).name != m or "\\" in m] if "methods" not in wrong else []  # they name folders
     if wrong:
         raise FczooError(f"{path} is no valid run description: {wrong[0]} has another form than fczoo writes; leave the folder out")
     known = {f.name for f in dataclasses.fields(Settings)} & about["settings"].keys()
