@@ -38,8 +38,14 @@ def abar(a: Matrix, n: Counts) -> float:
 
 def forgetting(a: Matrix, n: Counts) -> float:
     """F = 1/(T-1) sum_{i<T-1} (max_{i<=t<T-1} a[t][i] - a[T-1][i]) (Chaudhry et al.; PILoRA, FPPL). 0 when T = 1; may be negative."""
+    lost = drops(a)
+    return sum(lost) / len(lost) if lost else 0.0
+
+
+def drops(a: Matrix) -> list[float]:
+    """For each task but the last, its best accuracy before the end minus its last: the terms of ``forgetting``."""
     last = len(a) - 1
-    return sum(max(a[t][i] for t in range(i, last)) - a[last][i] for i in range(last)) / last if last else 0.0
+    return [max(a[t][i] for t in range(i, last)) - a[last][i] for i in range(last)]
 
 
 def forgetting_first(a: Matrix, n: Counts) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .errors import FczooError
-from .metrics import pooled
+from .metrics import drops, pooled
 from .record import read_lines
 from .runs import ROUNDS, Experiment, Line
 
@@ -58,14 +58,9 @@ def forgetting_map(experiment: Experiment) -> Any:
     """For every method and old task the drop from its best accuracy to its last, mean over seeds; below 0: it became better."""
     tasks = len(experiment.first.task_sizes)
     figure, axes = pyplot().subplots(figsize=(max(4.0, 1.6 + 0.42 * tasks), 0.9 + 0.27 * len(experiment.lines)))
-    drops = [
-        np.mean([[max(r.accuracy[t][k] for t in range(k, tasks - 1)) - r.accuracy[-1][k] for k in range(tasks - 1)] for r in line.results], 0)
-        for line in experiment.lines
-    ]
-    heat(axes, np.array(drops), "{:.0f}", "RdBu_r", -100, 100)
-    rows = np.arange(len(drops)) + 0.5
+    heat(axes, np.array([np.mean([drops(r.accuracy) for r in line.results], 0) for line in experiment.lines]), "{:.0f}", "RdBu_r", -100, 100)
     axes.set(xlabel="task", xticks=np.arange(tasks - 1) + 0.5, xticklabels=range(1, tasks))
-    axes.set_yticks(rows, [line.label for line in experiment.lines])
+    axes.set_yticks(np.arange(len(experiment.lines)) + 0.5, [line.label for line in experiment.lines])
     return figure
 
 
