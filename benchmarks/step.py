@@ -39,14 +39,14 @@ from fczoo.backbone import Backbone, ViTConfig
 from fczoo.core import drop, select
 from fczoo.data import Defaults, Images
 from fczoo.engine import Client, Engine, Plan, broadcast
-from fczoo.images import DRAWS, Augment, ImageStore, get_augment
+from fczoo.images import AUGMENTS, DRAWS, Augment, ImageStore, get_augment
 from fczoo.record import peak_memory, versions
 from fczoo.settings import DTYPES
 from fczoo.weights import BUNDLED
 
 OTHERS = (ViTConfig("vit_tiny_patch16_224", 224, 16, 192, 12, 3, 768), ViTConfig("vit_base_patch16_224", 224, 16, 768, 12, 12, 3072))
 CONFIGS = {config.name: config for config in (BUNDLED, *OTHERS)}
-AUGMENT = {"hgp": "hgp", "pilora": "pilora", "fppl": "fppl", "fcilpt": "crop"}
+AUGMENT = {"hgp": "hgp", "pilora": "pilora", "fppl": "fppl", "fcilpt": "none"}  # of their papers or released code
 TASK = Task(index=0, start=0, stop=10, classes=20, count=2)
 EPOCHS, PIXELS = Defaults.epochs, 32  # of a round, as bench has them unless told otherwise; width of the images before they are resized
 
@@ -59,6 +59,7 @@ class Case:
 
     method: str
     backbone: str
+    augment: str
     device: str
     batch_size: int
     steps: int  # a client and round
@@ -105,7 +106,7 @@ def fczoo_side(case: Case, variant: Variant) -> Side:
     """A round of all clients through the engine."""
     method, vit, state = case.start()
     backbone = Backbone(CONFIGS[case.backbone], vit.state_dict()).to(case.device, DTYPES[variant.precision])
-    augment, pass_size = get_augment(AUGMENT[case.method]), 256 if case.device == "cuda" else 64  # as in fczoo's runner
+    augment, pass_size = get_augment(case.augment), 256 if case.device == "cuda" else 64  # as in fczoo's runner
     plan = Plan(EPOCHS, case.batch_size, augment, 0, variant.together, variant.cached, pass_size)
     clients = [Client(k, index) for k, index in enumerate(torch.arange(case.clients * case.each).split(case.each))]
     ctx = Context(TASK, 0, 1, drop(broadcast(method, state), *method.optims()))
@@ -133,7 +134,7 @@ class Reference:
         self.method, self.vit, self.state = case.start()  # no weight of the timm model is frozen
         self.own: dict[str, nn.Parameter] = {}  # what the method trains
         config = CONFIGS[case.backbone]
-        self.train_view, self.test_view = pil_view(get_augment(AUGMENT[case.method]), config), pil_view(Augment(), config)
+        self.train_view, self.test_view = pil_view(get_augment(case.augment), config), pil_view(Augment(), config)
 
     def __call__(self) -> None:
         clip, prefixes = self.method.clip_norm(), self.method.optims()
@@ -271,8 +272,10 @@ def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dic
     rows = []
     for v in variants:
         first = next(other for other in variants if other.precision == v.precision)
-        row = {"method": case.method, "backbone": case.backbone, **asdict(v), "image-steps/s": speed[v], "reference": speed[None]}
+        row = {"method": case.method, "backbone": case.backbone, "augment": case.augment, **asdict(v)}
         row |= {
+            "image-steps/s": speed[v],
+            "reference": speed[None],
             "ratio": speedup(times[None], times[v]),
             "MiB": peaks.get(v),
             "reference MiB": peaks.get(None),
@@ -294,7 +297,7 @@ def measure_transforms(case: Case) -> list[dict[str, Any]]:
     def over_all(transform: Callable[[Tensor], Tensor]) -> int:
         return sum(len(transform(index)) for index in blocks)
 
-    for name in ("none", *sorted(set(AUGMENT.values()))):
+    for name in AUGMENTS:
         augment = get_augment(name)
         pil = partial(one_by_one, pil_view(augment, config), images.pixels, case.device)
         times, _ = turns(case, {"pil": partial(over_all, pil), "fczoo": partial(over_all, partial(batched, augment))})
@@ -312,6 +315,7 @@ def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
 @click.option("--backbones", default="vit_nano_32,vit_tiny_patch16_224", callback=words, help=f"Of {', '.join(CONFIGS)}.")
 @click.option("--precisions", default="fp32,bf16", callback=words, help="Of fczoo; the reference is always fp32.")
 @click.option("--together", default="1,10", callback=words, help="Clients in one forward of fczoo; the largest is the number of clients.")
+@click.option("--augment", type=click.Choice(list(AUGMENTS)), help="View of the training images, for all methods.  [each paper's own]")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
 @click.option("--batch-size", default=16)
 @click.option("--steps", default=2 * EPOCHS, help="Of a client in a round.")
@@ -321,7 +325,14 @@ def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
 @click.option("--memory/--no-memory", default=True, help="Measure peak memory, too.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers to this JSON file.")
 def main(
-    methods: list[str], backbones: list[str], precisions: list[str], together: list[str], memory: bool, out: Path | None, **options: Any
+    methods: list[str],
+    backbones: list[str],
+    precisions: list[str],
+    together: list[str],
+    augment: str | None,
+    memory: bool,
+    out: Path | None,
+    **options: Any,
 ) -> None:
     """Image-steps/s and memory of fczoo beside a plain reference loop."""
     cuda = options["device"] == "cuda"
@@ -329,12 +340,12 @@ def main(
     print(" ".join(f"{k}={v}" for k, v in machine.items()))
     widths, transforms, steps = [int(k) for k in together], [], []
     for backbone in backbones:
-        cases = [Case(method, backbone, clients=max(widths), **options) for method in methods]
+        cases = [Case(method, backbone, augment or AUGMENT[method], clients=max(widths), **options) for method in methods]
         transforms += (rows := measure_transforms(cases[0]))
         print(f"\n{backbone}: transforms, images/s\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)
         for case in cases:
             variants = [Variant(p, k) for p in precisions for k in widths]
-            if "query" in create_method(case.method).inputs():
+            if "query" in create_method(case.method).inputs() and not get_augment(case.augment).fixed:
                 variants += [Variant(p, widths[0], cached=True) for p in precisions]
             steps += (rows := measure_steps(case, variants, memory))
             print(f"\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)

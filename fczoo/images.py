@@ -128,9 +128,12 @@ def _resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _crops(augment: Augment, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Left, top, width and height [B] of random crops, as fractions; one that would stick out is cut to the image."""
+    """Left, top, width and height [B] of random crops, as fractions; one that would stick out is cut to the image.
+
+    Without crops they are [1]: all images keep the whole and share the weights of its resampling.
+    """
     if augment.scale is None:
-        nothing, all_of_it = torch.zeros(len(draws), device=draws.device), torch.ones(len(draws), device=draws.device)
+        nothing, all_of_it = torch.zeros(1, device=draws.device), torch.ones(1, device=draws.device)
         return nothing, nothing, all_of_it, all_of_it
     low, high = augment.scale
     area = low + (high - low) * draws[:, 0]
