@@ -17,7 +17,7 @@ Tree = dict[str, Tensor]
 
 Moment = Literal["begin", "end"]
 
-Scope = Literal["task", "seen", "pooled"]
+Scope = Literal["task", "latest", "seen", "pooled"]
 """Images of a client: its own of the task; its own of all tasks so far; everybody's of all tasks so far, in one place."""
 
 Content = Literal["parameters", "counts", "class means", "class variances", "gradients of single images"]
@@ -138,7 +138,10 @@ class Method(ABC):
         return f"with {', '.join(on)}, as in released code" if on else ""
 
     def scope(self) -> Scope:
-        """Which images clients train on. Anything but ``task`` is an upper bound, not a competitor."""
+        """Which images clients train on: the task's; those of the last task that gave them any; all so far, or all in one place.
+
+        ``seen`` and ``pooled`` keep old images: upper bounds, not competitors.
+        """
         return "task"
 
     def surveys(self) -> frozenset[Moment]:

@@ -1,5 +1,6 @@
 """One run: a method learns the tasks of a stream over simulated clients and is evaluated after each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +51,10 @@ class Bench:
         return Bench(settings, stream, partition, backbone, train, test)
 
     def clients(self, task: Task, scope: Scope = "task", idle: bool = False) -> list[Client]:
-        """The clients that hold data of a task, or of the tasks so far; with ``idle``, all that have joined by then."""
+        """The clients that have something to train on, by the method's ``scope``; with ``idle``, all that have joined by then."""
         tasks = self.partition.tasks[: task.index + 1] if scope != "task" else self.partition.tasks[task.index : task.index + 1]
-        owned = [np.concatenate(parts) for parts in zip(*tasks, strict=True)][: self.partition.present(task.index)]
+        combine = _latest if scope == "latest" else np.concatenate
+        owned = [combine(parts) for parts in zip(*tasks, strict=True)][: self.partition.present(task.index)]
         if scope == "pooled":
             owned = [np.unique(np.concatenate(owned))]
         places = [torch.from_numpy(np.searchsorted(self.stream.train_index, index)) for index in owned]
@@ -83,6 +85,10 @@ class Bench:
         """
         with reproducible(self.settings.deterministic):
             return Run(self, method, seed, observer or Silent(), checkpoint, probe).run()
+
+
+def _latest(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return next((part for part in reversed(parts) if len(part)), parts[-1])
 
 
 def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fczoo.aggregate import sort_by_usage
 from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Method, Optim, ServerAggregator, Task, Tree, drop
+from fczoo.core import Batch, Context, Method, Optim, Scope, ServerAggregator, Task, Tree, drop
 from fczoo.errors import FczooError
 from fczoo.losses import head_logits, linear_head
 from fczoo.options import option
@@ -47,13 +47,19 @@ class FCILPT(Method):
     query: Literal["cls", "embed_cls"] = option("cls", "frozen class feature, or the embedded class token (as printed): the same for all images")
     pooled: Literal["prompt", "cls"] = option("prompt", "feature: mean over the prompts' outputs as in L2P, or the class token's")
     support: Literal["task", "local", "seen", "all"] = option(
-        "task", "classes in the training softmax: the task's as in L2P, those of them that the client holds, seen, or all of the run"
+        "task", "classes in the training softmax: the task's as in L2P, those that the client holds, seen, or all of the run"
+    )
+    old_clients: Literal["idle", "previous_task"] = option(
+        "idle", "a client without new images does nothing, or trains again on those of its last task, as in GLFC's code, whose population this is"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chosen > self.size:
             raise FczooError(f"fcilpt.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise fcilpt.size")
+
+    def scope(self) -> Scope:
+        return "task" if self.old_clients == "idle" else "latest"
 
     def inputs(self) -> frozenset[str]:
         return frozenset({"images", "query"})
@@ -74,11 +80,14 @@ class FCILPT(Method):
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         similarity, chosen = self.choose(backbone, train, batch)
-        first = ctx.task.start if self.support in ("task", "local") else 0
+        first = ctx.task.start if self.support in ("task", "local") and self.scope() == "task" else 0
         last = ctx.task.classes if self.support == "all" else ctx.task.stop
         logits = head_logits(train, self._features(backbone, train, batch, chosen))[:, first:last]
         if self.support == "local":
             logits = torch.where(batch.n[first:last] > 0, logits, torch.finfo(logits.dtype).min)
+        elif self.support == "task" and first < ctx.task.start:  # an image of an old class is told from all classes seen
+            old, new = batch.y < ctx.task.start, torch.arange(first, last, device=batch.y.device) >= ctx.task.start
+            logits = torch.where(old[:, None] | new, logits, torch.finfo(logits.dtype).min)
         entropy = batch.mean(F.cross_entropy(logits, batch.y - first, reduction="none"))
         far = batch.mean((1 - similarity).sum(-1))  # L_QP
         usage = (F.one_hot(chosen, self.size).to(batch.w) * batch.w[:, None, None]).sum((0, 1))

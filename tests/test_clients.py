@@ -60,6 +60,17 @@ def test_only_clients_with_data_are_drawn() -> None:
     assert {len(c) for c in drawn(records, 0)} == {3}
 
 
+def test_the_latest_images_of_every_client() -> None:
+    """A client that gets nothing of a task still has those of the last one that gave it any."""
+    bench, _ = rounds(clients=5, transition=0.4, rounds=1)
+    owned = bench.partition.tasks
+    for task in bench.stream.tasks:
+        last = [max(t for t in range(task.index + 1) if len(owned[t][k])) for k in range(5)]
+        found = bench.clients(task, "latest")
+        assert [c.number for c in found] == [0, 1, 2, 3, 4]
+        assert [bench.stream.train_index[c.index].tolist() for c in found] == [owned[t][k].tolist() for k, t in enumerate(last)]
+
+
 def test_a_growing_population_by_hand() -> None:
     """6 clients, 2 more a task, half of the earlier ones get new data: 6, 3 + 2, 4 + 2, 5 + 2, 6 + 2 of 6, 8, 10, 12, 14."""
     bench, records = rounds(clients=6, joining=2, transition=0.5, participation=4, draw_among="joined", rounds=8)

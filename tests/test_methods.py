@@ -382,6 +382,34 @@ def test_fcilpt_cannot_choose_more_prompts_than_there_are():
         create_method("fcilpt", size=4)
 
 
+def test_fcilpt_old_clients_train_again_on_their_last_task(make_bench, small_method, watch):
+    """The client without images of the second task sits it out, or moves the head rows of what it learned in the first."""
+    present = {}
+    for choice in ("idle", "previous_task"):
+        run = watch(make_bench(), small_method("fcilpt", support="local", old_clients=choice))
+        present[choice] = [sorted(c.number for c in call.clients) for call in run.rounds]
+        for call in run.rounds:
+            for client, payload in zip(call.clients, call.payloads, strict=True):
+                held = set(run.bench.train.labels[client.index].tolist())
+                moved = {c for c in range(7) if not torch.equal(payload["head.bias"][c], call.state["head.bias"][c])}
+                assert moved == (held if len(held) > 1 else set())
+                new = held <= set(range(call.ctx.task.start, call.ctx.task.stop))
+                assert new or (choice == "previous_task" and call.ctx.task.index == 1 and held <= {0, 1, 2})
+    assert present["idle"][2:4] != present["previous_task"][2:4] == [[0, 1, 2]] * 2
+
+
+def test_fcilpt_tells_an_image_of_an_old_class_from_all_classes_seen(backbone, images_batch, noise, tasks):
+    """In the second task (classes 3 and 4 of 5 seen) of a head that says ln(1 to 7) whatever the image shows."""
+    bias = torch.arange(1, 8, dtype=torch.float64).log()
+    tree = {**pool(noise), "head.weight": torch.zeros(7, DIM, dtype=torch.float64), "head.bias": bias}
+    for label, of_all in ((1, 2 / (1 + 2 + 3 + 4 + 5)), (4, 5 / (4 + 5))):
+        batch = images_batch._replace(y=torch.full_like(images_batch.y, label))
+        loss, _ = create_method("fcilpt", size=6, chosen=3, old_clients="previous_task", strength=1e12).loss(
+            backbone, tree, batch, Context(tasks[1], 0, 1, {})
+        )
+        assert float(loss) == pytest.approx(-math.log(of_all), abs=1e-9)
+
+
 # --- FPPL
 
 

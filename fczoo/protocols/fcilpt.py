@@ -38,6 +38,7 @@ class FCILPT(Protocol):
         "tinyimagenet": {"fcilpt": same(PAPER, size=24, chosen=8, length=5, common_length=1)},
     }
     notes = (
-        "A client without new data that is drawn trains nothing and is left out of the mean; GLFC's code lets it train on its earlier classes.",
+        "A client without new data that is drawn trains nothing and is left out of the mean; GLFC's code lets it train on its earlier classes "
+        "(here with fcilpt.old_clients=previous_task).",
         "Mini-ImageNet: 500 training and 100 test images of each class. The baselines of tables 1 to 3 use a ResNet-18 and exemplars.",
     )
