@@ -205,6 +205,12 @@ def batch_of() -> Callable[..., Batch]:
 
 
 @pytest.fixture
+def images_batch(make_bench, batch_of):
+    """Six test images with query features."""
+    return batch_of(create_method("fcilpt"), make_bench().test, torch.arange(6))
+
+
+@pytest.fixture
 def rng() -> Iterator[torch.Generator]:
     yield torch.Generator().manual_seed(0)
 
