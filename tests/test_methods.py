@@ -1,4 +1,4 @@
-"""All methods at once: every named option runs, and what crosses the wire is what the papers say."""
+"""All methods at once: every named option runs, quirks are off by default, and the wire carries what the papers say."""
 
 import types
 import typing
@@ -7,9 +7,12 @@ from dataclasses import fields
 import pytest
 import torch
 
+from fczoo import FczooError, create_method
 from fczoo.core import drop, select
 from fczoo.engine import broadcast
+from fczoo.options import quirks
 from fczoo.registry import METHODS
+from fczoo.show import listing
 
 # --- options
 
@@ -61,3 +64,29 @@ def test_the_methods_send_what_their_papers_say(record, name, down, up):
     for sent, names in ((broadcast(run.method, run.states[2]), down), (drop(run.rounds[-1].payloads[0], "num_samples", "client"), up)):
         assert all(select(sent, prefix) for prefix in names.split())
         assert not drop(sent, *names.split())
+
+
+# --- quirks
+
+
+def test_quirks_are_off_by_default():
+    known = [(name, *quirk) for name in METHODS.names() for quirk in quirks(METHODS.get(name))]
+    assert len(known) >= 15
+    for name, option, value, place in known:
+        assert getattr(create_method(name), option) != value and place
+        assert f"{option}={value}" in create_method(name, **{option: value}).remark()
+    listed = listing("quirks")
+    for option in ("ewc.amp_vanish=True", "lwf.distill_current=True", "dualprompt.reshape_bug=True", "hgp.init=zeros"):
+        assert option in listed
+
+
+def test_normalisation_by_data_set_is_the_released_one():
+    from fczoo import Settings
+
+    assert Settings.for_dataset("cifar100").normalisation == (None, None)
+    assert Settings.for_dataset("cifar100", norm_by_dataset=True).normalisation == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert Settings.for_dataset("cars196", norm_by_dataset=True, std=(2.0, 2.0, 2.0)).normalisation == ((0.0, 0.0, 0.0), (2.0, 2.0, 2.0))
+    mean, std = Settings.for_dataset("cub200", norm_by_dataset=True).normalisation
+    assert mean == (0.485, 0.456, 0.406) and std == (0.229, 0.224, 0.225)
+    with pytest.raises(FczooError, match="knows no values for digits"):
+        _ = Settings.for_dataset("digits", norm_by_dataset=True).normalisation
