@@ -23,6 +23,7 @@ from fczoo.metrics import all_metrics
 from fczoo.partition import Partition
 from fczoo.record import write_json
 from fczoo.registry import METHODS
+from helpers_golden import golden
 
 CONFIG = ViTConfig("vit_test", image_size=16, patch_size=8, dim=32, depth=6, heads=4, mlp_dim=64, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
 TASKS = (Task(0, 0, 3, 7, 3), Task(1, 3, 5, 7, 3), Task(2, 5, 7, 7, 3))
@@ -208,6 +209,18 @@ def batch_of() -> Callable[..., Batch]:
 def images_batch(make_bench, batch_of):
     """Six test images with query features."""
     return batch_of(create_method("fcilpt"), make_bench().test, torch.arange(6))
+
+
+# Inputs of the recorded outputs (tests/golden/README.md).
+@pytest.fixture(scope="module")
+def micro() -> Backbone:
+    config = ViTConfig("micro", image_size=32, patch_size=8, dim=48, depth=6, heads=4, mlp_dim=96, eps=1e-6)
+    return Backbone(config, golden("common_micro_vit")).to(dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return golden("common_images")["micro_images"].double()
 
 
 @pytest.fixture
