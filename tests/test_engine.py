@@ -1,53 +1,20 @@
-"""Client training and the runner's bookkeeping, on toy methods whose numbers can be worked out by hand."""
+"""Client training on a toy method whose numbers can be worked out by hand."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Context, Method, Optim, Task, Tree
+from fczoo import Context, Method, Optim, Tree
 from fczoo.data import Images
 from fczoo.engine import Client, Engine, Plan
-from fczoo.images import AUGMENTS, Augment, ImageStore
-from fczoo.record import Silent
+from fczoo.images import Augment, ImageStore
 from fczoo.schedules import SCHEDULES
-
-TASK = Task(0, 0, 2, 2, 1)
-DESCENT = Optim("sgd", lr=0.1)
-
-
-@dataclass(frozen=True)
-class Toy(Method):
-    """Linear regression of the label on two given features: loss = mean (w.q - y)^2."""
-
-    name = "toy"
-    optim: Optim = DESCENT
-    clip: float | None = None
-
-    def __post_init__(self) -> None:
-        """Not for users: the options need no check."""
-
-    def inputs(self) -> frozenset[str]:
-        return frozenset({"query"})
-
-    def optims(self) -> Mapping[str, Optim]:
-        return {"w": self.optim}
-
-    def clip_norm(self) -> float | None:
-        return self.clip
-
-    def begin_task(self, state, task, backbone, rng) -> Tree:
-        return {"w": torch.zeros(2, dtype=torch.float64)}
-
-    def loss(self, backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        return batch.mean((batch.q @ train["w"] - batch.y).square()), {"seen": batch.w.sum(), "labels": (batch.y * batch.w).sum()}
-
-    def predict(self, backbone, state, batch: Batch, task: Task) -> Tensor:
-        return (batch.q[:, :1] - batch.q[:, :1]).expand(-1, task.stop) + torch.arange(task.stop)
+from helpers_engine import TASK, Toy
 
 
 class Given(ImageStore):
@@ -183,92 +150,6 @@ def test_random_views_do_not_depend_on_who_trains_together(make_bench, small_met
                 torch.testing.assert_close(value, theirs[key], rtol=1e-9, atol=1e-9)
 
 
-# --- what batches hold
-
-
-@dataclass(frozen=True)
-class Looking(Toy):
-    """Notes the batches of the loss and of the pass after it."""
-
-    view: str = "test"
-
-    def inputs(self):
-        return frozenset({"images", "query"})
-
-    def stats_view(self):
-        return self.view
-
-    def loss(self, backbone, train, batch, ctx):
-        BATCHES.append(batch)
-        return batch.mean(batch.q[:, 0] * train["w"][0]), {}
-
-    def stats(self, backbone, train, batch, ctx):
-        BATCHES.append(batch)
-        return {"count": batch.w.sum(), "weighted": (batch.w * batch.q[:, 0]).sum()}
-
-
-BATCHES: list[Batch] = []
-
-
-@pytest.fixture
-def look(make_bench):
-    def go(method: Method, augment: Augment, cache_queries: bool = False, pass_size: int = 64):
-        """Store, batch of the only training step, batches of the pass after it, payload; the client has six images."""
-        BATCHES.clear()
-        bench = make_bench()
-        engine = Engine(method, bench.backbone, bench.train, Plan(1, 6, augment, 0, cache_queries=cache_queries, pass_size=pass_size))
-        state = {"w": torch.zeros(2, dtype=torch.float64)}
-        payload = engine.train(state, [Client(0, torch.arange(20, 26))], Context(TASK, 0, 1, state))[0]
-        return bench.train, BATCHES[0], BATCHES[1:], payload
-
-    return go
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_training_queries_are_of_the_same_view_unless_kept(look, backbone, cached):
-    store, step, _, _ = look(Looking(), AUGMENTS["crop"], cache_queries=cached)
-    tests = store.view(torch.arange(20, 26))
-    assert not any(torch.allclose(x, t, atol=0.1) for x in step.x for t in tests)
-    of_random, of_test = backbone(step.x), store.query(torch.arange(20, 26))
-    if cached:
-        assert sorted(step.q[:, 0].tolist()) == sorted(of_test[:, 0].tolist())
-    else:
-        torch.testing.assert_close(step.q, of_random, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("view", ["test", "train"])
-def test_the_pass_after_training_has_the_view_asked_for(look, backbone, view):
-    store, _, (after,), payload = look(Looking(view=view), AUGMENTS["crop"])
-    same = [torch.equal(x, t) for x, t in zip(after.x, store.view(torch.arange(20, 26)), strict=True)]
-    assert all(same) if view == "test" else not any(same)
-    torch.testing.assert_close(after.q, backbone(after.x), rtol=1e-10, atol=1e-10)
-    assert payload["count"] == 6
-
-
-@pytest.mark.parametrize("view", ["test", "train"])
-def test_the_pass_after_training_may_be_cut_anywhere(look, view):
-    _, _, whole, one = look(Looking(view=view), AUGMENTS["crop"])
-    _, _, parts, other = look(Looking(view=view), AUGMENTS["crop"], pass_size=4)
-    assert [len(b.y) for b in whole] == [6] and [len(b.y) for b in parts] == [4, 2]
-    torch.testing.assert_close(one["weighted"], other["weighted"], rtol=1e-10, atol=1e-10)
-
-
-def test_batches_hold_only_what_is_asked_for(make_bench, batch_of):
-    bench, index = make_bench(), torch.arange(4)
-    for wanted, shapes in {
-        ("images",): ((4, 3, 16, 16), (4, 0)),
-        ("query",): ((4, 0), (4, 32)),
-        ("images", "query"): ((4, 3, 16, 16), (4, 32)),
-    }.items():
-
-        class Asking(Toy):
-            def inputs(self, wanted=wanted):
-                return frozenset(wanted)
-
-        batch = batch_of(Asking(), bench.train, index)
-        assert (batch.x.shape, batch.q.shape) == shapes
-
-
 # --- learning rates
 
 
@@ -348,154 +229,3 @@ def test_a_method_that_trains_nothing_it_has_is_told(train):
 
     with pytest.raises(TypeError, match=r"optims\(\) trains 'v\.', but the state has no such tensor"):
         train(Wrong(), [ONE])
-
-
-def test_logits_must_cover_the_classes_seen(make_bench):
-    @dataclass(frozen=True)
-    class Wide(Counted):
-        def predict(self, backbone, state, batch, task):
-            return torch.zeros(len(batch.y), task.classes)
-
-    with pytest.raises(TypeError, match=r"predict gave \(9, 7\), expected \(9, 3\)"):
-        make_bench().run(Wide())
-
-
-# --- surveys and bookkeeping of a run
-
-
-@dataclass(frozen=True)
-class Counted(Method):
-    """Trains ``w`` [2]; broadcasts ``fixed`` [5] and, anew in every round, ``moving`` [3]; keeps ``secret`` [100]."""
-
-    name = "counted"
-    private = ("secret",)
-
-    def inputs(self) -> frozenset[str]:
-        return frozenset({"query"})
-
-    def optims(self) -> Mapping[str, Optim]:
-        return {"w": Optim("sgd", lr=0.1)}
-
-    def begin_task(self, state, task, backbone, rng) -> Tree:
-        return state or {"w": torch.zeros(2), "fixed": torch.ones(5), "moving": torch.zeros(3), "secret": torch.zeros(100)}
-
-    def loss(self, backbone, train, batch, ctx) -> tuple[Tensor, Tree]:
-        assert {"w", "fixed", "moving"} <= ctx.shared.keys() and "secret" not in ctx.shared and train.keys() == {"w"}
-        return batch.mean(batch.q[:, :2] @ train["w"]), {}
-
-    def server_update(self, state, merged, task, backbone, rng) -> Tree:
-        return {**state, **merged, "fixed": state["fixed"].clone(), "moving": state["moving"] + 1, "secret": state["secret"] + 1}
-
-    def predict(self, backbone, state, batch, task) -> Tensor:
-        return torch.zeros(len(batch.y), task.stop)
-
-
-class Rounds(Silent):
-    def __init__(self):
-        self.records = []
-
-    def round(self, record):
-        self.records.append(record)
-
-
-def observed(bench, method: Method, seed: int = 0) -> tuple[list[dict], object]:
-    rounds = Rounds()
-    result = bench.run(method, seed, rounds)
-    return rounds.records, result
-
-
-def test_a_tensor_is_sent_again_only_when_it_changed(make_bench):
-    """float64: w 16, fixed 40, moving 24 bytes; never the private 800. Client 2 has no data in the second task."""
-    records, result = observed(make_bench(), Counted())
-    everything, changed = 16 + 40 + 24, 16 + 24
-    assert [r["bytes_down"] for r in records] == [3 * everything, 3 * changed, 2 * changed, 2 * changed, 3 * changed, 3 * changed]
-    assert result.bytes_down == sum(r["bytes_down"] for r in records)
-    assert [r["bytes_up"] for r in records] == [k * (16 + 8 + 8) for k in (3, 3, 2, 2, 3, 3)]  # w, num_samples, client
-    assert result.bytes_up == sum(r["bytes_up"] for r in records) and result.client_rounds == 16
-    assert result.trained_scalars == 2
-
-
-def test_records_name_the_clients_that_have_data(make_bench):
-    records, _ = observed(make_bench(), Counted())
-    assert [(r["task"], r["round"], r["clients"]) for r in records] == [
-        (0, 0, [0, 1, 2]),
-        (0, 1, [0, 1, 2]),
-        (1, 0, [0, 1]),
-        (1, 1, [0, 1]),
-        (2, 0, [0, 1, 2]),
-        (2, 1, [0, 1, 2]),
-    ]
-
-
-@pytest.mark.parametrize(("participation", "counts"), [(0.0, [1, 1, 1]), (0.5, [2, 1, 2]), (0.67, [2, 1, 2]), (1.0, [3, 2, 3])])
-def test_participation_rounds_the_number_of_clients_with_data(make_bench, participation, counts):
-    """Of 3, 2 and 3 clients; a half of three rounds to two, of two to one."""
-    records, result = observed(make_bench(participation=participation, rounds=5), Counted())
-    assert [len(r["clients"]) for r in records] == [n for n in counts for _ in range(5)]
-    assert all(r["clients"] == sorted(set(r["clients"])) for r in records)
-    if participation == 0.5:
-        assert len({tuple(r["clients"]) for r in records[:5]}) > 1, "the same clients in every round"
-    assert result.client_rounds == 5 * sum(counts)
-
-
-def test_participants_depend_on_the_seed_alone(make_bench):
-    drawn = [[r["clients"] for r in observed(make_bench(participation=0.5, rounds=5), Counted(), seed)[0]] for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
-@dataclass(frozen=True)
-class Surveying(Counted):
-    """Asks for sums over all data at both ends of a task."""
-
-    name = "surveying"
-
-    def surveys(self):
-        return frozenset({"begin", "end"})
-
-    def survey(self, moment, backbone, state, batch, task) -> Tree:
-        assert state.keys() - {"seen.begin", "seen.end", "labels"} == {"w", "fixed", "moving"}  # what was broadcast
-        return {"count": batch.w.sum(), "labels": (batch.y * batch.w).sum(), "query": (batch.q * batch.w[:, None]).sum(0)}
-
-    def absorb(self, moment, state, sums, task) -> Tree:
-        assert sums["count"] == sums["num_samples"]
-        return {**state, f"seen.{moment}": sums["query"], "labels": sums["labels"]}
-
-
-@pytest.mark.parametrize("pass_size", [64, 3])
-def test_surveyed_sums_are_those_of_the_data_in_one_place(make_bench, watch, batch_of, monkeypatch, pass_size):
-    monkeypatch.setattr("fczoo.rounds.Plan", lambda *a: replace(Plan(*a), pass_size=pass_size))
-    method, bench = Surveying(), make_bench()
-    run = watch(bench, method)
-    assert [c.moment for c in run.calls] == ["begin", "train", "train", "end"] * 3
-    for task, state in run.states.items():
-        index = torch.from_numpy(bench.stream.positions(bench.stream.train, bench.stream.tasks[task]))
-        batch = batch_of(method, bench.train, index)
-        for moment in ("begin", "end"):
-            torch.testing.assert_close(state[f"seen.{moment}"], batch.q.sum(0), rtol=1e-12, atol=1e-12)
-        assert state["labels"] == batch.y.sum()
-    counts = [[int(p["count"]) for p in c.payloads] for c in run.calls if c.moment == "begin"]
-    assert counts == [[13, 10, 7], [12, 8], [5, 1, 14]]
-
-
-def test_a_survey_sees_the_state_before_and_after_the_rounds(make_bench, watch):
-    calls = watch(make_bench(), Surveying()).calls
-    assert [c.state["moving"][0].item() for c in calls[:4]] == [0, 0, 1, 2]
-
-
-def test_methods_that_promise_more_than_they_define_are_told(make_bench):
-    @dataclass(frozen=True)
-    class Empty(Counted):
-        def surveys(self):
-            return frozenset({"begin"})
-
-        loss = Method.loss
-
-    with pytest.raises(TypeError, match=r"Empty asks for a survey but does not define survey\(\)"):
-        make_bench().run(Empty())
-
-    @dataclass(frozen=True)
-    class Lossless(Counted):
-        loss = Method.loss
-
-    with pytest.raises(TypeError, match=r"Lossless trains something but does not define loss\(\)"):
-        make_bench().run(Lossless())
