@@ -58,6 +58,10 @@ class FCILPT(Method):
         if self.chosen > self.size:
             raise FczooError(f"fcilpt.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise fcilpt.size")
 
+    def remark(self) -> str:
+        kept = "" if self.old_clients == "idle" else "clients without new images train again on their last ones"
+        return "; ".join(filter(None, [kept, super().remark()]))
+
     def scope(self) -> Scope:
         return "task" if self.old_clients == "idle" else "latest"
 

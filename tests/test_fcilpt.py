@@ -87,6 +87,7 @@ def test_fcilpt_old_clients_train_again_on_their_last_task(make_bench, small_met
                 assert moved == (held if len(held) > 1 else set())
                 new = held <= set(range(call.ctx.task.start, call.ctx.task.stop))
                 assert new or (choice == "previous_task" and call.ctx.task.index == 1 and held <= {0, 1, 2})
+        assert ("train again on their last ones" in run.result.remark) == (choice == "previous_task")
     assert present["idle"][2:4] != present["previous_task"][2:4] == [[0, 1, 2]] * 2
 
 
