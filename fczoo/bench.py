@@ -71,6 +71,7 @@ def run_grid(
             for method in built[folder]:
                 for seed in seeds:
                     _run_cell(folder, out, bench, method, seed, conduct)
+            _summarise(folder)  # a run may have been ended between its last result and the summary
     failed = sum((p / m / f"seed{s}" / FAILURE).exists() for p in places for m in methods for s in seeds)
     return list(places), failed
 
@@ -156,6 +157,10 @@ def _run_cell(folder: Path, out: Path, bench: Bench, method: Method, seed: int, 
         if not conduct.skip_failed:
             raise
         print(f"{method.name} seed {seed}: failed, {error}", file=sys.stderr, flush=True)
+    _summarise(folder)
+
+
+def _summarise(folder: Path) -> None:
     if any(c.result for c in read_cells(folder, read_about(folder))):
         write_summary(folder)
 
