@@ -228,7 +228,11 @@ def test_archives_that_reach_out_are_refused_whole(kind: str, toy: type[Dataset]
     assert [p.name for p in tmp_path.rglob("*") if p.name not in ("deep", "root")] == [".fetch-toy.lock"]
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive at all", tarred(entry("toy/good"))[:-20], tarred(entry("other/good"))])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no archive at all", tarred(entry("toy/good"))[:-20], tarred(entry("other/good"))],
+    ids=["empty", "no archive", "cut short", "another folder"],
+)
 def test_what_cannot_be_unpacked_leaves_nothing(content: bytes, toy: type[Dataset], server: Server, tmp_path: Path) -> None:
     toy.archives = (published(content, "toy.bin"),)
     server.files["toy.bin"] = content
