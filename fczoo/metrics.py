@@ -17,7 +17,7 @@ def pooled(a: Matrix, n: Counts, t: int) -> float:
 
 
 def final(a: Matrix, n: Counts) -> float:
-    """A_N = A_{T-1}: pooled accuracy after the last task (PILoRA, GLFC, FCILPT)."""
+    """A_N = A_{T-1}: pooled accuracy after the last task (PILoRA, GLFC)."""
     return pooled(a, n, len(a) - 1)
 
 
@@ -27,7 +27,7 @@ def average(a: Matrix, n: Counts) -> float:
 
 
 def faa(a: Matrix, n: Counts) -> float:
-    """FAA = 1/T sum_i a[T-1][i]: mean of the tasks' accuracies after the last task (HGP)."""
+    """FAA = 1/T sum_i a[T-1][i]: mean of the tasks' accuracies after the last task (HGP; FCILPT and FPPL as their A_N)."""
     return sum(a[-1]) / len(a)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from .errors import FczooError
 
+LARGEST = 1e30  # of any option, so that what is computed from it in single precision is a number
 _UNIONS = (types.UnionType, typing.Union)
 
 
@@ -56,6 +57,8 @@ def check_options(instance: Any) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and ((low is not None and number < low) or (high is not None and number > high)):
                 raise FczooError(f"{label} is {number}; it must be {_limits(low, high)}")
+            if isinstance(number, float) and abs(number) > LARGEST:
+                raise FczooError(f"{label} is {number}; it must be at most {LARGEST:g}")
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -24,7 +24,8 @@ class FCILPT(Method):
     """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by use before averaging.
 
     Trained: the pool with its keys, a prompt that is always used, and the linear head; nothing is frozen at a task's
-    end. Sent: the same, with how often each prompt was chosen.
+    end. Sent: the same, with how often each prompt was chosen, by which the server sorts. (In the paper clients sort,
+    with the same outcome, and keep the counts to themselves.)
     """
 
     paper = "Liu et al., Federated Class-Incremental Learning with Prompting (arXiv 2310.08948)"
@@ -47,7 +48,9 @@ class FCILPT(Method):
     query: Literal["cls", "embed_cls"] = option("cls", "frozen class feature, or the embedded class token (as printed): the same for all images")
     pooled: Literal["prompt", "cls"] = option("prompt", "feature: mean over the prompts' outputs as in L2P, or the class token's")
     support: Literal["task", "local", "seen", "all"] = option(
-        "task", "classes in the training softmax: the task's as in L2P, those that the client holds, seen, or all of the run"
+        "task",
+        "classes in the training softmax: the task's as in L2P (for an image of an old class, all seen), those that the client holds, seen, or "
+        "all of the run",
     )
     old_clients: Literal["idle", "previous_task"] = option(
         "idle", "a client without new images does nothing, or trains again on those of its last task, as in GLFC's code, whose population this is"
@@ -84,12 +87,12 @@ class FCILPT(Method):
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         similarity, chosen = self.choose(backbone, train, batch)
-        first = ctx.task.start if self.support in ("task", "local") and self.scope() == "task" else 0
+        first = ctx.task.start if self.support in ("task", "local") and self.old_clients == "idle" else 0
         last = ctx.task.classes if self.support == "all" else ctx.task.stop
         logits = head_logits(train, self._features(backbone, train, batch, chosen))[:, first:last]
         if self.support == "local":
             logits = torch.where(batch.n[first:last] > 0, logits, torch.finfo(logits.dtype).min)
-        elif self.support == "task" and first < ctx.task.start:  # an image of an old class is told from all classes seen
+        elif self.support == "task" and first < ctx.task.start:
             old, new = batch.y < ctx.task.start, torch.arange(first, last, device=batch.y.device) >= ctx.task.start
             logits = torch.where(old[:, None] | new, logits, torch.finfo(logits.dtype).min)
         entropy = batch.mean(F.cross_entropy(logits, batch.y - first, reduction="none"))

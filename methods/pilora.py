@@ -45,8 +45,11 @@ class PILoRA(Method):
     support: Literal["all", "seen", "task"] = option("all", "classes in the training softmax: all of the run (paper and code), seen, or the task's")
     merge: Literal["sum", "factor_sum", "first"] = option(
         "sum",
-        "LoRA of several tasks: sum of B_i A_i; (sum B)(sum A) as eq. 6; or the first task's alone in evaluation",
+        "LoRA of several tasks: sum of B_i A_i; (sum B)(sum A) as eq. 6; or the first task's alone, with local=current in training",
         quirk={"first": "Ghy0501/PILoRA"},
+    )
+    local: Literal["merged", "current"] = option(
+        "merged", "LoRA in a client's own forward: merged as in evaluation, or the current task's alone", quirk={"current": "Ghy0501/PILoRA"}
     )
     temperature: float = option(0.2, "divisor in the re-weight's softmax; eq. 13 prints it as a factor: use 5 for that reading", low=1e-6)
     reweight: Literal["distance", "squared", "average"] = option(
@@ -83,7 +86,7 @@ class PILoRA(Method):
         return {**past, **lora, **rest, "prototype": table[task.start : task.stop].clone()}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        features = backbone(batch.x, self._plugs({**ctx.shared, **train}))
+        features = backbone(batch.x, self._local(train, ctx))
         sums = class_sums(features, batch, ctx.task) if self.means == "running" else {}
         return self.prototype_loss(features, train, batch, ctx) + self.lora_penalty(train, ctx.shared), sums
 
@@ -107,7 +110,7 @@ class PILoRA(Method):
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
         if self.means == "running":
             return {}
-        return class_sums(backbone(batch.x, self._plugs({**ctx.shared, **train})), batch, ctx.task)
+        return class_sums(backbone(batch.x, self._local(train, ctx)), batch, ctx.task)
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         count = sums["class.count"]
@@ -140,6 +143,11 @@ class PILoRA(Method):
     def _table(self, tree: Tree) -> Tensor:
         """Prototypes of all classes of the run, [C, D]."""
         return torch.cat([tree["frozen.before"], tree["prototype"], tree["frozen.after"]])
+
+    def _local(self, train: Tree, ctx: Context) -> Tree:
+        """LoRA in a client's forward. The first task's alone would leave the current one without a gradient."""
+        alone = self.local == "current" or self.merge == "first"
+        return select(train, "lora.") if alone else self._plugs({**ctx.shared, **train})
 
     def _plugs(self, tree: Tree) -> Tree:
         """LoRA of all tasks so far as one pair a layer."""

@@ -291,6 +291,7 @@ def test_every_tuned_value_is_an_option(name: str) -> None:
         ("pilora", {"rnak": 8}, "pilora has no option 'rnak'; did you mean rank"),
         ("pilora", {"rank": 0}, "pilora.rank is 0; it must be at least 1"),
         ("pilora", {"temperature": 0}, "pilora.temperature is 0"),
+        ("hgp", {"lr": 4e37}, "hgp.lr is 4e+37; it must be at most 1e+30"),
         ("fcilpt", {"size": 3}, "fcilpt.chosen is 5, more than the 3 prompts"),
         ("hgp", {"logit_norm": 0}, "hgp.logit_norm is 0"),
         ("fppl", {"fusion": "firm"}, "fppl.fusion is 'firm'; it must be soft | hard"),

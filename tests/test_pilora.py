@@ -44,6 +44,30 @@ def test_pilora_with_zero_b_is_the_frozen_backbone(backbone, images_batch, noise
     torch.testing.assert_close(logits, -rms(backbone(images_batch.x), table).double(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"merge": "factor_sum"}, {"merge": "first"}, {"local": "current"}])
+def test_pilora_trains_lora_in_every_task(make_bench, small_method, watch, options):
+    run = watch(make_bench(), small_method("pilora", lr_lora=1e-3, **options))
+    assert [call.ctx.task.index for call in run.rounds] == [0, 0, 1, 1, 2, 2]
+    for call in run.rounds:
+        for payload in call.payloads:
+            assert all(not torch.equal(payload[k], call.state[k]) for k in select(call.state, "lora."))
+
+
+@pytest.mark.parametrize("options", [{"merge": "first"}, {"local": "current"}])
+def test_pilora_can_train_with_the_current_lora_alone(backbone, images_batch, noise, tasks, options):
+    """Earlier pairs have no part in a client's loss, nor in its class means, but in evaluation."""
+    method, state = create_method("pilora", ortho=0.0, **options), pilora_state(noise, 2)
+    other = {k: v + 1 if k.startswith("past.") else v for k, v in state.items()}
+    train, batch = select(state, "lora.", "prototype"), images_batch._replace(y=torch.full_like(images_batch.y, 3))
+    contexts = [Context(tasks[1], 0, 1, {k: v for k, v in s.items() if k not in train}) for s in (state, other)]
+    losses = [method.loss(backbone, train, batch, c)[0] for c in contexts]
+    means = [method.stats(backbone, train, batch, c)["class.sum"] for c in contexts]
+    assert torch.equal(*losses) and torch.equal(*means)
+    assert not torch.equal(*(method.predict(backbone, s, images_batch, tasks[1]) for s in (state, other)))
+    together = create_method("pilora", ortho=0.0)
+    assert not torch.equal(*(together.loss(backbone, train, batch, c)[0] for c in contexts))
+
+
 @pytest.mark.parametrize("past", [0, 1, 2])
 @pytest.mark.parametrize("merge", ["sum", "factor_sum", "first"])
 def test_pilora_merges_lora_of_all_tasks(backbone, images_batch, noise, tasks, merge, past):
