@@ -14,6 +14,7 @@ from fczoo.gaussians import draw_features, gaussians, moment_sums, no_gaussians,
 from fczoo.losses import head_logits, linear_head, task_cross_entropy
 from fczoo.options import option
 from fczoo.registry import register_method
+from fczoo.tuning import raw_images
 
 
 @register_method("hgp")
@@ -55,6 +56,11 @@ class HGP(Method):
     logit_norm: float | None = option(0.1, "temperature of normalised logits in the rebalance loss (code); none: plain logits (paper)", low=1e-6)
     class_weights: Literal["uniform", "counts"] = option("uniform", "omega: classes drawn equally (code) or by their counts (eq. 6)")
 
+    keep_single: bool = option(
+        True, "keep a class of which a client has one image, with the spread of its other classes", quirk={False: "fed-mammoth: dropped"}
+    )
+    stats_unnormalised: bool = option(False, "statistics of images in [0, 1], without the normalisation of training", quirk="fed-mammoth")
+
     def optims(self) -> Mapping[str, Optim]:
         return {p: Optim("adam", lr=self.lr, schedule=self.schedule) for p in ("prefix.", "head.")}
 
@@ -72,11 +78,11 @@ class HGP(Method):
         return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        features = backbone(batch.x, select(train, "prefix."))
-        return moment_sums(features, batch, ctx.task)
+        images = raw_images(backbone, batch).x if self.stats_unnormalised else batch.x
+        return moment_sums(backbone(images, select(train, "prefix.")), batch, ctx.task)
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        return {**train, **gaussians(sums, ctx.task.start, single=True)}
+        return {**train, **gaussians(sums, ctx.task.start, self.keep_single)}
 
     def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
         return gaussian_mixture(payloads, average)

@@ -12,6 +12,8 @@ from fczoo.data import Images, Stream
 from fczoo.losses import task_cross_entropy
 from fczoo.partition import make_partition
 from fczoo.partitioners.dirichlet import Dirichlet
+from fczoo.partitioners.quantity import Quantity
+from fczoo.registry import PARTITIONERS
 from fczoo.seeds import numpy_stream
 from helpers_golden import F64, error, golden, whole_batch
 
@@ -188,3 +190,27 @@ def test_fppl_partition_over_the_data_set() -> None:
     ours = np.array([[np.bincount(labels[part], minlength=10) for part in parts] for parts in owned])
     official = golden("partition_fppl")["dirichlet_beta0.5_counts"].numpy()
     assert (standard_errors_apart(ours, official) < 3).all()
+
+
+@pytest.mark.parametrize("alpha", [2, 4])
+def test_fppl_partition_by_quantity(alpha: int) -> None:
+    """Recorded under alpha as a part of the ten classes; every client owns the class of its own number."""
+    labels, partitioner = np.repeat(np.arange(10), 100), Quantity(alpha, anchored=True, scope="dataset")
+    runs = [partitioner(labels, 10, numpy_stream("golden", seed)) for seed in range(40)]
+    ours = np.array([[np.bincount(labels[part], minlength=10) for part in parts] for parts in runs])
+    official = golden("partition_fppl")[f"quantity_alpha{alpha / 10}_counts"].numpy()
+    for counts in (ours, official):
+        assert (counts > 0).sum(2).tolist() == [[alpha] * 10] * 40 and all((run.diagonal() > 0).all() for run in counts)
+    varying = [1, 2]  # the classes a client never do
+    with np.errstate(invalid="ignore"):
+        apart = standard_errors_apart(ours, official)
+    assert (apart[varying] < 3).all(), apart
+    drawn = np.array([[np.bincount(labels[p], minlength=10) for p in Quantity(alpha)(labels, 10, numpy_stream("golden", s))] for s in range(40)])
+    assert not all((run.diagonal() > 0).all() for run in drawn)
+
+
+def test_fppl_partition_without_skew() -> None:
+    """Beta 0 means IID there: ten images of every class at every client."""
+    labels = np.repeat(np.arange(10), 100)
+    ours = [np.bincount(labels[part], minlength=10).tolist() for part in PARTITIONERS.create("iid")(labels, 10, numpy_stream("golden", 0))]
+    assert [ours] * 40 == golden("partition_fppl")["dirichlet_beta0_counts"].tolist()

@@ -56,6 +56,9 @@ def test_hgp_gaussians() -> None:
     assert error(ours["gauss.var"][several], g["variances"]) < F32
     assert error(ours["gauss.mean"][1], g["features"][g["labels"] == 5][0]) < F32
     assert error(ours["gauss.var"][1], g["variances"].mean(0)) < F32
+    released = create_method("hgp", keep_single=False).pack({}, sums, context)
+    assert released["gauss.label"].tolist() == [4, 6, 7] and released["gauss.count"].tolist() == [40, 17, 2]
+    assert error(released["gauss.mean"], g["means"]) < F32 and error(released["gauss.var"], g["variances"]) < F32
     biased = g["variances"] * ((g["counts"] - 1) / g["counts"])[:, None]
     assert error(biased, g["variances"]) > 1e-2  # so n instead of n - 1 would show
 

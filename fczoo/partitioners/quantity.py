@@ -1,6 +1,7 @@
 """Label skew by the number of classes a client owns."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -16,10 +17,14 @@ class Quantity:
 
     Owners are drawn until every class has one, ``max_tries`` times at most; then a class without owner replaces, at
     the client drawn, a class that others hold too. PILoRA's quantity-based imbalance, read as fed-mammoth does.
+
+    As released by FPPL: ``quantity:ALPHA,scope=dataset,anchored=on``, with alpha as a number instead of a part of the classes.
     """
 
     alpha: int = option(2, "classes a client owns in a task", low=1)
     max_tries: int = option(100, "draws before the repair", low=1)
+    anchored: bool = option(False, "client i owns class i, counted round the classes, and draws only the others (released FPPL)")
+    scope: Literal["task", "dataset"] = option("task", "split every task by itself, or the whole data set before it is cut into tasks")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -41,7 +46,11 @@ class Quantity:
     def _owners(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
         """Boolean [clients, classes] with ``alpha`` true entries a row and at least one a column."""
         for _ in range(self.max_tries):
-            owns = rng.random((clients, classes)).argsort(1) < self.alpha
+            ranks, each = rng.random((clients, classes)).argsort(1), np.arange(clients)
+            if self.anchored:  # the own class changes ranks with the first one
+                ranks[each, ranks.argmin(1)] = ranks[each, each % classes]
+                ranks[each, each % classes] = 0
+            owns = ranks < self.alpha
             if owns.any(0).all():
                 return owns
         for orphan in np.flatnonzero(~owns.any(0)):
