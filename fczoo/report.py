@@ -4,11 +4,13 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 from .files import write_safely
 from .record import write_json
+from .registry import METHODS
 from .runs import Experiment, Line, read_experiments
 from .tables import ACCURACY, COLUMNS, COSTS, SEEN, Table, make_table, to_csv, to_json, to_latex, to_markdown, to_text
 
@@ -56,8 +58,18 @@ def legend(tables: Sequence[Table], style: str) -> str:
 def notes(experiment: Experiment) -> list[str]:
     """What must be known of single methods, and one line for each run that has no final numbers."""
     remarks = [f"{line.label}: {line.remark}" for line in experiment.lines if line.remark]
-    remarks += [f"{line.label}: {text}" for line in experiment.lines if (text := _rejections(line))]
+    remarks += [f"{line.label}: {text}" for line in experiment.lines for text in (_changed(line), _rejections(line)) if text]
     return remarks + [f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished]
+
+
+def _changed(line: Line) -> str:
+    """The options of a method that are not its defaults: the data set's, the protocol's or the user's."""
+    name, options = line.cells[0].method, line.results[0].options
+    if name not in METHODS.names():  # a plug-in that is not installed here
+        return ""
+    defaults = json.loads(json.dumps({f.name: f.default for f in fields(METHODS.get(name))}))
+    changed = [f"{k}={v}" for k, v in options.items() if k in defaults and v != defaults[k]]
+    return f"{', '.join(changed)}, other than by default" if changed else ""
 
 
 def _rejections(line: Line) -> str:

@@ -1,5 +1,6 @@
 """One run: a method learns the tasks of a stream over simulated clients and is evaluated after each."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from .rounds import Run
 from .settings import DTYPES, Settings, pick_device, reproducible
 from .uplink import Uplink
 from .weights import load_backbone
+
+log = logging.getLogger("fczoo")
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,13 @@ def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
 def run(method: Method, *, seed: int = 0, observer: Observer | None = None, dataset: str = "digits", **settings: Any) -> Result:
     """Run one method: ``fczoo.run(fczoo.create_method("pilora", rank=8), dataset="digits", rounds=2)``.
 
-    ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults.
+    ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults. The method's options are
+    its own: a warning names those for which the data set has other values.
     """
+    fields = type(method).__dataclass_fields__  # type: ignore[attr-defined]
+    if other := {k: v for k, v in type(method).tuned.get(dataset, {}).items() if getattr(method, k) == fields[k].default != v}:
+        named = ", ".join(f"{k}={v}" for k, v in other.items())
+        log.warning("%s has %s on %s; fczoo.create_method(%r, %r) takes the data set's values", method.name, named, dataset, method.name, dataset)
     return Bench.open(Settings.for_dataset(dataset, **settings)).run(method, seed, observer)
 
 

@@ -55,7 +55,8 @@ def test_bench_prints_what_was_run_and_one_row_a_method(folder):
         "seconds",
     ):
         assert word in printed
-    assert [line.split()[0] for line in printed.splitlines() if line.startswith(("hgp", "fedncm"))] == ["hgp", "fedncm"]
+    assert [line.split()[0] for line in printed.splitlines() if line.startswith(("hgp ", "fedncm "))] == ["hgp", "fedncm"]
+    assert [line for line in printed.splitlines() if "other than" in line] == ["hgp: prefix_len=4, server_lr=0.003, other than by default"]
 
 
 def test_run_folder_holds_everything_needed_to_check_the_table(folder):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Method, Optim, Tree
+import fczoo
+from fczoo import Method, Optim, Tree, create_method
 from fczoo.engine import Plan
 from fczoo.record import Silent
 
@@ -158,3 +159,12 @@ def test_logits_must_cover_the_classes_seen(make_bench):
 
     with pytest.raises(TypeError, match=r"predict gave \(9, 7\), expected \(9, 3\)"):
         make_bench().run(Wide())
+
+
+def test_a_method_without_the_data_sets_values_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """HGP's rate on the server differs on digits: said once where it was left alone, not where it was chosen."""
+    small = {"tasks": 2, "clients": 2, "rounds": 1, "epochs": 1, "train_per_class": 2, "test_per_class": 1}
+    for method in (create_method("hgp", prefix_len=1), create_method("hgp", prefix_len=1, server_lr=0.02), create_method("hgp", "digits")):
+        fczoo.run(method, dataset="digits", **small)
+    told = [r.message for r in caplog.records if "create_method" in r.message]
+    assert told == ["hgp has server_lr=0.003 on digits; fczoo.create_method('hgp', 'digits') takes the data set's values"]
