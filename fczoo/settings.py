@@ -83,6 +83,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if not self.participation:
+            raise FczooError("--participation is 0, so nobody would train; give a part up to 1 or a whole number of clients")
         if self.participation > 1 and self.participation % 1:
             raise FczooError(f"--participation is {self.participation:g}; it must be a part up to 1 or a whole number of clients")
         if self.participation > self.clients:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
+from huggingface_hub.constants import HF_HUB_CACHE
 from tabulate import tabulate
 
 from .core import Method, Tree, nbytes
@@ -75,10 +76,17 @@ def doctor() -> str:
         ("plug-ins", ", ".join(e.name for e in entry_points(group=PLUGINS)) or "none"),
         ("FCZOO_HOME", f"{home()} ({'set' if os.environ.get('FCZOO_HOME') else 'default'})"),
         ("bundled backbone", f"vit_nano_32, sha256 {load_backbone('vit_nano_32').sha256[:16]}"),
-        ("other backbones", "by file, or by timm name from the hub (HF_HOME, HF_HUB_OFFLINE)"),
+        ("other backbones", "by file, or by timm name from its hub (HF_HUB_OFFLINE=1: only what is kept here)"),
+        ("kept from the hub", f"{HF_HUB_CACHE}: {', '.join(_cached()) or 'no ViT'}"),
         *((f"data {n}", _found(n, root)) for n in DATASETS.names()),
     ]
     return tabulate(lines, tablefmt="plain")
+
+
+def _cached() -> list[str]:
+    """Names of the ViTs whose weights the hub's client has kept."""
+    folders = Path(HF_HUB_CACHE).glob("models--timm--vit_*/snapshots/*/model.safetensors")
+    return sorted({f.parents[2].name.removeprefix("models--timm--") for f in folders})
 
 
 def _found(name: str, root: Path) -> str:

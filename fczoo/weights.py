@@ -1,8 +1,12 @@
 """Where backbones come from: the bundled one, a local file, or timm's hub."""
 
 import hashlib
+import logging
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,8 @@ from .options import nearest
 
 BUNDLED = ViTConfig("vit_nano_32", image_size=32, patch_size=4, dim=128, depth=6, heads=4, mlp_dim=512)
 """Pre-trained on Tiny-ImageNet by benchmarks/pretrain_vit_nano.py; weights ship with the package."""
+
+log = logging.getLogger("fczoo")
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".bin")
 _PLAIN = re.compile(r"vit_(tiny|small|base|large)_patch(8|16|32)_(224|384)\.(augreg|augreg_.*|dino|mae|orig_.*|sam_.*)")
@@ -98,6 +104,8 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
         import timm
 
         if path.suffix == ".npz":  # Flax checkpoints of the original ViT release name their tensors otherwise
+            if not (name or timm.models.is_model(path.stem.split(".")[0])):
+                raise FczooError(f"the name of {path} is no timm model's, and .npz files do not name one; give --backbone NAME:{path.name}")
             model: Any = _timm_model(name or path.stem, pretrained=False)
             model.load_pretrained(str(path))
             return dict(model.state_dict())
@@ -134,6 +142,7 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
         raise FczooError(f"the number of heads cannot be told from {path} (width {dim}); give NAME:FILE with a timm name")
     guess = f"vit_{_WIDTHS[dim]}_patch{patch}_{size}"
     mean, std = _input_statistics(guess)
+    log.warning("%s is taken for %s by its shapes, with input mean %s and std %s; else give NAME:FILE", path.name, guess, mean, std)
     return ViTConfig(guess, size, patch, dim, depth, dim // 64, mlp, mean=mean, std=std)
 
 
@@ -145,6 +154,7 @@ def _input_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _from_timm(name: str) -> tuple[ViTConfig, dict[str, Tensor]]:
+    architecture(name)  # refuses what is no plain ViT before anything is fetched
     model = _timm_model(name, pretrained=True)
     return _timm_config(name, model), dict(model.state_dict())
 
@@ -157,11 +167,24 @@ def _timm_model(name: str, pretrained: bool) -> Any:
         known = [BUNDLED.name, *timm.list_models("vit_*")]
         raise FczooError(f"no backbone is called {name!r}; {nearest(architecture, known)}")
     try:
-        return timm.create_model(name, pretrained=pretrained, num_classes=0)
+        with _quiet("huggingface_hub", "timm"):  # each failed try would warn, and the error below says what is wrong
+            return timm.create_model(name, pretrained=pretrained, num_classes=0)
     except Exception as error:  # the hub client raises errors of several libraries
         raise FczooError(
             f"cannot get the weights of {name}: {first_line(error)}; without network give a file: --backbone {name}:FILE.safetensors"
         ) from error
+
+
+@contextmanager
+def _quiet(*loggers: str) -> Iterator[None]:
+    before = {name: logging.getLogger(name).level for name in loggers}
+    for name in loggers:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _timm_config(name: str, model: Any) -> ViTConfig:
@@ -207,8 +230,6 @@ def _resized(config: ViTConfig, weights: dict[str, Tensor], image_size: int) -> 
 
 
 def _replace(config: ViTConfig, **changes: Any) -> ViTConfig:
-    from dataclasses import replace
-
     return replace(config, **{k: v for k, v in changes.items() if v is not None})
 
 

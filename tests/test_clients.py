@@ -105,6 +105,7 @@ def test_a_round_in_which_nobody_drawn_has_data() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
+        ({"participation": 0}, "nobody would train"),
         ({"participation": 2.5}, "a part up to 1 or a whole number"),
         ({"participation": 6}, "more than the 5 clients at the start"),
         ({"transition": 1.1}, "transition"),

@@ -238,3 +238,20 @@ def test_pickles_are_not_executed(tmp_path, folder):
 def test_a_header_that_lies_about_its_length(tmp_path):
     (tmp_path / "lie.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
     assert "lie.safetensors" in refused(tmp_path / "lie.safetensors")
+
+
+def test_a_flax_file_of_another_name_is_refused_with_advice(tmp_path: Path) -> None:
+    np.savez(tmp_path / "Ti_16.npz", cls=np.zeros((1, 1, 4)))
+    with pytest.raises(FczooError, match=r"no timm model's.*give --backbone NAME:Ti_16\.npz"):
+        load_backbone(str(tmp_path / "Ti_16.npz"))
+
+
+def test_what_is_no_plain_vit_is_refused_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_: object, **__: object) -> None:
+        raise AssertionError("asked the hub")
+
+    monkeypatch.setattr("timm.models._builder.load_pretrained", fetch)
+    with pytest.raises(FczooError, match=r"swin_tiny_patch4_window7_224 is no plain ViT: it is a SwinTransformer"):
+        load_backbone("swin_tiny_patch4_window7_224")
+    with pytest.raises(FczooError, match="asked the hub"):
+        load_backbone("vit_tiny_patch16_224")
