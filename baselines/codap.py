@@ -28,6 +28,7 @@ class CODAPrompt(Method):
     """
 
     paper = "Smith et al., CVPR 2023"
+    frozen = ("past.",)
     tuned = {
         "digits": {"lr": 1e-2, "components": 50},
         "imagenet_a": {"lr": 1e-2},

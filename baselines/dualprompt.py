@@ -27,6 +27,7 @@ class DualPrompt(Method):
     """
 
     paper = "Wang et al., ECCV 2022"
+    frozen = ("past.",)
     private = ("next.",)
     tuned = {
         "digits": {"lr": 3e-2},

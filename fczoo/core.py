@@ -117,6 +117,7 @@ class Method(ABC):
     name: ClassVar[str] = ""  # filled by the registry
     paper: ClassVar[str] = ""
     private: ClassVar[tuple[str, ...]] = ()
+    frozen: ClassVar[tuple[str, ...]] = ()  # state prefixes of what finished tasks left, row by row: rows join, none changes
     averaging: ClassVar[str] = "fedavg"  # registered aggregator for the part that is averaged
     uploads: ClassVar[Mapping[str, Content]] = {}  # payload prefix -> content, where it is not parameters
     tuned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # data set -> hyper-parameters that differ from the defaults there

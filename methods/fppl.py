@@ -27,6 +27,7 @@ class FPPL(Method):
     """
 
     paper = "He et al., FPPL (arXiv 2411.01904)"
+    frozen = ("past.",)
     private = ("local.",)
     uploads = {"local.": "class means"}
     tuned = {"digits": {"server_lr": 1e-2}}

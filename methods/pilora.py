@@ -26,6 +26,7 @@ class PILoRA(Method):
     """
 
     paper = "Guo et al., PILoRA, ECCV 2024"
+    frozen = ("past.", "frozen.before")
     uploads = {"class.count": "counts", "class.mean": "class means", "class.sum": "class means"}
     tuned = {"tinyimagenet": {"lr_prototype": 5e-3, "lr_lora": 5e-6}, "digits": {"head_tune": True}}
 

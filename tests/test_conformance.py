@@ -4,6 +4,7 @@ import json
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, fields
+from itertools import pairwise
 
 import pytest
 import torch
@@ -180,6 +181,15 @@ def test_clients_together_equal_clients_one_by_one_in_single_precision(record, n
 def test_the_state_that_clients_get_is_not_changed_by_them(run):
     for call in run.calls:
         assert_same_trees(call.after, call.state, "state", **EXACT)
+
+
+def test_what_finished_tasks_left_stays_bitwise_the_same(run):
+    """Where the method promises it: the rows of one task's state are the first rows of the next one's."""
+    states = [run.states[t] for t in sorted(run.states)]
+    for before, after in pairwise(states):
+        for key, rows in select(before, *run.method.frozen).items():
+            assert torch.equal(after[key][: len(rows)], rows), key
+    assert all(any(len(v) for v in select(states[-1], prefix).values()) for prefix in run.method.frozen)
 
 
 def test_frozen_weights_stay_bitwise_the_same(run, backbone):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo import Context, FczooError, create_method
+from fczoo.aggregate import uniform
 from helpers_methods import DIM
 
 
@@ -116,3 +117,25 @@ def test_fcilpt_softmax_over_local_classes_leaves_other_rows_alone(make_bench, s
                 lacking += held < task
                 assert moved == (task if support == "task" else held if len(held) > 1 else set())
         assert lacking
+
+
+def test_fcilpt_chooses_the_same_prompts_wherever_they_lie(backbone, images_batch, noise):
+    method, tree, order = create_method("fcilpt", size=6, chosen=3), pool(noise), torch.tensor([4, 0, 5, 2, 1, 3])
+    moved = {**tree, "pool.key": tree["pool.key"][order], "pool.prompt": tree["pool.prompt"][order]}
+    before, after = (method.choose(backbone, t, images_batch)[1] for t in (tree, moved))
+    assert torch.equal(order[after], before) and not torch.equal(after, before)
+
+
+def test_fcilpt_a_key_without_length_is_like_nothing(backbone, images_batch, noise):
+    tree = pool(noise)
+    tree["pool.key"][2] = 0
+    similarity, chosen = create_method("fcilpt", size=6, chosen=6).choose(backbone, tree, images_batch)
+    assert similarity.isfinite().all() and similarity[chosen == 2].abs().max() == 0
+
+
+def test_fcilpt_without_sorting_averages_place_by_place(noise):
+    payloads = [{**pool(noise), "usage": torch.tensor([1.0, 5, 2, 0, 3, 4]).roll(i), "num_samples": torch.tensor(i + 1)} for i in range(3)]
+    merged = create_method("fcilpt", sort=False).aggregate(payloads, uniform)
+    assert "usage" not in merged
+    for key in ("pool.key", "pool.prompt", "common"):
+        torch.testing.assert_close(merged[key], sum(p[key] for p in payloads) / 3)

@@ -136,3 +136,10 @@ def test_fppl_local_prototypes_are_means_of_the_trained_features(record, batch_o
     assert payload["local.label"].tolist() == sorted(set(batch.y.tolist()))
     for label, mean in zip(payload["local.label"], payload["local.mean"], strict=True):
         torch.testing.assert_close(mean, features[batch.y == label].mean(0), rtol=1e-9, atol=1e-9)
+
+
+def test_fppl_fused_prompts_lie_between_the_tasks_prompts(noise):
+    tree = {**one_hot_prompts(noise, 3), "prompt.1": noise(2, DIM), "past.1": noise(2, 2, DIM)}
+    fused = create_method("fppl", blocks=(1,)).fused_prompts(tree, noise(7, DIM))["deep.1"]
+    prompts = torch.cat([tree["past.1"], tree["prompt.1"][None]])
+    assert (fused >= prompts.min(0).values - 1e-12).all() and (fused <= prompts.max(0).values + 1e-12).all()
