@@ -15,7 +15,7 @@ LARGEST = 1e30  # of any option, so that what is computed from it in single prec
 _UNIONS = (types.UnionType, typing.Union)
 
 
-def option(default: Any, meaning: str, *, low: float | None = None, high: float | None = None, quirk: str | Mapping[str, str] = "") -> Any:
+def option(default: Any, meaning: str, *, low: float | None = None, high: float | None = None, quirk: str | Mapping[Any, str] = "") -> Any:
     """A dataclass field with a one-line meaning (shown by ``fczoo show``) and optional inclusive limits.
 
     ``quirk`` says where the deviation that the option switches on was seen, or for each value that is one
