@@ -72,14 +72,21 @@ class Tuned(Method):
         """Plugs as a run starts: all weights, LoRA pairs with B = 0, or none."""
         if self.tune == "full":
             return backbone.full_weights()
-        plugs: Tree = {}
-        if self.tune == "lora":
-            backbone.check_blocks(self.blocks, "blocks")
-            dim = backbone.dim
-            for name in (f"lora.{i}.{part}" for i in self.blocks for part in "qv"):
-                plugs[f"{name}.a"] = torch.empty(self.rank, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)
-                plugs[f"{name}.b"] = torch.zeros(dim, self.rank)
-        return plugs
+        return lora_pairs(backbone, self.blocks, self.rank, rng, "blocks") if self.tune == "lora" else {}
+
+
+def lora_pairs(backbone: Backbone, blocks: tuple[int, ...], rank: int, rng: torch.Generator, label: str) -> Tree:
+    """New LoRA pairs on q and v of some blocks: A [r, in] from U(-1/sqrt in, 1/sqrt in), B [out, r] zero.
+
+    Raises FczooError, naming the option ``label``, for blocks that the backbone does not have.
+    """
+    backbone.check_blocks(blocks, label)
+    pairs: Tree = {}
+    for i, part in ((i, part) for i in blocks for part in "qv"):
+        width, out = backbone.lora_shape(part)
+        pairs[f"lora.{i}.{part}.a"] = torch.empty(rank, width).uniform_(-(width**-0.5), width**-0.5, generator=rng)
+        pairs[f"lora.{i}.{part}.b"] = torch.zeros(out, rank)
+    return pairs
 
 
 @dataclass(frozen=True)

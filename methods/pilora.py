@@ -14,6 +14,7 @@ from fczoo.core import Batch, Context, Method, Moment, Optim, ServerAggregator, 
 from fczoo.losses import class_sums
 from fczoo.options import option
 from fczoo.registry import register_method
+from fczoo.tuning import lora_pairs
 
 
 @register_method("pilora")
@@ -74,15 +75,10 @@ class PILoRA(Method):
         return frozenset({"begin"}) if self.head_tune else frozenset()
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        backbone.check_blocks(self.blocks, "pilora.blocks")
-        dim = backbone.dim
         past = {k.replace("lora.", "past.", 1): v[None] for k, v in select(state, "lora.").items()}  # [1, r, D] or [1, D, r]
         past = {k: torch.cat([state[k], v]) if k in state else v for k, v in past.items()}
-        lora = {}
-        for name in (f"lora.{i}.{part}" for i in self.blocks for part in "qv"):
-            lora[f"{name}.a"] = torch.empty(self.rank, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)
-            lora[f"{name}.b"] = torch.zeros(dim, self.rank)
-        table = self._table(state) if state else 0.1 * torch.randn(task.classes, dim, generator=rng)
+        lora = lora_pairs(backbone, self.blocks, self.rank, rng, "pilora.blocks")
+        table = self._table(state) if state else 0.1 * torch.randn(task.classes, backbone.dim, generator=rng)
         rest = {"frozen.before": table[: task.start], "frozen.after": table[task.stop :]}
         return {**past, **lora, **rest, "prototype": table[task.start : task.stop].clone()}
 
