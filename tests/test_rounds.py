@@ -77,7 +77,7 @@ def test_records_name_the_clients_that_have_data(make_bench):
     ]
 
 
-@pytest.mark.parametrize(("participation", "counts"), [(0.0, [1, 1, 1]), (0.5, [2, 1, 2]), (0.67, [2, 1, 2]), (1.0, [3, 2, 3])])
+@pytest.mark.parametrize(("participation", "counts"), [(0.01, [1, 1, 1]), (0.5, [2, 1, 2]), (0.67, [2, 1, 2]), (1.0, [3, 2, 3])])
 def test_participation_rounds_the_number_of_clients_with_data(make_bench, participation, counts):
     """Of 3, 2 and 3 clients; a half of three rounds to two, of two to one."""
     records, result = observed(make_bench(participation=participation, rounds=5), Counted())
