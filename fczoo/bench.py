@@ -19,7 +19,7 @@ from .diagnostics import Probe
 from .errors import FczooError
 from .identity import data_sha256
 from .loggers import Logging, check_loggers
-from .record import Result, Several, hardware, read_result, versions, write_json
+from .record import Result, Several, hardware, plain, read_result, versions, write_json
 from .report import write_summary
 from .resume import LOCK, Interrupted, Interrupts, check_same, only_process
 from .runner import Bench, create_method
@@ -111,7 +111,7 @@ def _describe(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequ
         "command": [shorten(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    return _joined(folder, read_about(folder), json.loads(json.dumps(about))) if (folder / ABOUT).is_file() else about
+    return _joined(folder, read_about(folder), plain(about)) if (folder / ABOUT).is_file() else about
 
 
 def _begin(folder: Path, bench: Bench, about: dict[str, Any], methods: Sequence[Method], seeds: Sequence[int]) -> None:

@@ -1,6 +1,5 @@
 """Our numbers beside a paper's, with every setting in which the two runs differ."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from tabulate import tabulate
 
 from .errors import FczooError
 from .papers import DATASETS, Number, Paper, get_paper, plain_split
+from .record import plain
 from .registry import METHODS, PARTITIONERS
 from .runner import create_method
 from .runs import WHERE, Experiment, Line, read_experiments, said
@@ -69,7 +69,7 @@ def differences(experiment: Experiment, line: Line, paper: Paper, number: Number
         settings = paper.settings(number)
     except FczooError as error:
         return [str(error)]
-    stated, theirs = paper.protocol.stated(settings.dataset), json.loads(json.dumps(settings.portable()))
+    stated, theirs = paper.protocol.stated(settings.dataset), plain(settings.portable())
     found = [*paper.open]
     for name in (n for n in theirs if n not in IGNORED and _meaning(n, ours[n]) != _meaning(n, theirs[n])):
         known = name in stated or name in ("dataset", "tasks", "partition", "train_per_class", "test_per_class", "aggregator")
@@ -80,7 +80,7 @@ def differences(experiment: Experiment, line: Line, paper: Paper, number: Number
     method, options = paper.method_here(number)
     if method in METHODS.names():
         expected = create_method(method, settings.dataset, **{**settings.method_options(method), **options})
-        reading = json.loads(json.dumps(asdict(expected)))  # type: ignore[call-overload]
+        reading = plain(asdict(expected))  # type: ignore[call-overload]
         found += [_differs(f"{method}.{k}", v, reading[k]) for k, v in line.results[0].options.items() if k in reading and v != reading[k]]
     return found
 

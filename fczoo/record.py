@@ -120,6 +120,11 @@ def write_json(path: Path, content: Any) -> None:
     write_safely(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
+def plain(content: Any) -> Any:
+    """What a reader of its JSON gets: tuples as lists."""
+    return json.loads(json.dumps(content))
+
+
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object. Raises FczooError, calling the file ``what``, when it is missing or something else."""
     try:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from .files import write_safely
-from .record import write_json
+from .record import plain, write_json
 from .registry import METHODS
 from .runs import Experiment, Line, read_experiments
 from .tables import ACCURACY, COLUMNS, COSTS, SEEN, Table, make_table, to_csv, to_json, to_latex, to_markdown, to_text
@@ -67,7 +67,7 @@ def _changed(line: Line) -> str:
     name, options = line.cells[0].method, line.results[0].options
     if name not in METHODS.names():  # a plug-in that is not installed here
         return ""
-    defaults = json.loads(json.dumps({f.name: f.default for f in fields(METHODS.get(name))}))
+    defaults = plain({f.name: f.default for f in fields(METHODS.get(name))})
     changed = [f"{k}={v}" for k, v in options.items() if k in defaults and v != defaults[k]]
     return f"{', '.join(changed)}, other than by default" if changed else ""
 

@@ -1,7 +1,6 @@
 """Run folders, read back: which runs belong side by side, and under which names."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ import numpy as np
 from .errors import FczooError
 from .options import build
 from .partition import Partition, load_partition
-from .record import Result, fits, read_json, read_result
+from .record import Result, fits, plain, read_json, read_result
 from .settings import Settings
 
 ABOUT, PARTITION, RESULT, FAILURE, ROUNDS = "bench.json", "partition.json", "result.json", "failed.json", "rounds.jsonl"
@@ -165,7 +164,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         read = dataclasses.asdict(build(Settings, "settings", {k: about["settings"][k] for k in known}))
     except FczooError as error:
         raise FczooError(f"{path} is no valid run description: {error}") from error
-    return {**about, "settings": {**about["settings"], **json.loads(json.dumps({k: read[k] for k in known}))}}
+    return {**about, "settings": {**about["settings"], **plain({k: read[k] for k in known})}}
 
 
 def read_cells(folder: Path, about: dict[str, Any]) -> list[Cell]:

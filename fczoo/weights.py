@@ -154,9 +154,8 @@ def _input_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _from_timm(name: str) -> tuple[ViTConfig, dict[str, Tensor]]:
-    architecture(name)  # refuses what is no plain ViT before anything is fetched
-    model = _timm_model(name, pretrained=True)
-    return _timm_config(name, model), dict(model.state_dict())
+    config = architecture(name)  # refuses what is no plain ViT before anything is fetched
+    return config, dict(_timm_model(name, pretrained=True).state_dict())
 
 
 def _timm_model(name: str, pretrained: bool) -> Any:
