@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from fczoo.baselines.finetune import TunedWithStatistics
 from torch import Tensor
 
-from fczoo.aggregate import gaussian_mixture, keep_latest
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, ServerAggregator, Task, Tree, drop, select
-from fczoo.gaussians import draw_features, gaussians, moment_sums, no_gaussians, normalised_cross_entropy, pooled, train_head
-from fczoo.options import option
-from fczoo.registry import register_method
-from fczoo.tuning import TunedWithStatistics
+from fczoo.aggregators.rows import gaussian_mixture, keep_latest
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop, select
+from fczoo.core.types import Batch, Context, ServerAggregator, Task
+from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, no_gaussians, pooled
+from fczoo.functional.heads import train_head
+from fczoo.functional.losses import normalised_cross_entropy
 
 
 @register_method("ccvr")
@@ -35,15 +38,27 @@ class CCVR(TunedWithStatistics):
         "gauss.cov": "class variances",
     }
 
-    gaussian: Literal["mixture", "pooled"] = option("mixture", "clients' Gaussians side by side, or one a class with their pooled moments (paper)")
-    covariance: Literal["diagonal", "full"] = option("diagonal", "variance of each dimension, or all covariances (paper)")
-    calibrated: Literal["current", "all"] = option("current", "classes drawn and calibrated: the task's, or all seen, as they were (paper)")
-    logit_norm: float | None = option(0.1, "temperature of normalised logits in the server's loss; none: plain logits (paper)", low=1e-6)
+    gaussian: Literal["mixture", "pooled"] = option(
+        "mixture", "clients' Gaussians side by side, or one a class with their pooled moments (paper)"
+    )
+    covariance: Literal["diagonal", "full"] = option(
+        "diagonal", "variance of each dimension, or all covariances (paper)"
+    )
+    calibrated: Literal["current", "all"] = option(
+        "current", "classes drawn and calibrated: the task's, or all seen, as they were (paper)"
+    )
+    logit_norm: float | None = option(
+        0.1, "temperature of normalised logits in the server's loss; none: plain logits (paper)", low=1e-6
+    )
     per_class: int = option(256, "features drawn per class and epoch; also the batch size", low=1)
     server_epochs: int = option(5, "epochs of the calibration", low=1)
-    server_lr: float = option(0.01, "its learning rate, SGD with momentum 0.9 and cosine over the epochs", low=0)
+    server_lr: float = option(
+        0.01, "its learning rate, SGD with momentum 0.9 and cosine over the epochs", low=0
+    )
     triple_pass: bool = option(
-        False, "with covariance=full, count each image three times: biased covariances, classes of one image come through", quirk="fed-mammoth"
+        False,
+        "with covariance=full, count each image three times: biased covariances, classes of one image come through",
+        quirk="fed-mammoth",
     )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -52,7 +67,9 @@ class CCVR(TunedWithStatistics):
         return state if keep else {**state, **no_gaussians(backbone.dim, self.covariance == "full")}
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        return moment_sums(self.statistics_features(backbone, train, batch), batch, ctx.task, self.covariance == "full")
+        return moment_sums(
+            self.statistics_features(backbone, train, batch), batch, ctx.task, self.covariance == "full"
+        )
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         if self.triple_pass and self.covariance == "full":
@@ -62,12 +79,17 @@ class CCVR(TunedWithStatistics):
     def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
         return gaussian_mixture(payloads, average)
 
-    def server_update(self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+    def server_update(
+        self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator
+    ) -> Tree:
         state = {**state, **drop(merged, "gauss."), **keep_latest(state, merged, "gauss.")}
         gauss = select(state, "gauss.")
         if not len(gauss["gauss.label"]):  # no client has two images of any class
             return state
-        return {**state, **self.calibrate(state, pooled(gauss) if self.gaussian == "pooled" else gauss, task, rng)}
+        return {
+            **state,
+            **self.calibrate(state, pooled(gauss) if self.gaussian == "pooled" else gauss, task, rng),
+        }
 
     def calibrate(self, head: Tree, gauss: Tree, task: Task, rng: torch.Generator) -> Tree:
         """The head trained on drawn features; rows of other classes keep their values."""
@@ -77,4 +99,12 @@ class CCVR(TunedWithStatistics):
             return normalised_cross_entropy(logits, labels, self.logit_norm)
 
         classes = (0 if self.calibrated == "all" else task.start, task.stop)
-        return train_head(head, classes, lambda: draw_features(gauss, number, rng), loss, self.server_epochs, self.server_lr, self.per_class)
+        return train_head(
+            head,
+            classes,
+            lambda: draw_features(gauss, number, rng),
+            loss,
+            self.server_epochs,
+            self.server_lr,
+            self.per_class,
+        )

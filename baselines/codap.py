@@ -7,12 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Method, Optim, Task, Tree, drop
-from fczoo.errors import FczooError
-from fczoo.losses import head_logits, linear_head, task_cross_entropy
-from fczoo.options import option
-from fczoo.registry import register_method
+from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop
+from fczoo.core.types import Batch, Context, Optim, Task
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.losses import task_cross_entropy
 
 PARTS = ("prompt", "key", "attention")  # P, K, A
 
@@ -39,9 +42,15 @@ class CODAPrompt(Method):
     length: int = option(4, "rows of each key and each value prefix; a component holds both (L_p = 8)", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with prefixes", low=0)
     lr: float = option(1e-3, "learning rate, Adam", low=0)
-    ortho: float = option(0.0, "mu, weight of the orthogonality of prompts, keys and attentions (paper: 0.1; released code: 0)", low=0)
+    ortho: float = option(
+        0.0,
+        "mu, weight of the orthogonality of prompts, keys and attentions (paper: 0.1; released code: 0)",
+        low=0,
+    )
     classical_gs: bool = option(
-        False, "classical Gram-Schmidt against trained rows, which leaves new rows not orthogonal to them", quirk="GT-RIPL/CODA-Prompt"
+        False,
+        "classical Gram-Schmidt against trained rows, which leaves new rows not orthogonal to them",
+        quirk="GT-RIPL/CODA-Prompt",
     )
 
     def inputs(self) -> frozenset[str]:
@@ -55,8 +64,14 @@ class CODAPrompt(Method):
         if not state:
             backbone.check_blocks(self.blocks, "codap.blocks")
             if not share > 0 or share * task.count > dim:
-                reason = f"fewer than the {task.count} tasks" if not share else f"more than the {dim} dimensions of {backbone.config.name}"
-                raise FczooError(f"codap.components is {self.components}, {reason}; change it with --set codap.components=N")
+                reason = (
+                    f"fewer than the {task.count} tasks"
+                    if not share
+                    else f"more than the {dim} dimensions of {backbone.config.name}"
+                )
+                raise FczooError(
+                    f"codap.components is {self.components}, {reason}; change it with --set codap.components=N"
+                )
             state = linear_head(task, dim, rng)
         moved = drop(state, "component.", "past.")
         for name in (f"{i}.{part}" for i in self.blocks for part in PARTS):
@@ -64,7 +79,11 @@ class CODAPrompt(Method):
             shape = (2 * self.length, dim) if name.endswith("prompt") else (dim,)
             old = torch.cat(known) if known else torch.empty(0, *shape)
             draws = torch.randn(share, *shape, generator=rng).to(old)
-            fresh = gram_schmidt(old.flatten(1), draws.flatten(1)) if self.classical_gs else orthonormal(old.flatten(1), draws.flatten(1))
+            fresh = (
+                gram_schmidt(old.flatten(1), draws.flatten(1))
+                if self.classical_gs
+                else orthonormal(old.flatten(1), draws.flatten(1))
+            )
             moved[f"component.{name}"] = fresh.view(share, *shape)
             if known:
                 moved[f"past.{name}"] = old
@@ -99,11 +118,17 @@ class CODAPrompt(Method):
         for i in self.blocks:
             for part in PARTS:
                 rows = self._rows(tree, i, part).flatten(1)
-                terms.append((rows @ rows.mT - torch.eye(len(rows), dtype=rows.dtype, device=rows.device)).square().mean())
+                terms.append(
+                    (rows @ rows.mT - torch.eye(len(rows), dtype=rows.dtype, device=rows.device))
+                    .square()
+                    .mean()
+                )
         return torch.stack(terms).sum()
 
     def _rows(self, tree: Tree, block: int, part: str) -> Tensor:
-        return torch.cat([tree[k] for k in (f"past.{block}.{part}", f"component.{block}.{part}") if k in tree])
+        return torch.cat(
+            [tree[k] for k in (f"past.{block}.{part}", f"component.{block}.{part}") if k in tree]
+        )
 
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         return head_logits(tree, backbone(batch.x, self.prefixes(tree, batch.q)))

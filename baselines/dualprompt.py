@@ -7,12 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Method, Optim, Task, Tree, drop, select
-from fczoo.losses import head_logits, linear_head, task_cross_entropy
-from fczoo.options import option
-from fczoo.prompts import cosine, highest
-from fczoo.registry import register_method
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop, select
+from fczoo.core.types import Batch, Context, Optim, Task
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.losses import task_cross_entropy
+from fczoo.functional.prompts import cosine, highest
 
 PARTS = "kv"
 
@@ -46,10 +49,22 @@ class DualPrompt(Method):
     lr: float = option(1e-3, "learning rate, Adam (FPPL's; data sets of HGP have its own)", low=0)
     clip: float | None = option(1.0, "largest norm of a client's gradient", low=0)
     pull: float = option(1.0, "lambda, weight of the cosine between the query and the task's key", low=0)
-    warm_start: bool = option(False, "start a task's expert prefixes as a copy of the last task's, as some released code does")
-    no_key_loss: bool = option(False, "drop the term that moves the keys: they keep their random start", quirk="fed-mammoth")
-    match_all_slots: bool = option(False, "match test images with untrained slots, too", quirk="fed-mammoth, JH-LEE-KR, CODA-Prompt's code")
-    reshape_bug: bool = option(False, "reshape the gathered experts: keys, values and images mix", quirk="JH-LEE-KR, mammoth's default, fed-mammoth")
+    warm_start: bool = option(
+        False, "start a task's expert prefixes as a copy of the last task's, as some released code does"
+    )
+    no_key_loss: bool = option(
+        False, "drop the term that moves the keys: they keep their random start", quirk="fed-mammoth"
+    )
+    match_all_slots: bool = option(
+        False,
+        "match test images with untrained slots, too",
+        quirk="fed-mammoth, JH-LEE-KR, CODA-Prompt's code",
+    )
+    reshape_bug: bool = option(
+        False,
+        "reshape the gathered experts: keys, values and images mix",
+        quirk="JH-LEE-KR, mammoth's default, fed-mammoth",
+    )
 
     def inputs(self) -> frozenset[str]:
         return frozenset({"images", "query"})
@@ -69,9 +84,15 @@ class DualPrompt(Method):
             def rows(*shape: int) -> Tensor:
                 return torch.empty(*shape, dim).uniform_(-1, 1, generator=rng)
 
-            general = {f"general.{i}.{p}": rows(self.general_length) for i in self.general_blocks for p in PARTS}
-            slots = {f"{i}.{p}": rows(task.count, self.expert_length) for i in self.expert_blocks for p in PARTS} | {"key": rows(task.count)}
-            first = {f"expert.{k}": v[0] for k, v in slots.items()} | {f"next.{k}": v[1:] for k, v in slots.items()}
+            general = {
+                f"general.{i}.{p}": rows(self.general_length) for i in self.general_blocks for p in PARTS
+            }
+            slots = {
+                f"{i}.{p}": rows(task.count, self.expert_length) for i in self.expert_blocks for p in PARTS
+            } | {"key": rows(task.count)}
+            first = {f"expert.{k}": v[0] for k, v in slots.items()} | {
+                f"next.{k}": v[1:] for k, v in slots.items()
+            }
             return {**general, **first, **linear_head(task, dim, rng)}
         moved = drop(state, "past.", "next.", "expert.")
         for name, done in select(state, "expert.").items():
@@ -82,7 +103,10 @@ class DualPrompt(Method):
         return moved
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        experts = {k.removeprefix("expert."): v.expand(len(batch.y), *v.shape) for k, v in drop(select(train, "expert."), "expert.key").items()}
+        experts = {
+            k.removeprefix("expert."): v.expand(len(batch.y), *v.shape)
+            for k, v in drop(select(train, "expert."), "expert.key").items()
+        }
         loss = task_cross_entropy(self._logits(backbone, train, batch, experts), batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
@@ -117,5 +141,7 @@ class DualPrompt(Method):
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch, experts: Tree) -> Tensor:
         plugs = {k.replace("general.", "prefix.", 1): v for k, v in select(tree, "general.").items()}
         for i in self.expert_blocks:
-            plugs[f"prefix.{i}.k"], plugs[f"prefix.{i}.v"] = self.prefixes(experts[f"{i}.k"], experts[f"{i}.v"])
+            plugs[f"prefix.{i}.k"], plugs[f"prefix.{i}.v"] = self.prefixes(
+                experts[f"{i}.k"], experts[f"{i}.v"]
+            )
         return head_logits(tree, backbone(batch.x, plugs))

@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 
+from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Moment, Task, Tree, drop, select
-from fczoo.fisher import fisher_sums
-from fczoo.options import option
-from fczoo.registry import register_method
-from fczoo.tuning import Tuned
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop, select
+from fczoo.core.types import Batch, Context, Moment, Task
+from fczoo.functional.fisher import fisher_sums
 
 LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts
 
@@ -26,13 +27,25 @@ class EWC(Tuned):
 
     paper = "Kirkpatrick et al., PNAS 2017; online form: Schwarz et al., ICML 2018"
 
-    strength: float = option(1.0, "lambda, weight of the penalty; no factor 1/2 (worth trying: 1, 10, 100, 1e3, 1e4)", low=0)
-    decay: float = option(0.9, "gamma, factor on the Fisher of earlier tasks at each new one", low=0, high=1)
-    amp_vanish: bool = option(False, "divide the penalty by 65,536", quirk="fed-mammoth: its gradient is added before loss scaling is undone")
-    modulo_labels: bool = option(
-        False, "label y % c in a task of c classes: wrong where tasks differ in size (Cars-196)", quirk="fed-mammoth, FisherAVG there too"
+    strength: float = option(
+        1.0, "lambda, weight of the penalty; no factor 1/2 (worth trying: 1, 10, 100, 1e3, 1e4)", low=0
     )
-    skip_last_round: bool = option(False, "train nothing in the last round of a task", quirk="fed-mammoth: that round only brings the global weights")
+    decay: float = option(0.9, "gamma, factor on the Fisher of earlier tasks at each new one", low=0, high=1)
+    amp_vanish: bool = option(
+        False,
+        "divide the penalty by 65,536",
+        quirk="fed-mammoth: its gradient is added before loss scaling is undone",
+    )
+    modulo_labels: bool = option(
+        False,
+        "label y % c in a task of c classes: wrong where tasks differ in size (Cars-196)",
+        quirk="fed-mammoth, FisherAVG there too",
+    )
+    skip_last_round: bool = option(
+        False,
+        "train nothing in the last round of a task",
+        quirk="fed-mammoth: that round only brings the global weights",
+    )
 
     def surveys(self) -> frozenset[Moment]:
         return frozenset({"end"})
@@ -45,7 +58,9 @@ class EWC(Tuned):
 
     def penalty(self, train: Tree, shared: Tree) -> Tensor:
         """lambda sum_i F_i (theta_i - theta*_i)^2."""
-        terms = [(shared[f"fisher.{k}"] * (v - shared[f"anchor.{k}"]).square()).sum() for k, v in train.items()]
+        terms = [
+            (shared[f"fisher.{k}"] * (v - shared[f"anchor.{k}"]).square()).sum() for k, v in train.items()
+        ]
         return self.strength * sum(terms[1:], terms[0])
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
@@ -53,7 +68,10 @@ class EWC(Tuned):
             scores = self.logits(backbone, tree, one)[:, task.start : task.stop].log_softmax(-1)
             return scores.gather(1, one.y[:, None] - task.start)[:, 0]
 
-        return {f"fisher.{k}": v for k, v in fisher_sums(log_likelihood, self.trained(state), self._labelled(batch, task)).items()}
+        return {
+            f"fisher.{k}": v
+            for k, v in fisher_sums(log_likelihood, self.trained(state), self._labelled(batch, task)).items()
+        }
 
     def _labelled(self, batch: Batch, task: Task) -> Batch:
         return batch._replace(y=batch.y % task.size + task.start) if self.modulo_labels else batch

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from fczoo.baselines.finetune import Tuned
 
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Content, Moment, Task, Tree
-from fczoo.losses import class_sums
-from fczoo.options import option
-from fczoo.registry import register_method
-from fczoo.tuning import Tuned
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.payload import Content
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Moment, Task
+from fczoo.functional.gaussians import class_sums
 
 
 @register_method("fedavg")
@@ -24,7 +26,9 @@ class FedAvg(Tuned):
 
     paper = "McMahan et al., AISTATS 2017"
 
-    start: Literal["random", "means"] = option("random", "new head rows: random, or the classes' mean features (HeadTune, Legate et al., 2023)")
+    start: Literal["random", "means"] = option(
+        "random", "new head rows: random, or the classes' mean features (HeadTune, Legate et al., 2023)"
+    )
 
     @property
     def uploads(self) -> Mapping[str, Content]:  # type: ignore[override]

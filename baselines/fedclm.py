@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Moment, Task, Tree
-from fczoo.losses import class_sums, nearest_mean, with_means
-from fczoo.options import option
-from fczoo.registry import register_method
-from fczoo.tuning import Tuned
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Moment, Task
+from fczoo.functional.gaussians import class_sums
+from fczoo.functional.heads import nearest_mean, with_means
 
 
 @register_method("fedclm")
@@ -27,7 +29,9 @@ class FedCLM(Tuned):
     private = ("mean", "count")
     uploads = {"class.count": "counts", "class.sum": "class means"}
 
-    tune: Literal["full", "lora", "head"] = option("lora", "what is trained besides the head: all weights, LoRA pairs, or nothing")
+    tune: Literal["full", "lora", "head"] = option(
+        "lora", "what is trained besides the head: all weights, LoRA pairs, or nothing"
+    )
     distance: Literal["euclid", "cosine"] = option("euclid", "distance between feature and class mean")
 
     def surveys(self) -> frozenset[Moment]:
@@ -45,4 +49,6 @@ class FedCLM(Tuned):
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         features = self.features(backbone, state, batch)
-        return nearest_mean(features, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance)
+        return nearest_mean(
+            features, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance
+        )

@@ -6,11 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Method, Moment, Task, Tree
-from fczoo.losses import class_sums, nearest_mean, with_means
-from fczoo.options import option
-from fczoo.registry import register_method
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Moment, Task
+from fczoo.functional.gaussians import class_sums
+from fczoo.functional.heads import nearest_mean, with_means
 
 
 @register_method("fedncm")
@@ -43,4 +46,6 @@ class FedNCM(Method):
         return with_means(state, sums, task)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return nearest_mean(batch.q, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance)
+        return nearest_mean(
+            batch.q, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance
+        )

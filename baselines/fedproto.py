@@ -6,14 +6,17 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from fczoo.baselines.finetune import HGP_RATES, TunedWithStatistics
 from torch import Tensor
 
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, ServerAggregator, Task, Tree, drop, select
-from fczoo.losses import class_sums, head_logits, nearest_mean, task_cross_entropy
-from fczoo.options import option
-from fczoo.registry import register_method
-from fczoo.tuning import HGP_RATES, TunedWithStatistics
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop, select
+from fczoo.core.types import Batch, Context, ServerAggregator, Task
+from fczoo.functional.gaussians import class_sums
+from fczoo.functional.heads import head_logits, nearest_mean
+from fczoo.functional.losses import task_cross_entropy
 
 
 @register_method("fedproto")
@@ -30,26 +33,44 @@ class FedProto(TunedWithStatistics):
     averaging = "uniform"
     private = ("all.",)
     uploads = {"class.count": "counts", "class.sum": "class means"}
-    tuned = {**HGP_RATES, "imagenet_a": {"lr": 3e-5, "lr_backbone": 3e-5}, "eurosat": {"lr": 3e-5, "lr_backbone": 3e-5}}
+    tuned = {
+        **HGP_RATES,
+        "imagenet_a": {"lr": 3e-5, "lr_backbone": 3e-5},
+        "eurosat": {"lr": 3e-5, "lr_backbone": 3e-5},
+    }
 
     strength: float = option(0.1, "ld, weight of the distance to the prototypes (official code: 1)", low=0)
-    per_sample: bool = option(False, "distance of each image instead of each class's mean in the batch (official code)")
-    infer: Literal["head", "ncm"] = option("head", "answer of the linear head, or the nearest prototype, those of old tasks as they were")
+    per_sample: bool = option(
+        False, "distance of each image instead of each class's mean in the batch (official code)"
+    )
+    infer: Literal["head", "ncm"] = option(
+        "head", "answer of the linear head, or the nearest prototype, those of old tasks as they were"
+    )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         dim = backbone.dim
         if not state:
             none = {"all.mean": torch.zeros(task.classes, dim), "all.known": torch.zeros(task.classes)}
             state = {**super().begin_task(state, task, backbone, rng), **none}
-        return {**state, "prototype.mean": torch.zeros(task.size, dim), "prototype.known": torch.zeros(task.size)}
+        return {
+            **state,
+            "prototype.mean": torch.zeros(task.size, dim),
+            "prototype.known": torch.zeros(task.size),
+        }
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         features = self.features(backbone, train, batch)
-        return task_cross_entropy(head_logits(train, features), batch, ctx.task) + self.strength * self.distance(features, batch, ctx), {}
+        return task_cross_entropy(
+            head_logits(train, features), batch, ctx.task
+        ) + self.strength * self.distance(features, batch, ctx), {}
 
     def distance(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
         """Mean squared distance over the dimensions, summed over the batch's classes, or averaged over its images; unknown classes give 0."""
-        mean, known, own = ctx.shared["prototype.mean"], ctx.shared["prototype.known"], batch.y - ctx.task.start
+        mean, known, own = (
+            ctx.shared["prototype.mean"],
+            ctx.shared["prototype.known"],
+            batch.y - ctx.task.start,
+        )
         if self.per_sample:
             return batch.mean((features - mean[own]).square().mean(-1) * known[own])
         hot = F.one_hot(own, ctx.task.size).to(features) * batch.w[:, None]
@@ -64,14 +85,28 @@ class FedProto(TunedWithStatistics):
         sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in select(payloads[0], "class.")}
         return {**average([drop(p, "class.") for p in payloads]), **sums}
 
-    def server_update(self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+    def server_update(
+        self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator
+    ) -> Tree:
         count, total = merged["class.count"], merged["class.sum"]
         now = {"mean": total / count[:, None].clamp(min=1), "known": (count > 0).to(total)}  # G
-        every = {k: torch.cat([state[f"all.{k}"][: task.start], v.to(state["all.mean"]), state[f"all.{k}"][task.stop :]]) for k, v in now.items()}
-        return {**state, **drop(merged, "class."), **{f"prototype.{k}": v for k, v in now.items()}, **{f"all.{k}": v for k, v in every.items()}}
+        every = {
+            k: torch.cat(
+                [state[f"all.{k}"][: task.start], v.to(state["all.mean"]), state[f"all.{k}"][task.stop :]]
+            )
+            for k, v in now.items()
+        }
+        return {
+            **state,
+            **drop(merged, "class."),
+            **{f"prototype.{k}": v for k, v in now.items()},
+            **{f"all.{k}": v for k, v in every.items()},
+        }
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         features = self.features(backbone, state, batch)
         if self.infer == "head":
             return head_logits(state, features)[:, : task.stop]
-        return nearest_mean(features, state["all.mean"][: task.stop], state["all.known"][: task.stop] > 0, "euclid")
+        return nearest_mean(
+            features, state["all.mean"][: task.stop], state["all.known"][: task.stop] > 0, "euclid"
+        )

@@ -5,13 +5,14 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Scope, Task, Tree
-from fczoo.options import option
-from fczoo.registry import register_method
-from fczoo.tuning import Tuned
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Context, Scope, Task
 
 
 @register_method("joint")
@@ -25,10 +26,14 @@ class Joint(Tuned):
 
     paper = "upper bound of HGP (central) and PILoRA (federated)"
 
-    setting: Literal["central", "federated"] = option("central", "one place holds everything (HGP), or clients hold their shares (PILoRA)")
+    setting: Literal["central", "federated"] = option(
+        "central", "one place holds everything (HGP), or clients hold their shares (PILoRA)"
+    )
 
     def remark(self) -> str:
-        return "upper bound: keeps the images of all tasks" + (", in one place" if self.setting == "central" else "")
+        return "upper bound: keeps the images of all tasks" + (
+            ", in one place" if self.setting == "central" else ""
+        )
 
     def scope(self) -> Scope:
         return "pooled" if self.setting == "central" else "seen"

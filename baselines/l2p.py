@@ -8,13 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Method, Optim, Task, Tree
-from fczoo.errors import FczooError
-from fczoo.losses import head_logits, linear_head, task_cross_entropy
-from fczoo.options import option
-from fczoo.prompts import cosine, highest
-from fczoo.registry import register_method
+from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Context, Optim, Task
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.losses import task_cross_entropy
+from fczoo.functional.prompts import cosine, highest
 
 
 @register_method("l2p")
@@ -39,15 +42,25 @@ class L2P(Method):
     lr: float = option(1.875e-3, "learning rate, Adam (0.03 scaled by batch/256, for batches of 16)", low=0)
     clip: float | None = option(1.0, "largest norm of a client's gradient", low=0)
     pull: float = option(0.1, "lambda, weight of the cosine between the query and the keys it chose", low=0)
-    selection: Literal["image", "batch"] = option("image", "prompts for each image, or by vote for a batch, in testing too (original code)")
-    pooled: Literal["prompt", "cls+prompt", "cls"] = option("prompt", "mean over the prompts' outputs, with the class token's (HGP), or that alone")
-    positions: Literal["random", "zeros"] = option("random", "fixed position rows added to the prompts: N(0, 0.02^2), or none")
-    no_key_loss: bool = option(False, "drop the term that moves the keys: they keep their random start", quirk="fed-mammoth")
+    selection: Literal["image", "batch"] = option(
+        "image", "prompts for each image, or by vote for a batch, in testing too (original code)"
+    )
+    pooled: Literal["prompt", "cls+prompt", "cls"] = option(
+        "prompt", "mean over the prompts' outputs, with the class token's (HGP), or that alone"
+    )
+    positions: Literal["random", "zeros"] = option(
+        "random", "fixed position rows added to the prompts: N(0, 0.02^2), or none"
+    )
+    no_key_loss: bool = option(
+        False, "drop the term that moves the keys: they keep their random start", quirk="fed-mammoth"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chosen > self.size:
-            raise FczooError(f"l2p.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise l2p.size")
+            raise FczooError(
+                f"l2p.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise l2p.size"
+            )
 
     def inputs(self) -> frozenset[str]:
         return frozenset({"images", "query"})
@@ -72,7 +85,9 @@ class L2P(Method):
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         similarity, chosen = self.choose(train, batch)
-        loss = task_cross_entropy(self._logits(backbone, {**ctx.shared, **train}, batch, chosen), batch, ctx.task)
+        loss = task_cross_entropy(
+            self._logits(backbone, {**ctx.shared, **train}, batch, chosen), batch, ctx.task
+        )
         if self.no_key_loss:
             return loss, {}
         return loss - self.pull * batch.mean(similarity.gather(1, chosen).sum(-1)), {}

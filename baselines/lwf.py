@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 
 import torch
+from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Task, Tree, drop
-from fczoo.losses import task_cross_entropy
-from fczoo.options import option
-from fczoo.registry import register_method
-from fczoo.tuning import Tuned
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop
+from fczoo.core.types import Batch, Context, Task
+from fczoo.functional.losses import task_cross_entropy
 
 
 @register_method("lwf")
@@ -25,9 +26,13 @@ class LwF(Tuned):
     paper = "Li and Hoiem, ECCV 2016"
 
     strength: float = option(0.5, "alpha, weight of the distillation", low=0)
-    temperature: float = option(2.0, "tau of both softmaxes; the loss is not multiplied by its square", low=1e-6)
+    temperature: float = option(
+        2.0, "tau of both softmaxes; the loss is not multiplied by its square", low=1e-6
+    )
     distill_current: bool = option(
-        False, "distil the current task's logits, which the teacher has never trained, in place of the old ones", quirk="fed-mammoth"
+        False,
+        "distil the current task's logits, which the teacher has never trained, in place of the old ones",
+        quirk="fed-mammoth",
     )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -42,7 +47,9 @@ class LwF(Tuned):
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         logits = self.logits(backbone, train, batch)
         loss = task_cross_entropy(logits, batch, ctx.task)
-        return (loss + self.strength * self.distillation(logits, batch, ctx.task) if ctx.task.index else loss), {}
+        return (
+            loss + self.strength * self.distillation(logits, batch, ctx.task) if ctx.task.index else loss
+        ), {}
 
     def distillation(self, logits: Tensor, batch: Batch, task: Task) -> Tensor:
         """Mean over the images of -sum_c q_c log p_c over the old classes, q the teacher's and p the student's softmax."""

@@ -46,10 +46,15 @@ def main(methods: str, seeds: str, dataset: str, out: Path | None) -> None:
     rows = []
     for name in methods.split(","):
         for label, options in ABLATIONS[name]:
-            results = [bench.run(fczoo.create_method(name, dataset, **options), int(seed)) for seed in seeds.split(",")]
+            results = [
+                bench.run(fczoo.create_method(name, dataset, **options), int(seed))
+                for seed in seeds.split(",")
+            ]
             a_n, avg = ([r.metrics[m] for r in results] for m in ("A_N", "Avg"))
             rows.append({"method": name, "what": label, "options": options, "A_N": a_n, "Avg": avg})
-            click.echo(f"{name} {label}: A_N {statistics.fmean(a_n):.1f}, Avg {statistics.fmean(avg):.1f}", err=True)
+            click.echo(
+                f"{name} {label}: A_N {statistics.fmean(a_n):.1f}, Avg {statistics.fmean(avg):.1f}", err=True
+            )
     body = [[r["method"], r["what"], statistics.fmean(r["A_N"]), statistics.fmean(r["Avg"])] for r in rows]
     click.echo(tabulate(body, ["method", "what", "A_N", "Avg"], floatfmt=".1f"))
     if out:

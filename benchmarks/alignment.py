@@ -20,7 +20,7 @@ from tabulate import tabulate
 from torch import Tensor
 
 from fczoo import Bench, Settings, Tree, create_method
-from fczoo.core import ServerAggregator
+from fczoo.core.types import ServerAggregator
 
 ROWS: list[list[Any]] = []
 
@@ -39,7 +39,12 @@ class Watched(FCILPT):
     def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
         orders = [p["usage"].argsort(descending=True, stable=True) for p in payloads]
         pools = [p["pool.prompt"] for p in payloads]
-        share = torch.stack([p["usage"] / p["usage"].sum() * self.chosen for p in payloads]).mean(0).sort(descending=True).values
+        share = (
+            torch.stack([p["usage"] / p["usage"].sum() * self.chosen for p in payloads])
+            .mean(0)
+            .sort(descending=True)
+            .values
+        )
         by_rank = agreement([pool[order] for pool, order in zip(pools, orders, strict=True)])
         row = [self.sort, len(ROWS) + 1, len({tuple(o.tolist()) for o in orders}), agreement(pools), by_rank]
         ROWS.append([*row, " ".join(f"{s:.2f}" for s in share.tolist())])
@@ -60,16 +65,37 @@ class Watched(FCILPT):
 @click.option("--lr", default=0.03)
 @click.option("--init", default="symmetric")
 @click.option("--pooled", default="prompt")
-def main(dataset: str, data_root: Path | None, images: int, tasks: int, lr: float, init: str, pooled: str, **options: Any) -> None:
+def main(
+    dataset: str,
+    data_root: Path | None,
+    images: int,
+    tasks: int,
+    lr: float,
+    init: str,
+    pooled: str,
+    **options: Any,
+) -> None:
     """How alike clients' prompts are, by slot and by rank, with sorting and without."""
-    given = {**options, "data_root": str(data_root) if data_root else None, "train_per_class": images, "test_per_class": 2, "augment": "none"}
+    given = {
+        **options,
+        "data_root": str(data_root) if data_root else None,
+        "train_per_class": images,
+        "test_per_class": 2,
+        "augment": "none",
+    }
     bench = Bench.open(Settings.for_dataset(dataset, **given))
     bench = replace(bench, stream=replace(bench.stream, tasks=bench.stream.tasks[:tasks]))
     options = create_method("fcilpt", dataset, lr=lr, init=init, pooled=pooled).__dict__
     for sort in (True, False):
         ROWS.clear()
         bench.run(Watched(**{**options, "sort": sort}))
-        click.echo(tabulate(ROWS, ["sorted", "round", "orders", "alike by slot", "by rank", "share of images"], floatfmt=".3f"))
+        click.echo(
+            tabulate(
+                ROWS,
+                ["sorted", "round", "orders", "alike by slot", "by rank", "share of images"],
+                floatfmt=".3f",
+            )
+        )
 
 
 if __name__ == "__main__":

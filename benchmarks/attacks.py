@@ -11,7 +11,10 @@ from tabulate import tabulate
 from fczoo import Bench, FczooError, Settings, create_method
 
 ATTACKS = ("none", "sign-flip:5", "scale:20", "gaussian:20", "label-flip")
-AGGREGATORS = {name: {"aggregator": name} for name in ("fedavg", "median", "trimmed_mean:2", "krum:2", "multi_krum:2", "norm_clip")}
+AGGREGATORS = {
+    name: {"aggregator": name}
+    for name in ("fedavg", "median", "trimmed_mean:2", "krum:2", "multi_krum:2", "norm_clip")
+}
 STATISTICS = {
     "none": {},
     "median": {"aggregator": "median"},
@@ -23,7 +26,14 @@ STATISTICS = {
 def average(method, attack, defence, options, seeds):
     """Avg on two tasks of digits, mean over the seeds; or why the run stopped."""
     hostile = {} if attack == "none" else {"attack": attack, "attackers": options.attackers}
-    settings = {"tasks": 2, "clients": 10, "partition": options.partition, "device": "cpu", **hostile, **defence}
+    settings = {
+        "tasks": 2,
+        "clients": 10,
+        "partition": options.partition,
+        "device": "cpu",
+        **hostile,
+        **defence,
+    }
     bench = Bench.open(Settings.for_dataset("digits", **settings))
     try:
         return f"{statistics.fmean(bench.run(method, seed).metrics['Avg'] for seed in seeds):.1f}"
@@ -32,19 +42,30 @@ def average(method, attack, defence, options, seeds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--partition", default="dirichlet:0.5")
     parser.add_argument("--attackers", type=float, default=0.2)
-    parser.add_argument("--averaged", default="fedavg", help="methods whose averaging is defended (fedavg: head only); empty: none")
-    parser.add_argument("--merged", default="fedncm,hgp,fppl", help="methods whose class statistics are defended; empty: none")
+    parser.add_argument(
+        "--averaged",
+        default="fedavg",
+        help="methods whose averaging is defended (fedavg: head only); empty: none",
+    )
+    parser.add_argument(
+        "--merged", default="fedncm,hgp,fppl", help="methods whose class statistics are defended; empty: none"
+    )
     options = parser.parse_args()
     seeds = [int(s) for s in options.seeds.split(",")]
     for names, defences in ((options.averaged, AGGREGATORS), (options.merged, STATISTICS)):
         rows = []
         for name in filter(None, names.split(",")):
             method = create_method(name, "digits", **({"tune": "head"} if name == "fedavg" else {}))
-            rows += [[name, attack, *(average(method, attack, d, options, seeds) for d in defences.values())] for attack in ATTACKS]
+            rows += [
+                [name, attack, *(average(method, attack, d, options, seeds) for d in defences.values())]
+                for attack in ATTACKS
+            ]
         print(tabulate(rows, ["method", "attack", *defences], disable_numparse=True), flush=True)
 
 

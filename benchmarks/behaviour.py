@@ -22,9 +22,10 @@ from tabulate import tabulate
 from torch import Tensor
 
 from fczoo import Method, Settings, create_method
-from fczoo.core import Batch, Tree
-from fczoo.prompts import highest
-from fczoo.runner import Bench
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch
+from fczoo.federation.benchmark import Bench
+from fczoo.functional.prompts import highest
 
 MARGIN = 2.0  # points
 FEW = {"train_per_class": 40, "rounds": 2, "batch_size": 8}  # for methods that train the whole network
@@ -79,11 +80,31 @@ def claims() -> list[Claim]:
 
     slow = {"lr": 1e-3}
     return [
-        Claim("EWC (lambda 1e4) forgets less than FedAvg", "forgetting", make("ewc", strength=1e4), make("fedavg"), FEW),
+        Claim(
+            "EWC (lambda 1e4) forgets less than FedAvg",
+            "forgetting",
+            make("ewc", strength=1e4),
+            make("fedavg"),
+            FEW,
+        ),
         Claim("LwF forgets less than FedAvg", "forgetting", make("lwf"), make("fedavg"), FEW),
-        Claim("EWC (lambda 1e4) forgets less, head rate 1e-3", "forgetting", make("ewc", strength=1e4, **slow), make("fedavg", **slow), FEW),
-        Claim("LwF forgets less, head rate 1e-3", "forgetting", make("lwf", **slow), make("fedavg", **slow), FEW),
-        Claim("CCVR beats no calibration, Dirichlet 0.05", "A_N", make("ccvr"), make("fedavg"), {**FEW, "partition": "dirichlet:0.05"}),
+        Claim(
+            "EWC (lambda 1e4) forgets less, head rate 1e-3",
+            "forgetting",
+            make("ewc", strength=1e4, **slow),
+            make("fedavg", **slow),
+            FEW,
+        ),
+        Claim(
+            "LwF forgets less, head rate 1e-3", "forgetting", make("lwf", **slow), make("fedavg", **slow), FEW
+        ),
+        Claim(
+            "CCVR beats no calibration, Dirichlet 0.05",
+            "A_N",
+            make("ccvr"),
+            make("fedavg"),
+            {**FEW, "partition": "dirichlet:0.05"},
+        ),
         Claim(
             "CCVR over all classes seen beats no calibration, Dirichlet 0.05",
             "A_N",
@@ -93,14 +114,22 @@ def claims() -> list[Claim]:
         ),
         Claim("GLFC's memory reduces forgetting", "forgetting", make("glfc"), make("glfc", memory=0), FEW),
         Claim("L2P beats random prompts", "A_N", make("l2p"), control(RandomL2P, "l2p"), {}),
-        Claim("DualPrompt beats random experts", "A_N", make("dualprompt"), control(RandomDualPrompt, "dualprompt"), {}),
+        Claim(
+            "DualPrompt beats random experts",
+            "A_N",
+            make("dualprompt"),
+            control(RandomDualPrompt, "dualprompt"),
+            {},
+        ),
         Claim("CODA-P beats random weights", "A_N", make("codap"), control(RandomCODAPrompt, "codap"), {}),
         Claim("Joint training beats FedAvg", "A_N", make("joint", setting="federated"), make("fedavg"), FEW),
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -117,14 +146,34 @@ def main() -> None:
     rows = []
     for claim in claims():
         started = time.perf_counter()
-        ours, theirs = ([m[claim.metric] for m in figures(method, claim.settings)] for method in (claim.ours, claim.theirs))
+        ours, theirs = (
+            [m[claim.metric] for m in figures(method, claim.settings)]
+            for method in (claim.ours, claim.theirs)
+        )
         sign = -1 if claim.metric == "forgetting" else 1
         gains = [sign * (a - b) for a, b in zip(ours, theirs, strict=True)]
         holds = statistics.fmean(gains) >= MARGIN and min(gains) > 0
-        rows.append({"claim": claim.text, "metric": claim.metric, "ours": ours, "theirs": theirs, "gain": statistics.fmean(gains), "holds": holds})
-        print(f"{claim.text}: {'holds' if holds else 'DOES NOT HOLD'}, {time.perf_counter() - started:.0f} s", flush=True)
+        rows.append(
+            {
+                "claim": claim.text,
+                "metric": claim.metric,
+                "ours": ours,
+                "theirs": theirs,
+                "gain": statistics.fmean(gains),
+                "holds": holds,
+            }
+        )
+        print(
+            f"{claim.text}: {'holds' if holds else 'DOES NOT HOLD'}, {time.perf_counter() - started:.0f} s",
+            flush=True,
+        )
         if arguments.out:
-            arguments.out.write_text(json.dumps({"seeds": seeds, "margin": MARGIN, "torch": torch.__version__, "claims": rows}, indent=1) + "\n")
+            arguments.out.write_text(
+                json.dumps(
+                    {"seeds": seeds, "margin": MARGIN, "torch": torch.__version__, "claims": rows}, indent=1
+                )
+                + "\n"
+            )
     shown = [replace_lists(r) for r in rows]
     print(tabulate(shown, headers="keys", tablefmt="github", floatfmt=".1f"))
 

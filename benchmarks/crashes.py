@@ -25,7 +25,22 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-SIZE = ["--rounds", "3", "--epochs", "1", "--tasks", "3", "--clients", "3", "--train-per-class", "16", "--test-per-class", "4", "--device", "cpu"]
+SIZE = [
+    "--rounds",
+    "3",
+    "--epochs",
+    "1",
+    "--tasks",
+    "3",
+    "--clients",
+    "3",
+    "--train-per-class",
+    "16",
+    "--test-per-class",
+    "4",
+    "--device",
+    "cpu",
+]
 ASIDE = {"seconds", "peak MB", "peak_memory", "phases", "command", "started", "bytes_per_second"}
 DISK = 64_000_000  # bytes of the small file system
 
@@ -34,7 +49,7 @@ def bench(method, out, log):
     """Entry of the child process."""
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    from fczoo.cli import main
+    from fczoo.cli.app import main
 
     main(["bench", "--methods", method, *SIZE, "--out", str(out)])
 
@@ -87,8 +102,14 @@ FAULTS = {
     "SIGKILL": lambda pid, folder: os.kill(pid, signal.SIGKILL),
     "SIGTERM": lambda pid, folder: os.kill(pid, signal.SIGTERM),
     "SIGINT": lambda pid, folder: os.kill(pid, signal.SIGINT),
-    "SIGINT twice": lambda pid, folder: (os.kill(pid, signal.SIGINT), time.sleep(0.05), os.kill(pid, signal.SIGINT)),
-    "file size limit": lambda pid, folder: resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)),
+    "SIGINT twice": lambda pid, folder: (
+        os.kill(pid, signal.SIGINT),
+        time.sleep(0.05),
+        os.kill(pid, signal.SIGINT),
+    ),
+    "file size limit": lambda pid, folder: resource.prlimit(
+        pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)
+    ),
     "memory limit": lambda pid, folder: limit_memory(pid),
     "full disk": lambda pid, folder: fill(folder),
 }
@@ -99,7 +120,11 @@ def small_disk(wanted):
     """A folder, on a small file system of its own where that is wanted."""
     folder = Path(tempfile.mkdtemp(prefix="crashes-"))
     if wanted:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)], check=True, capture_output=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)],
+            check=True,
+            capture_output=True,
+        )
     try:
         yield folder
     finally:
@@ -128,7 +153,11 @@ def trial(method, fault, moment, unhurt):
             print(log.read_text(), file=sys.stderr)
         log.unlink()
         found = kept(out)
-        return first, attempts, [k for k in sorted(found.keys() | unhurt.keys()) if found.get(k) != unhurt.get(k)]
+        return (
+            first,
+            attempts,
+            [k for k in sorted(found.keys() | unhurt.keys()) if found.get(k) != unhurt.get(k)],
+        )
 
 
 def can_mount():
@@ -140,14 +169,16 @@ def can_mount():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--methods", default="hgp,pilora,fppl,fcilpt,fedncm")
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--trials", type=int, default=10, help="of every fault, spread over the methods")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    import fczoo.bench  # noqa: F401 - imported here so that the children start at once
-    from fczoo.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS
+    import fczoo.runner.grid  # noqa: F401 - imported here so that the children start at once
+    from fczoo.core.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS
 
     for registry in (AGGREGATORS, DATASETS, METHODS, PARTITIONERS):
         registry.names()

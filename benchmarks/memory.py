@@ -11,8 +11,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from fczoo import Bench, Settings, create_method
-from fczoo.bench import Recorder
-from fczoo.checkpoint import Checkpoint
+from fczoo.federation.checkpoint import Checkpoint
+from fczoo.runner.recorder import Recorder
 
 SMALL = {"tasks": 2, "clients": 3, "epochs": 1, "train_per_class": 8, "test_per_class": 4, "device": "cpu"}
 
@@ -32,7 +32,9 @@ class Watched(Recorder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=200, help="over both tasks")
     parser.add_argument("--methods", default="hgp,fcilpt,fedavg")
     options = parser.parse_args()
@@ -40,12 +42,25 @@ def main():
     bench = Bench.open(Settings.for_dataset("digits", rounds=options.rounds // 2, **SMALL))
     for name in options.methods.split(","):
         with tempfile.TemporaryDirectory() as folder, Watched(Path(folder)) as log:
-            bench.run(create_method(name, "digits"), 0, log, Checkpoint(Path(folder) / "checkpoint.safetensors"))
+            bench.run(
+                create_method(name, "digits"), 0, log, Checkpoint(Path(folder) / "checkpoint.safetensors")
+            )
         at = [len(log.resident) * part // 20 - 1 for part in (2, 5, 10, 15, 20)]
         checkpoint = max(d.get("checkpoint.safetensors", 0) for d in log.disk)
-        rows.append([name, *(f"{log.resident[i]:.1f}" for i in at), f"{checkpoint / 1e6:.3f}", f"{log.disk[-1]['rounds.jsonl'] / len(log.disk):.0f}"])
+        rows.append(
+            [
+                name,
+                *(f"{log.resident[i]:.1f}" for i in at),
+                f"{checkpoint / 1e6:.3f}",
+                f"{log.disk[-1]['rounds.jsonl'] / len(log.disk):.0f}",
+            ]
+        )
     rounds = [f"MB at round {i + 1}" for i in at]
-    print(tabulate(rows, ["method", *rounds, "checkpoint MB, at most", "log bytes a round"], disable_numparse=True))
+    print(
+        tabulate(
+            rows, ["method", *rounds, "checkpoint MB, at most", "log bytes a round"], disable_numparse=True
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fczoo import load_backbone
-from fczoo.weights import BUNDLED
+from fczoo.backbones.timm_vit import BUNDLED
 
 BATCH, PEAK_LR, TEACHER_PIXELS = 256, 1.5e-3, 128
 
@@ -32,9 +32,15 @@ BATCH, PEAK_LR, TEACHER_PIXELS = 256, 1.5e-3, 128
 def tiny_imagenet(root: Path, per_class: int | None) -> tuple[Tensor, Tensor]:
     """Training images, uint8 [N, 3, 64, 64], and their labels; with ``per_class``, the first ones of every class."""
     names = (root / "wnids.txt").read_text().split()
-    files = [(f, i) for i, n in enumerate(names) for f in sorted((root / "train" / n / "images").glob("*.JPEG"))[:per_class]]
+    files = [
+        (f, i)
+        for i, n in enumerate(names)
+        for f in sorted((root / "train" / n / "images").glob("*.JPEG"))[:per_class]
+    ]
     if not files:
-        raise click.ClickException(f"no images below {root / 'train'}; give the folder that holds wnids.txt and train/")
+        raise click.ClickException(
+            f"no images below {root / 'train'}; give the folder that holds wnids.txt and train/"
+        )
     images = np.stack([np.asarray(Image.open(f).convert("RGB")) for f, _ in tqdm(files, "read", leave=False)])
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.tensor([i for _, i in files])
 
@@ -71,7 +77,9 @@ def augment(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("folder", metavar="TINY_IMAGENET_FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument(
+    "folder", metavar="TINY_IMAGENET_FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
 @click.argument("teacher", metavar="VIT_TI", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--epochs", default=14, type=click.IntRange(1))
@@ -83,20 +91,31 @@ def main(folder: Path, teacher: Path, out: Path, epochs: int, per_class: int | N
     rng = torch.Generator().manual_seed(seed)
     images, labels = tiny_imagenet(folder, per_class)
     target = teacher_features(images, teacher)
-    size: dict[str, Any] = {"img_size": BUNDLED.image_size, "patch_size": BUNDLED.patch_size, "embed_dim": BUNDLED.dim, "depth": BUNDLED.depth}
-    net = VisionTransformer(**size, num_heads=BUNDLED.heads, num_classes=0, global_pool="token", patch_drop_rate=0.5)
+    size: dict[str, Any] = {
+        "img_size": BUNDLED.image_size,
+        "patch_size": BUNDLED.patch_size,
+        "embed_dim": BUNDLED.dim,
+        "depth": BUNDLED.depth,
+    }
+    net = VisionTransformer(
+        **size, num_heads=BUNDLED.heads, num_classes=0, global_pool="token", patch_drop_rate=0.5
+    )
     head, project = nn.Linear(BUNDLED.dim, int(labels.max()) + 1), nn.Linear(BUNDLED.dim, target.shape[1])
     params = [p for module in (net, head, project) for p in module.parameters()]
     decayed, plain = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=PEAK_LR, betas=(0.9, 0.98))
     steps = max(1, len(images) // BATCH)  # an epoch; what is left over waits for the next shuffle
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_LR, total_steps=max(2, epochs * steps), pct_start=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, PEAK_LR, total_steps=max(2, epochs * steps), pct_start=0.05
+    )
     for epoch in range(epochs):
         if epoch >= epochs - 2:
             net.patch_drop = nn.Identity()  # type: ignore[assignment]  # half of the patches are dropped but for the last two epochs
         losses = []
-        for rows in tqdm(torch.randperm(len(images), generator=rng).split(BATCH)[:steps], f"epoch {epoch + 1}", leave=False):
+        for rows in tqdm(
+            torch.randperm(len(images), generator=rng).split(BATCH)[:steps], f"epoch {epoch + 1}", leave=False
+        ):
             feature = net(augment(images[rows], rng))
             loss = F.cross_entropy(head(feature), labels[rows], label_smoothing=0.1)
             loss = loss + 2 * (1 - F.cosine_similarity(project(feature), target[rows], dim=1)).mean()

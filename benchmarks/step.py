@@ -35,20 +35,33 @@ from torch import Tensor, nn
 from torchvision import transforms as T
 
 from fczoo import Batch, Context, Method, Task, Tree, create_method
-from fczoo.backbone import Backbone, ViTConfig
-from fczoo.core import drop, select
-from fczoo.data import Defaults, Images
-from fczoo.engine import Client, Engine, Plan, broadcast
-from fczoo.images import AUGMENTS, DRAWS, Augment, ImageStore, get_augment
-from fczoo.record import peak_memory, versions
-from fczoo.settings import DTYPES
-from fczoo.weights import BUNDLED
+from fczoo.backbones.timm_vit import BUNDLED
+from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.tree import drop, select
+from fczoo.data.dataset import Defaults, Images
+from fczoo.data.views import AUGMENTS, DRAWS, Augment, ImageStore, get_augment
+from fczoo.federation.batches import Client
+from fczoo.federation.device import DTYPES
+from fczoo.federation.downlink import broadcast
+from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.environment import peak_memory, versions
 
-OTHERS = (ViTConfig("vit_tiny_patch16_224", 224, 16, 192, 12, 3, 768), ViTConfig("vit_base_patch16_224", 224, 16, 768, 12, 12, 3072))
+OTHERS = (
+    ViTConfig("vit_tiny_patch16_224", 224, 16, 192, 12, 3, 768),
+    ViTConfig("vit_base_patch16_224", 224, 16, 768, 12, 12, 3072),
+)
 CONFIGS = {config.name: config for config in (BUNDLED, *OTHERS)}
-AUGMENT = {"hgp": "hgp", "pilora": "pilora", "fppl": "fppl", "fcilpt": "none"}  # of their papers or released code
+AUGMENT = {
+    "hgp": "hgp",
+    "pilora": "pilora",
+    "fppl": "fppl",
+    "fcilpt": "none",
+}  # of their papers or released code
 TASK = Task(index=0, start=0, stop=10, classes=20, count=2)
-EPOCHS, PIXELS = Defaults.epochs, 32  # of a round, as bench has them unless told otherwise; width of the images before they are resized
+EPOCHS, PIXELS = (
+    Defaults.epochs,
+    32,
+)  # of a round, as bench has them unless told otherwise; width of the images before they are resized
 
 Side = Callable[[], Any]
 
@@ -75,16 +88,28 @@ class Case:
 
     def images(self) -> Images:
         rng, count = np.random.default_rng(0), self.clients * self.each
-        return Images(rng.integers(0, 256, (count, PIXELS, PIXELS, 3), np.uint8), rng.integers(TASK.start, TASK.stop, count))
+        return Images(
+            rng.integers(0, 256, (count, PIXELS, PIXELS, 3), np.uint8),
+            rng.integers(TASK.start, TASK.stop, count),
+        )
 
     def start(self) -> tuple[Any, Any, Tree]:
         """The method, a timm model with random weights, and the state of the first round."""
         torch.set_num_threads(self.threads)
         torch.manual_seed(0)
         config, method = CONFIGS[self.backbone], create_method(self.method)
-        size: dict[str, Any] = {"img_size": config.image_size, "patch_size": config.patch_size, "embed_dim": config.dim, "depth": config.depth}
-        vit = VisionTransformer(**size, num_heads=config.heads, num_classes=0, global_pool="token").to(self.device)
-        state = method.begin_task({}, TASK, Backbone(config, vit.state_dict()), torch.Generator().manual_seed(0))
+        size: dict[str, Any] = {
+            "img_size": config.image_size,
+            "patch_size": config.patch_size,
+            "embed_dim": config.dim,
+            "depth": config.depth,
+        }
+        vit = VisionTransformer(**size, num_heads=config.heads, num_classes=0, global_pool="token").to(
+            self.device
+        )
+        state = method.begin_task(
+            {}, TASK, Backbone(config, vit.state_dict()), torch.Generator().manual_seed(0)
+        )
         return method, vit, {k: v.to(self.device) for k, v in state.items()}
 
     def now(self) -> float:
@@ -106,17 +131,28 @@ def fczoo_side(case: Case, variant: Variant) -> Side:
     """A round of all clients through the engine."""
     method, vit, state = case.start()
     backbone = Backbone(CONFIGS[case.backbone], vit.state_dict()).to(case.device, DTYPES[variant.precision])
-    augment, pass_size = get_augment(case.augment), 256 if case.device == "cuda" else 64  # as in fczoo's runner
+    augment, pass_size = (
+        get_augment(case.augment),
+        256 if case.device == "cuda" else 64,
+    )  # as in fczoo's runner
     plan = Plan(EPOCHS, case.batch_size, augment, 0, variant.together, variant.cached, pass_size)
-    clients = [Client(k, index) for k, index in enumerate(torch.arange(case.clients * case.each).split(case.each))]
+    clients = [
+        Client(k, index) for k, index in enumerate(torch.arange(case.clients * case.each).split(case.each))
+    ]
     ctx = Context(TASK, 0, 1, drop(broadcast(method, state), *method.optims()))
-    return partial(Engine(method, backbone, ImageStore(case.images(), backbone), plan).train, state, clients, ctx)
+    return partial(
+        Engine(method, backbone, ImageStore(case.images(), backbone), plan).train, state, clients, ctx
+    )
 
 
 def pil_view(augment: Augment, config: ViTConfig) -> T.Compose:
     """An augmentation as torchvision does it on one image."""
     size, bicubic = config.image_size, T.InterpolationMode.BICUBIC
-    crop = T.RandomResizedCrop(size, augment.scale, augment.ratio, bicubic) if augment.scale else T.Resize((size, size), bicubic)
+    crop = (
+        T.RandomResizedCrop(size, augment.scale, augment.ratio, bicubic)
+        if augment.scale
+        else T.Resize((size, size), bicubic)
+    )
     flip = [T.RandomHorizontalFlip(augment.flip)] if augment.flip else []
     jitter = [T.ColorJitter(brightness=augment.brightness)] if augment.brightness else []
     return T.Compose([crop, *flip, *jitter, T.ToTensor(), T.Normalize(config.mean, config.std)])
@@ -134,7 +170,10 @@ class Reference:
         self.method, self.vit, self.state = case.start()  # no weight of the timm model is frozen
         self.own: dict[str, nn.Parameter] = {}  # what the method trains
         config = CONFIGS[case.backbone]
-        self.train_view, self.test_view = pil_view(get_augment(case.augment), config), pil_view(Augment(), config)
+        self.train_view, self.test_view = (
+            pil_view(get_augment(case.augment), config),
+            pil_view(Augment(), config),
+        )
 
     def __call__(self) -> None:
         clip, prefixes = self.method.clip_norm(), self.method.optims()
@@ -153,20 +192,32 @@ class Reference:
                     loss.item()  # for the log
             if type(self.method).stats is not Method.stats:
                 with torch.no_grad():
-                    torch.cat([self.features(x, self.plugs(x)[0]) for x, _ in self.batches(index, self.test_view)])
+                    torch.cat(
+                        [self.features(x, self.plugs(x)[0]) for x, _ in self.batches(index, self.test_view)]
+                    )
 
     def batches(self, index: Tensor, view: T.Compose) -> Iterator[tuple[Tensor, Tensor]]:
         for rows in index.split(self.case.batch_size):
-            yield one_by_one(view, self.images.pixels, self.case.device, rows), torch.from_numpy(self.images.labels)[rows].to(self.case.device)
+            yield (
+                one_by_one(view, self.images.pixels, self.case.device, rows),
+                torch.from_numpy(self.images.labels)[rows].to(self.case.device),
+            )
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         plugs, extra = self.plugs(x)
         features = self.features(x, plugs)
         if self.method.name == "pilora":
-            table = torch.cat([self.state["frozen.before"], self.own["prototype"], self.state["frozen.after"]])
+            table = torch.cat(
+                [self.state["frozen.before"], self.own["prototype"], self.state["frozen.after"]]
+            )
             distance = (features[:, None] - table).square().mean(-1).sqrt()
             return F.cross_entropy(-distance, y) + 1e-3 * distance.gather(1, y[:, None]).mean() + extra
-        return F.cross_entropy(F.linear(features, self.own["head.weight"], self.own["head.bias"])[:, : TASK.stop], y) + extra
+        return (
+            F.cross_entropy(
+                F.linear(features, self.own["head.weight"], self.own["head.bias"])[:, : TASK.stop], y
+            )
+            + extra
+        )
 
     def plugs(self, x: Tensor) -> tuple[Mapping[str, Tensor], Tensor | float]:
         """What the method adds to the transformer for these images, and its part of the loss."""
@@ -176,11 +227,21 @@ class Reference:
         with torch.no_grad():
             query = F.normalize(self.features(x, {}), dim=-1)
         if method.name == "fppl":
-            weights = (own["fusion.scale"] * query @ F.normalize(own["fusion.key"][:1], dim=-1).mT).softmax(-1)
-            return {f"deep.{i}": torch.einsum("bt,tld->bld", weights, own[f"prompt.{i}"][None]) for i in method.blocks}, 0.0
+            weights = (own["fusion.scale"] * query @ F.normalize(own["fusion.key"][:1], dim=-1).mT).softmax(
+                -1
+            )
+            return {
+                f"deep.{i}": torch.einsum("bt,tld->bld", weights, own[f"prompt.{i}"][None])
+                for i in method.blocks
+            }, 0.0
         match = (query @ F.normalize(own["pool.key"], dim=-1).mT).topk(method.chosen)
-        prompts, common = own["pool.prompt"][match.indices].flatten(1, 2), own["common"].expand(len(x), -1, -1)
-        return {"tokens": torch.cat([prompts, common], 1)}, (1 - match.values).sum(-1).mean() / method.strength
+        prompts, common = (
+            own["pool.prompt"][match.indices].flatten(1, 2),
+            own["common"].expand(len(x), -1, -1),
+        )
+        return {"tokens": torch.cat([prompts, common], 1)}, (1 - match.values).sum(
+            -1
+        ).mean() / method.strength
 
     def features(self, images: Tensor, plugs: Mapping[str, Tensor]) -> Tensor:
         """timm's layers in timm's order, with room for prompts."""
@@ -210,8 +271,15 @@ class Reference:
 
 def check(case: Case) -> None:
     """Refuse to compare sides that do not compute the same: gradients of what is trained, on one batch, in float32."""
-    reference, x, y = Reference(case), torch.randn(4, 3, *[CONFIGS[case.backbone].image_size] * 2, device=case.device), torch.arange(4)
-    trees = [{k: nn.Parameter(v.clone()) for k, v in select(reference.state, *reference.method.optims()).items()} for _ in range(2)]
+    reference, x, y = (
+        Reference(case),
+        torch.randn(4, 3, *[CONFIGS[case.backbone].image_size] * 2, device=case.device),
+        torch.arange(4),
+    )
+    trees = [
+        {k: nn.Parameter(v.clone()) for k, v in select(reference.state, *reference.method.optims()).items()}
+        for _ in range(2)
+    ]
     reference.own, backbone = trees[0], Backbone(CONFIGS[case.backbone], reference.vit.state_dict())
     y = y.to(case.device)
     batch = Batch(x, y, torch.ones_like(y, dtype=x.dtype), backbone(x))
@@ -255,7 +323,9 @@ def peak_mib(case: Case, variant: Variant | None) -> float:
 
 def largest_difference(first: list[Tree], second: list[Tree]) -> float:
     """Largest difference in a tensor of the payloads, relative to its largest entry."""
-    pairs = [(a[k].double(), b[k].double()) for a, b in zip(first, second, strict=True) for k in a if a[k].numel()]
+    pairs = [
+        (a[k].double(), b[k].double()) for a, b in zip(first, second, strict=True) for k in a if a[k].numel()
+    ]
     return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-12)) for a, b in pairs)
 
 
@@ -281,7 +351,9 @@ def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dic
             "reference MiB": peaks.get(None),
             "gain": speedup(times[first], times[v]),
         }
-        rows.append({**row, "difference": None if v.cached else largest_difference(payloads[first], payloads[v])})
+        rows.append(
+            {**row, "difference": None if v.cached else largest_difference(payloads[first], payloads[v])}
+        )
     return rows
 
 
@@ -289,7 +361,10 @@ def measure_transforms(case: Case) -> list[dict[str, Any]]:
     """Images/s of the transforms alone."""
     config, images, rows = CONFIGS[case.backbone], case.images(), []
     store = ImageStore(images, Backbone(config, case.start()[1].state_dict()))
-    blocks, draws = torch.arange(len(images.labels)).split(case.batch_size), torch.rand(len(images.labels), DRAWS)
+    blocks, draws = (
+        torch.arange(len(images.labels)).split(case.batch_size),
+        torch.rand(len(images.labels), DRAWS),
+    )
 
     def batched(augment: Augment, index: Tensor) -> Tensor:
         return store.view(index) if augment.fixed else store.augmented(index, augment, draws[index])
@@ -300,9 +375,18 @@ def measure_transforms(case: Case) -> list[dict[str, Any]]:
     for name in AUGMENTS:
         augment = get_augment(name)
         pil = partial(one_by_one, pil_view(augment, config), images.pixels, case.device)
-        times, _ = turns(case, {"pil": partial(over_all, pil), "fczoo": partial(over_all, partial(batched, augment))})
+        times, _ = turns(
+            case, {"pil": partial(over_all, pil), "fczoo": partial(over_all, partial(batched, augment))}
+        )
         speeds = {side: round(len(images.labels) / statistics.median(t)) for side, t in times.items()}
-        rows.append({"augment": name, "pixels": f"{PIXELS} to {config.image_size}", **speeds, "ratio": speedup(times["pil"], times["fczoo"])})
+        rows.append(
+            {
+                "augment": name,
+                "pixels": f"{PIXELS} to {config.image_size}",
+                **speeds,
+                "ratio": speedup(times["pil"], times["fczoo"]),
+            }
+        )
     return rows
 
 
@@ -312,18 +396,41 @@ def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
 
 @click.command(context_settings={"show_default": True})
 @click.option("--methods", default=",".join(AUGMENT), callback=words)
-@click.option("--backbones", default="vit_nano_32,vit_tiny_patch16_224", callback=words, help=f"Of {', '.join(CONFIGS)}.")
-@click.option("--precisions", default="fp32,bf16", callback=words, help="Of fczoo; the reference is always fp32.")
-@click.option("--together", default="1,10", callback=words, help="Clients in one forward of fczoo; the largest is the number of clients.")
-@click.option("--augment", type=click.Choice(list(AUGMENTS)), help="View of the training images, for all methods.  [each paper's own]")
+@click.option(
+    "--backbones",
+    default="vit_nano_32,vit_tiny_patch16_224",
+    callback=words,
+    help=f"Of {', '.join(CONFIGS)}.",
+)
+@click.option(
+    "--precisions", default="fp32,bf16", callback=words, help="Of fczoo; the reference is always fp32."
+)
+@click.option(
+    "--together",
+    default="1,10",
+    callback=words,
+    help="Clients in one forward of fczoo; the largest is the number of clients.",
+)
+@click.option(
+    "--augment",
+    type=click.Choice(list(AUGMENTS)),
+    help="View of the training images, for all methods.  [each paper's own]",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
 @click.option("--batch-size", default=16)
 @click.option("--steps", default=2 * EPOCHS, help="Of a client in a round.")
 @click.option("--repeats", default=3)
 @click.option("--threads", default=torch.get_num_threads())
-@click.option("--clock", type=click.Choice(["wall", "cpu"]), default="wall", help="cpu: process time, for a busy machine, with --threads 1.")
+@click.option(
+    "--clock",
+    type=click.Choice(["wall", "cpu"]),
+    default="wall",
+    help="cpu: process time, for a busy machine, with --threads 1.",
+)
 @click.option("--memory/--no-memory", default=True, help="Measure peak memory, too.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers to this JSON file.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers to this JSON file."
+)
 def main(
     methods: list[str],
     backbones: list[str],
@@ -336,11 +443,19 @@ def main(
 ) -> None:
     """Image-steps/s and memory of fczoo beside a plain reference loop."""
     cuda = options["device"] == "cuda"
-    machine = {"machine": torch.cuda.get_device_name() if cuda else platform.machine(), "cpus": os.cpu_count(), **options, **versions()}
+    machine = {
+        "machine": torch.cuda.get_device_name() if cuda else platform.machine(),
+        "cpus": os.cpu_count(),
+        **options,
+        **versions(),
+    }
     print(" ".join(f"{k}={v}" for k, v in machine.items()))
     widths, transforms, steps = [int(k) for k in together], [], []
     for backbone in backbones:
-        cases = [Case(method, backbone, augment or AUGMENT[method], clients=max(widths), **options) for method in methods]
+        cases = [
+            Case(method, backbone, augment or AUGMENT[method], clients=max(widths), **options)
+            for method in methods
+        ]
         transforms += (rows := measure_transforms(cases[0]))
         print(f"\n{backbone}: transforms, images/s\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)
         for case in cases:
@@ -350,7 +465,9 @@ def main(
             steps += (rows := measure_steps(case, variants, memory))
             print(f"\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)
     if out:
-        out.write_text(json.dumps({"machine": machine, "transforms": transforms, "steps": steps}, indent=2) + "\n")
+        out.write_text(
+            json.dumps({"machine": machine, "transforms": transforms, "steps": steps}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from torchvision.datasets import StanfordCars as Reader
 
-from fczoo.data import Dataset, Defaults, ImageData, Official
-from fczoo.errors import FczooError
-from fczoo.image_files import ImageFiles
-from fczoo.registry import register_dataset
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Dataset, Defaults, ImageData, Official
+from fczoo.data.image_files import ImageFiles
 
 
 @register_dataset("cars196")
@@ -27,13 +27,21 @@ class Cars196(Dataset):
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)
         try:
-            readers = [Reader(str(place.parent), split, loader=str) for split in ("train", "test")]  # str: paths instead of images
+            readers = [
+                Reader(str(place.parent), split, loader=str) for split in ("train", "test")
+            ]  # str: paths instead of images
             listed = [[reader[i] for i in range(len(reader))] for reader in readers]
             classes = tuple(map(str, readers[0].classes))
         except (RuntimeError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise FczooError(f"Stanford Cars in {place} is incomplete or has another layout ({error}); expected: {self.layout}") from error
+            raise FczooError(
+                f"Stanford Cars in {place} is incomplete or has another layout ({error}); expected: {self.layout}"
+            ) from error
         parts = []
         for samples in listed:
             names = tuple(Path(path).relative_to(place).as_posix() for path, _ in samples)
-            parts.append(ImageFiles(self.name, place, names, np.array([int(label) for _, label in samples], np.int64), 256))
+            parts.append(
+                ImageFiles(
+                    self.name, place, names, np.array([int(label) for _, label in samples], np.int64), 256
+                )
+            )
         return ImageData(parts[0], parts[1], classes)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fczoo.data import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.errors import FczooError
-from fczoo.image_files import ImageFiles
-from fczoo.registry import register_dataset
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.data.image_files import ImageFiles
 
 
 @register_dataset("cub200")
@@ -17,27 +17,40 @@ class CUB200(Dataset):
     classes = 200
     folder = "CUB_200_2011"
     source = "CUB_200_2011.tgz (data.caltech.edu/records/65de6-vp158)"
-    layout = "CUB_200_2011/{images/CLASS/*.jpg,images.txt,image_class_labels.txt,train_test_split.txt,classes.txt}"
+    layout = (
+        "CUB_200_2011/{images/CLASS/*.jpg,images.txt,image_class_labels.txt,train_test_split.txt,classes.txt}"
+    )
     licence = "non-commercial research and education; the images belong to their makers"
     official = Official(5_994, 5_794)
-    archives = (Archive("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz", "97eceeb196236b17998738112f37df78", 1_150_585_339),)
+    archives = (
+        Archive(
+            "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+            "97eceeb196236b17998738112f37df78",
+            1_150_585_339,
+        ),
+    )
     about = "CUB-200-2011, 200 birds, 5,994 training and 5,794 test images, kept at 256x256"
     defaults = Defaults(partition="dirichlet:1.0")
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)
         files, labels, train, names = (
-            _table(place / name) for name in ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
+            _table(place / name)
+            for name in ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
         )
         try:
             parts = []
             for wanted in ("1", "0"):
                 ids = [i for i in files if train[i] == wanted]
                 numbers = np.array([int(labels[i]) - 1 for i in ids], np.int64)
-                parts.append(ImageFiles(self.name, place / "images", tuple(files[i] for i in ids), numbers, 256))
+                parts.append(
+                    ImageFiles(self.name, place / "images", tuple(files[i] for i in ids), numbers, 256)
+                )
             classes = tuple(names[str(i + 1)].partition(".")[2].replace("_", " ") for i in range(len(names)))
         except (KeyError, ValueError) as error:
-            raise FczooError(f"the lists in {place} do not fit each other ({error}); unpack {self.source} again") from error
+            raise FczooError(
+                f"the lists in {place} do not fit each other ({error}); unpack {self.source} again"
+            ) from error
         return ImageData(parts[0], parts[1], classes)
 
 
@@ -47,5 +60,7 @@ def _table(path: Path) -> dict[str, str]:
         raise FczooError(f"no file {path}; unpack {CUB200.source} again")
     rows = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip()]
     if odd := [row for row in rows if len(row) != 2]:
-        raise FczooError(f"{path} has the line {odd[0][0]!r}, expected ID VALUE; unpack {CUB200.source} again")
+        raise FczooError(
+            f"{path} has the line {odd[0][0]!r}, expected ID VALUE; unpack {CUB200.source} again"
+        )
     return {key: value.strip() for key, value in rows}

@@ -7,8 +7,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from fczoo.data import Dataset, Defaults, ImageData, Images
-from fczoo.registry import register_dataset
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Dataset, Defaults, ImageData, Images
 
 
 @register_dataset("digits")
@@ -17,15 +17,32 @@ class Digits(Dataset):
 
     classes = 10
     about = "handwritten digits of scikit-learn, 10 classes, upscaled to 32x32 RGB, stratified 80/20 split"
-    defaults = Defaults("vit_nano_32", tasks=5, clients=5, partition="dirichlet:0.5", rounds=3, epochs=2, batch_size=16, augment="none")
+    defaults = Defaults(
+        "vit_nano_32",
+        tasks=5,
+        clients=5,
+        partition="dirichlet:0.5",
+        rounds=3,
+        epochs=2,
+        batch_size=16,
+        augment="none",
+    )
 
     def load(self, root: Path) -> ImageData:
         digits = load_digits()
         grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
-        pixels = np.stack([np.asarray(Image.fromarray(g).resize((32, 32), Image.Resampling.BICUBIC).convert("RGB")) for g in grey])
+        pixels = np.stack(
+            [
+                np.asarray(Image.fromarray(g).resize((32, 32), Image.Resampling.BICUBIC).convert("RGB"))
+                for g in grey
+            ]
+        )
         labels = digits.target.astype(np.int64)
         train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
         train, test = np.sort(train), np.sort(test)
         return ImageData(
-            Images(pixels[train], labels[train]), Images(pixels[test], labels[test]), tuple("0123456789"), "stratified 80/20 of scikit-learn, seed 0"
+            Images(pixels[train], labels[train]),
+            Images(pixels[test], labels[test]),
+            tuple("0123456789"),
+            "stratified 80/20 of scikit-learn, seed 0",
         )

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from fczoo.data import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.image_files import one_folder
-from fczoo.registry import register_dataset
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.data.image_files import one_folder
 
 
 @register_dataset("eurosat")

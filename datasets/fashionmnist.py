@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from torchvision.datasets import FashionMNIST as Reader
 
-from fczoo.data import Archive, Dataset, Defaults, ImageData, Images, Official
-from fczoo.errors import FczooError
-from fczoo.registry import register_dataset
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Images, Official
 
 
 @register_dataset("fashionmnist")
@@ -25,13 +25,27 @@ class FashionMNIST(Dataset):
         for (name, md5), size in zip(Reader.resources, (26_421_880, 29_515, 4_422_102, 5_148), strict=True)
     )
     about = "Fashion-MNIST, 10 classes, 6,000 training and 1,000 test images each, 28x28 grey"
-    defaults = Defaults("vit_nano_32", tasks=5, clients=5, partition="dirichlet:0.5", rounds=3, epochs=2, batch_size=16, augment="none")
+    defaults = Defaults(
+        "vit_nano_32",
+        tasks=5,
+        clients=5,
+        partition="dirichlet:0.5",
+        rounds=3,
+        epochs=2,
+        batch_size=16,
+        augment="none",
+    )
 
     def load(self, root: Path) -> ImageData:
         place = self.locate(root)
         try:
             parts = [Reader(str(place.parent.parent), train=train, download=False) for train in (True, False)]
         except (RuntimeError, ValueError, AssertionError, OSError) as error:
-            raise FczooError(f"Fashion-MNIST in {place} is incomplete or corrupt; unpack {self.source} again") from error
-        train, test = (Images(np.repeat(p.data.numpy()[..., None], 3, -1), p.targets.numpy().astype(np.int64)) for p in parts)
+            raise FczooError(
+                f"Fashion-MNIST in {place} is incomplete or corrupt; unpack {self.source} again"
+            ) from error
+        train, test = (
+            Images(np.repeat(p.data.numpy()[..., None], 3, -1), p.targets.numpy().astype(np.int64))
+            for p in parts
+        )
         return ImageData(train, test, tuple(Reader.classes))

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from fczoo.data import Dataset, Defaults, ImageData
-from fczoo.errors import FczooError
-from fczoo.image_files import one_folder, two_folders
-from fczoo.registry import register_dataset
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Dataset, Defaults, ImageData
+from fczoo.data.image_files import one_folder, two_folders
 
 
 @register_dataset("imagefolder")

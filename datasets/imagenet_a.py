@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from fczoo.data import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.image_files import class_ids, class_names, one_folder
-from fczoo.registry import register_dataset
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.data.image_files import class_ids, class_names, one_folder
 
 
 @register_dataset("imagenet_a")
@@ -21,7 +21,11 @@ class ImageNetA(Dataset):
     layout = "imagenet-a/CLASS/*.jpg"
     licence = "MIT for the collection; the images belong to their makers: for research"
     official = Official(6_000, 1_500)
-    archives = (Archive("https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar", "c3e55429088dc681f30d81f4726b6595"),)
+    archives = (
+        Archive(
+            "https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar", "c3e55429088dc681f30d81f4726b6595"
+        ),
+    )
     about = "ImageNet-A, 200 classes, 6,000 training and 1,500 test images, kept at 256x256"
     defaults = Defaults(partition="dirichlet:1.0")
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from fczoo.data import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.image_files import class_ids, class_names, one_folder
-from fczoo.registry import register_dataset
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.data.image_files import class_ids, class_names, one_folder
 
 
 @register_dataset("imagenet_r")
@@ -22,7 +22,13 @@ class ImageNetR(Dataset):
     layout = "imagenet-r/CLASS/*.jpg"
     licence = "MIT for the collection; the images belong to their makers: for research"
     official = Official(24_000, 6_000)
-    archives = (Archive("https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar", "a61312130a589d0ca1a8fca1f2bd3337", 2_191_079_936),)
+    archives = (
+        Archive(
+            "https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",
+            "a61312130a589d0ca1a8fca1f2bd3337",
+            2_191_079_936,
+        ),
+    )
     about = "ImageNet-R, 200 classes, 24,000 training and 6,000 test images, kept at 256x256"
     defaults = Defaults()
 

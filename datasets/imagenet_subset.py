@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from fczoo.data import Dataset, Defaults, ImageData, Official
-from fczoo.errors import FczooError
-from fczoo.image_files import class_ids, class_names, two_folders
-from fczoo.registry import register_dataset
-from fczoo.seeds import numpy_stream
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import register_dataset
+from fczoo.core.seeds import numpy_stream
+from fczoo.data.dataset import Dataset, Defaults, ImageData, Official
+from fczoo.data.image_files import class_ids, class_names, two_folders
 
 SEED = 0  # of the draw; another one is another data set
 
@@ -33,7 +33,11 @@ class ImageNetSubset(Dataset):
         place = self.locate(root)
         ids = class_ids(place / "train")
         if len(ids) != 1000:
-            raise FczooError(f"{place / 'train'} has {len(ids)} class folders; the draw needs all 1,000 of ImageNet-1k")
-        chosen = sorted(ids[i] for i in numpy_stream("imagenet subset", SEED).permutation(1000)[: self.classes])
+            raise FczooError(
+                f"{place / 'train'} has {len(ids)} class folders; the draw needs all 1,000 of ImageNet-1k"
+            )
+        chosen = sorted(
+            ids[i] for i in numpy_stream("imagenet subset", SEED).permutation(1000)[: self.classes]
+        )
         names = class_names(chosen, place / "LOC_synset_mapping.txt")
         return two_folders(self.name, place / "train", place / "val", 256, names, chosen)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from fczoo.data import Dataset, Defaults, ImageData, Official
-from fczoo.image_files import one_folder, two_folders
-from fczoo.registry import register_dataset
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Dataset, Defaults, ImageData, Official
+from fczoo.data.image_files import one_folder, two_folders
 
 
 @register_dataset("miniimagenet")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fczoo.data import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.errors import FczooError
-from fczoo.image_files import ImageFiles, class_folders, class_names, part
-from fczoo.registry import register_dataset
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.data.image_files import ImageFiles, class_folders, class_names, part
 
 
 @register_dataset("tinyimagenet")
@@ -20,10 +20,18 @@ class TinyImageNet(Dataset):
     classes = 200
     folder = "tiny-imagenet-200"
     source = "tiny-imagenet-200.zip (cs231n.stanford.edu/tiny-imagenet-200.zip)"
-    layout = "tiny-imagenet-200/{train/CLASS/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt,words.txt}"
+    layout = (
+        "tiny-imagenet-200/{train/CLASS/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt,words.txt}"
+    )
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(100_000, 10_000, 500, 50)
-    archives = (Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", 248_100_043),)
+    archives = (
+        Archive(
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "90528d7ca1a48142e341f4ef8d21d0de",
+            248_100_043,
+        ),
+    )
     about = "Tiny-ImageNet, 200 classes, 500 training and 50 test images each, 64x64"
     defaults = Defaults()
 
@@ -33,11 +41,17 @@ class TinyImageNet(Dataset):
         ids = list(folders)
         notes = place / "val" / "val_annotations.txt"
         if not notes.is_file():
-            raise FczooError(f"no file {notes}; without it the test images have no labels, so unpack {self.source} again")
+            raise FczooError(
+                f"no file {notes}; without it the test images have no labels, so unpack {self.source} again"
+            )
         pairs = [line.split("\t")[:2] for line in notes.read_text().splitlines()]
         number = {name: i for i, name in enumerate(ids)}
         if odd := [pair for pair in pairs if len(pair) < 2 or pair[1] not in number]:
-            raise FczooError(f"{notes} has the line {' '.join(odd[0])!r}, which names no class of {place / 'train'}; the copy is incomplete")
+            raise FczooError(
+                f"{notes} has the line {' '.join(odd[0])!r}, which names no class of {place / 'train'}; the copy is incomplete"
+            )
         labels = np.array([number[name] for _, name in pairs], np.int64)
         test = ImageFiles(self.name, place / "val" / "images", tuple(file for file, _ in pairs), labels, 64)
-        return ImageData(part(self.name, place / "train", folders, 64), test, class_names(ids, place / "words.txt"))
+        return ImageData(
+            part(self.name, place / "train", folders, 64), test, class_names(ids, place / "words.txt")
+        )

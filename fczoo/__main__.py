@@ -1,3 +1,3 @@
-from .cli import main
+from fczoo.cli.app import main
 
 main()

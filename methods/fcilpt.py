@@ -8,14 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.aggregate import sort_by_usage
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Method, Optim, Scope, ServerAggregator, Task, Tree, drop
-from fczoo.errors import FczooError
-from fczoo.losses import head_logits, linear_head
-from fczoo.options import option
-from fczoo.prompts import cosine, highest
-from fczoo.registry import register_method
+from fczoo.aggregators.usage import sort_by_usage
+from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop
+from fczoo.core.types import Batch, Context, Optim, Scope, ServerAggregator, Task
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.prompts import cosine, highest
 
 
 @register_method("fcilpt")
@@ -41,28 +43,43 @@ class FCILPT(Method):
     chosen: int = option(5, "prompts N chosen for an image", low=1)
     length: int = option(5, "tokens L_p of a prompt", low=1)
     common_length: int = option(5, "tokens L_c of the prompt that is always used", low=0)
-    lr: float = option(2e-3, "learning rate (the paper's 0.03 is L2P's nominal rate, scaled there by batch/256)", low=0)
-    strength: float = option(10.0, "lambda, weight of the cross-entropy against the key loss; the loss is divided by it", low=1e-6)
-    init: Literal["symmetric", "small"] = option("symmetric", "prompts and keys from U(-1, 1), or U(0, 0.01) as in the JAX code of L2P")
+    lr: float = option(
+        2e-3, "learning rate (the paper's 0.03 is L2P's nominal rate, scaled there by batch/256)", low=0
+    )
+    strength: float = option(
+        10.0, "lambda, weight of the cross-entropy against the key loss; the loss is divided by it", low=1e-6
+    )
+    init: Literal["symmetric", "small"] = option(
+        "symmetric", "prompts and keys from U(-1, 1), or U(0, 0.01) as in the JAX code of L2P"
+    )
     sort: bool = option(True, "sort pools by use before averaging (False: FedAvg of an L2P pool)")
-    query: Literal["cls", "embed_cls"] = option("cls", "frozen class feature, or the embedded class token (as printed): the same for all images")
-    pooled: Literal["prompt", "cls"] = option("prompt", "feature: mean over the prompts' outputs as in L2P, or the class token's")
+    query: Literal["cls", "embed_cls"] = option(
+        "cls", "frozen class feature, or the embedded class token (as printed): the same for all images"
+    )
+    pooled: Literal["prompt", "cls"] = option(
+        "prompt", "feature: mean over the prompts' outputs as in L2P, or the class token's"
+    )
     support: Literal["task", "local", "seen", "all"] = option(
         "task",
         "classes in the training softmax: the task's as in L2P (for an image of an old class, all seen), those that the client holds, seen, or "
         "all of the run",
     )
     old_clients: Literal["idle", "previous_task"] = option(
-        "idle", "a client without new images does nothing, or trains again on those of its last task, as in GLFC's code, whose population this is"
+        "idle",
+        "a client without new images does nothing, or trains again on those of its last task, as in GLFC's code, whose population this is",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chosen > self.size:
-            raise FczooError(f"fcilpt.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise fcilpt.size")
+            raise FczooError(
+                f"fcilpt.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise fcilpt.size"
+            )
 
     def remark(self) -> str:
-        kept = "" if self.old_clients == "idle" else "clients without new images train again on their last ones"
+        kept = (
+            "" if self.old_clients == "idle" else "clients without new images train again on their last ones"
+        )
         return "; ".join(filter(None, [kept, super().remark()]))
 
     def scope(self) -> Scope:
@@ -82,7 +99,11 @@ class FCILPT(Method):
         def rows(*shape: int) -> Tensor:
             return torch.empty(*shape, backbone.dim).uniform_(low, high, generator=rng)
 
-        pool = {"pool.prompt": rows(self.size, self.length), "pool.key": rows(self.size), "common": rows(self.common_length)}
+        pool = {
+            "pool.prompt": rows(self.size, self.length),
+            "pool.key": rows(self.size),
+            "common": rows(self.common_length),
+        }
         return {**pool, **linear_head(task, backbone.dim, rng)}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
@@ -93,7 +114,10 @@ class FCILPT(Method):
         if self.support == "local":
             logits = torch.where(batch.n[first:last] > 0, logits, torch.finfo(logits.dtype).min)
         elif self.support == "task" and first < ctx.task.start:
-            old, new = batch.y < ctx.task.start, torch.arange(first, last, device=batch.y.device) >= ctx.task.start
+            old, new = (
+                batch.y < ctx.task.start,
+                torch.arange(first, last, device=batch.y.device) >= ctx.task.start,
+            )
             logits = torch.where(old[:, None] | new, logits, torch.finfo(logits.dtype).min)
         entropy = batch.mean(F.cross_entropy(logits, batch.y - first, reduction="none"))
         far = batch.mean((1 - similarity).sum(-1))  # L_QP
@@ -101,7 +125,9 @@ class FCILPT(Method):
         return entropy + far / self.strength, {"usage": usage}
 
     def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
-        return sort_by_usage(payloads, average) if self.sort else average([drop(p, "usage") for p in payloads])
+        return (
+            sort_by_usage(payloads, average) if self.sort else average([drop(p, "usage") for p in payloads])
+        )
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         _, chosen = self.choose(backbone, state, batch)

@@ -8,13 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.aggregate import keep_latest, prototype_pool
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Method, Optim, ServerAggregator, Task, Tree, drop, select
-from fczoo.losses import class_sums, head_logits, linear_head, task_cross_entropy
-from fczoo.options import option
-from fczoo.prompts import cosine
-from fczoo.registry import register_method
+from fczoo.aggregators.rows import keep_latest, prototype_pool
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop, select
+from fczoo.core.types import Batch, Context, Optim, ServerAggregator, Task
+from fczoo.functional.gaussians import class_sums
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.losses import task_cross_entropy
+from fczoo.functional.prompts import cosine
 
 
 @register_method("fppl")
@@ -37,13 +41,17 @@ class FPPL(Method):
     lr: float = option(1e-3, "learning rate of prompt, fusion and head", low=0)
     unify: float = option(1.0, "weight lambda of the contrast with the global prototypes (0: without)", low=0)
     temperature: float = option(0.2, "tau of that contrast", low=1e-6)
-    fusion: Literal["soft", "hard"] = option("soft", "mix the tasks' prompts by softmax, or take the best task's alone (ablation)")
+    fusion: Literal["soft", "hard"] = option(
+        "soft", "mix the tasks' prompts by softmax, or take the best task's alone (ablation)"
+    )
     debias: bool = option(True, "retrain the head on the prototypes after each round")
     pool: bool = option(True, "keep the prototypes of finished tasks for it (False: FPPL-WOP)")
     server_lr: float = option(1e-3, "learning rate of the debiasing, Adam", low=0)
     server_epochs: int = option(5, "its epochs E_server", low=1)
     server_batch: int = option(128, "its batch size", low=1)
-    view: Literal["test", "train"] = option("test", "view of the images in the local prototypes", quirk={"train": "ycheoo/FPPL"})
+    view: Literal["test", "train"] = option(
+        "test", "view of the images in the local prototypes", quirk={"train": "ycheoo/FPPL"}
+    )
 
     def stats_view(self) -> Literal["test", "train"]:
         return self.view
@@ -60,11 +68,18 @@ class FPPL(Method):
         unknown = {"prototype.mean": torch.zeros(task.size, dim), "prototype.known": torch.zeros(task.size)}
         if state:  # the new prompt starts as a copy of the last one, which is frozen
             past = {k.replace("prompt.", "past.", 1): v[None] for k, v in select(state, "prompt.").items()}
-            return {**state, **unknown, **{k: torch.cat([state[k], v]) if k in state else v for k, v in past.items()}}
+            return {
+                **state,
+                **unknown,
+                **{k: torch.cat([state[k], v]) if k in state else v for k, v in past.items()},
+            }
         keys = torch.empty(task.count, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)  # psi
         whole = torch.empty(0, dtype=torch.int64)
         return {
-            **{f"prompt.{i}": torch.empty(self.length, dim).uniform_(-1, 1, generator=rng) for i in self.blocks},
+            **{
+                f"prompt.{i}": torch.empty(self.length, dim).uniform_(-1, 1, generator=rng)
+                for i in self.blocks
+            },
             **{"fusion.key": keys, "fusion.scale": torch.ones(()), **linear_head(task, dim, rng), **unknown},
             **{"local.label": whole, "local.client": whole, "local.mean": torch.empty(0, dim)},
         }
@@ -93,7 +108,9 @@ class FPPL(Method):
     def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
         return prototype_pool(payloads, average)
 
-    def server_update(self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+    def server_update(
+        self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator
+    ) -> Tree:
         state = {**state, **drop(merged, "local."), **keep_latest(state, merged, "local.")}
         label, mean = state["local.label"], state["local.mean"]
         now = label >= task.start
@@ -103,14 +120,24 @@ class FPPL(Method):
         state["prototype.known"] = (count > 0).to(mean)
         if not self.debias:
             return state
-        return {**state, **(self._debias(state, mean, label, rng) if self.pool else self._debias(state, mean[now], label[now], rng))}
+        return {
+            **state,
+            **(
+                self._debias(state, mean, label, rng)
+                if self.pool
+                else self._debias(state, mean[now], label[now], rng)
+            ),
+        }
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return head_logits(state, self._features(backbone, state, batch))[:, : task.stop]
 
     def fused_prompts(self, tree: Tree, query: Tensor) -> Tree:
         """Prompt of each image and block, [B, L_p, D]: tasks mixed by softmax of scaled cosine between query and key."""
-        prompts = {i: torch.cat([*(tree[k] for k in (f"past.{i}",) if k in tree), tree[f"prompt.{i}"][None]]) for i in self.blocks}
+        prompts = {
+            i: torch.cat([*(tree[k] for k in (f"past.{i}",) if k in tree), tree[f"prompt.{i}"][None]])
+            for i in self.blocks
+        }
         seen = len(prompts[self.blocks[0]])
         weights = (tree["fusion.scale"] * cosine(query, tree["fusion.key"][:seen])).softmax(-1)
         if self.fusion == "hard":

@@ -7,14 +7,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fczoo.aggregate import gaussian_mixture, keep_latest
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Method, Optim, ServerAggregator, Task, Tree, drop, select
-from fczoo.gaussians import draw_features, gaussians, moment_sums, no_gaussians, normalised_cross_entropy, train_head
-from fczoo.losses import head_logits, linear_head, task_cross_entropy
-from fczoo.options import option
-from fczoo.registry import register_method
-from fczoo.tuning import raw_images
+from fczoo.aggregators.rows import gaussian_mixture, keep_latest
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop, select
+from fczoo.core.types import Batch, Context, Optim, ServerAggregator, Task
+from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, no_gaussians
+from fczoo.functional.heads import head_logits, linear_head, train_head
+from fczoo.functional.losses import normalised_cross_entropy, task_cross_entropy
+from fczoo.functional.pixels import raw_images
 
 
 @register_method("hgp")
@@ -28,7 +31,12 @@ class HGP(Method):
 
     paper = "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes (arXiv 2406.02447)"
     private = ("gauss.",)
-    uploads = {"gauss.label": "counts", "gauss.count": "counts", "gauss.mean": "class means", "gauss.var": "class variances"}
+    uploads = {
+        "gauss.label": "counts",
+        "gauss.count": "counts",
+        "gauss.mean": "class means",
+        "gauss.var": "class variances",
+    }
     tuned = {
         "digits": {"server_lr": 3e-3},
         "imagenet_r": {"lr": 3e-2},
@@ -37,7 +45,9 @@ class HGP(Method):
         "cub200": {"lr": 1e-1},
     }
 
-    prefix_len: int = option(100, "rows L of each key and each value prefix (code: 100; 200 reads the paper literally)", low=1)
+    prefix_len: int = option(
+        100, "rows L of each key and each value prefix (code: 100; 200 reads the paper literally)", low=1
+    )
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prefix", low=0)
     init: Literal["normal", "uniform", "zeros"] = option(
         "normal",
@@ -45,21 +55,37 @@ class HGP(Method):
         quirk={"zeros": "fed-mammoth: its Gram-Schmidt fills no rows"},
     )
     lr: float = option(3e-3, "learning rate of prefix and head", low=0)
-    schedule: Literal["constant", "cosine_local"] = option("constant", "cosine_local: over the steps of each round, as in early released code")
-    clip: float | None = option(1.0, "largest norm of a client's gradient; only in the released code (paper: none)", low=0)
-    rebalance: Literal["all", "current", "old", "none"] = option("all", "classes whose head rows the server rebalances (the paper's ablation)")
+    schedule: Literal["constant", "cosine_local"] = option(
+        "constant", "cosine_local: over the steps of each round, as in early released code"
+    )
+    clip: float | None = option(
+        1.0, "largest norm of a client's gradient; only in the released code (paper: none)", low=0
+    )
+    rebalance: Literal["all", "current", "old", "none"] = option(
+        "all", "classes whose head rows the server rebalances (the paper's ablation)"
+    )
     server_epochs: int = option(5, "epochs E_r of the rebalance", low=1)
     server_lr: float = option(0.01, "its learning rate, SGD with momentum 0.9", low=0)
     server_cosine: bool = option(True, "cosine over its epochs (paper and early code; late code: none)")
     per_class: int = option(256, "features drawn per seen class and epoch; also the batch size", low=1)
     spread: float = option(3.0, "factor on the drawn features' variance", low=0)
-    logit_norm: float | None = option(0.1, "temperature of normalised logits in the rebalance loss (code); none: plain logits (paper)", low=1e-6)
-    class_weights: Literal["uniform", "counts"] = option("uniform", "omega: classes drawn equally (code) or by their counts (eq. 6)")
+    logit_norm: float | None = option(
+        0.1,
+        "temperature of normalised logits in the rebalance loss (code); none: plain logits (paper)",
+        low=1e-6,
+    )
+    class_weights: Literal["uniform", "counts"] = option(
+        "uniform", "omega: classes drawn equally (code) or by their counts (eq. 6)"
+    )
 
     keep_single: bool = option(
-        True, "keep a class of which a client has one image, with the spread of its other classes", quirk={False: "fed-mammoth: dropped"}
+        True,
+        "keep a class of which a client has one image, with the spread of its other classes",
+        quirk={False: "fed-mammoth: dropped"},
     )
-    stats_unnormalised: bool = option(False, "statistics of images in [0, 1], without the normalisation of training", quirk="fed-mammoth")
+    stats_unnormalised: bool = option(
+        False, "statistics of images in [0, 1], without the normalisation of training", quirk="fed-mammoth"
+    )
 
     def optims(self) -> Mapping[str, Optim]:
         return {p: Optim("adam", lr=self.lr, schedule=self.schedule) for p in ("prefix.", "head.")}
@@ -71,7 +97,11 @@ class HGP(Method):
         if state:
             return state
         backbone.check_blocks(self.blocks, "hgp.blocks")
-        return {**self._prefixes(backbone.dim, rng), **linear_head(task, backbone.dim, rng), **no_gaussians(backbone.dim)}
+        return {
+            **self._prefixes(backbone.dim, rng),
+            **linear_head(task, backbone.dim, rng),
+            **no_gaussians(backbone.dim),
+        }
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         features = backbone(batch.x, select(train, "prefix."))
@@ -87,7 +117,9 @@ class HGP(Method):
     def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
         return gaussian_mixture(payloads, average)
 
-    def server_update(self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+    def server_update(
+        self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator
+    ) -> Tree:
         state = {**state, **drop(merged, "gauss."), **keep_latest(state, merged, "gauss.")}
         return {**state, **self._rebalance(state, task, rng)}
 
@@ -96,7 +128,12 @@ class HGP(Method):
 
     def _rebalance(self, state: Tree, task: Task, rng: torch.Generator) -> Tree:
         """The head after ``server_epochs`` on drawn features; rows outside the window keep their values."""
-        first, last = {"all": (0, task.stop), "current": (task.start, task.stop), "old": (0, task.start), "none": (0, 0)}[self.rebalance]
+        first, last = {
+            "all": (0, task.stop),
+            "current": (task.start, task.stop),
+            "old": (0, task.start),
+            "none": (0, 0),
+        }[self.rebalance]
         inside = (state["gauss.label"] >= first) & (state["gauss.label"] < last)
         if not inside.any():
             return {}

@@ -8,13 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.aggregate import prototype_reweight
-from fczoo.backbone import Backbone
-from fczoo.core import Batch, Context, Method, Moment, Optim, ServerAggregator, Task, Tree, drop, select
-from fczoo.losses import class_sums
-from fczoo.options import option
-from fczoo.registry import register_method
-from fczoo.tuning import lora_pairs
+from fczoo.aggregators.prototypes import prototype_reweight
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop, select
+from fczoo.core.types import Batch, Context, Moment, Optim, ServerAggregator, Task
+from fczoo.functional.gaussians import class_sums
+from fczoo.functional.lora import lora_pairs
 
 
 @register_method("pilora")
@@ -43,24 +45,38 @@ class PILoRA(Method):
     ortho: float = option(0.5, "weight gamma of the overlap with earlier tasks' LoRA", low=0)
     sparse: float = option(0.01, "weight of |A|; only in the released code (paper: 0)", low=0)
     sharpness: float = option(1.0, "delta: distances are multiplied by it in the softmax", low=0)
-    distance: Literal["rms", "squared"] = option("rms", "root mean square as released, or squared L2 as printed (rates are tuned for rms)")
-    support: Literal["all", "seen", "task"] = option("all", "classes in the training softmax: all of the run (paper and code), seen, or the task's")
+    distance: Literal["rms", "squared"] = option(
+        "rms", "root mean square as released, or squared L2 as printed (rates are tuned for rms)"
+    )
+    support: Literal["all", "seen", "task"] = option(
+        "all", "classes in the training softmax: all of the run (paper and code), seen, or the task's"
+    )
     merge: Literal["sum", "factor_sum", "first"] = option(
         "sum",
         "LoRA of several tasks: sum of B_i A_i; (sum B)(sum A) as eq. 6; or the first task's alone, with local=current in training",
         quirk={"first": "Ghy0501/PILoRA"},
     )
     local: Literal["merged", "current"] = option(
-        "merged", "LoRA in a client's own forward: merged as in evaluation, or the current task's alone", quirk={"current": "Ghy0501/PILoRA"}
+        "merged",
+        "LoRA in a client's own forward: merged as in evaluation, or the current task's alone",
+        quirk={"current": "Ghy0501/PILoRA"},
     )
-    temperature: float = option(0.2, "divisor in the re-weight's softmax; eq. 13 prints it as a factor: use 5 for that reading", low=1e-6)
+    temperature: float = option(
+        0.2,
+        "divisor in the re-weight's softmax; eq. 13 prints it as a factor: use 5 for that reading",
+        low=1e-6,
+    )
     reweight: Literal["distance", "squared", "average"] = option(
         "distance", "prototypes by distance (code), squared distance (eq. 11), or plain average"
     )
     means: Literal["after", "running"] = option(
-        "after", "class means from one pass after training, or over all training views", quirk={"running": "Ghy0501/PILoRA"}
+        "after",
+        "class means from one pass after training, or over all training views",
+        quirk={"running": "Ghy0501/PILoRA"},
     )
-    head_tune: bool = option(False, "start new prototypes at the class means of the frozen features (FedNCM's HeadTune)")
+    head_tune: bool = option(
+        False, "start new prototypes at the class means of the frozen features (FedNCM's HeadTune)"
+    )
 
     def optims(self) -> Mapping[str, Optim]:
         return {
@@ -75,7 +91,9 @@ class PILoRA(Method):
         return frozenset({"begin"}) if self.head_tune else frozenset()
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        past = {k.replace("lora.", "past.", 1): v[None] for k, v in select(state, "lora.").items()}  # [1, r, D] or [1, D, r]
+        past = {
+            k.replace("lora.", "past.", 1): v[None] for k, v in select(state, "lora.").items()
+        }  # [1, r, D] or [1, D, r]
         past = {k: torch.cat([state[k], v]) if k in state else v for k, v in past.items()}
         lora = lora_pairs(backbone, self.blocks, self.rank, rng, "pilora.blocks")
         table = self._table(state) if state else 0.1 * torch.randn(task.classes, backbone.dim, generator=rng)
@@ -90,8 +108,14 @@ class PILoRA(Method):
     def prototype_loss(self, features: Tensor, train: Tree, batch: Batch, ctx: Context) -> Tensor:
         """Distance-based cross-entropy plus the pull towards the own prototype (eqs. 8 and 9)."""
         distance = self.distances(features, self._table({**ctx.shared, **train}))
-        first, last = {"all": (0, ctx.task.classes), "seen": (0, ctx.task.stop), "task": (ctx.task.start, ctx.task.stop)}[self.support]
-        entropy = F.cross_entropy(-self.sharpness * distance[:, first:last], batch.y - first, reduction="none")
+        first, last = {
+            "all": (0, ctx.task.classes),
+            "seen": (0, ctx.task.stop),
+            "task": (ctx.task.start, ctx.task.stop),
+        }[self.support]
+        entropy = F.cross_entropy(
+            -self.sharpness * distance[:, first:last], batch.y - first, reduction="none"
+        )
         return batch.mean(entropy + self.pull * distance.gather(1, batch.y[:, None])[:, 0])
 
     def lora_penalty(self, train: Tree, shared: Tree) -> Tensor:
@@ -123,7 +147,10 @@ class PILoRA(Method):
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
         count = sums["class.count"][:, None]
-        return {**state, "prototype": torch.where(count > 0, sums["class.sum"] / count.clamp(min=1), state["prototype"])}
+        return {
+            **state,
+            "prototype": torch.where(count > 0, sums["class.sum"] / count.clamp(min=1), state["prototype"]),
+        }
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         features = backbone(batch.x, self._plugs(state))
@@ -135,7 +162,9 @@ class PILoRA(Method):
         if self.distance == "squared":
             return gap.sum(-1)
         mean = gap.mean(-1)
-        return torch.where(mean > 0, mean, torch.finfo(mean.dtype).tiny).sqrt()  # the root has no gradient at 0
+        return torch.where(
+            mean > 0, mean, torch.finfo(mean.dtype).tiny
+        ).sqrt()  # the root has no gradient at 0
 
     def _table(self, tree: Tree) -> Tensor:
         """Prototypes of all classes of the run, [C, D]."""

@@ -14,18 +14,30 @@ import torch
 from torch import Tensor
 
 from fczoo import Bench, Context, Method, Result, Settings, Tree, create_method
-from fczoo.backbone import Backbone, ViTConfig
-from fczoo.core import Batch, Task
-from fczoo.data import Images, Stream
-from fczoo.engine import Client, Engine, make_inputs
-from fczoo.images import Augment, ImageStore
-from fczoo.metrics import all_metrics
-from fczoo.partition import Partition
-from fczoo.record import write_json
-from fczoo.registry import METHODS
+from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.files import write_json
+from fczoo.core.metrics import all_metrics
+from fczoo.core.registry import METHODS
+from fczoo.core.types import Batch, Task
+from fczoo.data.dataset import Images
+from fczoo.data.partition import Partition
+from fczoo.data.stream import Stream
+from fczoo.data.views import Augment, ImageStore
+from fczoo.federation.batches import Client, make_inputs
+from fczoo.federation.engine import Engine
 from helpers_golden import golden
 
-CONFIG = ViTConfig("vit_test", image_size=16, patch_size=8, dim=32, depth=6, heads=4, mlp_dim=64, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
+CONFIG = ViTConfig(
+    "vit_test",
+    image_size=16,
+    patch_size=8,
+    dim=32,
+    depth=6,
+    heads=4,
+    mlp_dim=64,
+    mean=(0.4, 0.5, 0.6),
+    std=(0.2, 0.25, 0.3),
+)
 TASKS = (Task(0, 0, 3, 7, 3), Task(1, 3, 5, 7, 3), Task(2, 5, 7, 7, 3))
 OWNED = ((13, 10, 7), (12, 8, 0), (5, 1, 14))  # images of each client in each task
 TRAIN, TEST = 10, 3  # images of each class
@@ -92,16 +104,36 @@ def make_bench(stream: Stream, partition: Partition, backbone: Backbone) -> Call
     """``make_bench(dtype, **settings)``: a benchmark on the toy images; float64, two rounds of two epochs a task."""
 
     def make(dtype: torch.dtype = torch.float64, **settings: Any) -> Bench:
-        small = {"tasks": 3, "clients": 3, "rounds": 2, "epochs": 2, "batch_size": 4, "together": 1, "device": "cpu", **settings}
+        small = {
+            "tasks": 3,
+            "clients": 3,
+            "rounds": 2,
+            "epochs": 2,
+            "batch_size": 4,
+            "together": 1,
+            "device": "cpu",
+            **settings,
+        }
         held = Backbone(backbone.config, backbone.to(dtype=dtype).weights)
-        return Bench(Settings(dataset="toy", **small), stream, partition, held, ImageStore(stream.train, held), ImageStore(stream.test, held))
+        return Bench(
+            Settings(dataset="toy", **small),
+            stream,
+            partition,
+            held,
+            ImageStore(stream.train, held),
+            ImageStore(stream.test, held),
+        )
 
     return make
 
 
 def small_method(name: str, **options: Any) -> Method:
     """A method by name. Its whole numbers are replaced by their roots, which is fast and keeps their order (chosen <= size)."""
-    numbers = {f.name: max(math.isqrt(f.default), f.metadata.get("low") or 0) for f in fields(METHODS.get(name)) if type(f.default) is int}
+    numbers = {
+        f.name: max(math.isqrt(f.default), f.metadata.get("low") or 0)
+        for f in fields(METHODS.get(name))
+        if type(f.default) is int
+    }
     return create_method(name, **{**numbers, **options})
 
 
@@ -149,16 +181,36 @@ def watch(bench: Bench, method: Method, seed: int = 0) -> Record:
     states: dict[int, Tree] = {}
     train, survey, predict = Engine.train, Engine.survey, type(method).predict
 
-    def noted(moment: str, engine: Engine, state: Tree, clients: list[Client], ctx: Context, work: Callable[[], list[Tree]]) -> list[Tree]:
+    def noted(
+        moment: str,
+        engine: Engine,
+        state: Tree,
+        clients: list[Client],
+        ctx: Context,
+        work: Callable[[], list[Tree]],
+    ) -> list[Tree]:
         before = copied(state)
         payloads = work()
-        calls.append(Call(moment, engine, before, copied(state), list(clients), ctx, [copied(p) for p in payloads], payloads))
+        calls.append(
+            Call(
+                moment,
+                engine,
+                before,
+                copied(state),
+                list(clients),
+                ctx,
+                [copied(p) for p in payloads],
+                payloads,
+            )
+        )
         return payloads
 
     def noted_train(self: Engine, state: Tree, clients: list[Client], ctx: Context, *rest: Any) -> list[Tree]:
         return noted("train", self, state, clients, ctx, lambda: train(self, state, clients, ctx, *rest))
 
-    def noted_survey(self: Engine, moment: str, state: Tree, clients: list[Client], ctx: Context) -> list[Tree]:
+    def noted_survey(
+        self: Engine, moment: str, state: Tree, clients: list[Client], ctx: Context
+    ) -> list[Tree]:
         return noted(moment, self, state, clients, ctx, lambda: survey(self, moment, state, clients, ctx))
 
     def noted_predict(self: Method, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
@@ -185,7 +237,9 @@ def record(make_bench: Callable[..., Bench]) -> Callable[..., Record]:
     """``record(name, dtype, together, seed, copy)``: one watched run of a small method, made once a session."""
     known: dict[tuple, Record] = {}
 
-    def get(name: str, dtype: torch.dtype = torch.float64, together: int = 1, seed: int = 0, copy: int = 0) -> Record:
+    def get(
+        name: str, dtype: torch.dtype = torch.float64, together: int = 1, seed: int = 0, copy: int = 0
+    ) -> Record:
         key = (name, dtype, together, seed, copy)
         if key not in known:
             known[key] = watch(make_bench(dtype, together=together), small_method(name), seed)
@@ -229,35 +283,90 @@ def rng() -> Iterator[torch.Generator]:
 
 
 COUNTS = [10, 10]
-PARTITION = Partition("digits", "iid", 0, tuple(range(10)), tuple((np.arange(t * 4, t * 4 + 2), np.arange(t * 4 + 2, t * 4 + 4)) for t in range(2)))
+PARTITION = Partition(
+    "digits",
+    "iid",
+    0,
+    tuple(range(10)),
+    tuple((np.arange(t * 4, t * 4 + 2), np.arange(t * 4 + 2, t * 4 + 4)) for t in range(2)),
+)
 
 
 def make_run_(
-    folder: Path, methods: dict[str, dict[int, float]], options: dict | None = None, backbone: str = "vit_nano_32", **settings: Any
+    folder: Path,
+    methods: dict[str, dict[int, float]],
+    options: dict | None = None,
+    backbone: str = "vit_nano_32",
+    **settings: Any,
 ) -> Path:
     """A run folder: ``methods`` gives each one's accuracy on the first task at the end, by seed."""
-    values = Settings.for_dataset("digits").portable() | {"tasks": 2, "clients": 2, "partition": "iid"} | settings
+    values = (
+        Settings.for_dataset("digits").portable() | {"tasks": 2, "clients": 2, "partition": "iid"} | settings
+    )
     about_backbone = {"name": backbone, "sha256": "b" * 64}
     split = {"spec": values["partition"], "sha256": PARTITION.sha256}
     seeds = sorted({s for runs in methods.values() for s in runs})
     folder.mkdir(parents=True)
     PARTITION.save(folder / "partition.json")
-    about = {"methods": {m: options or {} for m in methods}, "seeds": seeds, "settings": values, "backbone": about_backbone, "partition": split}
-    about |= {"device": "cpu", "versions": {"torch": "2"}, "command": ["fczoo", "bench", "--methods", ",".join(methods)]}
+    about = {
+        "methods": {m: options or {} for m in methods},
+        "seeds": seeds,
+        "settings": values,
+        "backbone": about_backbone,
+        "partition": split,
+    }
+    about |= {
+        "device": "cpu",
+        "versions": {"torch": "2"},
+        "command": ["fczoo", "bench", "--methods", ",".join(methods)],
+    }
     write_json(folder / "bench.json", about)
     for method, runs in methods.items():
         for seed, last in runs.items():
             matrix = [[90.0], [last, 80.0]]
-            result = Result(method, options or {}, values, seed, about_backbone, split, list(range(10)), [5, 5], COUNTS, 12, accuracy=matrix)
+            result = Result(
+                method,
+                options or {},
+                values,
+                seed,
+                about_backbone,
+                split,
+                list(range(10)),
+                [5, 5],
+                COUNTS,
+                12,
+                accuracy=matrix,
+            )
             result.metrics = all_metrics(matrix, COUNTS)
-            result.bytes_up, result.bytes_down, result.client_rounds, result.seconds = 4_000_000, 2_000_000, 2, 1.5
+            result.bytes_up, result.bytes_down, result.client_rounds, result.seconds = (
+                4_000_000,
+                2_000_000,
+                2,
+                1.5,
+            )
             result.uploaded = {"parameters": 3_000_000, "counts": 1_000_000}
-            result.phases, result.client_storage, result.peak_memory = {"training": 1.0, "evaluation": 0.5}, 3_000_000, {"process": 5_000_000}
+            result.phases, result.client_storage, result.peak_memory = (
+                {"training": 1.0, "evaluation": 0.5},
+                3_000_000,
+                {"process": 5_000_000},
+            )
             place = folder / method / f"seed{seed}"
             place.mkdir(parents=True)
             write_json(place / "result.json", {"finished": True, **asdict(result)})
-            rounds = [{"task": t, "round": 0, "clients": [0, 1], "loss": 1.0 - t / 2, "bytes_up": 2_000_000, "bytes_down": 0} for t in range(2)]
-            (place / "rounds.jsonl").write_text("".join(json.dumps({**r, "seconds": 0.5}) + "\n" for r in rounds))
+            rounds = [
+                {
+                    "task": t,
+                    "round": 0,
+                    "clients": [0, 1],
+                    "loss": 1.0 - t / 2,
+                    "bytes_up": 2_000_000,
+                    "bytes_down": 0,
+                }
+                for t in range(2)
+            ]
+            (place / "rounds.jsonl").write_text(
+                "".join(json.dumps({**r, "seconds": 0.5}) + "\n" for r in rounds)
+            )
     return folder
 
 

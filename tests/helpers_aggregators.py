@@ -26,11 +26,16 @@ def envelope(client: int, samples: int) -> Tree:
     return {"num_samples": torch.tensor(samples), "client": torch.tensor(client)}
 
 
-def random_payloads(count: int, seed: int, own: Callable[[torch.Generator], Tree] = lambda rng: {}) -> list[Tree]:
+def random_payloads(
+    count: int, seed: int, own: Callable[[torch.Generator], Tree] = lambda rng: {}
+) -> list[Tree]:
     """``count`` uploads of a head and a prompt, with what ``own`` adds."""
     rng = rng_of(seed)
     samples = torch.randint(1, 200, (count,), generator=rng).tolist()
-    return [{"head": normal(rng, 4, 3), "prompt": normal(rng, 5), **own(rng), **envelope(k, samples[k])} for k in range(count)]
+    return [
+        {"head": normal(rng, 4, 3), "prompt": normal(rng, 5), **own(rng), **envelope(k, samples[k])}
+        for k in range(count)
+    ]
 
 
 def copy(payloads: Sequence[Tree]) -> list[Tree]:
@@ -47,13 +52,22 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> bool:
 
 def prototypes(rng: torch.Generator) -> Tree:
     counts = torch.randint(0, 3, (4,), generator=rng)
-    return {"prototype": normal(rng, 4, 6), "class.count": counts.double(), "class.mean": normal(rng, 4, 6) * (counts > 0)[:, None]}
+    return {
+        "prototype": normal(rng, 4, 6),
+        "class.count": counts.double(),
+        "class.mean": normal(rng, 4, 6) * (counts > 0)[:, None],
+    }
 
 
 def gaussian_rows(rng: torch.Generator) -> Tree:
     held = int(torch.randint(0, 4, (), generator=rng))
     labels = torch.randperm(6, generator=rng)[:held]
-    return {"gauss.label": labels, "gauss.count": labels.double() + 1, "gauss.mean": normal(rng, held, 3), "gauss.var": normal(rng, held, 3).abs()}
+    return {
+        "gauss.label": labels,
+        "gauss.count": labels.double() + 1,
+        "gauss.mean": normal(rng, held, 3),
+        "gauss.var": normal(rng, held, 3).abs(),
+    }
 
 
 def prototype_rows(rng: torch.Generator) -> Tree:

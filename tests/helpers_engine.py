@@ -36,7 +36,10 @@ class Toy(Method):
         return {"w": torch.zeros(2, dtype=torch.float64)}
 
     def loss(self, backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        return batch.mean((batch.q @ train["w"] - batch.y).square()), {"seen": batch.w.sum(), "labels": (batch.y * batch.w).sum()}
+        return batch.mean((batch.q @ train["w"] - batch.y).square()), {
+            "seen": batch.w.sum(),
+            "labels": (batch.y * batch.w).sum(),
+        }
 
     def predict(self, backbone, state, batch: Batch, task: Task) -> Tensor:
         return (batch.q[:, :1] - batch.q[:, :1]).expand(-1, task.stop) + torch.arange(task.stop)

@@ -12,7 +12,7 @@ F64, F64L, F32 = 1e-9, 1e-6, 2e-5
 
 
 def golden(name: str) -> Tree:
-    return load_file(Path(__file__).parent / "golden" / f"{name}.safetensors")
+    return load_file(Path(__file__).parent / "methods" / "golden" / f"{name}.safetensors")
 
 
 def error(ours: Tensor, official: Tensor) -> float:

@@ -11,4 +11,10 @@ DIM = 32
 
 def batch(x: Tensor, y: list[int] | Tensor, t: Tensor | None = None, w: Tensor | None = None) -> Batch:
     y = torch.as_tensor(y)
-    return Batch(x, y, torch.ones(len(y), dtype=x.dtype) if w is None else w, x, x.new_empty(len(y), 0) if t is None else t)
+    return Batch(
+        x,
+        y,
+        torch.ones(len(y), dtype=x.dtype) if w is None else w,
+        x,
+        x.new_empty(len(y), 0) if t is None else t,
+    )

@@ -5,16 +5,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from fczoo import Task
-from fczoo.data import Images, Stream
-from fczoo.partition import Partition
-from fczoo.registry import PARTITIONERS
-from fczoo.seeds import numpy_stream
+from fczoo.core.registry import PARTITIONERS
+from fczoo.core.seeds import numpy_stream
+from fczoo.data.dataset import Images
+from fczoo.data.partition import Partition
+from fczoo.data.stream import Stream
 
 some = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 seeds = st.integers(0, 2**31)
 
 # Up to 5 classes of 1 to 40 images, and clients enough to cover them with one class each.
-labels_of = st.lists(st.integers(1, 40), min_size=2, max_size=5).map(lambda sizes: np.repeat(np.arange(len(sizes)), sizes))
+labels_of = st.lists(st.integers(1, 40), min_size=2, max_size=5).map(
+    lambda sizes: np.repeat(np.arange(len(sizes)), sizes)
+)
 
 
 def split(spec: str, labels: np.ndarray, clients: int, seed: int) -> list[np.ndarray]:
@@ -26,7 +29,13 @@ def table(parts: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
     return np.array([np.bincount(labels[p], minlength=labels.max() + 1) for p in parts])
 
 
-def toy_stream(name: str = "toy", order: tuple[int, ...] = (2, 0, 3, 1), tasks: int = 2, per_class: int = 12, train_index: np.ndarray | None = None):
+def toy_stream(
+    name: str = "toy",
+    order: tuple[int, ...] = (2, 0, 3, 1),
+    tasks: int = 2,
+    per_class: int = 12,
+    train_index: np.ndarray | None = None,
+):
     """4 classes in tasks of equal size; labels in order of arrival. ``train_index`` are odd positions, so that they differ from places."""
     labels = np.tile(np.arange(4), per_class)
     pixels = np.zeros((len(labels), 1, 1, 3), np.uint8)
@@ -41,5 +50,9 @@ def equal(a: Partition, b: Partition) -> bool:
     return (
         head
         and len(a.tasks) == len(b.tasks)
-        and all(np.array_equal(x, y) for s, t in zip(a.tasks, b.tasks, strict=True) for x, y in zip(s, t, strict=True))
+        and all(
+            np.array_equal(x, y)
+            for s, t in zip(a.tasks, b.tasks, strict=True)
+            for x, y in zip(s, t, strict=True)
+        )
     )

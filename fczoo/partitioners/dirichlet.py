@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from fczoo.options import check_options, option
-from fczoo.registry import register_partitioner
+from fczoo.core.options import check_options, option
+from fczoo.core.registry import register_partitioner
 
 log = logging.getLogger("fczoo")
 
@@ -25,11 +25,19 @@ class Dirichlet:
     """
 
     beta: float = option(0.5, "concentration: small is skewed, large is IID", low=1e-6)
-    draw: Literal["split", "sample"] = option("split", "cut each class at the drawn shares, or draw an owner for every image (fed-mammoth)")
-    cap: bool = option(False, "give nothing more to clients that hold an equal share already (released PILoRA and FPPL)")
-    min_size: int = option(6, "fewest images a client may own in a task or, with scope=dataset, in all", low=1)
+    draw: Literal["split", "sample"] = option(
+        "split", "cut each class at the drawn shares, or draw an owner for every image (fed-mammoth)"
+    )
+    cap: bool = option(
+        False, "give nothing more to clients that hold an equal share already (released PILoRA and FPPL)"
+    )
+    min_size: int = option(
+        6, "fewest images a client may own in a task or, with scope=dataset, in all", low=1
+    )
     max_tries: int = option(100, "draws before the repair", low=1)
-    scope: Literal["task", "dataset"] = option("task", "split every task by itself, or the whole data set before it is cut into tasks")
+    scope: Literal["task", "dataset"] = option(
+        "task", "split every task by itself, or the whole data set before it is cut into tasks"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -40,7 +48,12 @@ class Dirichlet:
             parts = self._once(labels, clients, rng)
             if min(map(len, parts)) >= smallest:
                 return parts
-        log.warning("dirichlet:%g left a client below %d images in %d draws; the last draw was repaired", self.beta, smallest, self.max_tries)
+        log.warning(
+            "dirichlet:%g left a client below %d images in %d draws; the last draw was repaired",
+            self.beta,
+            smallest,
+            self.max_tries,
+        )
         return _repair(parts, smallest)
 
     def _once(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fczoo.registry import register_partitioner
+from fczoo.core.registry import register_partitioner
 
 
 @register_partitioner("iid")

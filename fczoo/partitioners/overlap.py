@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fczoo.options import check_options, option
-from fczoo.registry import register_partitioner
+from fczoo.core.options import check_options, option
+from fczoo.core.registry import register_partitioner
 
 
 @register_partitioner("overlap")
@@ -19,7 +19,9 @@ class Overlap:
 
     disjoint: ClassVar[bool] = False
 
-    fraction: float = option(0.6, "part of a task's classes that a client owns; rounded, one class at least", low=0, high=1)
+    fraction: float = option(
+        0.6, "part of a task's classes that a client owns; rounded, one class at least", low=0, high=1
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -27,4 +29,6 @@ class Overlap:
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         classes = np.unique(labels)
         owned = max(1, round(self.fraction * len(classes)))
-        return [np.flatnonzero(np.isin(labels, rng.choice(classes, owned, replace=False))) for _ in range(clients)]
+        return [
+            np.flatnonzero(np.isin(labels, rng.choice(classes, owned, replace=False))) for _ in range(clients)
+        ]

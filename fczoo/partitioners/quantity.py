@@ -5,9 +5,9 @@ from typing import Literal
 
 import numpy as np
 
-from fczoo.errors import FczooError
-from fczoo.options import check_options, option
-from fczoo.registry import register_partitioner
+from fczoo.core.errors import FczooError
+from fczoo.core.options import check_options, option
+from fczoo.core.registry import register_partitioner
 
 
 @register_partitioner("quantity")
@@ -23,8 +23,12 @@ class Quantity:
 
     alpha: int = option(2, "classes a client owns in a task", low=1)
     max_tries: int = option(100, "draws before the repair", low=1)
-    anchored: bool = option(False, "client i owns class i, counted round the classes, and draws only the others (released FPPL)")
-    scope: Literal["task", "dataset"] = option("task", "split every task by itself, or the whole data set before it is cut into tasks")
+    anchored: bool = option(
+        False, "client i owns class i, counted round the classes, and draws only the others (released FPPL)"
+    )
+    scope: Literal["task", "dataset"] = option(
+        "task", "split every task by itself, or the whole data set before it is cut into tasks"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -32,14 +36,20 @@ class Quantity:
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         classes = np.unique(labels)
         if self.alpha > len(classes):
-            raise FczooError(f"quantity:{self.alpha} asks for more classes than the {len(classes)} of a task; lower alpha or --tasks")
+            raise FczooError(
+                f"quantity:{self.alpha} asks for more classes than the {len(classes)} of a task; lower alpha or --tasks"
+            )
         if self.alpha * clients < len(classes):
-            raise FczooError(f"quantity:{self.alpha} with {clients} clients cannot cover the {len(classes)} classes of a task; raise either")
+            raise FczooError(
+                f"quantity:{self.alpha} with {clients} clients cannot cover the {len(classes)} classes of a task; raise either"
+            )
         owns = self._owners(clients, len(classes), rng)
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for i, c in enumerate(classes):
             owners = rng.permutation(np.flatnonzero(owns[:, i]))
-            for client, share in zip(owners, np.array_split(rng.permutation(np.flatnonzero(labels == c)), len(owners)), strict=True):
+            for client, share in zip(
+                owners, np.array_split(rng.permutation(np.flatnonzero(labels == c)), len(owners)), strict=True
+            ):
                 parts[client].append(share)
         return [np.concatenate(p) for p in parts]
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fczoo.errors import FczooError
-from fczoo.options import check_options, option
-from fczoo.registry import register_partitioner
+from fczoo.core.errors import FczooError
+from fczoo.core.options import check_options, option
+from fczoo.core.registry import register_partitioner
 
 
 @register_partitioner("shards")
@@ -29,8 +29,15 @@ class Shards:
 
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         if self.alpha > self.shards:
-            raise FczooError(f"shards:{self.alpha} draws more than the {self.shards} shards of a task; lower alpha or raise shards")
+            raise FczooError(
+                f"shards:{self.alpha} draws more than the {self.shards} shards of a task; lower alpha or raise shards"
+            )
         if self.shards > len(labels):
-            raise FczooError(f"a task of {len(labels)} images cannot be cut into {self.shards} shards; lower shards or --tasks")
+            raise FczooError(
+                f"a task of {len(labels)} images cannot be cut into {self.shards} shards; lower shards or --tasks"
+            )
         cut = np.array_split(labels.argsort(kind="stable"), self.shards)
-        return [np.concatenate([cut[i] for i in rng.choice(self.shards, self.alpha, replace=False)]) for _ in range(clients)]
+        return [
+            np.concatenate([cut[i] for i in rng.choice(self.shards, self.alpha, replace=False)])
+            for _ in range(clients)
+        ]

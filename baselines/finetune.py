@@ -1,0 +1,111 @@
+"""What most baselines share: a linear head, and a choice of what else is trained beneath it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.tree import Tree, select
+from fczoo.core.types import Batch, Context, Optim, Task
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.lora import lora_pairs
+from fczoo.functional.losses import task_cross_entropy
+from fczoo.functional.pixels import raw_images
+
+HGP_RATES: dict[str, dict[str, Any]] = {
+    d: {"lr": 1e-5, "lr_backbone": 1e-5}
+    for d in ("cifar100", "imagenet_r", "imagenet_a", "eurosat", "cars196", "cub200")
+}
+"""Learning rates of the fully fine-tuned baselines in HGP, appendix H (its middle or least skewed column)."""
+
+
+@dataclass(frozen=True)
+class Tuned(Method):
+    """Base of the methods that train a linear head and, by choice, all weights or LoRA pairs, with cross-entropy on each task.
+
+    The papers disagree on what their baselines train: everything (HGP; FPPL, with a slow learner), or LoRA on the
+    first block (PILoRA).
+    """
+
+    tuned = HGP_RATES
+
+    tune: Literal["full", "lora", "head"] = option(
+        "full", "what is trained besides the head: all weights, LoRA pairs, or nothing"
+    )
+    lr: float = option(1e-2, "learning rate of the head", low=0)
+    lr_backbone: float = option(1e-4, "learning rate of weights or LoRA (FPPL's slow learner)", low=0)
+    rank: int = option(4, "LoRA rank, with tune=lora", low=1)
+    blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v, with tune=lora", low=0)
+
+    def inputs(self) -> frozenset[str]:
+        return (
+            frozenset({"query"}) if self.tune == "head" else frozenset({"images"})
+        )  # frozen features are kept by the engine
+
+    def optims(self) -> Mapping[str, Optim]:
+        slow = {
+            "full": {"full.": Optim(lr=self.lr_backbone)},
+            "lora": {"lora.": Optim(lr=self.lr_backbone)},
+            "head": {},
+        }[self.tune]
+        return {"head.": Optim(lr=self.lr), **slow}
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        return state or {**linear_head(task, backbone.dim, rng), **self._start(backbone, rng)}
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        return task_cross_entropy(self.logits(backbone, train, batch), batch, ctx.task), {}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        return self.logits(backbone, state, batch)[:, : task.stop]
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Features [B, D] under the trained weights of ``tree``."""
+        return batch.q if self.tune == "head" else backbone(batch.x, select(tree, "full.", "lora."))
+
+    def logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Logits [B, C] over all classes of the run."""
+        return head_logits(tree, self.features(backbone, tree, batch))
+
+    def recalled(self, prefix: str, backbone: Backbone, shared: Tree, batch: Batch) -> Tensor:
+        """Logits [B, C] of the model that the server keeps under ``prefix``; [B, 0] while it keeps none."""
+        model = {k.removeprefix(prefix): v for k, v in select(shared, prefix).items()}
+        return self.logits(backbone, model, batch) if model else batch.q.new_empty(len(batch.y), 0)
+
+    def trained(self, tree: Tree) -> Tree:
+        """The part of a tree that clients train."""
+        return select(tree, *self.optims())
+
+    def _start(self, backbone: Backbone, rng: torch.Generator) -> Tree:
+        """Plugs as a run starts: all weights, LoRA pairs with B = 0, or none."""
+        if self.tune == "full":
+            return backbone.full_weights()
+        return lora_pairs(backbone, self.blocks, self.rank, rng, "blocks") if self.tune == "lora" else {}
+
+
+@dataclass(frozen=True)
+class TunedWithStatistics(Tuned):
+    """Base of those that also send statistics of their classes' features."""
+
+    stats_unnormalised: bool = option(
+        False, "statistics of images in [0, 1], without the normalisation of training", quirk="fed-mammoth"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tune == "head" and self.stats_unnormalised:
+            raise FczooError(
+                f"{self.name}.stats_unnormalised reads images anew, {self.name}.tune=head only kept features; leave out one of the two"
+            )
+
+    def statistics_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """The features [B, D] of which statistics are sent."""
+        return self.features(
+            backbone, tree, raw_images(backbone, batch) if self.stats_unnormalised else batch
+        )

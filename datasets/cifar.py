@@ -1,0 +1,60 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), Python version: pickles, which torchvision opens only after their checksums matched."""
+
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from torchvision import datasets
+
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Images, Official
+
+
+class PickledCIFAR(Dataset):
+    """A CIFAR data set as ``reader`` finds it."""
+
+    reader: ClassVar[type[datasets.CIFAR10]]
+
+    def load(self, root: Path) -> ImageData:
+        place = self.locate(root)
+        try:
+            parts = [self.reader(str(place.parent), train=train, download=False) for train in (True, False)]
+        except RuntimeError as error:
+            raise FczooError(
+                f"{self.name} in {place} is incomplete or corrupt (checksums differ); unpack {self.source} again"
+            ) from error
+        train, test = (Images(p.data, np.asarray(p.targets, np.int64)) for p in parts)
+        return ImageData(train, test, tuple(parts[0].classes))
+
+
+@register_dataset("cifar10")
+class CIFAR10(PickledCIFAR):
+    """50,000 training and 10,000 test images of 32x32 pixels in 10 classes."""
+
+    classes = 10
+    reader = datasets.CIFAR10
+    folder = datasets.CIFAR10.base_folder
+    source = "cifar-10-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html)"
+    layout = "cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}"
+    licence = "none stated by its authors; for research, cite the technical report"
+    official = Official(50_000, 10_000, 5_000, 1_000)
+    archives = (Archive(datasets.CIFAR10.url, datasets.CIFAR10.tgz_md5, 170_498_071),)
+    about = "CIFAR-10, 10 classes, 5,000 training and 1,000 test images each, 32x32"
+    defaults = Defaults(tasks=5)
+
+
+@register_dataset("cifar100")
+class CIFAR100(PickledCIFAR):
+    """50,000 training and 10,000 test images of 32x32 pixels in 100 classes."""
+
+    classes = 100
+    reader = datasets.CIFAR100
+    folder = datasets.CIFAR100.base_folder
+    source = "cifar-100-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html)"
+    layout = "cifar-100-python/{train,test,meta}"
+    licence = "none stated by its authors; for research, cite the technical report"
+    official = Official(50_000, 10_000, 500, 100)
+    archives = (Archive(datasets.CIFAR100.url, datasets.CIFAR100.tgz_md5, 169_001_437),)
+    about = "CIFAR-100, 100 classes, 500 training and 100 test images each, 32x32"
+    defaults = Defaults()

@@ -1,0 +1,54 @@
+"""PILoRA's re-weighted prototypes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fczoo.aggregators.averaging import fedavg
+from fczoo.core.registry import register_aggregator
+from fczoo.core.tree import Tree, drop
+from fczoo.core.types import ServerAggregator
+
+
+@register_aggregator("prototype_reweight")
+def prototype_reweight(
+    payloads: Sequence[Tree],
+    average: ServerAggregator = fedavg,
+    temperature: float = 0.2,
+    squared: bool = False,
+) -> Tree:
+    """PILoRA's server step: average the LoRA pairs, weight the prototypes by closeness to the class means.
+
+    Reads ``prototype`` [c, D], ``class.count`` [c] and ``class.mean`` [c, D] of every payload; averages the rest.
+    Guo et al., ECCV 2024, eqs. 11-14 with the temperature as divisor, as in the released code.
+    """
+    merged = average([drop(p, "prototype", "class.") for p in payloads])
+    local = torch.stack([p["prototype"] for p in payloads])  # [K, c, D]
+    weights = prototype_weights(
+        local,
+        torch.stack([p["class.mean"] for p in payloads]),
+        torch.stack([p["class.count"] for p in payloads]) > 0,
+        temperature,
+        squared,
+    )
+    return {**merged, "prototype": torch.einsum("kc,kcd->cd", weights, local)}
+
+
+def prototype_weights(
+    local: Tensor, means: Tensor, present: Tensor, temperature: float = 0.2, squared: bool = False
+) -> Tensor:
+    """Weight of every client's prototype, [K, c]; each column sums to 1.
+
+    ``local``, ``means`` [K, c, D], ``present`` [K, c] true where the client holds the class. d_k adds up the distances
+    of client k's prototype to the means of all holders, p = 1/d is rescaled to [0, 1] over the clients and goes
+    through a softmax. A class that nobody holds, or whose clients are all equally far, is averaged plainly.
+    """
+    gap = local[:, None] - means[None]  # [k, holder, c, D]
+    distance = gap.square().sum(-1) if squared else torch.linalg.vector_norm(gap, dim=-1)
+    far = (distance * present).sum(1)  # d [K, c]
+    near = 1 / (far + 1e-12)  # p
+    low, high = near.amin(0), near.amax(0)
+    even = ~present.any(0) | (high - low <= 1e-12 * high)
+    scaled = (near - low) / torch.where(even, torch.ones_like(high), high - low)
+    return torch.where(even, torch.full_like(near, 1 / len(local)), torch.softmax(scaled / temperature, 0))

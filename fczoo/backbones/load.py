@@ -1,0 +1,181 @@
+"""Where backbones come from: the bundled one, a local file, or timm's hub."""
+
+import hashlib
+import logging
+import math
+from dataclasses import replace
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fczoo.backbones.timm_vit import (
+    BUNDLED,
+    architecture,
+    from_timm,
+    input_statistics,
+    timm_config,
+    timm_model,
+)
+from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.errors import FczooError, first_line
+
+log = logging.getLogger("fczoo")
+
+SUFFIXES = (".safetensors", ".npz", ".pth", ".bin")
+_WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}  # timm's ViT family: 64 channels a head
+
+
+def load_backbone(
+    spec: str,
+    *,
+    image_size: int | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> Backbone:
+    """Frozen backbone from ``vit_nano_32``, a timm ViT name, a weight file, or ``NAME:FILE``.
+
+    The file alone suffices where the architecture follows from its name or its tensors' shapes. Input size, mean and
+    std come from the checkpoint's own configuration unless given; another ``image_size`` resamples the position
+    embedding. Raises FczooError for unknown names, missing or corrupt files, and models that are no plain ViT.
+    """
+    name, path = _split(spec)
+    if path is None and name == BUNDLED.name:
+        with as_file(files("fczoo") / "assets" / "vit_nano_32.safetensors") as bundled:
+            config, weights, digest = BUNDLED, _read(bundled, name), _sha256(bundled)
+    elif path is None:
+        config, weights = from_timm(name)
+        digest = _sha256_tensors(weights)
+    else:
+        weights, digest = _read(path, name), _sha256(path)
+        config = _config(name, path, weights)
+    weights = {
+        k: v.float() for k, v in weights.items() if not k.startswith(("head.", "head_dist.", "pre_logits."))
+    }
+    if broken := next((k for k, v in weights.items() if not v.isfinite().all()), None):
+        raise FczooError(f"weight {broken} of {spec} is not finite; get the file anew")
+    if image_size is not None and image_size != config.image_size:
+        config, weights = _resized(config, weights, image_size)
+    config = _replace(config, mean=mean, std=std)
+    if len(config.mean) != 3 or len(config.std) != 3 or min(config.std) <= 0:
+        raise FczooError(
+            f"input mean {config.mean} and std {config.std} must be three numbers each, and std above 0"
+        )
+    return Backbone(config, weights, digest)
+
+
+def weights_needed(spec: str) -> str:
+    """How to get the weights of ``spec``, in words; empty where they are at hand."""
+    name, path = _split(spec)
+    if path is not None:
+        return "" if path.is_file() else f"there is no weight file at {path} either"
+    if name == BUNDLED.name:
+        return ""
+    return f"its backbone {name} comes from timm's hub as the run starts, or from a file: --backbone {name}:FILE.safetensors"
+
+
+def _split(spec: str) -> tuple[str, Path | None]:
+    name, colon, file = spec.partition(":")
+    if colon and (file.endswith(SUFFIXES) or "/" in file):
+        return name, Path(file).expanduser()
+    if spec.endswith(SUFFIXES) or "/" in spec:
+        return "", Path(spec).expanduser()
+    return spec, None
+
+
+def _read(path: Path, name: str) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise FczooError(f"no weight file at {path}; give --backbone NAME, FILE or NAME:FILE")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        import timm
+
+        if path.suffix == ".npz":  # Flax checkpoints of the original ViT release name their tensors otherwise
+            if not (name or timm.models.is_model(path.stem.split(".")[0])):
+                raise FczooError(
+                    f"the name of {path} is no timm model's, and .npz files do not name one; give --backbone NAME:{path.name}"
+                )
+            model: Any = timm_model(name or path.stem, pretrained=False)
+            model.load_pretrained(str(path))
+            return dict(model.state_dict())
+        return dict(timm.models.load_state_dict(str(path), weights_only=True))
+    except FczooError:
+        raise
+    except (SafetensorError, RuntimeError, ValueError, OSError, KeyError, EOFError, AttributeError) as error:
+        raise FczooError(
+            f"cannot read weights from {path}: {first_line(error)}; check that the file is complete"
+        ) from error
+    except Exception as error:  # unpickling errors of torch.load share no base class
+        raise FczooError(f"{path} is no plain weight file: {first_line(error)}") from error
+
+
+def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
+    """Architecture by the given name, else by the file's own name, else by the tensors' shapes."""
+    import timm
+
+    if name:
+        return architecture(name)
+    try:
+        dim = weights["cls_token"].shape[-1]
+        patch = weights["patch_embed.proj.weight"].shape[-1]
+        size = math.isqrt(weights["pos_embed"].shape[1] - 1) * patch
+        depth = len({k.split(".")[1] for k in weights if k.startswith("blocks.")})
+        mlp = weights["blocks.0.mlp.fc1.weight"].shape[0]
+    except (KeyError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
+        raise FczooError(
+            f"{path} does not hold a plain ViT in timm's names ({error}); give NAME:FILE for another layout"
+        ) from error
+    if path.stem in timm.list_pretrained():
+        found = timm_config(path.stem, timm_model(path.stem, pretrained=False))
+        if (found.dim, found.depth, found.patch_size, found.image_size) == (dim, depth, patch, size):
+            return found
+    if (dim, patch, size, depth) == (BUNDLED.dim, BUNDLED.patch_size, BUNDLED.image_size, BUNDLED.depth):
+        return BUNDLED
+    if dim not in _WIDTHS:
+        raise FczooError(
+            f"the number of heads cannot be told from {path} (width {dim}); give NAME:FILE with a timm name"
+        )
+    guess = f"vit_{_WIDTHS[dim]}_patch{patch}_{size}"
+    mean, std = input_statistics(guess)
+    log.warning(
+        "%s is taken for %s by its shapes, with input mean %s and std %s; else give NAME:FILE",
+        path.name,
+        guess,
+        mean,
+        std,
+    )
+    return ViTConfig(guess, size, patch, dim, depth, dim // 64, mlp, mean=mean, std=std)
+
+
+def _resized(
+    config: ViTConfig, weights: dict[str, Tensor], image_size: int
+) -> tuple[ViTConfig, dict[str, Tensor]]:
+    from timm.layers import resample_abs_pos_embed
+
+    if image_size < 1 or image_size % config.patch_size:
+        raise FczooError(
+            f"image size {image_size} is no multiple of the patch size {config.patch_size} of {config.name}"
+        )
+    side = image_size // config.patch_size
+    pos = resample_abs_pos_embed(weights["pos_embed"], [side, side], num_prefix_tokens=1)
+    return _replace(config, image_size=image_size), {**weights, "pos_embed": pos}
+
+
+def _replace(config: ViTConfig, **changes: Any) -> ViTConfig:
+    return replace(config, **{k: v for k, v in changes.items() if v is not None})
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_tensors(weights: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode() + weights[name].cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,112 @@
+"""Plain vision transformers by their timm names."""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import ViTConfig
+from fczoo.core.errors import FczooError, first_line
+from fczoo.core.options import nearest
+
+BUNDLED = ViTConfig("vit_nano_32", image_size=32, patch_size=4, dim=128, depth=6, heads=4, mlp_dim=512)
+"""Pre-trained on Tiny-ImageNet by benchmarks/pretrain_vit_nano.py; weights ship with the package."""
+_PLAIN = re.compile(
+    r"vit_(tiny|small|base|large)_patch(8|16|32)_(224|384)\.(augreg|augreg_.*|dino|mae|orig_.*|sam_.*)"
+)
+
+
+def architecture(name: str) -> ViTConfig:
+    """Configuration of a named backbone, without its weights."""
+    return BUNDLED if name == BUNDLED.name else timm_config(name, timm_model(name, pretrained=False))
+
+
+def backbone_names() -> list[str]:
+    """The bundled backbone and timm's plain ViTs with published weights."""
+    import timm
+
+    return [BUNDLED.name, *(n for n in timm.list_pretrained("vit_*") if _PLAIN.fullmatch(n))]
+
+
+def input_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    import timm
+
+    known = (
+        timm.models.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
+    )
+    return (tuple(known.mean), tuple(known.std)) if known else ((0.5,) * 3, (0.5,) * 3)
+
+
+def from_timm(name: str) -> tuple[ViTConfig, dict[str, Tensor]]:
+    config = architecture(name)  # refuses what is no plain ViT before anything is fetched
+    return config, dict(timm_model(name, pretrained=True).state_dict())
+
+
+def timm_model(name: str, pretrained: bool) -> Any:
+    import timm
+
+    architecture = name.split(".")[0]
+    if not timm.models.is_model(architecture):
+        known = [BUNDLED.name, *timm.list_models("vit_*")]
+        raise FczooError(f"no backbone is called {name!r}; {nearest(architecture, known)}")
+    try:
+        with _quiet(
+            "huggingface_hub", "timm"
+        ):  # each failed try would warn, and the error below says what is wrong
+            return timm.create_model(name, pretrained=pretrained, num_classes=0)
+    except Exception as error:  # the hub client raises errors of several libraries
+        raise FczooError(
+            f"cannot get the weights of {name}: {first_line(error)}; without network give a file: --backbone {name}:FILE.safetensors"
+        ) from error
+
+
+@contextmanager
+def _quiet(*loggers: str) -> Iterator[None]:
+    before = {name: logging.getLogger(name).level for name in loggers}
+    for name in loggers:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def timm_config(name: str, model: Any) -> ViTConfig:
+    """Configuration of a timm model. Raises FczooError naming what makes it other than a plain ViT."""
+    from timm.models.vision_transformer import Block, VisionTransformer
+
+    def refuse(reason: str) -> None:
+        raise FczooError(f"{name} is no plain ViT: {reason}; use a vit_*_patch*_* model with a class token")
+
+    if type(model) is not VisionTransformer:
+        refuse(f"it is a {type(model).__name__}")
+    block, cfg = model.blocks[0], model.pretrained_cfg
+    if (
+        type(block) is not Block
+        or not isinstance(block.mlp.act, torch.nn.GELU)
+        or block.mlp.act.approximate != "none"
+    ):
+        refuse("its blocks are not pre-norm blocks with exact GELU")
+    if model.global_pool != "token" or getattr(model, "no_embed_class", False):
+        refuse("it does not pool a class token with a position embedding")
+    config = ViTConfig(
+        name,
+        model.patch_embed.img_size[0],
+        model.patch_embed.patch_size[0],
+        model.embed_dim,
+        len(model.blocks),
+        block.attn.num_heads,
+        block.mlp.fc1.out_features,
+        model.norm.eps,
+        tuple(cfg["mean"]),
+        tuple(cfg["std"]),
+    )
+    extra = {k for k in model.state_dict() if not k.startswith("head.")} ^ config.shapes().keys()
+    if extra:
+        refuse(f"its tensor {min(extra)} has no place in one")
+    return config

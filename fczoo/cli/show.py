@@ -1,0 +1,227 @@
+"""What ``list``, ``show`` and ``doctor`` print."""
+
+import dataclasses
+import inspect
+import os
+import platform
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from huggingface_hub.constants import HF_HUB_CACHE
+from tabulate import tabulate
+
+from fczoo.backbones.load import load_backbone
+from fczoo.backbones.timm_vit import backbone_names
+from fczoo.core.errors import FczooError
+from fczoo.core.files import home
+from fczoo.core.method import Method
+from fczoo.core.options import describe_type, nearest, quirks
+from fczoo.core.registry import (
+    AGGREGATORS,
+    ATTACKS,
+    DATASETS,
+    METHODS,
+    PARTITIONERS,
+    PLUGINS,
+    PROTOCOLS,
+    create_method,
+)
+from fczoo.core.tree import Tree, nbytes
+from fczoo.federation.environment import versions
+from fczoo.federation.settings import Settings
+from fczoo.runner.cost import measure
+from fczoo.security.privacy import disclosed
+
+
+def listing(kind: str) -> str:
+    """Names of one kind, each with a line on what it is."""
+    if kind == "backbones":
+        return "\n".join(backbone_names())
+    if kind == "quirks":
+        return tabulate(
+            _quirks(), ["option", "what it does", "seen in"], tablefmt="simple", maxcolwidths=[None, 80, 60]
+        )
+    if kind in ("methods", "baselines"):
+        baselines = METHODS.names("fczoo.baselines")
+        names = baselines if kind == "baselines" else [n for n in METHODS.names() if n not in baselines]
+        entries = {n: METHODS.get(n) for n in names}
+    else:
+        registry = {
+            "datasets": DATASETS,
+            "partitioners": PARTITIONERS,
+            "aggregators": AGGREGATORS,
+            "attacks": ATTACKS,
+            "protocols": PROTOCOLS,
+        }[kind]
+        entries = {n: registry.get(n) for n in registry.names()}
+    lines = [
+        (name, getattr(entry, "about", "") or (inspect.getdoc(entry) or "").split("\n")[0])
+        for name, entry in entries.items()
+    ]
+    return tabulate(lines, tablefmt="plain")
+
+
+def show(name: str, dataset: str) -> str:
+    """Everything about a method, data set, partitioner, aggregator or attack. Raises FczooError for an unknown name."""
+    pages = (
+        (METHODS, _method_page),
+        (DATASETS, _dataset_page),
+        *((r, _options_page) for r in (PARTITIONERS, AGGREGATORS, ATTACKS)),
+    )
+    for registry, page in pages:
+        if name in registry.names():
+            return page(registry.get(name), dataset)
+    known = [n for registry, _ in pages for n in registry.names()]
+    raise FczooError(f"nothing is called {name!r}; {nearest(name, known)}")
+
+
+def _quirks() -> list[tuple[str, str, str]]:
+    """Deviations found in released code: option, what it changes, where it was seen."""
+    owners = [
+        *((n, METHODS.get(n)) for n in METHODS.names()),
+        ("bench", Settings),
+        *((n, PARTITIONERS.get(n)) for n in PARTITIONERS.names()),
+    ]
+    return [
+        (f"{owner}.{name}={value}", cls.__dataclass_fields__[name].metadata["meaning"], place)
+        for owner, cls in owners
+        for name, value, place in quirks(cls)
+    ]
+
+
+def doctor() -> str:
+    """Versions, devices, and where data and weights are looked for and what is there."""
+    devices = ["cpu", *(f"cuda ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))]
+    devices += ["mps"] if torch.backends.mps.is_available() else []
+    root = home() / "data"
+    lines = [
+        *versions().items(),
+        ("platform", platform.platform()),
+        ("devices", ", ".join(devices)),
+        ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
+        ("plug-ins", ", ".join(e.name for e in entry_points(group=PLUGINS)) or "none"),
+        ("FCZOO_HOME", f"{home()} ({'set' if os.environ.get('FCZOO_HOME') else 'default'})"),
+        ("bundled backbone", f"vit_nano_32, sha256 {load_backbone('vit_nano_32').sha256[:16]}"),
+        (
+            "other backbones",
+            "by file, or by timm name from its hub (HF_HUB_OFFLINE=1: only what is kept here)",
+        ),
+        ("kept from the hub", f"{HF_HUB_CACHE}: {', '.join(_cached()) or 'no ViT'}"),
+        *((f"data {n}", _found(n, root)) for n in DATASETS.names()),
+    ]
+    return tabulate(lines, tablefmt="plain")
+
+
+def _cached() -> list[str]:
+    """Names of the ViTs whose weights the hub's client has kept."""
+    folders = Path(HF_HUB_CACHE).glob("models--timm--vit_*/snapshots/*/model.safetensors")
+    return sorted({f.parents[2].name.removeprefix("models--timm--") for f in folders})
+
+
+def _found(name: str, root: Path) -> str:
+    dataset = DATASETS.get(name)()
+    if not dataset.folder:
+        return dataset.source or "comes with its package"
+    try:
+        return f"found: {dataset.locate(root)}"
+    except FczooError:
+        return f"no folder {dataset.folder}; see `fczoo show {name}`"
+
+
+def _method_page(cls: type[Method], dataset: str) -> str:
+    method = create_method(cls.name, dataset)
+    seen = measure(method, Settings.for_dataset(dataset))
+    parts = [f"{cls.name}: {inspect.getdoc(cls)}", f"Paper: {cls.paper}"]
+    parts.append(f"Hyper-parameters on {dataset} (--set {cls.name}.FIELD=VALUE):\n{_options_table(method)}")
+    if cls.tuned:
+        others = (
+            f"{d} ({', '.join(f'{k}={_word(v)}' for k, v in values.items())})"
+            for d, values in cls.tuned.items()
+        )
+        parts.append(f"Values by data set: {'; '.join(others)}.")
+    kept = ", ".join(p.rstrip(".") for p in cls.private) or "nothing"
+    parts.append(f"Averaged by: {cls.averaging}. Kept on the server: {kept}.")
+    parts.append(
+        f"Measured for the first task of {dataset} on {seen.backbone}, a client with every class of it:"
+    )
+    uploads = ("Sent up in a round", seen.sent), ("Sent up at the start or end of a task", seen.surveyed)
+    for label, tree in (
+        ("Trained", seen.trained),
+        *uploads,
+        ("Held by a client in the second task besides what it trains", seen.held),
+    ):
+        if tree:
+            parts.append(f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}")
+    lines = (
+        f"{content} ({', '.join(names)}): {tells}" for content, names, tells in disclosed(method, seen.sent)
+    )
+    parts.append("What a server could learn from an upload:\n" + "\n".join(lines))
+    parts.append(
+        f"Sent down at the start of a task: {nbytes(seen.received) / 1e6:.3f} MB; later only what has changed."
+    )
+    return "\n\n".join(parts)
+
+
+def _dataset_page(cls: Any, _: str) -> str:
+    table = tabulate(dataclasses.asdict(cls.defaults).items(), tablefmt="plain")
+    facts = [
+        ("Source", cls.source or "comes with its package"),
+        ("Layout", cls.layout),
+        ("Licence", cls.licence),
+    ]
+    if cls.folder:
+        facts.append(("Place", f"folder {cls.folder} below FCZOO_HOME/data or --data-root"))
+        facts.append(
+            (
+                "Download",
+                f"fczoo data fetch {cls.name}" if cls.archives else "not automatic; see source and layout",
+            )
+        )
+    about = tabulate([fact for fact in facts if fact[1]], tablefmt="plain")
+    return f"{cls.name}: {cls.about}\n{inspect.getdoc(cls)}\n\n{about}\n\nDefaults of bench:\n{table}"
+
+
+def _options_page(entry: Any, _: str) -> str:
+    table = (
+        f"\n\n{_options_table(entry())}"
+        if isinstance(entry, type) and dataclasses.is_dataclass(entry)
+        else ""
+    )
+    return f"{entry.name}: {inspect.getdoc(entry)}{table}"
+
+
+def _options_table(instance: Any) -> str:
+    hints, rows = get_type_hints(type(instance)), []
+    for field in dataclasses.fields(instance):
+        value, meaning = getattr(instance, field.name), field.metadata.get("meaning", "")
+        rows.append((field.name, _word(value), describe_type(hints[field.name]), meaning))
+    return tabulate(
+        rows,
+        ["field", "value", "type", "meaning"],
+        tablefmt="simple",
+        disable_numparse=True,
+        maxcolwidths=[None, None, 28, 90],
+    )
+
+
+def _tree_table(tree: Tree) -> str:
+    """Name, shape and scalars; many tensors of one group, such as all weights of the network, in one line."""
+    groups: dict[str, list[str]] = {}
+    for name in tree:
+        groups.setdefault(re.sub(r"(.*full)\..*", r"\1.*", name), []).append(name)
+    rows = []
+    for group, names in groups.items():
+        shape = (
+            f"{len(names)} tensors"
+            if len(names) > 1
+            else "x".join(map(str, tree[names[0]].shape)) or "scalar"
+        )
+        rows.append((group, shape, sum(tree[n].numel() for n in names)))
+    return tabulate(rows, tablefmt="plain")
+
+
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)

@@ -1,0 +1,168 @@
+"""What ``fczoo partition`` shows and writes: who owns how many images of which class, in tables, a picture and JSON."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+from tabulate import tabulate
+
+from fczoo.core.errors import FczooError
+from fczoo.data.partition import Partition
+from fczoo.data.stream import Stream
+
+SHOWN = 20  # clients up to which the tables of all tasks are printed
+
+
+def class_counts(partition: Partition, stream: Stream) -> np.ndarray:
+    """Images, [tasks, clients, classes]; classes in order of arrival."""
+    out = np.zeros((len(partition.tasks), partition.clients, len(stream.classes)), np.int64)
+    for t, task in enumerate(partition.tasks):
+        for k, owned in enumerate(task):
+            labels = stream.train.labels[np.searchsorted(stream.train_index, owned)]
+            out[t, k] = np.bincount(labels, minlength=len(stream.classes))
+    return out
+
+
+def describe_split(partition: Partition, stream: Stream) -> str:
+    """A line a task and, for few clients, a table of images per client and class for each task."""
+    counts = class_counts(partition, stream)
+    parts = [
+        f"{partition.dataset}: {partition.spec}, partition seed {partition.seed}, sha256 {partition.sha256}",
+        _tasks_table(partition, stream, counts),
+    ]
+    if partition.clients <= SHOWN:
+        parts += [
+            f"Task {t.index + 1}, images per client and class (original labels):\n{_clients_table(counts[t.index], stream, t.start, t.stop)}"
+            for t in stream.tasks
+        ]
+    else:
+        parts.append(
+            f"Images per client and class: too many clients to print, give --table FILE for all {partition.clients}."
+        )
+    return "\n\n".join(parts)
+
+
+def write_table(path: Path, partition: Partition, stream: Stream) -> None:
+    """CSV with a row for each task, client and class of which it owns something."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["task", "client", "class", "name", "images"])
+    counts = class_counts(partition, stream)
+    for t, k, c in np.argwhere(counts):
+        writer.writerow([t, k, stream.class_order[c], stream.classes[c], counts[t, k, c]])
+    path.write_text(out.getvalue())
+
+
+def write_export(path: Path, partition: Partition, stream: Stream) -> None:
+    """Plain JSON for other software: positions in the data set's training part, by task and client, with original labels."""
+    tasks = []
+    for task in stream.tasks:
+        owned = partition.tasks[task.index][: partition.present(task.index)]
+        tasks.append(
+            {
+                "classes": list(stream.class_order[task.start : task.stop]),
+                "clients": {
+                    str(k): {"indices": index.tolist(), "labels": _original(stream, index)}
+                    for k, index in enumerate(owned)
+                },
+            }
+        )
+    about = {
+        "dataset": partition.dataset,
+        "partition": partition.spec,
+        "seed": partition.seed,
+        "sha256": partition.sha256,
+    }
+    path.write_text(
+        json.dumps(
+            {
+                **about,
+                "class_names": dict(zip(map(str, stream.class_order), stream.classes, strict=True)),
+                "tasks": tasks,
+            }
+        )
+        + "\n"
+    )
+
+
+def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
+    """Heat map of images per client and class, tasks side by side. Raises FczooError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError as error:
+        raise FczooError("a heat map needs matplotlib; run pip install 'fczoo[plot]'") from error
+    counts = class_counts(partition, stream).sum(0)
+    clients, classes = counts.shape
+    figure = Figure(
+        figsize=(min(2 + 0.25 * classes, 24), min(1.5 + 0.25 * clients, 24)), layout="constrained"
+    )
+    axes = figure.subplots()
+    image = axes.imshow(
+        np.ma.masked_equal(counts, 0), aspect="auto", cmap="viridis", interpolation="nearest", vmin=0
+    )
+    axes.set_facecolor("white")
+    for task in stream.tasks[1:]:
+        axes.axvline(task.start - 0.5, color="black", linewidth=0.8)
+    axes.set(
+        xlabel="class, in order of arrival (lines part tasks)",
+        ylabel="client",
+        title=f"{partition.dataset}, {partition.spec}",
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, label="images (white: none)")
+    figure.savefig(path, dpi=120)
+
+
+def _original(stream: Stream, index: np.ndarray) -> list[int]:
+    labels = stream.train.labels[np.searchsorted(stream.train_index, index)]
+    return np.array(stream.class_order)[labels].tolist()
+
+
+def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> str:
+    rows = []
+    for task in stream.tasks:
+        here, own = counts[task.index], partition.tasks[task.index]
+        sizes = here.sum(1)[here.sum(1) > 0]
+        images = len(stream.positions(stream.train, task))
+        owners = np.unique(np.concatenate(own), return_counts=True)[1]
+        held = (here[here.sum(1) > 0] > 0).sum(1)
+        rows.append(
+            (
+                task.index + 1,
+                task.size,
+                images,
+                partition.present(task.index),
+                len(sizes),
+                f"{sizes.min()} / {np.median(sizes):g} / {sizes.max()}",
+                f"{held.mean():.1f}",
+                images - len(owners),
+                int((owners > 1).sum()),
+            )
+        )
+    head = [
+        "task",
+        "classes",
+        "images",
+        "clients",
+        "with data",
+        "images a client: least / median / most",
+        "classes a client",
+        "nobody's",
+        "shared",
+    ]
+    return tabulate(rows, head, tablefmt="simple", disable_numparse=True, colalign=("right",) * len(head))
+
+
+def _clients_table(counts: np.ndarray, stream: Stream, start: int, stop: int) -> str:
+    rows = [(k, *("" if n == 0 else n for n in row[start:stop]), row.sum()) for k, row in enumerate(counts)]
+    head = ["client", *map(str, stream.class_order[start:stop]), "all"]
+    return tabulate(
+        [*rows, ("all", *counts[:, start:stop].sum(0), counts.sum())],
+        head,
+        tablefmt="simple",
+        disable_numparse=True,
+    )

@@ -1,0 +1,246 @@
+"""One frozen vision transformer, shared by all clients, with named plugs where methods attach what they train.
+
+The forward is written out here because timm's blocks offer no seam for per-client adapters. It equals timm's own
+forward when no plug is given (tested). Plugs are tensors of a flat tree:
+
+========================================  ==================================================================================
+``lora.{block}.{part}.a`` / ``.b``        low-rank pair [r, in] / [out, r] on q, k, v, proj, fc1 or fc2: out += (in a^T) b^T
+``prefix.{block}.k`` / ``.v``             [L, D] or [B, L, D] rows in front of the projected keys / values
+``tokens``                                [L, D] or [B, L, D] prompt tokens in front of the embedded image
+``deep.{block}``                          [L, D] or [B, L, D] tokens behind that block's input; their outputs are dropped
+``full.{weight}``                         replaces the frozen weight of that (timm) name, for fine-tuning
+========================================  ==================================================================================
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.core.errors import FczooError
+
+LORA_PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Shape and input of a plain vision transformer (timm's ``VisionTransformer``)."""
+
+    name: str
+    image_size: int
+    patch_size: int
+    dim: int
+    depth: int
+    heads: int
+    mlp_dim: int
+    eps: float = 1e-6
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Weight name -> shape, without a classification head."""
+        d, m, p = self.dim, self.mlp_dim, self.patch_size
+        out: dict[str, tuple[int, ...]] = {
+            "cls_token": (1, 1, d),
+            "pos_embed": (1, 1 + (self.image_size // p) ** 2, d),
+            "patch_embed.proj.weight": (d, 3, p, p),
+            "patch_embed.proj.bias": (d,),
+        }
+        layers = {
+            "norm1": (d,),
+            "attn.qkv": (3 * d, d),
+            "attn.proj": (d, d),
+            "norm2": (d,),
+            "mlp.fc1": (m, d),
+            "mlp.fc2": (d, m),
+        }
+        for i in range(self.depth):
+            for layer, shape in layers.items():
+                out[f"blocks.{i}.{layer}.weight"] = shape
+                out[f"blocks.{i}.{layer}.bias"] = shape[:1]
+        return {**out, "norm.weight": (d,), "norm.bias": (d,)}
+
+
+class Backbone:
+    """A frozen ViT held once, in one compute type, on one device.
+
+    Calling it maps normalised images [B, 3, S, S] to features [B, D] in at least float32.
+    """
+
+    def __init__(self, config: ViTConfig, weights: Mapping[str, Tensor], sha256: str = ""):
+        self.config, self.sha256 = config, sha256
+        self.weights = {k: v.detach().clone() for k, v in weights.items()}
+        shapes = config.shapes()
+        for name in shapes.keys() | self.weights.keys():
+            found = tuple(self.weights[name].shape) if name in self.weights else None
+            if found != shapes.get(name):
+                raise FczooError(
+                    f"weights do not fit {config.name}: {name} is {found}, expected {shapes.get(name)}"
+                )
+        self._plug_names = re.compile(
+            rf"lora\.({_below(config.depth)})\.({'|'.join(LORA_PARTS)})\.[ab]|prefix\.({_below(config.depth)})\.[kv]"
+            rf"|tokens|deep\.({_below(config.depth)})|full\.({'|'.join(map(re.escape, shapes))})"
+        )
+
+    @property
+    def dim(self) -> int:
+        return self.config.dim
+
+    @property
+    def depth(self) -> int:
+        return self.config.depth
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which the frozen weights are held and the forward computes."""
+        return self.weights["cls_token"].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights["cls_token"].device
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Backbone":
+        """A copy on another device or in another compute type."""
+        return Backbone(
+            self.config, {k: v.to(device=device, dtype=dtype) for k, v in self.weights.items()}, self.sha256
+        )
+
+    def full_weights(self) -> dict[str, Tensor]:
+        """Plugs that hold a float32 copy of every weight: the starting point of full fine-tuning."""
+        return {
+            f"full.{k}": v.to(torch.promote_types(v.dtype, torch.float32), copy=True)
+            for k, v in self.weights.items()
+        }
+
+    def lora_shape(self, part: str) -> tuple[int, int]:
+        """(in, out) of a part that takes a LoRA pair. Raises FczooError for an unknown part."""
+        if part not in LORA_PARTS:
+            raise FczooError(f"no LoRA on {part!r}; known parts: {', '.join(LORA_PARTS)}")
+        d, m = self.config.dim, self.config.mlp_dim
+        return {"fc1": (d, m), "fc2": (m, d)}.get(part, (d, d))
+
+    def check_blocks(self, blocks: tuple[int, ...], label: str) -> None:
+        """Raise FczooError when ``blocks`` is empty or names one that this backbone does not have."""
+        if not blocks:
+            raise FczooError(f"{label} is empty; name one block or more of {self.config.name}")
+        if bad := [i for i in blocks if not 0 <= i < self.depth]:
+            raise FczooError(
+                f"{label} names block {bad[0]}, but {self.config.name} has blocks 0 to {self.depth - 1}"
+            )
+
+    def check_plugs(self, plugs: Mapping[str, Tensor]) -> None:
+        """Raise FczooError for a plug that this backbone does not know, instead of ignoring it."""
+        for name in plugs:
+            if not self._plug_names.fullmatch(name):
+                raise FczooError(
+                    f"unknown plug {name!r} for {self.config.name} ({self.depth} blocks); see fczoo.backbone for the plugs"
+                )
+
+    def __call__(
+        self,
+        images: Tensor,
+        plugs: Mapping[str, Tensor] | None = None,
+        pool: Literal["cls", "prompt", "cls+prompt"] = "cls",
+    ) -> Tensor:
+        """Features [B, D] after the final norm: of the class token, or the mean over the ``tokens`` prompts, or over both."""
+        plugs = plugs or {}
+        self.check_plugs(plugs)
+        width, prompts = len(images), 0
+        hidden = (
+            F.conv2d(
+                images.to(self.dtype), *self._layer("patch_embed.proj", plugs), stride=self.config.patch_size
+            )
+            .flatten(2)
+            .mT
+        )
+        hidden = torch.cat(
+            [self._weight("cls_token", plugs).expand(width, -1, -1), hidden], 1
+        ) + self._weight("pos_embed", plugs)
+        if "tokens" in plugs:
+            tokens = self._rows(plugs["tokens"], width)
+            prompts = tokens.shape[1]
+            hidden = torch.cat([tokens, hidden], 1)
+        kept = slice(0, hidden.shape[1])
+        pooled = slice(prompts if pool == "cls" else 0, prompts if pool == "prompt" else prompts + 1)
+        for i in range(self.depth):
+            if f"deep.{i}" in plugs:
+                hidden = torch.cat([hidden, self._rows(plugs[f"deep.{i}"], width)], 1)
+            rows = pooled if i == self.depth - 1 else kept  # nothing reads the other rows of the last block
+            mixed = self._attention(self._norm(hidden, f"blocks.{i}.norm1", plugs), i, rows, plugs)
+            hidden = hidden[:, rows] + mixed
+            inner = F.gelu(
+                self._linear(
+                    self._norm(hidden, f"blocks.{i}.norm2", plugs),
+                    f"blocks.{i}.mlp.fc1",
+                    f"lora.{i}.fc1",
+                    plugs,
+                )
+            )
+            hidden = hidden + self._linear(inner, f"blocks.{i}.mlp.fc2", f"lora.{i}.fc2", plugs)
+        return self._norm(hidden, "norm", plugs).to(torch.promote_types(self.dtype, torch.float32)).mean(1)
+
+    def class_token(self) -> Tensor:
+        """The class token as it enters the first block, [D]: the same for every image."""
+        return (self.weights["cls_token"][0, 0] + self.weights["pos_embed"][0, 0]).to(
+            torch.promote_types(self.dtype, torch.float32)
+        )
+
+    def _weight(self, name: str, plugs: Mapping[str, Tensor]) -> Tensor:
+        plug = plugs.get(f"full.{name}")
+        return self.weights[name] if plug is None else plug.to(self.dtype)
+
+    def _layer(self, name: str, plugs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self._weight(f"{name}.weight", plugs), self._weight(f"{name}.bias", plugs)
+
+    def _norm(self, hidden: Tensor, name: str, plugs: Mapping[str, Tensor]) -> Tensor:
+        return F.layer_norm(hidden, (self.dim,), *self._layer(name, plugs), self.config.eps)
+
+    def _lora(self, hidden: Tensor, pair: str, plugs: Mapping[str, Tensor]) -> Tensor | None:
+        if f"{pair}.a" not in plugs:
+            return None
+        return (hidden @ plugs[f"{pair}.a"].to(self.dtype).mT) @ plugs[f"{pair}.b"].to(self.dtype).mT
+
+    def _linear(self, hidden: Tensor, name: str, pair: str, plugs: Mapping[str, Tensor]) -> Tensor:
+        out = F.linear(hidden, *self._layer(name, plugs))
+        extra = self._lora(hidden, pair, plugs)
+        return out if extra is None else out + extra
+
+    def _attention(self, hidden: Tensor, block: int, rows: slice, plugs: Mapping[str, Tensor]) -> Tensor:
+        """What the tokens in ``rows`` gather from all tokens."""
+        parts = F.linear(hidden, *self._layer(f"blocks.{block}.attn.qkv", plugs)).chunk(3, -1)
+        heads = []
+        for part, projected in zip("qkv", parts, strict=True):
+            extra = self._lora(hidden, f"lora.{block}.{part}", plugs)
+            projected = projected if extra is None else projected + extra
+            if part != "q" and f"prefix.{block}.{part}" in plugs:
+                projected = torch.cat(
+                    [self._rows(plugs[f"prefix.{block}.{part}"], len(hidden)), projected], 1
+                )
+            heads.append(projected.unflatten(-1, (self.config.heads, -1)).transpose(1, 2))
+        query, key, value = heads
+        mixed = attend(query[:, :, rows], key, value).transpose(1, 2).flatten(2)
+        return self._linear(mixed, f"blocks.{block}.attn.proj", f"lora.{block}.proj", plugs)
+
+    def _rows(self, rows: Tensor, width: int) -> Tensor:
+        rows = rows.to(self.dtype)
+        return rows.expand(width, -1, -1) if rows.dim() == 2 else rows
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Softmax attention over [B, H, N, D/H].
+
+    On the CPU the fused kernel has no rule for a batch of clients (vmap) and a slow bfloat16 backward, so there the
+    formula is written out; everywhere else the fused kernel is faster or leaner.
+    """
+    inside_vmap = torch._C._functorch.maybe_current_level() is not None
+    if query.device.type == "cpu" and (inside_vmap or query.dtype == torch.bfloat16):
+        return ((query * query.shape[-1] ** -0.5) @ key.mT).softmax(-1) @ value
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+def _below(n: int) -> str:
+    return "|".join(map(str, range(n)))

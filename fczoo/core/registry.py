@@ -1,0 +1,164 @@
+"""Names of methods, data sets, partitioners, aggregators, attacks and protocols.
+
+A file in the right folder registers itself, and so does an installed plug-in (entry point group ``fczoo.plugins``).
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from fczoo.core.discovery import PLUGINS, Found, in_package, in_plugins
+from fczoo.core.errors import FczooError
+from fczoo.core.options import build, nearest
+
+if TYPE_CHECKING:
+    from fczoo.core.method import Method
+    from fczoo.core.types import ServerAggregator
+
+Entry = TypeVar("Entry")
+
+
+class Registry(Generic[Entry]):
+    """Name -> class or function of one kind, filled by decorators in modules that are imported on demand."""
+
+    def __init__(self, kind: str, decorator: str, *packages: str):
+        self.kind, self.decorator, self.packages = kind, decorator, packages
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, name: str) -> Callable[[Any], Any]:
+        """Decorator. Raises FczooError when another object already has the name."""
+
+        def add(entry: Any) -> Any:
+            other: Any = self._entries.get(name)
+            if other is not None and (other.__module__, other.__qualname__) != (
+                entry.__module__,
+                entry.__qualname__,
+            ):
+                raise self._twice(name, other.__module__, entry.__module__)
+            self._entries[name] = entry
+            entry.name = name
+            return entry
+
+        return add
+
+    def get(self, name: str) -> Entry:
+        """The entry called ``name``. Raises FczooError with the nearest names when there is none."""
+        if name not in self._entries and name in self._found:
+            self._load(name)
+        if name not in self._entries:
+            load_plugins()
+        if name not in self._entries:
+            raise FczooError(f"no {self.kind} is called {name!r}; {nearest(name, self.names())}")
+        return self._entries[name]
+
+    def names(self, package: str | None = None) -> list[str]:
+        """All names; with ``package``, those defined there. Imports nothing but plug-ins whose source tells no names."""
+        return sorted(
+            name for name, module in self._modules().items() if not package or module.startswith(package)
+        )
+
+    def about(self, name: str) -> str:
+        """What an entry is, in one line, without importing it where its source says so."""
+        if name in self._found:
+            return self._found[name].about
+        entry = self.get(name)
+        return getattr(entry, "about", "") or (entry.__doc__ or "").strip().split("\n")[0]
+
+    def create(self, spec: str, **options: Any) -> Any:
+        """Instance of a registered dataclass from ``NAME``, ``NAME:VALUE`` (its first field) or
+        ``NAME:FIELD=VALUE,...``."""
+        name, _, rest = spec.partition(":")
+        cls: Any = self.get(name)
+        words, fields = {}, [f.name for f in dataclasses.fields(cls)]
+        for i, part in enumerate(p for p in rest.split(",") if p):
+            key, sign, value = part.partition("=")
+            if sign:
+                words[key.strip()] = value
+            elif i == 0 and fields:
+                words[fields[0]] = key
+            else:
+                raise FczooError(
+                    f"cannot read {part!r} in {self.kind} {spec!r}; write NAME:VALUE or NAME:FIELD=VALUE,..."
+                )
+        return build(cls, name, {**words, **options})
+
+    @cached_property
+    def _found(self) -> dict[str, Found]:
+        """What the packages and the installed plug-ins register, read from their source."""
+        found: dict[str, Found] = {}
+        sources = [in_package(package, self.decorator) for package in self.packages]
+        for entry in (entry for source in [*sources, in_plugins(self.decorator)] for entry in source):
+            other = found.setdefault(entry.name, entry)
+            if other.module != entry.module:
+                raise self._twice(entry.name, other.module, entry.module)
+        return found
+
+    def _modules(self) -> dict[str, str]:
+        """Name -> the module that defines it."""
+        seen = {found.module for found in self._found.values()}
+        if any(entry.module not in seen for entry in entry_points(group=PLUGINS)):
+            load_plugins()
+        registered = {name: entry.__module__ for name, entry in self._entries.items()}
+        return {name: found.module for name, found in self._found.items()} | registered
+
+    def _load(self, name: str) -> None:
+        module = self._found[name].module
+        if any(module.startswith(f"{package}.") for package in self.packages):
+            importlib.import_module(module)
+
+    def _twice(self, name: str, first: str, second: str) -> FczooError:
+        return FczooError(f"{self.kind} {name!r} is defined twice, in {first} and in {second}; rename one")
+
+
+_loaded: set[str] = set()
+
+
+def load_plugins() -> None:
+    """Import every installed plug-in once. Raises FczooError naming the one that fails."""
+    for entry in entry_points(group=PLUGINS):
+        if entry.value not in _loaded:
+            _loaded.add(entry.value)
+            try:
+                entry.load()
+            except Exception as error:
+                raise FczooError(
+                    f"plug-in {entry.name} ({entry.value}) cannot be imported: {error!r}; mend or uninstall it"
+                ) from error
+
+
+METHODS: Registry["type[Method]"] = Registry("method", "register_method", "fczoo.methods", "fczoo.baselines")
+DATASETS: Registry[Any] = Registry("data set", "register_dataset", "fczoo.datasets")
+PARTITIONERS: Registry[Any] = Registry("partitioner", "register_partitioner", "fczoo.partitioners")
+AGGREGATORS: Registry[Any] = Registry("aggregator", "register_aggregator", "fczoo.aggregators")
+ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
+PROTOCOLS: Registry[Any] = Registry("protocol", "register_protocol", "fczoo.papers.protocols")
+
+register_method = METHODS.register
+register_dataset = DATASETS.register
+register_partitioner = PARTITIONERS.register
+register_aggregator = AGGREGATORS.register
+register_attack = ATTACKS.register
+register_protocol = PROTOCOLS.register
+
+
+def make_aggregator(spec: str) -> "ServerAggregator":
+    """Aggregator by ``NAME``, or ``NAME:VALUE`` where it has options.
+
+    Raises FczooError when there is none or a value does not fit.
+    """
+    name, colon, _ = spec.partition(":")
+    entry = AGGREGATORS.get(name)
+    if isinstance(entry, type):
+        return AGGREGATORS.create(spec)
+    if colon:
+        raise FczooError(f"aggregator {name} has no options; write {name} instead of {spec}")
+    return entry
+
+
+def create_method(name: str, dataset: str | None = None, **options: Any) -> "Method":
+    """Method by name; options beat the method's values for ``dataset``, which beat its defaults."""
+    cls = METHODS.get(name)
+    return build(cls, name, {**cls.tuned.get(dataset, {}), **options})

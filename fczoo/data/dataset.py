@@ -1,0 +1,105 @@
+"""What a data set is: its images, where they come from, and the schedule that a benchmark uses on it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from fczoo.core.errors import FczooError
+
+
+class Images(NamedTuple):
+    """Decoded square RGB images and their labels."""
+
+    pixels: np.ndarray  # uint8 [N, S, S, 3]
+    labels: np.ndarray  # int64 [N]
+
+    def take(self, index: np.ndarray, size: int | None = None) -> "Images":
+        """Some of the images, ``index`` ascending. Raises FczooError for a ``size`` other than the one they have."""
+        if size not in (None, self.pixels.shape[1]):
+            raise FczooError(
+                f"these images come at {self.pixels.shape[1]} pixels; --stored-size is for data sets of image files"
+            )
+        return self if len(index) == len(self.labels) else Images(self.pixels[index], self.labels[index])
+
+
+class Split(Protocol):
+    """Training or test part of a data set: ``Images`` in memory, or ``ImageFiles`` that are decoded when they are taken."""
+
+    @property
+    def labels(self) -> np.ndarray: ...
+    def take(self, index: np.ndarray, size: int | None = None) -> Images: ...
+
+
+class ImageData(NamedTuple):
+    """A data set as it was found."""
+
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    split: str = "official"  # how the test part was chosen, for the record
+
+
+class Archive(NamedTuple):
+    """A file to download."""
+
+    url: str
+    md5: str = ""  # as published; empty where nobody publishes one
+    size: int | None = None  # bytes, where known for certain
+    into: str = ""  # folder below the data root in which it is unpacked
+
+
+class Official(NamedTuple):
+    """The numbers of the whole data set; None where they differ from class to class."""
+
+    train: int | None
+    test: int | None
+    train_per_class: int | None = None
+    test_per_class: int | None = None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The schedule that ``bench`` uses on a data set unless told otherwise; data sets name only what differs."""
+
+    backbone: str = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    tasks: int = 10
+    clients: int = 10
+    partition: str = "dirichlet:0.5"
+    rounds: int = 5
+    epochs: int = 5
+    batch_size: int = 16
+    augment: str = "crop"
+
+
+class Dataset(ABC):
+    """One data set: where its files are, how they are read, what ``bench`` does with it by default."""
+
+    name: ClassVar[str] = ""
+    about: ClassVar[str]
+    classes: ClassVar[int]  # 0 where they are known only when the files are seen
+    defaults: ClassVar[Defaults]
+    folder: ClassVar[str] = ""  # expected below the data root; empty for data that come with a package
+    source: ClassVar[str] = ""  # where a user gets it
+    layout: ClassVar[str] = ""  # what lies in the folder
+    licence: ClassVar[str] = ""
+    official: ClassVar[Official | None] = None
+    archives: ClassVar[
+        tuple[Archive, ...]
+    ] = ()  # what ``fczoo data fetch`` downloads; empty where that may or can not be
+
+    @abstractmethod
+    def load(self, root: Path) -> ImageData:
+        """Read the data below ``root``. Raises FczooError saying what is missing or corrupt and how to get it."""
+
+    def locate(self, root: Path) -> Path:
+        """The data set's own folder, also when ``root`` is that folder. Raises FczooError when it is not there."""
+        place = root if root.name == Path(self.folder).name else root / self.folder
+        if not place.is_dir():
+            fetch = f"run `fczoo data fetch {self.name}`, " if self.archives else ""
+            raise FczooError(
+                f"no folder {self.folder} in {root}; {fetch}unpack {self.source} there or give its place with --data-root"
+            )
+        return place

@@ -1,0 +1,205 @@
+"""Who owns what: one split of the training images over clients and tasks, made once a run, saved and hashed."""
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import write_safely
+from fczoo.core.registry import PARTITIONERS
+from fczoo.core.seeds import numpy_stream
+from fczoo.core.types import Partitioner
+from fczoo.data.population import Population
+from fczoo.data.stream import Stream
+
+log = logging.getLogger("fczoo")
+
+FORMAT = "fczoo-partition-1"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Positions in the data set's original training part, per task and client."""
+
+    dataset: str
+    spec: str  # partitioner, e.g. dirichlet:0.5
+    seed: int
+    class_order: tuple[int, ...]
+    tasks: tuple[tuple[np.ndarray, ...], ...]  # [task][client] -> original positions, ascending
+    joined: tuple[int, ...] = ()  # clients that have joined by each task; empty: all are there from the start
+
+    @property
+    def clients(self) -> int:
+        return len(self.tasks[0])
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the content: equal hashes mean equal splits."""
+        return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()
+
+    def present(self, task: int) -> int:
+        """Clients that have joined by the task of this index: the first so many."""
+        return self.joined[task] if self.joined else self.clients
+
+    def counts(self) -> np.ndarray:
+        """Number of images, [tasks, clients]."""
+        return np.array([[len(c) for c in task] for task in self.tasks])
+
+    def save(self, path: Path) -> None:
+        write_safely(
+            path, f"{json.dumps({'format': FORMAT, 'sha256': self.sha256, **self._content()})}\n".encode()
+        )
+
+    def _content(self) -> dict[str, Any]:
+        tasks = [[c.tolist() for c in task] for task in self.tasks]
+        content = {
+            "dataset": self.dataset,
+            "spec": self.spec,
+            "seed": self.seed,
+            "class_order": self.class_order,
+            "tasks": tasks,
+        }
+        return {**content, "joined": self.joined} if self.joined else content
+
+
+def make_partition(
+    stream: Stream, spec: str, clients: int, seed: int = 0, joining: int = 0, transition: float = 1.0
+) -> Partition:
+    """Split every task of a stream by a partitioner spec such as ``dirichlet:0.5``, or load ``file:PATH``.
+
+    ``clients`` are those at the start; see ``Population`` for the others. Raises FczooError when the split is
+    impossible or the file belongs to other data.
+    """
+    population, tasks = Population(clients, joining, transition), range(len(stream.tasks))
+    joined = tuple(map(population.joined, tasks)) if joining else ()
+    if spec.startswith("file:"):
+        return _matching(load_partition(Path(spec[5:])), stream, population.joined(len(tasks) - 1), joined)
+    partitioner = PARTITIONERS.create(spec)
+    whole = getattr(partitioner, "scope", "task") == "dataset"
+    if whole and (joining or transition < 1):
+        raise FczooError(
+            f"{spec} splits the whole data set at once, which needs the same clients in every task; take scope=task"
+        )
+    parts = (
+        _split_whole(stream, partitioner, clients, seed)
+        if whole
+        else _split_tasks(stream, partitioner, population, seed)
+    )
+    return Partition(stream.name, spec, seed, stream.class_order, parts, joined)
+
+
+def _split_tasks(
+    stream: Stream, partitioner: Partitioner, population: Population, seed: int
+) -> tuple[tuple[np.ndarray, ...], ...]:
+    tasks, everyone = [], population.joined(len(stream.tasks) - 1)
+    for task in stream.tasks:
+        here, receivers = stream.positions(stream.train, task), population.receivers(task.index, seed)
+        if not len(receivers):
+            raise FczooError(
+                f"no client gets data of task {task.index + 1}; raise --transition, --clients or --joining"
+            )
+        if len(here) < len(receivers) and getattr(partitioner, "disjoint", True):
+            raise FczooError(
+                f"task {task.index + 1} has {len(here)} training images for {len(receivers)} clients; lower --clients or --tasks"
+            )
+        parts = partitioner(
+            stream.train.labels[here] - task.start,
+            len(receivers),
+            numpy_stream("partition", seed, task.index),
+        )
+        owned = [here[:0]] * everyone
+        for client, part in zip(receivers, parts, strict=True):
+            owned[client] = here[part]
+        tasks.append(tuple(np.sort(stream.train_index[positions]) for positions in owned))
+    return tuple(tasks)
+
+
+def _split_whole(
+    stream: Stream, partitioner: Partitioner, clients: int, seed: int
+) -> tuple[tuple[np.ndarray, ...], ...]:
+    if len(stream.train_index) < clients:
+        raise FczooError(
+            f"{stream.name} has {len(stream.train_index)} training images for {clients} clients; lower --clients"
+        )
+    parts = partitioner(stream.train.labels, clients, numpy_stream("partition", seed))
+    places = [
+        np.intersect1d(part, stream.positions(stream.train, task)) for task in stream.tasks for part in parts
+    ]
+    owned = [stream.train_index[p] for p in places]
+    return tuple(tuple(owned[i : i + clients]) for i in range(0, len(owned), clients))
+
+
+def load_partition(path: Path) -> Partition:
+    """Read a saved partition. Raises FczooError when it is missing, malformed or does not match its own hash."""
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r}, expected {FORMAT!r}")
+        tasks = tuple(
+            tuple(np.array(c, dtype=np.int64).reshape(-1) for c in task) for task in content["tasks"]
+        )
+        if not tasks or len({len(t) for t in tasks}) != 1 or not tasks[0]:
+            raise ValueError("tasks must all list the same clients")
+        joined = tuple(map(int, content.get("joined", ())))
+        if joined and (len(joined) != len(tasks) or not all(0 < n <= len(tasks[0]) for n in joined)):
+            raise ValueError("joined must count clients at each task")
+        if any(len(client) for task, n in zip(tasks, joined, strict=False) for client in task[n:]):
+            raise ValueError("a client owns images before it has joined")
+        order = tuple(map(int, content["class_order"]))
+        partition = Partition(content["dataset"], content["spec"], int(content["seed"]), order, tasks, joined)
+        if partition.sha256 != content["sha256"]:
+            raise ValueError("its content does not match its sha256")
+    except FileNotFoundError:
+        raise FczooError(f"no partition file at {path}") from None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise FczooError(f"{path} is no valid partition file: {error}; save one with a bench run") from error
+    return partition
+
+
+def _matching(partition: Partition, stream: Stream, clients: int, joined: tuple[int, ...]) -> Partition:
+    want = (stream.name, stream.class_order, len(stream.tasks), clients, joined)
+    have = (
+        partition.dataset,
+        partition.class_order,
+        len(partition.tasks),
+        partition.clients,
+        partition.joined,
+    )
+    labels = (
+        "data set",
+        "class order",
+        "number of tasks",
+        "number of clients",
+        "number of clients joining at each task",
+    )
+    for what, ours, theirs in zip(labels, want, have, strict=True):
+        if ours != theirs:
+            raise FczooError(f"the saved partition has another {what} than this run: {theirs} against {ours}")
+    nobody = several = 0
+    for task, parts in zip(stream.tasks, partition.tasks, strict=True):
+        owned, owners = np.unique(np.concatenate(parts), return_counts=True)
+        if not len(owned):
+            raise FczooError(f"the saved partition gives nobody an image of task {task.index + 1}")
+        known = stream.train_index[stream.positions(stream.train, task)]
+        if not np.isin(owned, known).all():
+            raise FczooError(
+                f"the saved partition names images that task {task.index + 1} of this run does not have; use the same --train-per-class"
+            )
+        nobody, several = nobody + len(known) - len(owned), several + int((owners > 1).sum())
+    if nobody:
+        log.warning(
+            "the saved partition leaves %d of %d training images to nobody", nobody, len(stream.train_index)
+        )
+    if several:
+        log.warning(
+            "the saved partition gives %d of %d training images to several clients",
+            several,
+            len(stream.train_index),
+        )
+    return partition

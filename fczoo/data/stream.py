@@ -1,0 +1,134 @@
+"""A data set cut into tasks."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import home
+from fczoo.core.registry import DATASETS
+from fczoo.core.seeds import numpy_stream
+from fczoo.core.types import Task
+from fczoo.data.dataset import ImageData, Images
+
+_NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A data set cut into tasks. Labels are renumbered in order of arrival; ``*_index`` are the original positions."""
+
+    name: str
+    train: Images
+    test: Images
+    train_index: np.ndarray
+    class_order: tuple[int, ...]  # original label of each class, in order of arrival
+    classes: tuple[str, ...]  # names in order of arrival
+    tasks: tuple[Task, ...]
+    split: str = "official"  # how the test part was chosen
+
+    def positions(self, images: Images, task: Task) -> np.ndarray:
+        """Where the images of one task are."""
+        return np.flatnonzero((images.labels >= task.start) & (images.labels < task.stop))
+
+
+def make_stream(
+    dataset: str,
+    root: Path | None = None,
+    tasks: int | Sequence[int] = 5,
+    class_order_seed: int | None = None,
+    train_per_class: int | None = None,
+    test_per_class: int | None = None,
+    stored_size: int | None = None,
+    class_order: Literal["natural"] | Sequence[int] = "natural",
+    pixels: bool = True,
+) -> Stream:
+    """Load a data set and cut its classes into tasks: see ``task_sizes``.
+
+    Classes come in their natural order, shuffled by ``class_order_seed``, or as ``class_order`` lists their original
+    labels. ``*_per_class`` keeps the first images of every class. Without ``pixels`` the images are labels only.
+    ``stored_size`` is the side in pixels at which images of files are kept; None: the data set's own.
+    """
+    data: ImageData = DATASETS.get(dataset)().load(root or home() / "data")
+    count = len(data.classes)
+    arriving = make_tasks(dataset, count, tasks)
+    order = _class_order(dataset, count, class_order_seed, class_order)
+    arrival = np.empty(count, np.int64)
+    arrival[order] = np.arange(count)
+    train_index = _first(data.train.labels, train_per_class)
+    test_index = _first(data.test.labels, test_per_class)
+    train, test = (
+        part.take(index, stored_size) if pixels else Images(_NO_PIXELS, part.labels[index])
+        for part, index in ((data.train, train_index), (data.test, test_index))
+    )
+    return Stream(
+        dataset,
+        Images(train.pixels, arrival[train.labels]),
+        Images(test.pixels, arrival[test.labels]),
+        train_index,
+        tuple(order.tolist()),
+        tuple(data.classes[i] for i in order),
+        arriving,
+        data.split,
+    )
+
+
+def make_tasks(dataset: str, classes: int, tasks: int | Sequence[int]) -> tuple[Task, ...]:
+    """The tasks into which so many classes are cut: see ``task_sizes``."""
+    sizes = task_sizes(dataset, classes, tasks)
+    bounds = np.cumsum([0, *sizes]).tolist()
+    return tuple(Task(t, bounds[t], bounds[t + 1], classes, len(sizes)) for t in range(len(sizes)))
+
+
+def task_sizes(dataset: str, classes: int, tasks: int | Sequence[int]) -> list[int]:
+    """Classes of each task: of so many tasks, as equal as they can be with larger ones first, or as listed."""
+    if isinstance(tasks, int):
+        if not 1 <= tasks <= classes:
+            raise FczooError(
+                f"{dataset} has {classes} classes and cannot be cut into {tasks} tasks; choose --tasks between 1 and {classes}"
+            )
+        return [len(part) for part in np.array_split(np.arange(classes), tasks)]
+    if min(tasks, default=0) < 1 or sum(tasks) != classes:
+        raise FczooError(
+            f"--tasks {','.join(map(str, tasks))} adds up to {sum(tasks)} classes, but {dataset} has {classes}; each task needs one or more"
+        )
+    return list(tasks)
+
+
+def _class_order(
+    dataset: str, count: int, seed: int | None, given: Literal["natural"] | Sequence[int]
+) -> np.ndarray:
+    if given == "natural":
+        return np.arange(count) if seed is None else numpy_stream("class order", seed).permutation(count)
+    if seed is not None:
+        raise FczooError(
+            "--class-order lists the classes and --class-order-seed shuffles them; give one of the two"
+        )
+    if sorted(given) != list(range(count)):
+        raise FczooError(
+            f"--class-order must name each of the labels 0 to {count - 1} of {dataset} once; it has {len(given)} entries"
+        )
+    return np.array(given)
+
+
+def _first(labels: np.ndarray, per_class: int | None) -> np.ndarray:
+    if per_class is None:
+        return np.arange(len(labels))
+    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in np.unique(labels)]))
+
+
+BLOCK = 1024  # images that are hashed at once, so that a data set on disk need not fit into memory
+
+
+def data_sha256(stream: Stream) -> str:
+    """Hash of the images and labels of both splits, as the run uses them."""
+    digest = hashlib.sha256()
+    for images in (stream.train, stream.test):
+        digest.update(f"{images.pixels.shape}".encode() + images.labels.tobytes())
+        for start in range(0, len(images.labels), BLOCK):
+            digest.update(images.pixels[start : start + BLOCK].tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,151 @@
+"""From uint8 pixels to what the backbone sees: batched, seeded, on the training device."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
+from fczoo.core.options import nearest
+from fczoo.data.dataset import Images
+
+QUERY_BLOCK = 64  # query features are computed in fixed blocks of neighbours, so that they do not depend on who asks first
+DRAWS = 6  # random numbers that one augmented image uses
+ON_DEVICE = 8 << 30  # bytes of pixels that may be moved to an accelerator as a whole
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random view of a training image."""
+
+    scale: tuple[float, float] | None = (
+        None  # area of the random crop, which is then resized to the input size
+    )
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # its aspect ratio, log-uniform
+    flip: float = 0.0  # probability of a horizontal flip
+    brightness: float = 0.0  # factor drawn from 1 - b to 1 + b
+
+    @property
+    def fixed(self) -> bool:
+        """True where the view cannot change, so that what is computed from it may be kept."""
+        return self.scale is None and not self.flip and not self.brightness
+
+
+AUGMENTS = {
+    "none": Augment(),
+    "flip": Augment(flip=0.5),
+    "crop": Augment(scale=(0.5, 1.0), flip=0.5),
+    "pilora": Augment(flip=0.5, brightness=63 / 255),  # Resize, HFlip, ColorJitter: released code of PILoRA
+    "fppl": Augment(scale=(0.05, 1.0), flip=0.5),  # RandomResizedCrop(0.05, 1), HFlip: released code of FPPL
+    "hgp": Augment(scale=(0.08, 1.0), flip=0.5),  # RandomResizedCrop with its usual scale, HFlip: fed-mammoth
+}
+
+
+def get_augment(name: str) -> Augment:
+    """Augmentation by name. Raises FczooError with the known names."""
+    if name not in AUGMENTS:
+        raise FczooError(f"no augmentation is called {name!r}; {nearest(name, list(AUGMENTS))}")
+    return AUGMENTS[name]
+
+
+class ImageStore:
+    """The images of one split beside a backbone: test views, augmented views and cached frozen features."""
+
+    def __init__(self, images: Images, backbone: Backbone, test_crop: float = 1.0):
+        self.backbone, self.test_crop = backbone, test_crop
+        pixels = torch.from_numpy(images.pixels).permute(0, 3, 1, 2)
+        self.pixels = pixels.to(backbone.device) if pixels.numel() < ON_DEVICE else pixels
+        self.labels = torch.from_numpy(images.labels).to(backbone.device)
+        self._mean = torch.tensor(backbone.config.mean, device=backbone.device).view(1, 3, 1, 1)
+        self._std = torch.tensor(backbone.config.std, device=backbone.device).view(1, 3, 1, 1)
+        self._features = torch.empty(0)
+        self._known = torch.zeros(math.ceil(len(self.labels) / QUERY_BLOCK), dtype=torch.bool)
+
+    def view(self, index: Tensor) -> Tensor:
+        """Test view [B, 3, S, S]: the middle ``test_crop`` of each side, resized (bicubic, antialiased) and normalised."""
+        return self._normalise(self._resized(index))
+
+    def augmented(self, index: Tensor, augment: Augment, draws: Tensor) -> Tensor:
+        """Training view [B, 3, S, S]; ``draws`` [B, DRAWS] are uniform in [0, 1), one row an image."""
+        draws = draws.to(self.backbone.device)
+        raw, size = self._raw(index), self.backbone.config.image_size
+        left, top, width, height = _crops(augment, draws)
+        columns = resampling(raw.shape[-1], size, left, width)
+        columns = torch.where((draws[:, 4] < augment.flip).view(-1, 1, 1), columns.flip(1), columns)
+        x = _resample(raw, resampling(raw.shape[-2], size, top, height), columns)
+        if augment.brightness:
+            x.mul_(1 + augment.brightness * (2 * draws[:, 5].view(-1, 1, 1, 1) - 1)).clamp_(0, 1)
+        return self._normalise(x)
+
+    @torch.no_grad()
+    def query(self, index: Tensor) -> Tensor:
+        """Frozen feature [B, D] of the test view, computed once an image and kept."""
+        for block in torch.unique(index.cpu() // QUERY_BLOCK).tolist():
+            if not self._known[block]:
+                rows = torch.arange(block * QUERY_BLOCK, min((block + 1) * QUERY_BLOCK, len(self.labels)))
+                features = self.backbone(self.view(rows))
+                if not len(self._features):
+                    self._features = features.new_empty(len(self.labels), features.shape[1])
+                self._features[rows.to(features.device)] = features
+                self._known[block] = True
+        return self._features[index.to(self._features.device)].clone()
+
+    def _raw(self, index: Tensor) -> Tensor:
+        return self.pixels[index.to(self.pixels.device)].to(self.backbone.device).float() / 255
+
+    def _resized(self, index: Tensor) -> Tensor:
+        x, size = self._raw(index), self.backbone.config.image_size
+        if x.shape[-1] == size and self.test_crop == 1:
+            return x
+        kept = torch.tensor([self.test_crop], device=x.device)
+        middle = resampling(x.shape[-1], size, (1 - kept) / 2, kept)[0]
+        return _resample(x, middle, middle)
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        return (
+            x.sub_(self._mean).div_(self._std).to(self.backbone.dtype)
+        )  # in place: fresh memory costs more than the sums
+
+
+def resampling(pixels: int, size: int, start: Tensor, extent: Tensor) -> Tensor:
+    """Bicubic weights [B, size, pixels] that map one axis of an image to ``size`` points of a part of it.
+
+    ``start`` and ``extent`` [B] are fractions of the axis. Where the part shrinks, the kernel widens with it
+    (antialias); weights beyond the image are dropped. The same kernel as PIL's and torch's antialiased bicubic.
+    """
+    step = extent * pixels / size  # source pixels a point
+    centre = start[:, None] * pixels + (torch.arange(size, device=start.device) + 0.5) * step[:, None]
+    gap = centre[:, :, None] - (torch.arange(pixels, device=start.device) + 0.5)
+    gap.div_(step.clamp(min=1)[:, None, None]).abs_().clamp_(
+        max=2
+    )  # in place, as fresh memory costs more than the sums
+    near = gap.mul(1.5).sub_(2.5).mul_(gap.square()).add_(1)  # (1.5 g - 2.5) g^2 + 1 for g < 1
+    far = (
+        gap.mul(-0.5).add_(2.5).mul_(gap).sub_(4).mul_(gap).add_(2)
+    )  # ((-0.5 g + 2.5) g - 4) g + 2, which is 0 at g = 2
+    weights = torch.where(gap < 1, near, far)
+    return weights.div_(weights.sum(-1, keepdim=True))
+
+
+def _resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Two matrix products, one an axis, by weights [S, pixels] or [B, S, pixels]: faster than gathering pixels, on any device."""
+    wide = (x.flatten(1, 2) @ columns.mT).unflatten(1, x.shape[1:3])
+    return (rows.unsqueeze(-3) @ wide).clamp_(0, 1)
+
+
+def _crops(augment: Augment, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Left, top, width and height [B] of random crops, as fractions; one that would stick out is cut to the image.
+
+    Without crops they are [1]: all images keep the whole and share the weights of its resampling.
+    """
+    if augment.scale is None:
+        nothing, all_of_it = torch.zeros(1, device=draws.device), torch.ones(1, device=draws.device)
+        return nothing, nothing, all_of_it, all_of_it
+    low, high = augment.scale
+    area = low + (high - low) * draws[:, 0]
+    stretch = math.log(augment.ratio[0]) + math.log(augment.ratio[1] / augment.ratio[0]) * draws[:, 1]
+    width = (area.sqrt() * torch.exp(stretch / 2)).clamp(max=1)
+    height = (area.sqrt() * torch.exp(-stretch / 2)).clamp(max=1)
+    return draws[:, 2] * (1 - width), draws[:, 3] * (1 - height), width, height

@@ -1,0 +1,119 @@
+"""What the runs of one benchmark share, and how one is opened and run."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fczoo.backbones.load import load_backbone, weights_needed
+from fczoo.core.errors import FczooError
+from fczoo.core.files import home
+from fczoo.core.method import Method
+from fczoo.core.registry import DATASETS, make_aggregator
+from fczoo.data.dataset import Dataset
+from fczoo.data.partition import Partition, make_partition
+from fczoo.data.stream import Stream, make_stream
+from fczoo.data.views import ImageStore, get_augment
+from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.device import DTYPES, pick_device, reproducible
+from fczoo.federation.diagnostics import Probe
+from fczoo.federation.observer import Observer, Silent
+from fczoo.federation.result import Result
+from fczoo.federation.rounds import Run
+from fczoo.federation.settings import Settings
+from fczoo.federation.world import World
+
+log = logging.getLogger("fczoo")
+
+
+def need_data(dataset: str, root: Path | None, backbone: str) -> None:
+    """Raise FczooError where a data set is not there, saying how to get it and, so that nobody is stopped twice, the weights."""
+    found: Dataset = DATASETS.get(dataset)()
+    if found.folder:
+        try:
+            found.locate(root or home() / "data")
+        except FczooError as error:
+            weights = weights_needed(backbone)
+            raise FczooError(f"{error}; {weights}" if weights else str(error)) from error
+
+
+@dataclass(frozen=True)
+class Bench(World):
+    """A benchmark: what its runs share, and how to open and run it."""
+
+    @staticmethod
+    def open(settings: Settings) -> "Bench":
+        """Load data, partition and backbone. Raises FczooError for whatever is missing or does not fit."""
+        device, dtype = pick_device(settings.device), DTYPES[settings.precision]
+        get_augment(settings.augment)
+        s = settings
+        need_data(s.dataset, s.root, s.backbone)
+        mean, std = s.normalisation
+        backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std).to(
+            device, dtype
+        )  # decoding takes longer
+        stream, partition = open_stream(s)
+        train, test = (ImageStore(part, backbone, s.test_crop) for part in (stream.train, stream.test))
+        return Bench(settings, stream, partition, backbone, train, test)
+
+    def check(self, method: Method) -> None:
+        """Raise FczooError where ``method`` cannot start on this backbone, before anything is run or written."""
+        make_aggregator(self.settings.aggregator or method.averaging)
+        self.uplink(method, 0).check()
+        method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
+
+    def run(
+        self,
+        method: Method,
+        seed: int = 0,
+        observer: Observer | None = None,
+        checkpoint: Checkpoint | None = None,
+        probe: Probe | None = None,
+    ) -> Result:
+        """Train ``method`` over all tasks. The same settings and seed give the same result on the same device.
+
+        With ``checkpoint`` the run is saved after every round, and goes on from what was saved there. A ``probe``
+        records diagnostics and changes nothing.
+        """
+        with reproducible(self.settings.deterministic):
+            return Run(self, method, seed, observer or Silent(), checkpoint, probe).run()
+
+
+def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
+    """Load the images, or only their labels, and split them. Raises FczooError for whatever is missing or impossible."""
+    kept = s.train_per_class, s.test_per_class, s.stored_size
+    stream = make_stream(s.dataset, s.root, s.tasks, s.class_order_seed, *kept, s.class_order, pixels)
+    return stream, make_partition(stream, s.partition, s.clients, s.partition_seed, s.joining, s.transition)
+
+
+def run(
+    method: Method,
+    *,
+    seed: int = 0,
+    observer: Observer | None = None,
+    dataset: str = "digits",
+    **settings: Any,
+) -> Result:
+    """Run one method: ``fczoo.run(fczoo.create_method("pilora", rank=8), dataset="digits", rounds=2)``.
+
+    ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults. The method's options are
+    its own: a warning names those for which the data set has other values.
+    """
+    fields = type(method).__dataclass_fields__  # type: ignore[attr-defined]
+    if other := {
+        k: v
+        for k, v in type(method).tuned.get(dataset, {}).items()
+        if getattr(method, k) == fields[k].default != v
+    }:
+        named = ", ".join(f"{k}={v}" for k, v in other.items())
+        log.warning(
+            "%s has %s on %s; fczoo.create_method(%r, %r) takes the data set's values",
+            method.name,
+            named,
+            dataset,
+            method.name,
+            dataset,
+        )
+    return Bench.open(Settings.for_dataset(dataset, **settings)).run(method, seed, observer)

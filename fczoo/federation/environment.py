@@ -1,0 +1,85 @@
+"""What a result depends on besides its settings: code, library versions, hardware, memory."""
+
+import hashlib
+import importlib
+import os
+import platform
+import sys
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fczoo import __version__
+from fczoo.core.registry import DATASETS, METHODS, PLUGINS, load_plugins
+
+
+def hardware() -> dict[str, Any]:
+    """What the times were measured on: processor, cores that this process may use, graphics processors."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        name = next(
+            (
+                line.partition(":")[2].strip()
+                for line in info.read_text().splitlines()
+                if line.startswith("model name")
+            ),
+            name,
+        )
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"cpu": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Largest resident set of this process so far and, on CUDA, of the allocator since the run began; bytes."""
+    if sys.platform == "win32":
+        return {}
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    return {**peak, "cuda": torch.cuda.max_memory_allocated()} if device.type == "cuda" else peak
+
+
+def versions() -> dict[str, str]:
+    """Versions that can change a number."""
+    import numpy
+    import timm
+    import torchvision
+
+    modules = {"torch": torch, "torchvision": torchvision, "timm": timm, "numpy": numpy}
+    return {
+        "fczoo": __version__,
+        "code": code_sha256(),
+        "python": platform.python_version(),
+        **{k: m.__version__ for k, m in modules.items()},
+    }
+
+
+@cache
+def code_sha256() -> str:
+    """Hash of every Python file of fczoo and of the installed plug-ins' modules, wherever they lie."""
+    load_plugins()
+    modules = {
+        "fczoo",
+        *METHODS.packages,
+        *DATASETS.packages,
+        *(entry.module for entry in entry_points(group=PLUGINS)),
+    }
+    sources = {}
+    for module in modules:
+        place = Path(importlib.import_module(module).__file__ or "")
+        if place.name != "__init__.py":
+            sources[module] = place
+            continue
+        for file in place.parent.rglob(
+            "*.py"
+        ):  # an installation keeps methods/ inside fczoo/, a checkout beside it
+            sources[".".join((module, *file.relative_to(place.parent).with_suffix("").parts))] = file
+    digest = hashlib.sha256()
+    for name in sorted(sources):
+        digest.update(f"{name}\n".encode() + sources[name].read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,59 @@
+"""The optimizers of a group of clients."""
+
+from collections.abc import Mapping
+
+import torch
+
+from fczoo.core.schedules import LOCAL, SCHEDULES
+from fczoo.core.tree import Tree
+from fczoo.core.types import Context, Optim
+
+
+class Optimizers:
+    """torch.optim over every client's leaves: one optimizer a kind, one group a prefix (a prefix and client, where the
+    rate changes inside a round, since clients go through their epochs at different speeds)."""
+
+    def __init__(self, optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context):
+        self.leaves, self.ctx = leaves, ctx
+        groups: dict[str, list[dict]] = {"adam": [], "adamw": [], "sgd": []}
+        for prefix, optim in optims.items():
+            own = [[v for k, v in tree.items() if owner(k, optims) == prefix] for tree in leaves]
+            if not own[0]:
+                raise TypeError(f"optims() trains {prefix!r}, but the state has no such tensor")
+            base = {
+                "lr": optim.lr,
+                "weight_decay": optim.weight_decay,
+                "base": optim.lr,
+                "schedule": optim.schedule,
+            }
+            if optim.name == "sgd":
+                base["momentum"] = optim.momentum
+            if optim.schedule in LOCAL:
+                groups[optim.name] += [
+                    {**base, "params": tensors, "client": i} for i, tensors in enumerate(own)
+                ]
+            else:
+                groups[optim.name].append(
+                    {**base, "params": [v for tensors in own for v in tensors], "client": 0}
+                )
+        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        self.optimizers = [kinds[name](members) for name, members in groups.items() if members]
+
+    def step(self, progress: list[float], clip: float | None) -> None:
+        """One step of the clients that are still training; ``progress`` is the done part of each one's steps."""
+        if clip is not None:
+            for tree in self.leaves[: len(progress)]:
+                torch.nn.utils.clip_grad_norm_(tree.values(), clip)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if group["client"] < len(progress):
+                    factor = SCHEDULES[group["schedule"]](
+                        self.ctx.round, self.ctx.rounds, progress[group["client"]]
+                    )
+                    group["lr"] = group["base"] * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+def owner(name: str, optims: Mapping[str, Optim]) -> str:
+    return max((p for p in optims if name.startswith(p)), key=len)

@@ -1,0 +1,320 @@
+"""The rounds of one run: clients train, the server merges, every task ends in an evaluation."""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method
+from fczoo.core.metrics import all_metrics
+from fczoo.core.registry import make_aggregator
+from fczoo.core.seeds import numpy_stream, torch_stream
+from fczoo.core.tree import Tree, drop, nbytes, select
+from fczoo.core.types import Context, Task
+from fczoo.data.views import get_augment
+from fczoo.federation.batches import Client
+from fczoo.federation.checkpoint import Checkpoint, Snapshot, settled
+from fczoo.federation.diagnostics import Probe
+from fczoo.federation.downlink import Ledger, broadcast
+from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.environment import peak_memory, versions
+from fczoo.federation.evaluate import accuracy_row
+from fczoo.federation.observer import Observer
+from fczoo.federation.result import PROGRESS, Result
+from fczoo.federation.settings import Settings
+from fczoo.federation.uplink import Arrival
+from fczoo.federation.world import World
+from fczoo.security.guard import Stopped
+
+TOGETHER_LIMIT = (
+    4_000_000  # trained scalars a client, above which clients train one at a time unless told otherwise
+)
+
+
+def group_size(settings: Settings, device: torch.device, clients: int, trained_scalars: int) -> int:
+    """Clients that share a forward."""
+    if settings.together == "auto":
+        return clients if device.type == "cuda" and trained_scalars <= TOGETHER_LIMIT else 1
+    return settings.together
+
+
+class Run:
+    """The rounds of one run."""
+
+    def __init__(
+        self,
+        world: World,
+        method: Method,
+        seed: int,
+        observer: Observer,
+        checkpoint: Checkpoint | None,
+        probe: Probe | None,
+    ):
+        self.world, self.method, self.seed, self.observer, self.checkpoint, self.probe = (
+            world,
+            method,
+            seed,
+            observer,
+            checkpoint,
+            probe,
+        )
+        self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
+        self.average = make_aggregator(self.settings.aggregator or method.averaging)
+        self.uplink = world.uplink(method, seed)
+        self.train = self.uplink.attackers.store(world.stream, world.partition, world.train)
+        self.rounds = self.settings.rounds if method.optims() else 0
+        self.state: Tree = {}
+        self.ledger = Ledger()
+        self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
+        self.taught: dict[int, Tensor] = {}  # what the task's teacher said of the images, see Engine
+        self.result = Result(
+            method.name,
+            asdict(method),  # type: ignore[call-overload]
+            self.settings.portable(),
+            seed,
+            {**asdict(self.backbone.config), "sha256": self.backbone.sha256},
+            {"spec": world.partition.spec, "seed": world.partition.seed, "sha256": world.partition.sha256},
+            list(self.stream.class_order),
+            [t.size for t in self.stream.tasks],
+            [len(self.stream.positions(self.stream.test, t)) for t in self.stream.tasks],
+            remark=method.remark(),
+            versions=versions(),
+        )
+        self.result.privacy = self.uplink.privacy.promise(self.rounds * len(self.stream.tasks))
+
+    def run(self) -> Result:
+        tasks_done, rounds_done = self._restore()
+        self.begin = time.perf_counter() - self.result.seconds
+        if self.backbone.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        rounds = self.rounds * len(self.stream.tasks)
+        self.observer.start(
+            self.method,
+            self.seed,
+            self.world.partition.clients,
+            rounds,
+            self.rounds * tasks_done + rounds_done,
+        )
+        for task in self.stream.tasks[tasks_done:]:
+            self._learn(task, rounds_done)
+            rounds_done = 0
+            with self.result.phase("evaluation"):
+                self.result.accuracy.append(
+                    accuracy_row(
+                        self.method, self.world.test, self.state, self.stream, task, self._plan().pass_size
+                    )
+                )
+            self.result.metrics = all_metrics(self.result.accuracy, self.result.test_counts)
+            self.result.seconds = time.perf_counter() - self.begin
+            self.result.peak_memory = peak_memory(self.backbone.device)
+            self.observer.task(self.result)
+            if task.index + 1 < len(self.stream.tasks):
+                self._save(task.index + 1, 0)
+        return self.result
+
+    def _learn(self, task: Task, done: int) -> None:
+        """One task, of which ``done`` rounds were done before."""
+        clients = self.world.clients(task, self.method.scope())
+        candidates = (
+            self.world.clients(task, self.method.scope(), idle=True)
+            if self.settings.draw_among == "joined"
+            else clients
+        )
+        if not done:
+            self.taught.clear()
+            self.state = self._place(
+                self.method.begin_task(self.state, task, self.backbone, self._rng("begin", task, "cpu"))
+            )
+        trained = tuple(self.method.optims())
+        self.result.trained_scalars = (
+            sum(v.numel() for v in select(self.state, *trained).values()) if trained else 0
+        )
+        engine = Engine(self.method, self.backbone, self.train, self._plan(), self.memories, self.taught)
+        if not done:
+            self._survey("begin", engine, clients, task)
+            if self.probe:
+                self.probe.begun(self.method, self.state)
+        for number in range(done, self.rounds):
+            started = time.perf_counter()
+            drawn = self._participants(candidates, task, number)
+            present = [c for c in drawn if len(c.index)]
+            shared, down = self._send(drawn)
+            losses: dict[int, float] = {}
+
+            def tick(
+                client: int, loss: float, number: int = number, losses: dict[int, float] = losses
+            ) -> None:
+                losses[client] = loss
+                self.observer.client(task.index, number, loss)
+
+            heard = self.uplink.heard(present, task, number)
+            with self.result.phase("training"):
+                sent = engine.train(self.state, heard, Context(task, number, self.rounds, shared), tick)
+            payloads, rejected, up = self._receive(
+                self.uplink.arrive(sent, heard, present, shared, task, number, losses)
+            )
+            self._note_storage(shared)
+            if self.probe and payloads and number == self.rounds - 1:
+                self.probe.trained(self.world, self.method, self.state, payloads, task)
+            if payloads:  # else nobody drawn has data, and the state stays
+                with self.result.phase("server"):
+                    merged = {k: v.to(self.backbone.device) for k, v in self._aggregate(payloads).items()}
+                    rng = self._rng("server", task, None, number)
+                    self.state = self._place(
+                        self.method.server_update(self.state, merged, task, self.backbone, rng)
+                    )
+            self.observer.round(
+                {
+                    "task": task.index,
+                    "round": number,
+                    "clients": [c.number for c in present],
+                    "rejected": rejected,
+                    "loss": statistics.fmean(losses[int(p["client"])] for p in payloads)
+                    if payloads
+                    else None,
+                    "bytes_up": up,
+                    "bytes_down": down,
+                    "seconds": time.perf_counter() - started,
+                }
+            )
+            self._save(task.index, number + 1)
+        self._survey("end", engine, clients, task)
+        if self.probe:
+            self.probe.learned(self.world, self.method, self.state, task)
+
+    def _save(self, tasks: int, rounds: int) -> None:
+        """Keep the run as it is after ``tasks`` tasks and ``rounds`` rounds of the next one."""
+        if self.checkpoint:
+            self.result.seconds = time.perf_counter() - self.begin
+            notes: dict[str, Any] = {
+                "ledger": self.ledger.notes(),
+                "result": {k: getattr(self.result, k) for k in PROGRESS},
+            }
+            trees = {"state": self.state}
+            if self.probe:
+                notes["diagnostics"], trees["begin"] = self.probe.size(), self.probe.begin
+            if self.taught:
+                trees["taught"] = {
+                    "position": torch.tensor(list(self.taught)),
+                    "output": torch.stack(list(self.taught.values())),
+                }
+            trees |= {f"memory.{client}": tree for client, tree in self.memories.items()}
+            self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
+
+    def _restore(self) -> tuple[int, int]:
+        """Take up the run where it was saved; returns how many tasks and rounds of the next one are done."""
+        snapshot = self.checkpoint.load(self.backbone.device) if self.checkpoint else None
+        if snapshot is None:
+            if self.probe:
+                self.probe.resume(0, {})
+            return 0, 0
+        notes = snapshot.notes
+        trees = dict(snapshot.trees)
+        self.state, taught, begin = trees.pop("state"), trees.pop("taught", None), trees.pop("begin", {})
+        if self.probe:
+            self.probe.resume(notes.get("diagnostics", 0), begin)
+        self.taught = dict(zip(taught["position"].tolist(), taught["output"], strict=True)) if taught else {}
+        self.memories = {int(label.removeprefix("memory.")): tree for label, tree in trees.items()}
+        self.ledger.restore(notes["ledger"])
+        self.result = replace(self.result, **notes["result"])
+        return snapshot.task, snapshot.round
+
+    def _survey(
+        self, moment: Literal["begin", "end"], engine: Engine, clients: list[Client], task: Task
+    ) -> None:
+        """Ask every client with data for sums; they add up, so the server sees them as if the data were in one place."""
+        if moment in self.method.surveys():
+            shared, _ = self._send(clients)
+            with self.result.phase("surveys"):
+                sent = engine.survey(moment, shared, clients, Context(task, 0, self.rounds, {}))
+            self._note_storage(shared)
+            payloads, _, _ = self._receive(self.uplink.arrive(sent, clients, clients, shared, task, moment))
+            sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in drop(payloads[0], "client")}
+            self.state = self._place(self.method.absorb(moment, self.state, sums, task))
+
+    def _plan(self) -> Plan:
+        s, accelerated = self.settings, self.backbone.device.type == "cuda"
+        together = group_size(
+            s, self.backbone.device, self.world.partition.clients, self.result.trained_scalars
+        )
+        offload = accelerated and self.result.trained_scalars > TOGETHER_LIMIT
+        return Plan(
+            s.epochs,
+            s.batch_size,
+            get_augment(s.augment),
+            self.seed,
+            together,
+            s.cache_queries,
+            256 if accelerated else 64,
+            offload,
+        )
+
+    def _participants(self, clients: list[Client], task: Task, number: int) -> list[Client]:
+        """The clients drawn for a round, at least one."""
+        drawing = number if self.settings.client_draw == "round" else 0
+        chosen = numpy_stream("participation", self.seed, task.index, drawing).choice(
+            len(clients), self.settings.drawn(len(clients)), replace=False
+        )
+        return [clients[i] for i in sorted(chosen)]
+
+    def _send(self, clients: Sequence[Client]) -> tuple[Tree, int]:
+        """The broadcast, and the bytes of what the clients do not have yet of it."""
+        shared = broadcast(self.method, self.state)
+        total = self.ledger.send(shared, [c.number for c in clients])
+        self.result.bytes_down += total
+        return shared, total
+
+    def _note_storage(self, shared: Tree) -> None:
+        """A client holds what the server broadcast and its memory; images that it remembers count with their pixels."""
+        image = self.world.train.pixels[0].numel()
+        memories = (
+            nbytes(drop(m, "exemplar.index")) + image * len(m.get("exemplar.index", ()))
+            for m in self.memories.values()
+        )
+        held = nbytes(shared) + max(memories, default=0)
+        self.result.client_storage = max(self.result.client_storage or 0, held)
+
+    def _aggregate(self, payloads: Sequence[Tree]) -> Tree:
+        try:
+            return self.method.aggregate(payloads, self.average)
+        except KeyError as error:
+            if self.settings.aggregator is None:
+                raise
+            name = self.settings.aggregator
+            raise FczooError(
+                f"aggregator {name} reads {error}, which {self.method.name} does not upload; take one such as uniform"
+            ) from error
+
+    def _receive(self, arrival: Arrival) -> tuple[list[Tree], list[dict[str, Any]], int]:
+        """Note what arrived; returns the sound uploads, the rejections and the bytes of all of them."""
+        total = sum(arrival.bytes.values())
+        self.result.bytes_up += total
+        self.result.uploaded = dict(Counter(self.result.uploaded) + Counter(arrival.bytes))
+        self.result.client_rounds += arrival.uploads
+        self.result.rejected += arrival.rejected
+        return arrival.payloads, arrival.rejected, total
+
+    def _place(self, new: Tree) -> Tree:
+        """State on the device, in at least float32; the ledger notes which tensors have changed."""
+        dtype, placed = torch.promote_types(self.backbone.dtype, torch.float32), {}
+        for name, value in new.items():
+            value = value.detach().to(
+                self.backbone.device, dtype if value.is_floating_point() else value.dtype
+            )
+            placed[name] = value = settled(value)
+            if not value.isfinite().all():
+                raise Stopped(
+                    f"{self.method.name} diverged: {name} is not finite on the server; lower its learning rates with --set"
+                )
+        self.ledger.update(self.state, placed)
+        self.result.server_storage = max(self.result.server_storage or 0, nbytes(placed))
+        return placed
+
+    def _rng(self, purpose: str, task: Task, device: str | None, number: int = 0) -> torch.Generator:
+        return torch_stream(purpose, self.seed, task.index, number, device=device or self.backbone.device)

@@ -1,0 +1,51 @@
+"""What the runs of one benchmark share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.types import Scope, Task
+from fczoo.data.partition import Partition
+from fczoo.data.stream import Stream
+from fczoo.data.views import ImageStore
+from fczoo.federation.batches import Client
+from fczoo.federation.settings import Settings
+from fczoo.federation.uplink import Uplink
+
+
+@dataclass(frozen=True)
+class World:
+    """Data, their split over clients, and the frozen backbone: loaded once, the same for every method and seed."""
+
+    settings: Settings
+    stream: Stream
+    partition: Partition
+    backbone: Backbone
+    train: ImageStore
+    test: ImageStore
+
+    def clients(self, task: Task, scope: Scope = "task", idle: bool = False) -> list[Client]:
+        """The clients that have something to train on, by the method's ``scope``; with ``idle``, all that have joined by then."""
+        tasks = (
+            self.partition.tasks[: task.index + 1]
+            if scope != "task"
+            else self.partition.tasks[task.index : task.index + 1]
+        )
+        combine = _latest if scope == "latest" else np.concatenate
+        owned = [combine(parts) for parts in zip(*tasks, strict=True)][: self.partition.present(task.index)]
+        if scope == "pooled":
+            owned = [np.unique(np.concatenate(owned))]
+        places = [torch.from_numpy(np.searchsorted(self.stream.train_index, index)) for index in owned]
+        return [Client(k, place) for k, place in enumerate(places) if idle or len(place)]
+
+    def uplink(self, method: Method, seed: int) -> Uplink:
+        """The way from the clients to the server in one run."""
+        return Uplink(method, self.settings, seed, self.partition.clients)
+
+
+def _latest(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return next((part for part in reversed(parts) if len(part)), parts[-1])

@@ -1,0 +1,130 @@
+"""Gaussians of class features: what clients send of them, how a server draws from them and trains a head on the draws.
+
+A server holds them side by side, one row a client and class: ``gauss.label``, ``gauss.client``, ``gauss.count`` [g],
+``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D].
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Task
+
+
+def class_sums(features: Tensor, batch: Batch, task: Task) -> Tree:
+    """Count [c] and feature sum [c, D] of each class of the current task over the real samples."""
+    hot = F.one_hot(batch.y - task.start, task.size).to(features.dtype) * batch.w[:, None]
+    return {"class.count": hot.sum(0), "class.sum": hot.mT @ features.detach()}
+
+
+JITTER = 1e-8  # added to variances, so that a dimension without spread can be drawn
+
+
+def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) -> Tree:
+    """Count [c], sum [c, D] and, a dimension, sum of squares [c, D] of each class; with ``full`` sums of products [c, D, D]."""
+    sums = class_sums(features, batch, task)
+    if not full:
+        return {**sums, "class.squares": class_sums(features.square(), batch, task)["class.sum"]}
+    hot = F.one_hot(batch.y - task.start, task.size).to(features.dtype) * batch.w[:, None]
+    return {
+        **sums,
+        "class.products": torch.einsum("bc,bi,bj->cij", hot, features.detach(), features.detach()),
+    }
+
+
+def gaussians(sums: Tree, first_class: int, single: bool) -> Tree:
+    """One row a class that the client holds: label, count n, mean [D], unbiased variance [D] or covariance [D, D].
+
+    A class with one image has no spread of its own: with ``single`` it gets the mean spread of the client's other
+    classes (0 if none), so that its only holder is not lost; else it is left out.
+    """
+    held = sums["class.count"] > (0 if single else 1)
+    count, mean = sums["class.count"][held], sums["class.sum"][held] / sums["class.count"][held, None]
+    divisor, several = (count - 1).clamp(min=1), count > 1
+    if "class.products" in sums:
+        raw = sums["class.products"][held] - count[:, None, None] * mean[:, :, None] * mean[:, None]
+        name, spread = "gauss.cov", raw / divisor[:, None, None]
+    else:
+        raw = sums["class.squares"][held] - count[:, None] * mean.square()
+        name, spread = "gauss.var", raw.clamp(min=0) / divisor[:, None]
+    if several.any() and not several.all():
+        spread = torch.where(several.view(-1, *[1] * (spread.dim() - 1)), spread, spread[several].mean(0))
+    return {
+        "gauss.label": held.nonzero()[:, 0] + first_class,
+        "gauss.count": count,
+        "gauss.mean": mean,
+        name: spread,
+    }
+
+
+def no_gaussians(dim: int, full: bool = False) -> Tree:
+    """The rows of a server that has none yet."""
+    whole, rows = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
+    spread = {"gauss.cov": torch.empty(0, dim, dim)} if full else {"gauss.var": rows}
+    return {
+        "gauss.label": whole,
+        "gauss.client": whole,
+        "gauss.count": torch.empty(0),
+        "gauss.mean": rows,
+        **spread,
+    }
+
+
+def pooled(gauss: Tree) -> Tree:
+    """One Gaussian a class, with the moments of all its clients' features put together (CCVR, eqs. 3 and 4).
+
+    n = sum n_k, mu = sum n_k mu_k / n, S = (sum (n_k - 1) S_k + sum n_k mu_k mu_k^T - n mu mu^T) / (n - 1); the outer
+    products are taken of the distances to mu, which is the same and keeps its digits.
+    """
+    classes, place = gauss["gauss.label"].unique(return_inverse=True)
+    count, mean = gauss["gauss.count"], gauss["gauss.mean"]
+
+    def total(rows: Tensor) -> Tensor:
+        return torch.zeros(len(classes), *rows.shape[1:], dtype=rows.dtype, device=rows.device).index_add_(
+            0, place, rows
+        )
+
+    n = total(count)
+    centre = total(count[:, None] * mean) / n[:, None]
+    gap = mean - centre[place]
+    if "gauss.cov" in gauss:
+        inside, between, name = gauss["gauss.cov"], gap[:, :, None] * gap[:, None], "gauss.cov"
+    else:
+        inside, between, name = gauss["gauss.var"], gap.square(), "gauss.var"
+    shape = (-1, *[1] * (inside.dim() - 1))
+    spread = total((count - 1).view(shape) * inside + count.view(shape) * between) / (n - 1).clamp(
+        min=1
+    ).view(shape)
+    return {
+        "gauss.label": classes,
+        "gauss.client": torch.full_like(classes, -1),
+        "gauss.count": n,
+        "gauss.mean": centre,
+        name: spread,
+    }
+
+
+def draw_features(
+    gauss: Tree, number: int, rng: torch.Generator, spread: float = 1.0, by_count: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``number`` features [number, D] with their labels: class equally or by its count, then client by its share, then its Gaussian.
+
+    ``spread`` multiplies the variances.
+    """
+    labels, count, mean = gauss["gauss.label"], gauss["gauss.count"], gauss["gauss.mean"]
+    classes, place = labels.unique(return_inverse=True)
+    total = torch.zeros(len(classes), dtype=count.dtype, device=count.device).index_add_(0, place, count)
+    omega = total / total.sum() if by_count else torch.full_like(total, 1 / len(total))
+    chosen = torch.multinomial(omega[place] * count / total[place], number, replacement=True, generator=rng)
+    noise = torch.randn(number, mean.shape[1], generator=rng, device=rng.device, dtype=mean.dtype)
+    if "gauss.var" in gauss:
+        return mean[chosen] + (spread * (gauss["gauss.var"][chosen] + JITTER)).sqrt() * noise, labels[chosen]
+    roots = _matrix_roots(gauss["gauss.cov"]).to(mean)
+    return mean[chosen] + spread**0.5 * torch.einsum("bij,bj->bi", roots[chosen], noise), labels[chosen]
+
+
+def _matrix_roots(covariances: Tensor) -> Tensor:
+    """A with A A^T = S + jitter for each S [g, D, D], from its eigenvectors: also where S has no full rank."""
+    values, vectors = torch.linalg.eigh(covariances.double())
+    return vectors * (values.clamp(min=0) + JITTER).sqrt()[:, None]

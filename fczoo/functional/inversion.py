@@ -1,0 +1,84 @@
+"""Gradients of single images through a small fixed network, and the images that can be read back out of them.
+
+GLFC (Dong et al., CVPR 2022) lets clients upload such gradients so that its server can tell a good old model. Who holds
+one holds, in effect, the image.
+"""
+
+from collections import deque
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.core.tree import Tree, select
+
+SIZE = 32  # pixels
+STRIDES = (2, 2, 1)
+CHANNELS = 12
+FLAT = CHANNELS * 8 * 8
+
+
+def lenet(classes: int, rng: torch.Generator) -> Tree:
+    """Three convolutions of 12 channels and a linear layer, all U(-0.5, 0.5), never trained; the same for everybody."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(len(STRIDES)):
+        shapes[f"lenet.conv{i}.weight"] = (CHANNELS, CHANNELS if i else 3, 5, 5)
+        shapes[f"lenet.conv{i}.bias"] = (CHANNELS,)
+    shapes |= {"lenet.linear.weight": (classes, FLAT), "lenet.linear.bias": (classes,)}
+    return {name: torch.empty(shape).uniform_(-0.5, 0.5, generator=rng) for name, shape in shapes.items()}
+
+
+def lenet_logits(net: Tree, images: Tensor) -> Tensor:
+    """Logits [B, C] of images [B, 3, 32, 32] in [0, 1]."""
+    for i, stride in enumerate(STRIDES):
+        images = torch.sigmoid(
+            F.conv2d(
+                images, net[f"lenet.conv{i}.weight"], net[f"lenet.conv{i}.bias"], stride=stride, padding=2
+            )
+        )
+    return F.linear(images.flatten(1), net["lenet.linear.weight"], net["lenet.linear.bias"])
+
+
+def image_gradient(net: Tree, image: Tensor, label: Tensor, create_graph: bool = False) -> Tree:
+    """Gradient of the cross-entropy of one image [3, 32, 32] with respect to every weight of the network."""
+    leaves = {k: v.detach().requires_grad_() for k, v in select(net, "lenet.").items()}
+    loss = F.cross_entropy(lenet_logits(leaves, image[None]), label[None])
+    return dict(
+        zip(leaves, torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph), strict=True)
+    )
+
+
+def read_label(gradient: Tree) -> Tensor:
+    """The label behind a gradient: features are positive, so only the true class has a negative row."""
+    return gradient["lenet.linear.weight"].sum(1).argmin()
+
+
+def mismatch(net: Tree, image: Tensor, label: Tensor, target: Tree) -> Tensor:
+    """Sum over all weights of (gradient of ``image`` - ``target``)^2."""
+    found = image_gradient(net, image, label, create_graph=True)
+    return torch.stack([(found[k] - target[k]).square().sum() for k in target]).sum()
+
+
+def reconstruct(
+    net: Tree, target: Tree, steps: int, inner: int, kept: int, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The last ``kept`` images [kept, 3, 32, 32], clamped to [0, 1], on the way of L-BFGS (rate 0.1) from noise to ``target``; and their label."""
+    label = read_label(target)
+    image = torch.randn(
+        3, SIZE, SIZE, generator=rng, device=rng.device, dtype=target["lenet.linear.bias"].dtype
+    ).requires_grad_()
+    optimizer = torch.optim.LBFGS([image], lr=0.1, max_iter=inner)
+    way: deque[Tensor] = deque([image.detach().clone()], maxlen=kept)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = mismatch(net, image, label, target)
+        value.backward()
+        return value
+
+    for _ in range(steps):
+        optimizer.step(closure)
+        if not image.isfinite().all():
+            break  # what went before is kept
+        way.append(image.detach().clone())
+    return torch.stack(list(way)).clamp(0, 1), label

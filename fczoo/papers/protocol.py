@@ -1,0 +1,95 @@
+"""How a paper runs its experiments: settings and hyper-parameters as data, each with the place that states it."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fczoo.core.errors import FczooError
+from fczoo.core.options import nearest
+
+log = logging.getLogger("fczoo")
+
+
+@dataclass(frozen=True)
+class ByBeta:
+    """A value for each concentration of the Dirichlet split, as a paper's columns have them."""
+
+    values: Mapping[float, Any]
+
+    def at(self, beta: float | None) -> Any:
+        """The value for ``beta``; for a split that the paper does not have, the first column's."""
+        return self.values.get(beta, next(iter(self.values.values())))  # type: ignore[arg-type]
+
+    def covers(self, beta: float | None) -> bool:
+        """False where the paper's columns differ and ``beta`` is none of them."""
+        return beta in self.values or len(set(self.values.values())) == 1
+
+    def __str__(self) -> str:
+        return f"{' | '.join(map(str, self.values.values()))} at beta {' | '.join(map(str, self.values))}"
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A value and where it stands. A function is a rule of the number of tasks; ``ByBeta`` one of the partition."""
+
+    value: Any | Callable[[int], Any] | ByBeta
+    source: str
+
+    def given(self, tasks: int) -> Any:
+        return self.value(tasks) if callable(self.value) else self.value
+
+
+class Protocol:
+    """One paper's experiments. Class attributes are all there is; what is left out follows fczoo's own defaults.
+
+    A registered protocol may name data sets and methods that are not installed.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str]
+    proposes: ClassVar[tuple[str, ...]]  # methods that bench runs when none is named
+    seeds: ClassVar[Stated]
+    settings: ClassVar[Mapping[str, Stated]]  # fields of Settings on every data set
+    datasets: ClassVar[Mapping[str, Mapping[str, Stated]]]  # data set -> fields of Settings
+    any_dataset: ClassVar[bool] = False  # whether data sets other than those may be used
+    partitions: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set -> all splits of the paper
+    methods: ClassVar[Mapping[str, Mapping[str, Stated]]] = {}  # method -> hyper-parameters on every data set
+    tuned: ClassVar[
+        Mapping[str, Mapping[str, Mapping[str, Stated]]]
+    ] = {}  # data set -> method -> hyper-parameters
+    notes: ClassVar[tuple[str, ...]] = ()  # readings, contradictions and what cannot be followed
+
+    @classmethod
+    def stated(cls, dataset: str) -> dict[str, Stated]:
+        """Settings on a data set. Raises FczooError for one that the paper does not use."""
+        if dataset not in cls.datasets and not cls.any_dataset:
+            raise FczooError(
+                f"protocol {cls.name} does not use {dataset}; {nearest(dataset, list(cls.datasets))}"
+            )
+        return {**cls.settings, **cls.datasets.get(dataset, {})}
+
+    @classmethod
+    def hyperparameters(cls, method: str, dataset: str) -> dict[str, Stated]:
+        """What the protocol states for a method on a data set; empty where it says nothing."""
+        return {**cls.methods.get(method, {}), **cls.tuned.get(dataset, {}).get(method, {})}
+
+    @classmethod
+    def options(cls, method: str, dataset: str, beta: float | None) -> dict[str, Any]:
+        """The same as plain values, those of a split's columns for ``beta``."""
+        out = {}
+        for field, stated in cls.hyperparameters(method, dataset).items():
+            value = stated.value
+            if isinstance(value, ByBeta):
+                if not value.covers(beta):
+                    log.warning(
+                        "protocol %s states %s.%s as %s; the first is used", cls.name, method, field, value
+                    )
+                value = value.at(beta)
+            out[field] = value
+        return out
+
+
+def same(source: str, **values: Any) -> dict[str, Stated]:
+    """Several values from one place."""
+    return {name: Stated(value, source) for name, value in values.items()}

@@ -1,0 +1,68 @@
+"""The experiments of FPPL (He et al., arXiv 2411.01904)."""
+
+from fczoo.core.registry import register_protocol
+from fczoo.papers.protocol import Protocol, Stated, same
+
+PAPER, CODE = "paper, experiments", "released code"
+SLOW = same(
+    "paper: fully fine-tuned methods learn slowly below the head", tune="full", lr=1e-2, lr_backbone=1e-4
+)
+PROMPT = same("paper: prompt methods", lr=1e-3)
+
+
+def _split(beta: float) -> str:
+    return f"dirichlet:{beta:g},scope=dataset,cap=on,min_size=10"
+
+
+@register_protocol("fppl")
+class FPPL(Protocol):
+    """Ten clients with one Dirichlet split of the whole data set, 200 rounds over all tasks, a ViT-B/16 of ImageNet."""
+
+    paper = "He et al., FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework (arXiv 2411.01904)"
+    proposes = ("fppl",)
+    seeds = Stated((2023, 2024, 2025), PAPER)
+    settings = {
+        "backbone": Stated(
+            "vit_base_patch16_224.augreg_in21k_ft_in1k",
+            "released code: timm 0.6.7's vit_base_patch16_224; the paper: ViT-B/16, ImageNet",
+        ),
+        **same("released code: pixels in [0, 1], not normalised", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
+        **same(PAPER, clients=10, participation=1.0, epochs=5, batch_size=128),
+        "rounds": Stated(
+            lambda tasks: max(200 // tasks, 1),
+            "paper: 200 rounds over all tasks, so 20 of 10 tasks and 10 of 20",
+        ),
+        "partition": Stated(
+            _split(0.5),
+            "paper: beta 0.5; drawn once over all classes, capped and redrawn as in the released code",
+        ),
+        "augment": Stated(
+            "fppl", "released code: random resized crop of 5 to 100 % of the area, horizontal flip"
+        ),
+        "test_crop": Stated(0.875, "released code: resize to 256, bicubic, centre crop 224"),
+        "class_order_seed": Stated(2023, "paper: a random order for each of its seeds; see the notes"),
+    }
+    datasets = {
+        "imagenet_r": {"tasks": Stated(20, PAPER)},
+        "cub200": {"tasks": Stated(20, PAPER)},
+        "cifar100": {"tasks": Stated(10, PAPER)},
+    }
+    partitions = {
+        **dict.fromkeys(("imagenet_r", "cub200"), tuple(map(_split, (1.0, 0.5, 0.1, 0.05, 0.01)))),
+        "cifar100": (_split(0.5), "iid"),
+    }
+    methods = {
+        "fppl": {
+            **same(PAPER, length=20, blocks=(0, 1, 2, 3, 4), lr=1e-3, unify=1.0, temperature=0.2),
+            **same("released code", server_lr=1e-3, server_epochs=5, server_batch=128),
+        },
+        **dict.fromkeys(("fedavg", "ewc", "lwf"), SLOW),
+        "glfc": {**SLOW, "memory": Stated(200, "paper: 200 images a client")},
+        **dict.fromkeys(("l2p", "dualprompt", "codap"), PROMPT),
+    }
+    notes = (
+        "The paper shuffles the classes anew for each seed. A bench keeps one class order for all its seeds: for the paper's mean run --seeds 2023 "
+        "--class-order-seed 2023, then 2024 and 2025. The order itself is drawn by fczoo and is not the paper's.",
+        "Table IV has 20, 30 and 40 clients on ImageNet-R: --clients 20 and so on.",
+        "The comparison with Fed-CPrompt takes 40 rounds a task and 1e-4 for clients and server.",
+    )

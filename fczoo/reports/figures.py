@@ -1,0 +1,229 @@
+"""Figures of experiments, with matplotlib (extra ``plot``)."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import read_lines
+from fczoo.core.metrics import drops, pooled
+from fczoo.reports.drawing import COLOURS, INK, STYLE, band, coloured, heat, ink_of_style, legend, pyplot
+from fczoo.reports.insights import insights
+from fczoo.reports.runs import ROUNDS, Experiment, Line
+
+
+def figures(experiment: Experiment, ink: str = INK) -> Iterator[tuple[str, str, Any]]:
+    """(name, caption, figure) of everything that can be drawn, text in the colour ``ink``; the caller closes each figure."""
+
+    with pyplot().rc_context(
+        {
+            **STYLE,
+            **dict.fromkeys(
+                ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink
+            ),
+        }
+    ):
+        for name, caption, draw in PLOTS:
+            yield name, caption, draw(experiment)
+        for line in experiment.lines:
+            yield (
+                f"matrix {line.label}",
+                f"{line.label}: accuracy on each task after each task, %, mean over seeds",
+                accuracy_matrix(line),
+            )
+        for line in experiment.lines:
+            for name, caption, figure in insights(line):
+                yield f"why {name} {line.label}", caption, figure
+
+
+def accuracy_curves(experiment: Experiment) -> Any:
+    """Pooled accuracy after each task, mean over seeds, band of one standard deviation."""
+    figure, axes = pyplot().subplots(figsize=(5.2, 3.0 + 0.05 * len(experiment.lines)))
+    tasks = np.arange(1, len(experiment.first.task_sizes) + 1)
+    for line, colour, turn in coloured(experiment):
+        curves = np.array(
+            [[pooled(r.accuracy, r.test_counts, t) for t in range(len(tasks))] for r in line.results]
+        )
+        band(axes, tasks, curves, line.label, colour, turn)
+    axes.set(xlabel="tasks learned", ylabel="accuracy over all classes seen, %", xticks=tasks)
+    axes.set_ylim(bottom=0)
+    return legend(figure, axes)
+
+
+def forgetting_map(experiment: Experiment) -> Any:
+    """For every method and old task the drop from its best accuracy to its last, mean over seeds; below 0: it became better."""
+    tasks = len(experiment.first.task_sizes)
+    figure, axes = pyplot().subplots(
+        figsize=(max(4.0, 1.6 + 0.42 * tasks), 0.9 + 0.27 * len(experiment.lines))
+    )
+    heat(
+        axes,
+        np.array([np.mean([drops(r.accuracy) for r in line.results], 0) for line in experiment.lines]),
+        "{:.0f}",
+        "RdBu_r",
+        -100,
+        100,
+    )
+    axes.set(xlabel="task", xticks=np.arange(tasks - 1) + 0.5, xticklabels=range(1, tasks))
+    axes.set_yticks(np.arange(len(experiment.lines)) + 0.5, [line.label for line in experiment.lines])
+    return figure
+
+
+def accuracy_against_bytes(experiment: Experiment) -> Any:
+    """Final pooled accuracy against everything that went over the wire, one point a seed."""
+    figure, axes = pyplot().subplots(figsize=(5.2, 3.2))
+    for line, colour, turn in coloured(experiment):
+        sent = [(r.bytes_up + r.bytes_down) / 1e6 for r in line.results]
+        axes.scatter(
+            sent,
+            [r.metrics["A_N"] for r in line.results],
+            label=line.label,
+            color=colour,
+            marker="o^s"[turn],
+            zorder=3,
+        )
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set(xscale="log", xlabel="MB sent in the run, all clients, up and down", ylabel="A_N, %")
+    axes.set_ylim(0, 1.08 * max(r.metrics["A_N"] for line in experiment.lines for r in line.results))
+    axes.margins(x=0.12)
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high < 3e3 * low else (1.0,)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(color=ink_of_style(), alpha=0.25)
+    return legend(figure, axes)
+
+
+def partition_map(experiment: Experiment) -> Any:
+    """Training images of every client in every task."""
+    counts = experiment.partition.counts()
+    figure, axes = pyplot().subplots(
+        figsize=(max(3.5, 1 + 0.45 * counts.shape[1]), 1 + 0.36 * counts.shape[0])
+    )
+    heat(axes, counts.astype(float), "{:.0f}", "Blues")
+    axes.set(
+        xlabel="client",
+        ylabel="task",
+        xticks=np.arange(counts.shape[1]) + 0.5,
+        yticks=np.arange(counts.shape[0]) + 0.5,
+    )
+    axes.set_xticklabels(range(counts.shape[1]))
+    axes.set_yticklabels(range(1, counts.shape[0] + 1))
+    return figure
+
+
+def loss_curves(experiment: Experiment) -> Any:
+    """Mean training loss of the clients in each round, mean over seeds."""
+    figure, axes = pyplot().subplots(figsize=(5.2, 3))
+    for line, colour, turn in coloured(experiment):
+        curves = [_losses(cell.folder / ROUNDS) for cell in line.cells]
+        if shortest := min(map(len, curves)):
+            band(
+                axes,
+                np.arange(1, shortest + 1),
+                np.array([c[:shortest] for c in curves]),
+                line.label,
+                colour,
+                turn,
+                marker="",
+            )
+    axes.set(xlabel="round", ylabel="loss, each method's own")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return legend(figure, axes)
+
+
+def time_bars(experiment: Experiment) -> Any:
+    """Seconds of a run by phase, mean over seeds; ``other`` is what no phase was recorded for."""
+    figure, axes = pyplot().subplots(figsize=(5.2, 1.2 + 0.34 * len(experiment.lines)))
+    phases = [
+        p
+        for p in ("training", "server", "surveys", "evaluation")
+        if any(p in r.phases for line in experiment.lines for r in line.results)
+    ]
+    start = np.zeros(len(experiment.lines))
+    for phase, colour in zip((*phases, "other"), COLOURS, strict=False):
+        length = np.array(
+            [
+                np.mean(
+                    [
+                        r.seconds - sum(r.phases.values()) if phase == "other" else r.phases.get(phase, 0)
+                        for r in line.results
+                    ]
+                )
+                for line in experiment.lines
+            ]
+        )
+        axes.barh(
+            [line.label for line in experiment.lines],
+            length.clip(min=0),
+            left=start,
+            label=phase,
+            color=colour,
+            height=0.65,
+        )
+        start += length.clip(min=0)
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds a run")
+    return legend(figure, axes)
+
+
+def accuracy_matrix(line: Line) -> Any:
+    """Accuracy on each task after each task."""
+    tasks = len(line.results[0].task_sizes)
+    mean = np.full((tasks, tasks), np.nan)
+    for t in range(tasks):
+        mean[t, : t + 1] = np.mean([r.accuracy[t] for r in line.results], 0)
+    figure, axes = pyplot().subplots(figsize=(1.3 + 0.42 * tasks, 1 + 0.36 * tasks))
+    heat(axes, mean, "{:.0f}", "Greens", 0, 100)
+    ticks = np.arange(tasks) + 0.5
+    axes.set(xlabel="accuracy on task", ylabel="after task", xticks=ticks, yticks=ticks)
+    axes.set_xticklabels(range(1, tasks + 1))
+    axes.set_yticklabels(range(1, tasks + 1))
+    return figure
+
+
+PLOTS: tuple[tuple[str, str, Callable[[Experiment], Any]], ...] = (
+    (
+        "accuracy",
+        "Accuracy over all classes seen, after each task; band: standard deviation over seeds",
+        accuracy_curves,
+    ),
+    (
+        "forgetting",
+        "Forgetting of each task, points: its best accuracy before the end minus its last, mean over seeds",
+        forgetting_map,
+    ),
+    ("bytes", "Final accuracy against all bytes sent", accuracy_against_bytes),
+    ("partition", "Training images of each client in each task", partition_map),
+    ("loss", "Training loss in each round", loss_curves),
+    ("time", "Time by phase", time_bars),
+)
+
+
+def write_figures(experiment: Experiment, folder: Path) -> list[Path]:
+    """Every figure as PNG and PDF."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, _, figure in figures(experiment, "black"):
+        stem = re.sub(r"[^\w=.-]+", "-", name).strip("-")
+        for end in ("png", "pdf"):
+            written.append(folder / f"{stem}.{end}")
+            figure.savefig(
+                written[-1], dpi=160, **({"metadata": {"CreationDate": None}} if end == "pdf" else {})
+            )
+        pyplot().close(figure)
+    return written
+
+
+def _losses(path: Path) -> np.ndarray:
+    """Loss of each round, NaN where nobody drawn had data."""
+    try:
+        return np.array([r["loss"] for r in read_lines(path, "list of rounds")], dtype=float)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FczooError(
+            f"{path} is no valid list of rounds: a round has no loss that is a number"
+        ) from error

@@ -1,0 +1,102 @@
+"""One page to look at: tables, figures, configuration and commands in a single file that fetches nothing."""
+
+import shlex
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from fczoo import __version__
+from fczoo.reports.drawing import to_svg
+from fczoo.reports.figures import figures, write_figures
+from fczoo.reports.runs import Experiment, read_experiments
+from fczoo.reports.tables import Table, make_table, number
+from fczoo.reports.text import GROUPS, TEST, notes
+from fczoo.reports.words import said
+
+EVERYWHERE = ("versions", "hardware")
+
+
+def write_page(places: Sequence[Path], out: Path, pictures: Path | None = None) -> None:
+    """Write the page of the run folders at or below some places, and their figures as PNG and PDF into ``pictures``.
+
+    Raises FczooError without matplotlib and for places that hold no finished run.
+    """
+    experiments = read_experiments(places)
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        (files("fczoo.assets") / "report.html").read_text()
+    )
+    sections = [_section(e, i) for i, e in enumerate(experiments)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(template.render(sections=sections, version=__version__, test=TEST))
+    if pictures:
+        for i, experiment in enumerate(experiments):
+            write_figures(experiment, pictures / f"{i + 1}" if len(experiments) > 1 else pictures)
+
+
+def _section(experiment: Experiment, index: int) -> dict[str, Any]:
+    tables = [make_table(experiment, names) for names in GROUPS]
+    drawn = [
+        (name, caption, Markup(to_svg(figure, f"{index} {name}")))
+        for name, caption, figure in figures(experiment)
+    ]
+    first, last = experiment.describe().split("\n")
+    return {
+        "title": f"{experiment.settings['dataset']}, {experiment.abouts[0]['partition']['spec']}",
+        "about": [first, last],
+        "tables": [_table(t) for t in tables],
+        "tested": any(len(line.seeds) > 1 for line in experiment.lines),
+        "notes": notes(experiment),
+        "figures": [f for f in drawn if not f[0].startswith(("matrix ", "why "))],
+        "matrices": [f for f in drawn if f[0].startswith("matrix ")],
+        "insights": [f for f in drawn if f[0].startswith("why ")],
+        "settings": [(k, said(k, v)) for k, v in experiment.settings.items()],
+        "methods": [
+            (line.label, [(k, said(k, v)) for k, v in line.results[0].options.items()])
+            for line in experiment.lines
+        ],
+        "facts": _facts(experiment),
+        "commands": list(
+            dict.fromkeys(
+                shlex.join(c)
+                for a in experiment.abouts
+                for c in (*a.get("earlier_commands", []), a.get("command", []))
+                if c
+            )
+        ),
+    }
+
+
+def _table(table: Table) -> dict[str, Any]:
+    arrows = {"high": "↑", "low": "↓", "": ""}
+    head = [(c.name, arrows[c.better], c.meaning) for c in table.columns]
+    rows = [
+        (
+            label,
+            [
+                (number(e, c), e.mark if e else "", bool(e and e.open))
+                for e, c in zip(row, table.columns, strict=True)
+            ],
+            n,
+        )
+        for label, row, n in zip(table.labels, table.rows, table.seeds, strict=True)
+    ]
+    return {"head": head, "rows": rows}
+
+
+def _facts(experiment: Experiment) -> list[tuple[str, str]]:
+    """Versions, hardware and hashes, each once."""
+    facts: dict[tuple[str, str], None] = {}
+    for about in experiment.abouts:
+        for group in EVERYWHERE:
+            for key, value in about.get(group, {}).items():
+                facts[(key, ", ".join(map(str, value)) if isinstance(value, list) else str(value))] = None
+        facts |= {("device", about["device"]): None, ("started", about.get("started", "not recorded")): None}
+        facts |= {
+            ("backbone sha256", about["backbone"]["sha256"]): None,
+            ("partition sha256", about["partition"]["sha256"]): None,
+        }
+    return [(k, v) for k, v in facts if v]

@@ -1,0 +1,123 @@
+"""What a method trains, sends and computes, measured from one client's step on random weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from fczoo.backbones.timm_vit import architecture
+from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method, overrides
+from fczoo.core.registry import DATASETS
+from fczoo.core.tree import Tree, drop, nbytes, select
+from fczoo.core.types import Batch, Context
+from fczoo.data.dataset import Images
+from fczoo.data.stream import make_tasks
+from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
+from fczoo.federation.batches import Client, make_inputs
+from fczoo.federation.downlink import broadcast
+from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.settings import Settings
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of a client that holds one image of every class of the first task."""
+
+    backbone: str
+    trained: Tree
+    sent: Tree  # its upload of a round
+    surveyed: Tree  # its upload at the boundaries of a task
+    held: Tree  # what it keeps of the broadcast in the second task besides what it trains
+    received: Tree  # the whole broadcast
+    weights: int  # bytes of the frozen backbone in float32
+    flops: int  # of one image in one training step: inputs, forward and backward
+    activations: int  # bytes that this step keeps for its backward, in float32
+
+
+def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
+    """Measure a method in the first task of a run; ``work`` also counts operations and activations, else 0."""
+    cls = DATASETS.get(settings.dataset)
+    if not cls.classes:
+        raise FczooError(
+            f"{settings.dataset} has as many classes as its folder; name another data set to see what {method.name} trains there"
+        )
+    task, *further = make_tasks(settings.dataset, cls.classes, settings.tasks)
+    config, size = architecture(settings.backbone), task.size
+    rng = torch.Generator().manual_seed(0)
+    backbone = Backbone(config, {k: 0.02 * torch.randn(s, generator=rng) for k, s in config.shapes().items()})
+    store = ImageStore(Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size)), backbone)
+    engine, client = (
+        Engine(method, backbone, store, Plan(1, size, Augment(), seed=0)),
+        Client(0, torch.arange(size)),
+    )
+    state = method.begin_task({}, task, backbone, rng)
+    trained, ctx = (
+        select(state, *method.optims()) if method.optims() else {},
+        Context(task, 0, 1, broadcast(method, state)),
+    )
+    sent: Tree = {}
+    flops = activations = 0
+    if trained:
+        sent = engine.train(state, [client], ctx)[0]
+        if work:
+            flops, activations = _one_step(method, store, trained, ctx, settings)
+    surveyed: Tree = {}
+    later = state
+    for moment in sorted(method.surveys()):
+        sums = engine.survey(moment, broadcast(method, state), [client], ctx)[0]
+        surveyed |= sums
+        later = method.absorb(moment, later, drop(sums, "client"), task)
+    if further:
+        later = method.begin_task(later, further[0], backbone, rng)
+    held = drop(broadcast(method, later), *method.optims())
+    return Measured(
+        config.name,
+        trained,
+        sent,
+        surveyed,
+        held,
+        broadcast(method, state),
+        nbytes(backbone.weights),
+        flops,
+        activations,
+    )
+
+
+def _one_step(
+    method: Method, store: ImageStore, trained: Tree, ctx: Context, settings: Settings
+) -> tuple[int, int]:
+    index, augment = torch.zeros(1, dtype=torch.int64), get_augment(settings.augment)
+    draws = None if augment.fixed else torch.full((1, DRAWS), 0.5)
+    if draws is None or settings.cache_queries:
+        store.query(index)  # computed once a run, so not part of a step
+    leaves = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
+    kept = _Kept({**store.backbone.weights, **leaves, **ctx.shared})
+    with FlopCounterMode(display=False) as counter:
+        x, q = make_inputs(method, store, index, augment, draws, settings.cache_queries)
+        batch = Batch(x, store.labels[index], torch.ones(1, dtype=q.dtype), q)
+        if overrides(method, "teach"):
+            with torch.no_grad():
+                batch = batch._replace(t=method.teach(store.backbone, ctx.shared, batch, ctx.task))
+        with torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
+            loss, _ = method.loss(store.backbone, leaves, batch, ctx)
+        loss.backward()
+    return counter.get_total_flops(), sum(kept.sizes.values())
+
+
+class _Kept:
+    """Sizes of the storages that a backward keeps, each once, without those that are there anyway."""
+
+    def __init__(self, known: Mapping[str, Tensor]):
+        self.known = {v.untyped_storage().data_ptr() for v in known.values()}
+        self.sizes: dict[int, int] = {}
+
+    def note(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor

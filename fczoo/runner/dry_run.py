@@ -1,0 +1,177 @@
+"""What a bench would do, without doing it: the whole configuration, its work, traffic and memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from fczoo.backbones.load import weights_needed
+from fczoo.core.errors import FczooError
+from fczoo.core.files import home
+from fczoo.core.method import Method
+from fczoo.core.registry import DATASETS, PROTOCOLS
+from fczoo.core.tree import nbytes
+from fczoo.data.dataset import Images
+from fczoo.data.partition import Partition, make_partition
+from fczoo.data.stream import Stream, make_tasks
+from fczoo.data.views import get_augment
+from fczoo.federation.benchmark import open_stream
+from fczoo.federation.device import DTYPES, pick_device
+from fczoo.federation.rounds import group_size
+from fczoo.federation.settings import Settings
+from fczoo.reports.words import plain, table
+from fczoo.runner.cost import Measured, measure
+from fczoo.runner.grid import create_methods
+
+COPIES = 4  # of what a client trains: value, gradient and two moments
+LEGEND = (
+    "Trained: scalars that a client trains. MB up: a client's upload of a round; MB down: the broadcast of a task's first round (1 MB = 10^6\n"
+    "bytes); both measured in the first task, for a client with every class of it. GFLOP: inputs, forward and backward of one image, counted;\n"
+    "PFLOP a run: that times the image-steps, without statistics, server and evaluation. GB is an estimate: frozen weights, values, gradients and\n"
+    "two moments of each client that trains at the same time, and the activations of one batch each; without images and libraries."
+)
+
+
+def dry_run(
+    methods: Sequence[str], seeds: Sequence[int], settings: Settings, options: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """Settings and hyper-parameters with their origin, image-steps, bytes, operations and memory. Nothing is trained or written.
+
+    Raises FczooError for input that cannot work. Data and weights may be missing; what is, is said.
+    """
+    built = create_methods(methods, settings, options)
+    get_augment(settings.augment)
+    about, found = _data(settings)
+    steps = image_steps(settings, *found) if found else []
+    clients = settings.clients + settings.joining * (settings.task_count - 1)
+    work = [_work(m, measure(m, settings, work=True), settings, clients, sum(steps)) for m in built]
+    runs = f"Settings of {len(built) * len(seeds)} runs, seeds {', '.join(map(str, seeds))}"
+    by_task = (
+        f"{' + '.join(f'{s:,.0f}' for s in steps)} = {sum(steps):,.0f}"
+        if steps
+        else "unknown without the data"
+    )
+    head = ["method", "trained", "MB up", "MB down", "GFLOP an image-step", "PFLOP a run", "GB"]
+    return "\n\n".join(
+        [
+            f"{runs}:\n{table(_settings(settings), ['setting', 'value', 'from'])}",
+            *(
+                f"{m.name}:\n{table(_options(m, settings, options.get(m.name, {})), ['option', 'value', 'from'])}"
+                for m in built
+            ),
+            f"{about}\nWeights: {weights_needed(settings.backbone) or f'{settings.backbone} is at hand'}",
+            f"Image-steps of a run, images x epochs x rounds, by task: {by_task}",
+            f"{table(work, head)}\n\n{LEGEND}",
+        ]
+    )
+
+
+def image_steps(settings: Settings, stream: Stream, partition: Partition) -> list[float]:
+    """Images that pass through training in each task; where participants are drawn, the expected number."""
+    out = []
+    for task in stream.tasks:
+        sizes = np.array([len(c) for c in partition.tasks[task.index][: partition.present(task.index)]])
+        candidates = len(sizes) if settings.draw_among == "joined" else int((sizes > 0).sum())
+        out.append(
+            float(settings.rounds * settings.epochs * sizes.sum() * settings.drawn(candidates) / candidates)
+        )
+    return out
+
+
+def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
+    """Whether the images are there, and their split; without them, one of as many labels as the data set is known to have."""
+    dataset = DATASETS.get(settings.dataset)()
+    try:
+        if dataset.folder:
+            dataset.locate(settings.root or home() / "data")
+    except FczooError as error:
+        official = dataset.official
+        if official is None or official.train is None:
+            return f"Data: {error}", None
+        stream = _expected(settings, dataset.classes, official.train)
+        split = make_partition(
+            stream,
+            settings.partition,
+            settings.clients,
+            settings.partition_seed,
+            settings.joining,
+            settings.transition,
+        )
+        return (
+            f"Data: {error}\nWork is counted for {official.train:,} training images, shared out equally over the classes.",
+            (stream, split),
+        )
+    stream, split = open_stream(settings, pixels=False)
+    return (
+        f"Data: {len(stream.train.labels):,} training and {len(stream.test.labels):,} test images; partition {split.sha256}",
+        (stream, split),
+    )
+
+
+def _expected(settings: Settings, classes: int, images: int) -> Stream:
+    counts = np.array([len(part) for part in np.array_split(np.arange(images), classes)])
+    counts = counts if settings.train_per_class is None else counts.clip(max=settings.train_per_class)
+    labels, nothing = np.repeat(np.arange(classes), counts), np.empty((0, 0, 0, 3), np.uint8)
+    tasks = make_tasks(settings.dataset, classes, settings.tasks)
+    names = tuple(map(str, range(classes)))
+    return Stream(
+        settings.dataset,
+        Images(nothing, labels),
+        Images(nothing, labels[:0]),
+        np.arange(len(labels)),
+        tuple(range(classes)),
+        names,
+        tasks,
+    )
+
+
+def _settings(settings: Settings) -> list[tuple[Any, ...]]:
+    stated = PROTOCOLS.get(settings.protocol).stated(settings.dataset) if settings.protocol else {}
+    dataset = asdict(DATASETS.get(settings.dataset).defaults)
+    rows = []
+    for field in fields(Settings):
+        value, origin = getattr(settings, field.name), "given"
+        if field.name in stated and value == stated[field.name].given(settings.task_count):
+            origin = f"protocol {settings.protocol}"
+        elif field.name in dataset and field.name not in stated and value == dataset[field.name]:
+            origin = "data set"
+        elif field.name not in stated and value == field.default:
+            origin = "default"
+        rows.append((field.name, plain(value), origin))
+    return rows
+
+
+def _options(method: Method, settings: Settings, given: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    layers = {
+        "--set": given,
+        f"protocol {settings.protocol}": settings.method_options(method.name),
+        "data set": method.tuned.get(settings.dataset, {}),
+    }
+    origin = {
+        name: next((layer for layer, values in layers.items() if name in values), "default")
+        for name in asdict(method)
+    }  # type: ignore[call-overload]
+    return [(name, plain(getattr(method, name)), place) for name, place in origin.items()]
+
+
+def _work(method: Method, seen: Measured, settings: Settings, clients: int, steps: float) -> tuple[Any, ...]:
+    trained, device = nbytes(seen.trained), pick_device(settings.device)
+    scalars = sum(v.numel() for v in seen.trained.values())
+    together = min(group_size(settings, device, clients, scalars), settings.drawn(clients))
+    part = DTYPES[settings.precision].itemsize / 4  # of what was measured in float32
+    memory = (
+        seen.weights * part
+        + trained * (1 + COPIES * together)
+        + seen.activations * part * settings.batch_size * together
+    )
+    operations = f"{seen.flops * steps / 1e15:,.3f}" if steps else "unknown"
+    traffic = f"{nbytes(seen.sent or seen.surveyed) / 1e6:.3f}", f"{nbytes(seen.received) / 1e6:.3f}"
+    return (
+        method.name,
+        f"{scalars:,}",
+        *traffic,
+        f"{seen.flops / 1e9:.3f}",
+        operations if seen.trained else "0",
+        f"{memory / 1e9:.2f}",
+    )

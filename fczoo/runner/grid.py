@@ -1,0 +1,205 @@
+"""The benchmark grid: data sets x partitions x methods x seeds, written to run folders as it goes."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import through_json, write_json
+from fczoo.core.method import Method
+from fczoo.core.registry import create_method
+from fczoo.data.stream import data_sha256
+from fczoo.federation.benchmark import Bench
+from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.diagnostics import Probe
+from fczoo.federation.environment import hardware, versions
+from fczoo.federation.observer import Several
+from fczoo.federation.result import read_result
+from fczoo.federation.settings import Settings, shorten
+from fczoo.reports.runs import ABOUT, FAILURE, PARTITION, RESULT, read_about, read_cells
+from fczoo.reports.text import write_summary
+from fczoo.runner.recorder import Recorder
+from fczoo.runner.resume import LOCK, Interrupted, Interrupts, check_same, only_process
+from fczoo.runner.trackers import Logging, check_loggers
+
+Options = Mapping[str, Mapping[str, Any]]  # method -> its hyper-parameters
+
+
+@dataclass(frozen=True)
+class Conduct:
+    """How a grid is run; nothing of it changes a number."""
+
+    resume: bool = False  # begin nothing new
+    skip_failed: bool = False  # carry on after a run that fails
+    loggers: tuple[str, ...] = ()
+    diagnostics: bool = False
+
+
+def run_grid(
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    grid: Sequence[Settings],
+    options: Options,
+    out: Path,
+    conduct: Conduct = Conduct(),
+) -> tuple[list[Path], int]:
+    """Run every method with every seed in every setting; returns the run folders, one a setting, and how many runs failed.
+
+    A folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and ``rounds.jsonl``, and
+    ``summary.{json,csv,md}``, brought up to date after each run. What an earlier command has finished there is kept and
+    not run again, a broken run goes on after its last round, and one that failed, which left ``failed.json``, is tried
+    again.
+
+    Raises FczooError for input that cannot work, before anything is written, and for a folder that another process or
+    configuration has; whatever a failing run raises, after what was finished is on disk, unless failures are skipped;
+    and Interrupted after SIGINT or SIGTERM.
+    """
+    check_loggers(conduct.loggers)
+    places = {place: settings for settings in grid for place in [folder_of(settings, grid, out)]}
+    if len(places) < len(grid):
+        raise FczooError(
+            "two settings of the grid would share a folder; give partition files different names"
+        )
+    if conduct.resume and not any((place / ABOUT).is_file() for place in places):
+        raise FczooError(f"no run to resume in {out}; leave --resume out to begin one there")
+    for place in {out, *places}:
+        _check_free(place, places)
+    opened = lru_cache(1)(Bench.open)  # one setting is loaded once; of several, one at a time is in memory
+    built = {folder: create_methods(methods, settings, options) for folder, settings in places.items()}
+    with only_process(out):
+        abouts = {
+            folder: _describe(folder, opened(settings), built[folder], seeds)
+            for folder, settings in places.items()
+        }
+        for folder, settings in places.items():
+            bench = opened(settings)
+            _begin(folder, bench, abouts[folder], built[folder], seeds)
+            for method in built[folder]:
+                for seed in seeds:
+                    _run_cell(folder, out, bench, method, seed, conduct)
+            _summarise(folder)  # a run may have been ended between its last result and the summary
+    failed = sum((p / m / f"seed{s}" / FAILURE).exists() for p in places for m in methods for s in seeds)
+    return list(places), failed
+
+
+def folder_of(settings: Settings, grid: Sequence[Settings], out: Path) -> Path:
+    """``out``, with a level for the data set and one for the partition where the grid has several."""
+    for name in ("dataset", "partition"):
+        if len({getattr(s, name) for s in grid}) > 1:
+            out /= (shorten(getattr(settings, name)) or "").replace(":", "_")
+    return out
+
+
+def _check_free(folder: Path, places: Mapping[Path, Settings]) -> None:
+    """Raise FczooError when a folder holds something else than runs."""
+    inner = {p for place in places for p in (place, *place.parents)}  # levels of the grid
+    if (folder / ABOUT).is_file() or not folder.exists():
+        return
+    if not folder.is_dir() or any(
+        p.name not in (LOCK, f"{ABOUT}.tmp") and p not in inner for p in folder.iterdir()
+    ):
+        raise FczooError(f"output folder {folder} is already in use; give another with --out or remove it")
+
+
+def _describe(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int]) -> dict[str, Any]:
+    """What ``bench.json`` will say. Raises FczooError for runs that cannot be made or do not belong to the folder."""
+    for method in methods:
+        bench.check(method)
+    about = {
+        "methods": {m.name: asdict(m) for m in methods},  # type: ignore[call-overload]
+        "seeds": list(seeds),
+        "settings": bench.settings.portable(),
+        "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
+        "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
+        "split": bench.stream.split,
+        "data": {"sha256": data_sha256(bench.stream)},
+        "device": str(bench.backbone.device),
+        "hardware": hardware(),
+        "versions": versions(),
+        "command": [shorten(word) for word in sys.argv],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    return _joined(folder, read_about(folder), through_json(about)) if (folder / ABOUT).is_file() else about
+
+
+def _begin(
+    folder: Path, bench: Bench, about: dict[str, Any], methods: Sequence[Method], seeds: Sequence[int]
+) -> None:
+    """Write the folder's description and partition, and make a place for every run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bench.partition.save(folder / PARTITION)
+    write_json(folder / ABOUT, about)
+    for method, seed in ((m, s) for m in methods for s in seeds):
+        (folder / method.name / f"seed{seed}").mkdir(parents=True, exist_ok=True)
+
+
+def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The folder's description with further methods and seeds. Raises FczooError where the folder holds other runs."""
+    again = {m: new["methods"].get(m, options) for m, options in old["methods"].items()}
+    check_same(folder, old, {**new, "methods": again, "seeds": old["seeds"]})
+    commands = [
+        *old.get("earlier_commands", []),
+        *([old["command"]] if old.get("command", new["command"]) != new["command"] else []),
+    ]
+    joined = {**new, "methods": {**again, **new["methods"]}, "seeds": sorted({*old["seeds"], *new["seeds"]})}
+    return {**joined, "earlier_commands": commands} if commands else joined
+
+
+def _run_cell(folder: Path, out: Path, bench: Bench, method: Method, seed: int, conduct: Conduct) -> None:
+    """One run of the grid: kept if it is finished, else begun or carried on."""
+    place = folder / method.name / f"seed{seed}"
+    checkpoint, failure = place / "checkpoint.safetensors", place / FAILURE
+    if (place / RESULT).is_file() and not failure.is_file():
+        known = read_result(place / RESULT)
+        if len(known.accuracy) == len(known.task_sizes):
+            Checkpoint(checkpoint).remove()
+            print(f"{method.name} seed {seed}: finished before, kept", file=sys.stderr, flush=True)
+            return
+    failure.unlink(missing_ok=True)
+    try:
+        with ExitStack() as stack:
+            interrupts = stack.enter_context(Interrupts(out))
+            trackers = [
+                stack.enter_context(Logging(name, place, bench.settings.portable()))
+                for name in conduct.loggers
+            ]
+            observer = Several([stack.enter_context(Recorder(place)), *trackers])
+            bench.run(
+                method,
+                seed,
+                observer,
+                Checkpoint(checkpoint, interrupts.obey),
+                Probe(place) if conduct.diagnostics else None,
+            )
+        Checkpoint(checkpoint).remove()
+    except Interrupted:
+        raise
+    except Exception as error:
+        write_json(
+            failure,
+            {"error": f"{error}" if isinstance(error, FczooError) else f"{type(error).__name__}: {error}"},
+        )
+        if not conduct.skip_failed:
+            raise
+        print(f"{method.name} seed {seed}: failed, {error}", file=sys.stderr, flush=True)
+    _summarise(folder)
+
+
+def _summarise(folder: Path) -> None:
+    if any(c.result for c in read_cells(folder, read_about(folder))):
+        write_summary(folder)
+
+
+def create_methods(methods: Sequence[str], settings: Settings, options: Options) -> list[Method]:
+    """Methods by name; ``options`` beat the protocol's values, which beat those for the data set and the defaults."""
+    if stray := set(options) - set(methods):
+        raise FczooError(f"--set {min(stray)}.… names no method of this run ({', '.join(methods)})")
+    return [
+        create_method(name, settings.dataset, **{**settings.method_options(name), **options.get(name, {})})
+        for name in methods
+    ]

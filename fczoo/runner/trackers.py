@@ -1,0 +1,169 @@
+"""Experiment trackers behind one small interface: TensorBoard, Weights & Biases, MLflow (extras, off by default)."""
+
+import importlib
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fczoo.core.errors import FczooError, first_line
+from fczoo.core.method import Method
+from fczoo.core.options import nearest
+from fczoo.federation.result import Result
+
+
+class Logger(ABC):
+    """One run's numbers, sent to one tracker."""
+
+    extra: str  # of the package, and the name after --log
+
+    @abstractmethod
+    def open(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        """Begin a run called ``name``, whose files lie in ``folder``."""
+
+    @abstractmethod
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers after ``step`` rounds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The run is over, or has failed."""
+
+
+class TensorBoard(Logger):
+    """Event files in the run's folder."""
+
+    extra = "tensorboard"
+
+    def open(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
+        self.writer.add_text("config", "\n".join(f"    {k}: {v}" for k, v in config.items()))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for key, value in values.items():
+            self.writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB(Logger):
+    """Project ``fczoo``, or what WANDB_PROJECT says; WANDB_MODE=offline keeps it on this machine."""
+
+    extra = "wandb"
+
+    def open(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fczoo"),
+            name=name,
+            config=dict(config),
+            dir=str(folder),
+            reinit="finish_previous",
+        )
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MLflow(Logger):
+    """Experiment ``fczoo`` on the server that MLFLOW_TRACKING_URI names."""
+
+    extra = "mlflow"
+
+    def open(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        import mlflow
+
+        self.client = mlflow.MlflowClient()
+        known = self.client.get_experiment_by_name("fczoo")
+        experiment = known.experiment_id if known else self.client.create_experiment("fczoo")
+        self.run = self.client.create_run(experiment, run_name=name).info.run_id
+        for key, value in config.items():
+            self.client.log_param(self.run, key, value)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for key, value in values.items():
+            self.client.log_metric(self.run, key, value, step=step)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+LOGGERS: dict[str, type[Logger]] = {cls.extra: cls for cls in (TensorBoard, WandB, MLflow)}
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Raise FczooError for an unknown logger, and for one whose package is not installed."""
+    for name in names:
+        if name not in LOGGERS:
+            raise FczooError(f"no logger is called {name!r}; {nearest(name, list(LOGGERS))}")
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise FczooError(f"--log {name} needs the package {name}; pip install 'fczoo[{name}]'") from error
+
+
+class Logging:
+    """Observer that hands the numbers of one run to a logger.
+
+    A tracker that cannot begin raises FczooError. One that fails later is left with a warning: the run's own files have
+    every number, and hours of training are worth more than a tracker's copy.
+    """
+
+    def __init__(self, name: str, folder: Path, config: Mapping[str, Any]):
+        self.name, self.folder, self.config = name, folder, config
+        self.logger = LOGGERS[name]()
+        self.step, self.running = 0, False
+
+    def __enter__(self) -> "Logging":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send(self.logger.close)
+        self.running = False
+
+    def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
+        self.step = done
+        options = {f"{method.name}.{k}": v for k, v in asdict(method).items()}  # type: ignore[call-overload]
+        try:
+            self.logger.open(
+                self.folder, f"{method.name} seed {seed}", {**self.config, **options, "seed": seed}
+            )
+        except Exception as error:
+            raise FczooError(f"--log {self.name} cannot begin: {first_line(error)}") from error
+        self.running = True
+
+    def client(self, task: int, round: int, loss: float) -> None:
+        """Too fine for a tracker."""
+
+    def round(self, record: dict[str, Any]) -> None:
+        self.step += 1
+        self._send(
+            self.logger.log,
+            {k: record[k] for k in ("loss", "bytes_up", "bytes_down", "seconds") if record[k] is not None},
+            self.step,
+        )
+
+    def task(self, result: Result) -> None:
+        tasks = {f"task {i + 1}": a for i, a in enumerate(result.accuracy[-1])}
+        self._send(self.logger.log, {**result.metrics, **tasks}, self.step)
+
+    def _send(self, call: Callable[..., None], *arguments: Any) -> None:
+        if not self.running:
+            return
+        try:
+            call(*arguments)
+        except Exception as error:
+            self.running = False
+            logging.getLogger(__name__).warning(
+                "--log %s stops after round %d: %s", self.name, self.step, error
+            )

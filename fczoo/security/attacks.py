@@ -1,0 +1,133 @@
+"""Clients that want to spoil the model: what they upload, or learn from, in place of the truth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fczoo.core.method import Method
+from fczoo.core.options import check_options, option
+from fczoo.core.payload import Content, content_of
+from fczoo.core.registry import ATTACKS, register_attack
+from fczoo.core.seeds import numpy_stream, torch_stream
+from fczoo.core.tree import Tree
+from fczoo.core.types import Task
+from fczoo.data.dataset import Images
+from fczoo.data.partition import Partition
+from fczoo.data.stream import Stream
+from fczoo.data.views import ImageStore
+
+FORGED: tuple[Content, ...] = (
+    "parameters",
+    "class means",
+)  # counts and variances stay, since a server would see through them
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What an attacker does with the honest change of one tensor, and whether it learns from false labels instead."""
+
+    flips = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def forge(self, change: Tensor, rng: torch.Generator) -> Tensor:
+        """The change that is uploaded in place of the honest one."""
+        return change
+
+
+@register_attack("sign-flip")
+@dataclass(frozen=True)
+class SignFlip(Attack):
+    """Uploads the opposite of what it has learned: -factor x."""
+
+    factor: float = option(1.0, "length of the false change, honest changes", low=0)
+
+    def forge(self, change: Tensor, rng: torch.Generator) -> Tensor:
+        return -self.factor * change
+
+
+@register_attack("scale")
+@dataclass(frozen=True)
+class Scale(Attack):
+    """Uploads its own change many times over, so that it outweighs the others: factor x."""
+
+    factor: float = option(10.0, "factor on the honest change", low=0)
+
+    def forge(self, change: Tensor, rng: torch.Generator) -> Tensor:
+        return self.factor * change
+
+
+@register_attack("gaussian")
+@dataclass(frozen=True)
+class Gaussian(Attack):
+    """Uploads noise in place of its change, as long as it on average over the tensor, times a factor."""
+
+    factor: float = option(10.0, "noise's standard deviation, root mean squares of the honest change", low=0)
+
+    def forge(self, change: Tensor, rng: torch.Generator) -> Tensor:
+        size = self.factor * change.square().mean().sqrt() if change.numel() else 0.0
+        return size * torch.randn(change.shape, generator=rng, dtype=change.dtype).to(change.device)
+
+
+@register_attack("label-flip")
+@dataclass(frozen=True)
+class LabelFlip(Attack):
+    """Learns honestly from false labels: class i of a task's c classes is called c - 1 - i."""
+
+    flips = True
+
+
+@dataclass(frozen=True)
+class Attackers:
+    """The hostile clients of a run: the same ones throughout, drawn from the run's seed."""
+
+    attack: Attack
+    numbers: frozenset[int]
+    method: Method
+    seed: int
+
+    @staticmethod
+    def draw(spec: str | None, part: float, clients: int, method: Method, seed: int) -> "Attackers":
+        """Attackers by a spec such as ``scale:100``, and none without one. Raises FczooError for an unknown attack."""
+        attack = ATTACKS.create(spec) if spec else Attack()
+        order = numpy_stream("attackers", seed).permutation(clients)
+        return Attackers(
+            attack, frozenset(order[: round(part * clients)].tolist() if spec else []), method, seed
+        )
+
+    def forge(self, payloads: Sequence[Tree], shared: Tree, task: Task, number: int) -> list[Tree]:
+        """The uploads of a round (or, as round -1, of a survey) as they arrive; ``shared`` is what the server had sent."""
+        return [
+            self._forged(p, shared, task, number) if p and int(p["client"]) in self.numbers else p
+            for p in payloads
+        ]
+
+    def store(self, stream: Stream, partition: Partition, honest: ImageStore) -> ImageStore:
+        """The images from which the run's clients learn: the honest ones, or some with false labels."""
+        return ImageStore(self.mislabel(stream, partition), honest.backbone) if self.attack.flips else honest
+
+    def mislabel(self, stream: Stream, partition: Partition) -> Images:
+        """The training images, those of the attackers with false labels."""
+        labels = stream.train.labels.copy()
+        for task, parts in zip(stream.tasks, partition.tasks, strict=True):
+            own = np.isin(stream.train_index, np.concatenate([parts[k] for k in sorted(self.numbers)]))
+            own &= (stream.train.labels >= task.start) & (stream.train.labels < task.stop)
+            labels[own] = task.start + task.stop - 1 - labels[own]
+        return Images(stream.train.pixels, labels)
+
+    def _forged(self, payload: Tree, shared: Tree, task: Task, number: int) -> Tree:
+        rng = torch_stream("attack", self.seed, task.index, number + 1, int(payload["client"]))
+        out = dict(payload)
+        for name, value in payload.items():
+            if value.is_floating_point() and content_of(name, self.method.uploads) in FORGED:
+                before = (
+                    shared[name].to(value)
+                    if name in shared and shared[name].shape == value.shape
+                    else torch.zeros_like(value)
+                )
+                out[name] = before + self.attack.forge(value - before, rng)
+        return out

@@ -1,0 +1,118 @@
+"""What uploads give away, and two ways to give away less: withheld statistics of rare classes, clipped and noisy updates."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method
+from fczoo.core.payload import ENVELOPE, Content, content_of, keep_rows
+from fczoo.core.seeds import torch_stream
+from fczoo.core.tree import Tree
+from fczoo.core.types import Task
+
+TELLS: dict[Content, str] = {
+    "parameters": "no sample directly, but changes of weights can be inverted when batches are small, and show whether an image took part",
+    "counts": "which classes a client has, and how many images of each",
+    "class means": "the typical image of each class in feature space; of a class with one image, that image's feature",
+    "class variances": "how the client's images of a class spread in feature space",
+    "gradients of single images": "the images themselves: a gradient of one image can be inverted to its label and pixels",
+}
+
+
+def disclosed(method: Method, sent: Tree) -> list[tuple[Content, list[str], str]]:
+    """What is uploaded, by kind: content, names of its tensors, and what a server that looks could learn from it."""
+    by_content: dict[Content, list[str]] = {}
+    for name in sent:
+        content: Content = "counts" if name in ENVELOPE else content_of(name, method.uploads)
+        by_content.setdefault(content, []).append(name)
+    return [(content, by_content[content], TELLS[content]) for content in TELLS if content in by_content]
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What every client does to its uploads before it sends them.
+
+    With ``clip`` C and ``noise`` z, the change of the trained tensors, as one vector, is shortened to norm C, and
+    N(0, (z C)^2) is added to each of its coordinates: the server itself sees no more than that.
+    """
+
+    seed: int
+    least: int = 1  # images of a class without which its statistics are withheld
+    clip: float | None = None
+    noise: float = 0.0
+    delta: float = 1e-5
+
+    def check(self, method: Method) -> None:
+        """Raise FczooError where a promise could not be kept for the method's uploads."""
+        if self.noise and self.clip is None:
+            raise FczooError(
+                "--dp-noise needs --dp-clip: without a largest norm no amount of noise bounds what is given away"
+            )
+        others = sorted({*method.uploads.values()} | ({"surveys"} if method.surveys() else set()))
+        if self.clip is not None and others:
+            raise FczooError(
+                f"--dp-clip covers updates of parameters, but {method.name} also uploads {', '.join(others)}; take a method that does not"
+            )
+        counted = {p.rpartition(".")[0] for p, content in method.uploads.items() if content == "counts"}
+        bare = [
+            p
+            for p, c in method.uploads.items()
+            if c in ("class means", "class variances") and p.rpartition(".")[0] not in counted
+        ]
+        if self.least > 1 and bare:
+            raise FczooError(
+                f"--min-class-count needs counts beside {bare[0]} in the uploads of {method.name}, which has none; leave it at 1"
+            )
+
+    def promise(self, uploads: int) -> dict[str, float]:
+        """Epsilon and delta for a client that takes part in all rounds; empty without noise."""
+        return (
+            {"epsilon": epsilon(self.noise, uploads, self.delta), "delta": self.delta} if self.noise else {}
+        )
+
+    def protect(self, payloads: Sequence[Tree], trained: Tree, task: Task, number: int) -> list[Tree]:
+        """The uploads of a round (or, as round -1, of a survey) as clients send them; ``trained`` is what they started from."""
+        out = [self._withheld(p) if self.least > 1 and p else p for p in payloads]
+        return out if self.clip is None else [self._noisy(p, trained, task, number) if p else p for p in out]
+
+    def _withheld(self, payload: Tree) -> Tree:
+        out = payload
+        for counts in (name for name in payload if name.endswith(".count")):
+            prefix, enough = counts.removesuffix("count"), payload[counts] >= self.least
+            out = keep_rows(out, prefix, enough)
+        return out
+
+    def _noisy(self, payload: Tree, trained: Tree, task: Task, number: int) -> Tree:
+        assert self.clip is not None
+        rng = torch_stream("privacy", self.seed, task.index, number + 1, int(payload["client"]))
+        change = {k: payload[k] - v.to(payload[k]) for k, v in trained.items()}
+        norm = math.sqrt(sum(float(v.double().square().sum()) for v in change.values()))
+        out, share = dict(payload), min(1.0, self.clip / norm) if norm else 1.0
+        for name, value in change.items():
+            noise = torch.randn(value.shape, generator=rng, dtype=value.dtype).to(value.device)
+            out[name] = trained[name].to(value) + share * value + self.noise * self.clip * noise
+        return out
+
+
+def epsilon(noise: float, uploads: int, delta: float) -> float:
+    """Epsilon of (epsilon, delta)-differential privacy towards the server, for all data of one client, over all its uploads.
+
+    Two runs that differ in everything that one client holds: its clipped update moves by up to 2 C, so noise z C is a
+    Gaussian mechanism of multiplier z / 2, composed over ``uploads``. Sampling of clients is not counted in its favour,
+    since the server knows who takes part; the number of samples n_k is taken as public. Infinite without noise. Raises
+    FczooError when the accountant is not installed.
+    """
+    if not noise:
+        return math.inf
+    try:
+        from dp_accounting import GaussianDpEvent, pld
+    except ImportError:
+        raise FczooError(
+            "the accountant for --dp-noise is not installed; run pip install 'fczoo[privacy]'"
+        ) from None
+    accountant = pld.PLDAccountant()
+    accountant.compose(GaussianDpEvent(noise / 2), uploads)
+    return float(accountant.get_epsilon(delta))

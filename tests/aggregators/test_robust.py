@@ -1,0 +1,176 @@
+"""Robust aggregators: what no minority of hostile clients can do."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fczoo import FczooError, Tree
+from fczoo.aggregators.averaging import uniform
+from fczoo.core.registry import make_aggregator
+from fczoo.core.tree import drop
+
+some = settings(max_examples=40, deadline=None)
+seeds = st.integers(0, 2**31)
+SPECS = ("median", "trimmed_mean:1", "trimmed_mean:2", "krum:1", "multi_krum:2", "norm_clip", "norm_clip:2")
+specs = pytest.mark.parametrize("spec", SPECS)
+
+
+def uploads(count: int, seed: int, centre: float = 0.0) -> list[Tree]:
+    rng = torch.Generator().manual_seed(seed)
+    samples = torch.randint(1, 99, (count,), generator=rng)
+    return [
+        {
+            "a": centre + torch.randn(3, 2, generator=rng),
+            "b": centre + torch.randn(4, generator=rng),
+            "num_samples": n,
+            "client": torch.tensor(k),
+        }
+        for k, n in enumerate(samples)
+    ]
+
+
+def own(tree: Tree) -> Tree:
+    return drop(tree, "num_samples", "client")
+
+
+def hostile(payload: Tree, value: float) -> Tree:
+    return {k: torch.full_like(v, value) if v.is_floating_point() else v for k, v in payload.items()}
+
+
+@specs
+@some
+@given(seed=seeds, count=st.integers(5, 9))
+def test_the_order_of_the_clients_does_not_matter(spec, seed, count):
+    payloads, merge = uploads(count, seed), make_aggregator(spec)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    one, two = merge(payloads), merge([payloads[i] for i in order])
+    assert all(torch.equal(one[k], two[k]) for k in one) and one.keys() == own(payloads[0]).keys()
+
+
+@specs
+@some
+@given(seed=seeds, count=st.integers(5, 9))
+def test_clients_that_agree_are_agreed_with(spec, seed, count):
+    one, envelopes = uploads(1, seed)[0], uploads(count, seed + 1)
+    merged = make_aggregator(spec)([{**e, **own(one)} for e in envelopes])
+    assert all(torch.allclose(merged[k], v, rtol=1e-6, atol=0) for k, v in own(one).items())
+
+
+@specs
+@some
+@given(seed=seeds)
+def test_uploads_stay_as_they_are_and_keep_their_type(spec, seed):
+    payloads = [{**p, "half": p["b"].bfloat16()} for p in uploads(6, seed)]
+    before = [{k: v.clone() for k, v in p.items()} for p in payloads]
+    merged = make_aggregator(spec)(payloads)
+    assert merged["half"].dtype == torch.bfloat16 and merged["a"].shape == (3, 2)
+    assert all(torch.equal(p[k], b[k]) for p, b in zip(payloads, before, strict=True) for k in p)
+
+
+@specs
+@some
+@given(seed=seeds, shift=st.floats(-50, 50))
+def test_a_common_shift_is_passed_on(spec, seed, shift):
+    payloads = [
+        {k: v.double() if v.is_floating_point() else v for k, v in p.items()} for p in uploads(7, seed)
+    ]
+    moved = [{k: v + shift if v.is_floating_point() else v for k, v in p.items()} for p in payloads]
+    one, two = make_aggregator(spec)(payloads), make_aggregator(spec)(moved)
+    assert all(torch.allclose(one[k] + shift, two[k], atol=1e-9) for k in one)
+
+
+@some
+@given(seed=seeds, count=st.integers(1, 11), value=st.sampled_from([-1e30, -3.0, 0.0, 7.0, 1e30]))
+def test_the_median_breaks_down_at_half_and_not_before(seed, count, value):
+    """With fewer hostile clients than half, every coordinate stays among the honest ones'; with half of them, it does not."""
+    payloads = uploads(count, seed)
+    bad = (count - 1) // 2
+    honest = payloads[bad:]
+    merged = make_aggregator("median")([*(hostile(p, value) for p in payloads[:bad]), *honest])
+    for name, found in merged.items():
+        rows = torch.stack([p[name] for p in honest])
+        assert (found >= rows.amin(0)).all() and (found <= rows.amax(0)).all()
+    half = (count + 1) // 2
+    broken = make_aggregator("median")([*(hostile(p, 1e30) for p in payloads[:half]), *payloads[half:]])
+    assert (broken["a"] > 1e29).all()
+
+
+@some
+@given(seed=seeds, trim=st.integers(1, 3), extra=st.integers(1, 4), value=st.sampled_from([-1e30, 1e30]))
+def test_the_trimmed_mean_bears_as_many_as_it_trims(seed, trim, extra, value):
+    payloads = uploads(2 * trim + extra, seed)
+    honest = payloads[trim:]
+    merged = make_aggregator(f"trimmed_mean:{trim}")([*(hostile(p, value) for p in payloads[:trim]), *honest])
+    for name, found in merged.items():
+        rows = torch.stack([p[name] for p in honest])
+        assert (found >= rows.amin(0) - 1e-6).all() and (found <= rows.amax(0) + 1e-6).all()
+
+
+@some
+@given(seed=seeds, bad=st.integers(1, 3), value=st.sampled_from([-1e6, 50.0, 1e6]))
+def test_krum_takes_an_honest_upload(seed, bad, value):
+    payloads = uploads(2 * bad + 3, seed)
+    honest = payloads[bad:]
+    attacked = [*(hostile(p, value) for p in payloads[:bad]), *honest]
+    chosen = make_aggregator(f"krum:{bad}")(attacked)
+    assert any(all(torch.equal(chosen[k], p[k]) for k in chosen) for p in honest)
+    merged = make_aggregator(f"multi_krum:{bad}")(attacked)
+    assert all(torch.allclose(merged[k], v, atol=1e-5) for k, v in uniform(honest).items())
+
+
+@some
+@given(seed=seeds, value=st.sampled_from([1e3, 1e12]))
+def test_a_clipped_upload_moves_the_mean_no_further_than_the_others_do(seed, value):
+    payloads = uploads(9, seed)
+    merged = make_aggregator("norm_clip")([hostile(payloads[0], value), *payloads[1:]])
+    size = torch.cat([v.flatten() for v in own(merged).values()]).norm()
+    assert size < 5  # standard normal in ten dimensions: the honest ones are about 3.2 away
+
+
+def test_small_cases_by_hand():
+    def line(*values: float) -> list[Tree]:
+        return [
+            {"x": torch.tensor([float(v)]), "num_samples": torch.tensor(1), "client": torch.tensor(k)}
+            for k, v in enumerate(values)
+        ]
+
+    assert (
+        make_aggregator("median")(line(1, 9, 2))["x"] == 2
+        and make_aggregator("median")(line(1, 9, 2, 4))["x"] == 3
+    )
+    assert make_aggregator("trimmed_mean:1")(line(1, 100, 2, 3, -50))["x"] == 2
+    assert (
+        make_aggregator("krum:1")(line(0, 1, 1.5, 3, 100))["x"] == 1
+    )  # scores 3.25, 1.25, 2.5, 6.25 and more
+    assert make_aggregator("multi_krum:1")(line(0, 1, 2, 3, 100))["x"] == 1.5
+    assert make_aggregator("norm_clip")(line(0, 1, 2, 3, 102))["x"] == pytest.approx(
+        2 + (-1 - 1 + 0 + 1 + 1) / 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("medain", "did you mean median"),
+        ("median:2", "aggregator median has no options"),
+        ("trimmed_mean:-1", "at least 0"),
+        ("krum:some", "it must be int"),
+    ],
+)
+def test_a_spec_that_does_not_fit_is_named(spec, says):
+    with pytest.raises(FczooError, match=says):
+        make_aggregator(spec)
+
+
+@pytest.mark.parametrize(("spec", "needed"), [("trimmed_mean:2", 5), ("krum:2", 5), ("multi_krum:1", 4)])
+def test_too_few_uploads_are_named(spec, needed):
+    make_aggregator(spec)(uploads(needed, 0))
+    with pytest.raises(FczooError, match=f"{spec} needs {needed} uploads, this round has {needed - 1}"):
+        make_aggregator(spec)(uploads(needed - 1, 0))
+
+
+@pytest.mark.parametrize("name", ["hgp", "pilora", "fcilpt", "fppl"])
+def test_every_kind_of_upload_can_be_averaged_robustly(make_bench, small_method, name):
+    for spec in ("median", "norm_clip"):
+        assert len(make_bench(aggregator=spec, epochs=1).run(small_method(name)).accuracy) == 3

@@ -1,0 +1,357 @@
+"""The installed command, as a user meets it."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+from fczoo.core.metrics import all_metrics
+from fczoo.data.partition import load_partition
+
+TINY = [
+    "--train-per-class",
+    "8",
+    "--test-per-class",
+    "4",
+    "--rounds",
+    "1",
+    "--epochs",
+    "1",
+    "--tasks",
+    "3",
+    "--clients",
+    "3",
+]
+
+
+def fczoo(*arguments: str, cwd: Path | None = None, fail: bool = False) -> subprocess.CompletedProcess[str]:
+    command = shutil.which("fczoo", path=str(Path(sys.executable).parent))
+    assert command, "the fczoo command is not installed beside this Python; run pip install -e '.[test]'"
+    done = subprocess.run([command, *arguments], capture_output=True, text=True, cwd=cwd, timeout=300)
+    assert (done.returncode != 0) == fail, done.stderr
+    return done
+
+
+def shown(*arguments: str) -> str:
+    """What a command prints that needs no process of its own."""
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A finished bench and what it printed."""
+    out = tmp_path_factory.mktemp("bench") / "run"
+    done = fczoo(
+        "bench",
+        "--methods",
+        "hgp,fedncm",
+        "--seeds",
+        "0,1",
+        "--set",
+        "hgp.prefix_len=4",
+        *TINY,
+        "--out",
+        str(out),
+    )
+    return out, done.stdout
+
+
+def test_bench_prints_what_was_run_and_one_row_a_method(folder):
+    _, printed = folder
+    for word in (
+        "digits: 3 tasks of 3 to 4 classes",
+        "dirichlet:0.5",
+        "vit_nano_32",
+        "seeds 0, 1",
+        "A_N",
+        "Avg",
+        "FAA",
+        "forgetting",
+        "MB up",
+        "seconds",
+    ):
+        assert word in printed
+    assert [line.split()[0] for line in printed.splitlines() if line.startswith(("hgp ", "fedncm "))] == [
+        "hgp",
+        "fedncm",
+    ]
+    assert [line for line in printed.splitlines() if "other than" in line] == [
+        "hgp: prefix_len=4, server_lr=0.003, other than by default"
+    ]
+
+
+def test_run_folder_holds_everything_needed_to_check_the_table(folder):
+    out, _ = folder
+    about = json.loads((out / "bench.json").read_text())
+    assert (
+        about["methods"]["hgp"]["prefix_len"] == 4
+        and about["settings"]["tasks"] == 3
+        and about["seeds"] == [0, 1]
+    )
+    assert about["split"] == "stratified 80/20 of scikit-learn, seed 0"
+    partition = load_partition(out / "partition.json")
+    assert partition.sha256 == about["partition"]["sha256"] and partition.clients == 3
+    for method in ("hgp", "fedncm"):
+        result = json.loads((out / method / "seed1" / "result.json").read_text())
+        assert result["finished"] and result["seed"] == 1 and result["method"] == method
+        assert [len(row) for row in result["accuracy"]] == [1, 2, 3] and result["test_counts"] == [16, 12, 12]
+        assert result["metrics"] == all_metrics(result["accuracy"], result["test_counts"])
+        assert len(result["backbone"]["sha256"]) == 64 and result["partition"]["sha256"] == partition.sha256
+        assert result["versions"]["torch"] and result["peak_memory"]["process"] > 0 and result["bytes_up"] > 0
+    rounds = [json.loads(line) for line in (out / "hgp" / "seed0" / "rounds.jsonl").read_text().splitlines()]
+    assert [r["task"] for r in rounds] == [0, 1, 2]
+    assert (
+        sum(r["bytes_up"] for r in rounds)
+        == json.loads((out / "hgp" / "seed0" / "result.json").read_text())["bytes_up"]
+    )
+
+
+def test_summaries_agree_with_the_results(folder):
+    out, _ = folder
+    finals = [
+        json.loads((out / "hgp" / f"seed{s}" / "result.json").read_text())["metrics"]["A_N"] for s in (0, 1)
+    ]
+    row = next(r for r in csv.DictReader((out / "summary.csv").open()) if r["method"] == "hgp")
+    assert float(row["A_N"]) == pytest.approx(sum(finals) / 2) and row["seeds"] == "2"
+    assert float(row["A_N std"]) == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)
+    assert f"{sum(finals) / 2:.1f} ±" in (out / "summary.md").read_text()
+    assert json.loads((out / "summary.json").read_text())["rows"][0]["method"] == "hgp"
+
+
+def test_the_same_command_keeps_what_is_finished_and_other_runs_are_refused(folder):
+    out, printed = folder
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != "bench.json"}
+    (out / "summary.md").unlink()  # as if the machine had stopped between the last result and the summary
+    again = fczoo(
+        "bench",
+        "--methods",
+        "hgp,fedncm",
+        "--seeds",
+        "0,1",
+        "--set",
+        "hgp.prefix_len=4",
+        *TINY,
+        "--out",
+        str(out),
+    )
+    assert again.stdout == printed and again.stderr.count("finished before, kept") == 4
+    for change in (["--set", "hgp.prefix_len=5"], ["--set", "hgp.prefix_len=4", "--batch-size", "4"]):
+        refused = CliRunner().invoke(main, ["bench", "--methods", "hgp", *TINY, *change, "--out", str(out)])
+        assert (
+            "prefix_len was 4, is 5" if "--batch-size" not in change else "settings.batch_size was"
+        ) in refused.stderr
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != "bench.json"} == before
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *TINY, "--out", str(tmp_path)])
+    assert (
+        done.exit_code == 1
+        and "already in use" in done.stderr
+        and [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    )
+
+
+def test_a_grid_carries_on_after_failures_and_tries_them_again(tmp_path):
+    out, head = (
+        tmp_path / "grid",
+        ["--methods", "fedncm,pilora", "--partition", "iid,dirichlet:0.5", *TINY, "--epochs", "2"],
+    )
+    done = CliRunner().invoke(
+        main, ["bench", *head, "--set", "pilora.lr_prototype=1e30", "--skip-failed", "--out", str(out)]
+    )
+    assert (
+        done.exit_code == 1
+        and done.stdout.count("not finished: pilora seed 0: pilora diverged") == 2
+        and "2 of the runs failed" in done.stderr
+    )
+    assert [sum(line.startswith(m) for line in done.stdout.splitlines()) for m in ("fedncm ", "pilora ")] == [
+        2,
+        0,
+    ]
+    for place in (out / "iid", out / "dirichlet_0.5"):
+        assert (
+            "lower its learning rates"
+            in json.loads((place / "pilora" / "seed0" / "failed.json").read_text())["error"]
+        )
+        about = json.loads((place / "bench.json").read_text())
+        about["methods"]["pilora"]["lr_prototype"] = 0.02  # as if the failure had been the machine's
+        (place / "bench.json").write_text(json.dumps(about))
+    again = CliRunner().invoke(main, ["bench", *head, "--out", str(out)])
+    assert (
+        again.exit_code == 0
+        and again.stderr.count("fedncm seed 0: finished before, kept") == 2
+        and "not finished" not in again.stdout
+    )
+    assert [
+        sum(line.startswith(m) for line in again.stdout.splitlines()) for m in ("fedncm ", "pilora ")
+    ] == [2, 2]
+
+
+def test_a_saved_partition_is_used_again(folder, tmp_path):
+    out, _ = folder
+    fczoo(
+        "bench",
+        "--methods",
+        "fedncm",
+        *TINY,
+        "--partition",
+        f"file:{out / 'partition.json'}",
+        "--out",
+        str(tmp_path / "again"),
+    )
+    assert (
+        load_partition(tmp_path / "again" / "partition.json").sha256
+        == load_partition(out / "partition.json").sha256
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--methods", "hgpp"], "did you mean hgp"),
+        (["--methods", "hgp", "--dataset", "digit"], "did you mean digits"),
+        (["--methods", "hgp", "--partition", "dirichlet:zero"], "dirichlet.beta"),
+        (["--methods", "hgp", "--partition", "quantity:9"], "asks for more classes"),
+        (["--methods", "hgp", "--partition", "file:nowhere.json"], "no partition file"),
+        (["--methods", "hgp", "--set", "hgp.lrr=1"], "did you mean lr"),
+        (["--methods", "hgp", "--set", "hgp.lr=fast"], "it must be float"),
+        (["--methods", "hgp", "--set", "hgp.lr=-1"], "at least 0"),
+        (["--methods", "hgp", "--set", "lr=1"], "METHOD.FIELD=VALUE"),
+        (["--methods", "hgp", "--set", "fppl.lr=1"], "names no method of this run"),
+        (["--methods", "hgp", "--set", "hgp.blocks=0,9"], "block 9"),
+        (["--methods", "hgp", "--clients", "5000"], "lower --clients"),
+        (["--methods", "hgp", "--tasks", "11"], "10 classes"),
+        (["--methods", "hgp", "--participation", "1.5"], "a part up to 1 or a whole number"),
+        (["--methods", "hgp", "--participation", "4"], "more than the 3 clients"),
+        (["--methods", "hgp", "--tasks", "3,3,3"], "adds up to 9 classes, but digits has 10"),
+        (["--methods", "hgp", "--class-order", "0,1,2"], "each of the labels 0 to 9 of digits once"),
+        (["--methods", "hgp", "--client-draw", "often"], "round | task"),
+        (["--methods", "hgp", "--seeds", "0,zero"], "whole numbers"),
+        (["--methods", "hgp", "--together", "few"], "bench.together"),
+        (["--methods", "hgp", "--augment", "flipp"], "did you mean flip"),
+        (["--methods", "hgp", "--backbone", "missing.safetensors"], "no weight file"),
+        (["--methods", "hgp", "--backbone", "vit_tinny_patch16_224"], "did you mean"),
+        (["--methods", "hgp", "--dataset", "cifar100", "--data-root", "."], "cifar-100-python"),
+        (["--methods", "fcilpt", "--set", "fcilpt.chosen=11"], "more than the 10 prompts"),
+        (["--methods", "hgp", "--aggregator", "mean"], "no aggregator"),
+        (["--methods", "hgp", "--set", "hgp.blocks="], "hgp.blocks is empty"),
+    ],
+)
+def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(
+        main, ["bench", *([] if "--clients" in arguments or "--tasks" in arguments else TINY), *arguments]
+    )
+    assert (
+        done.exit_code == 1
+        and says in done.stderr
+        and done.stderr.startswith("Error: ")
+        and done.stderr.count("\n") == 1
+    )
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_installed_command_fails_with_one_line_too(tmp_path):
+    done = fczoo("bench", "--methods", "hgpp", cwd=tmp_path, fail=True)
+    assert (
+        done.returncode == 1 and done.stderr == "Error: no method is called 'hgpp'; did you mean hgp, fppl?\n"
+    )
+
+
+def test_a_diverging_run_keeps_what_was_finished(tmp_path):
+    out = tmp_path / "run"
+    done = fczoo(
+        "bench", "--methods", "fedncm,fppl", "--set", "fppl.lr=1e30", *TINY, "--out", str(out), fail=True
+    )
+    assert "fppl diverged" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert json.loads((out / "fedncm" / "seed0" / "result.json").read_text())["finished"]
+    assert [r["method"] for r in json.loads((out / "summary.json").read_text())["rows"]] == ["fedncm"]
+
+
+def test_an_aggregator_that_does_not_fit_the_upload_is_named(tmp_path):
+    done = CliRunner().invoke(
+        main,
+        [
+            "bench",
+            "--methods",
+            "fppl",
+            "--aggregator",
+            "prototype_reweight",
+            *TINY,
+            "--out",
+            str(tmp_path / "run"),
+        ],
+    )
+    assert (
+        done.exit_code == 1
+        and "prototype_reweight reads 'prototype', which fppl does not upload" in done.stderr
+    )
+
+
+def test_a_list_of_partitions_keeps_the_fields_of_each_together(tmp_path):
+    given = "dirichlet:beta=0.5,min_size=2,iid,dirichlet:0.1,cap=true"
+    done = CliRunner().invoke(
+        main, ["bench", "--methods", "fedncm", "--partition", given, *TINY, "--out", str(tmp_path / "grid")]
+    )
+    assert done.exit_code == 0, done.output
+    assert {p.name for p in (tmp_path / "grid").iterdir() if p.is_dir()} == {
+        "dirichlet_beta=0.5,min_size=2",
+        "iid",
+        "dirichlet_0.1,cap=true",
+    }
+
+
+def test_two_settings_that_would_share_a_folder_are_refused(tmp_path):
+    both = ",".join(f"file:{tmp_path / name / 'partition.json'}" for name in "ab")
+    done = CliRunner().invoke(
+        main, ["bench", "--methods", "fedncm", "--partition", both, *TINY, "--out", str(tmp_path / "grid")]
+    )
+    assert done.exit_code == 1 and "would share a folder" in done.stderr and not (tmp_path / "grid").exists()
+
+
+@pytest.mark.parametrize(
+    "kind", ["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones"]
+)
+def test_list_names_what_is_there(kind):
+    known = {
+        "methods": "pilora",
+        "baselines": "fedncm",
+        "datasets": "cifar100",
+        "partitioners": "quantity",
+        "aggregators": "fedavg",
+        "backbones": "vit_nano_32",
+    }
+    printed = shown("list", kind)
+    assert any(line.split()[0] == known[kind] for line in printed.splitlines())
+
+
+def test_show_and_doctor():
+    page = shown("show", "hgp")
+    for word in (
+        "Salami",
+        "prefix_len",
+        "zeros",
+        "Trained",
+        "Sent up in a round",
+        "gauss.mean",
+        "prefix.0.k",
+    ):
+        assert word in page
+    assert (
+        "rounds" in shown("show", "digits")
+        and "beta" in shown("show", "dirichlet")
+        and "stable" in shown("show", "sort_by_usage")
+    )
+    assert "did you mean" in CliRunner().invoke(main, ["show", "hpg"]).stderr
+    health = shown("doctor")
+    assert "torch" in health and "FCZOO_HOME" in health and "cifar-100-python" in health

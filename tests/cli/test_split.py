@@ -1,0 +1,174 @@
+"""``fczoo partition``: what it shows and writes is what a bench with the same options uses."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from fczoo.cli.app import main
+from fczoo.core.registry import DATASETS
+from fczoo.data.partition import load_partition
+from fczoo.data.stream import make_stream
+
+SPLIT = [
+    "--partition",
+    "dirichlet:0.3",
+    "--clients",
+    "4",
+    "--tasks",
+    "4,3,3",
+    "--class-order-seed",
+    "3",
+    "--partition-seed",
+    "5",
+]
+
+
+def invoke(*arguments: str) -> str:
+    done = CliRunner().invoke(main, ["partition", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("split")
+    files = [
+        word
+        for kind, name in (("save", "p.json"), ("table", "p.csv"), ("export", "e.json"))
+        for word in (f"--{kind}", str(folder / name))
+    ]
+    return folder, invoke(*SPLIT, *files)
+
+
+def test_it_is_the_split_of_bench(written, tmp_path):
+    folder, printed = written
+    short = ["--rounds", "1", "--epochs", "1", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *SPLIT, *short])
+    assert done.exit_code == 0, done.output
+    partition = load_partition(folder / "p.json")
+    assert load_partition(tmp_path / "run" / "partition.json").sha256 == partition.sha256
+    assert f"sha256 {partition.sha256}" in printed
+
+
+def test_tables_add_up(written):
+    folder, printed = written
+    partition, stream = (
+        load_partition(folder / "p.json"),
+        make_stream("digits", tasks=(4, 3, 3), class_order_seed=3),
+    )
+    rows = list(csv.DictReader((folder / "p.csv").open()))
+    assert sum(int(r["images"]) for r in rows) == 1437
+    for row in rows:
+        owned = partition.tasks[int(row["task"])][int(row["client"])]
+        assert (
+            int(row["images"])
+            == (np.array(stream.class_order)[stream.train.labels[owned]] == int(row["class"])).sum()
+            > 0
+        )
+    assert printed.count("images per client and class") == 3
+    for task, counts in zip(stream.tasks, partition.counts(), strict=True):
+        table = printed.split(f"Task {task.index + 1}, images per client and class")[1]
+        assert [int(line.split()[-1]) for line in table.splitlines()[3:8]] == [*counts, counts.sum()]
+        assert table.splitlines()[1].split() == [
+            "client",
+            *map(str, stream.class_order[task.start : task.stop]),
+            "all",
+        ]
+
+
+def test_export_is_plain(written):
+    """Positions in the data set's own order, with its own labels: nothing of this package is needed to read it."""
+    folder, _ = written
+    content, labels = (
+        json.loads((folder / "e.json").read_text()),
+        DATASETS.get("digits")().load(Path()).train.labels,
+    )
+    assert [len(t["classes"]) for t in content["tasks"]] == [4, 3, 3] and content["class_names"] == {
+        str(c): str(c) for c in range(10)
+    }
+    seen = []
+    for task in content["tasks"]:
+        assert list(task["clients"]) == ["0", "1", "2", "3"]
+        for owned in task["clients"].values():
+            assert labels[owned["indices"]].tolist() == owned["labels"] and set(owned["labels"]) <= set(
+                task["classes"]
+            )
+            seen += owned["indices"]
+    assert sorted(seen) == list(range(1437)) and content["sha256"] == load_partition(folder / "p.json").sha256
+
+
+def test_heat_map(tmp_path):
+    pytest.importorskip("matplotlib")
+    invoke(*SPLIT, "--plot", str(tmp_path / "p.png"))
+    with Image.open(tmp_path / "p.png") as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    assert min(pixels.shape[:2]) > 100 and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
+
+
+def test_heat_map_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = CliRunner().invoke(main, ["partition", *SPLIT, "--plot", str(tmp_path / "p.png")])
+    assert (
+        done.exit_code == 1
+        and done.stderr == "Error: a heat map needs matplotlib; run pip install 'fczoo[plot]'\n"
+    )
+
+
+def test_a_growing_population(tmp_path):
+    printed = invoke(
+        "--partition",
+        "overlap:0.5",
+        "--clients",
+        "30",
+        "--joining",
+        "10",
+        "--transition",
+        "0.9",
+        "--export",
+        str(tmp_path / "e.json"),
+    )
+    rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdigit()]
+    assert [(int(r[3]), int(r[4])) for r in rows] == [
+        (30, 30),
+        (40, 37),
+        (50, 46),
+        (60, 55),
+        (70, 64),
+    ]  # int(0.9 n) + 10
+    assert "too many clients to print" in printed
+    assert [len(t["clients"]) for t in json.loads((tmp_path / "e.json").read_text())["tasks"]] == [
+        30,
+        40,
+        50,
+        60,
+        70,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--clients", "5000"], "lower --clients"),
+        (["--partition", "shards:2"], None),
+        (["--partition", "shards:2,shards=500"], "cannot be cut into 500 shards"),
+        (
+            ["--partition", "dirichlet:0.5,scope=dataset", "--joining", "1"],
+            "needs the same clients in every task",
+        ),
+        (["--partition", "file:nowhere.json"], "no partition file"),
+        (["--save", "missing/p.json"], "missing/p.json"),
+    ],
+)
+def test_requests(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["partition", *arguments])
+    if says is None:
+        assert done.exit_code == 0
+    else:
+        assert done.exit_code == 1 and says in done.stderr and done.stderr.count("\n") == 1

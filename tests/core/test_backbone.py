@@ -1,0 +1,359 @@
+"""The ViT with plugs, against timm's forward and against formulas written out here."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fczoo import FczooError
+from fczoo.core.backbone import LORA_PARTS, Backbone, attend
+from helpers_backbone import by_timm
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def by_hand(
+    backbone: Backbone,
+    images: Tensor,
+    tokens: Tensor | None = None,
+    deep: dict | None = None,
+    prefix: dict | None = None,
+) -> Tensor:
+    """All outputs of the last block, normed, [B, tokens + 1 + patches, D]: one image, one block, one head after the other."""
+    w, c = backbone.weights, backbone.config
+    size = c.dim // c.heads
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return (
+            centred / (centred.square().mean(-1, keepdim=True) + c.eps).sqrt() * w[f"{name}.weight"]
+            + w[f"{name}.bias"]
+        )
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]
+
+    out = []
+    for image in images:
+        patches = image.unfold(1, c.patch_size, c.patch_size).unfold(
+            2, c.patch_size, c.patch_size
+        )  # [3, rows, columns, p, p]
+        patches = (
+            patches.permute(1, 2, 0, 3, 4).flatten(0, 1).flatten(1)
+            @ w["patch_embed.proj.weight"].flatten(1).mT
+            + w["patch_embed.proj.bias"]
+        )
+        x = torch.cat([w["cls_token"][0], patches]) + w["pos_embed"][0]
+        if tokens is not None:
+            x = torch.cat([tokens, x])
+        for i in range(c.depth):
+            keep = len(x)
+            if deep and i in deep:
+                x = torch.cat([x, deep[i]])
+            query, key, value = linear(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn.qkv").split(c.dim, -1)
+            if prefix and i in prefix:
+                key, value = torch.cat([prefix[i][0], key]), torch.cat([prefix[i][1], value])
+            heads = []
+            for h in range(c.heads):
+                here = slice(h * size, (h + 1) * size)
+                scores = query[:, here] @ key[:, here].mT / math.sqrt(size)
+                weights = scores.exp() / scores.exp().sum(1, keepdim=True)
+                heads.append(weights @ value[:, here])
+            x = x + linear(torch.cat(heads, 1), f"blocks.{i}.attn.proj")
+            inner = linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1")
+            inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
+            x = (x + linear(inner, f"blocks.{i}.mlp.fc2"))[:keep]
+        out.append(norm(x, "norm"))
+    return torch.stack(out)
+
+
+# --- forward
+
+
+def test_without_plugs_it_is_timms_vit(backbone, images):
+    expected = by_timm(backbone, images)
+    torch.testing.assert_close(backbone(images), expected, **CLOSE)
+    torch.testing.assert_close(
+        by_hand(backbone, images)[:, 0], expected, **CLOSE
+    )  # so that the reference below can be trusted
+    assert expected.std(0).min() > 0.01  # features do depend on the image
+
+
+@pytest.mark.parametrize("plugs", ["lora", "prefix", "tokens", "deep"])
+def test_empty_plugs_change_nothing(backbone, images, plugs):
+    d, m = backbone.dim, backbone.config.mlp_dim
+    sizes = {"fc1": (d, m), "fc2": (m, d)}
+    empty = {
+        "lora": {
+            f"lora.{i}.{part}.{side}": torch.zeros(shape)
+            for i in range(6)
+            for part in LORA_PARTS
+            for side, shape in {
+                "a": (0, sizes.get(part, (d, d))[0]),
+                "b": (sizes.get(part, (d, d))[1], 0),
+            }.items()
+        },
+        "prefix": {f"prefix.{i}.{part}": torch.zeros(0, d) for i in range(6) for part in "kv"},
+        "tokens": {"tokens": torch.zeros(0, d)},
+        "deep": {f"deep.{i}": torch.zeros(0, d) for i in range(6)},
+    }
+    torch.testing.assert_close(backbone(images, empty[plugs]), by_timm(backbone, images), **CLOSE)
+
+
+def test_full_plugs_replace_weights(backbone, images, noise):
+    changed = {k: v + 0.1 * noise(*v.shape) for k, v in backbone.weights.items()}
+    expected = Backbone(backbone.config, changed)(images)
+    torch.testing.assert_close(
+        backbone(images, {f"full.{k}": v for k, v in changed.items()}), expected, **CLOSE
+    )
+    assert not torch.allclose(expected, backbone(images), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cls_token",
+        "pos_embed",
+        "patch_embed.proj.bias",
+        "blocks.3.attn.qkv.bias",
+        "blocks.5.norm2.weight",
+        "norm.bias",
+    ],
+)
+def test_one_full_plug_replaces_that_weight_alone(backbone, images, noise, name):
+    changed = noise(*backbone.weights[name].shape)
+    expected = by_timm(Backbone(backbone.config, {**backbone.weights, name: changed}), images)
+    torch.testing.assert_close(backbone(images, {f"full.{name}": changed}), expected, **CLOSE)
+
+
+def test_full_weights_start_where_the_backbone_is(backbone, images):
+    plugs = backbone.to(dtype=torch.float32).full_weights()
+    assert {k.removeprefix("full.") for k in plugs} == backbone.weights.keys()
+    torch.testing.assert_close(backbone(images, plugs), backbone(images), rtol=1e-5, atol=1e-5)
+    plugs["full.norm.bias"] += 1  # a copy: the frozen weight must not follow
+    torch.testing.assert_close(
+        backbone.weights["norm.bias"], Backbone(backbone.config, backbone.weights).weights["norm.bias"]
+    )
+    assert backbone.to(dtype=torch.bfloat16).full_weights()["full.norm.bias"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("part", LORA_PARTS)
+@pytest.mark.parametrize("block", [0, 5])
+def test_lora_adds_b_a_to_the_weight(backbone, images, noise, part, block):
+    fan_in, fan_out = backbone.lora_shape(part)
+    a, b = noise(3, fan_in), 0.2 * noise(fan_out, 3)
+    weights = {k: v.clone() for k, v in backbone.weights.items()}
+    if part in "qkv":
+        row = "qkv".index(part) * backbone.dim
+        weights[f"blocks.{block}.attn.qkv.weight"][row : row + backbone.dim] += b @ a
+    else:
+        weights[f"blocks.{block}.{'attn' if part == 'proj' else 'mlp'}.{part}.weight"] += b @ a
+    expected = by_timm(Backbone(backbone.config, weights), images)
+    torch.testing.assert_close(
+        backbone(images, {f"lora.{block}.{part}.a": a, f"lora.{block}.{part}.b": b}), expected, **CLOSE
+    )
+    assert not torch.allclose(expected, backbone(images), atol=1e-4)
+
+
+def test_zero_b_leaves_the_forward_bitwise_alone(backbone, images, noise):
+    plugs = {
+        "lora.0.q.a": noise(4, 32),
+        "lora.0.q.b": torch.zeros(32, 4),
+        "lora.2.fc1.a": noise(4, 32),
+        "lora.2.fc1.b": torch.zeros(64, 4),
+    }
+    assert torch.equal(backbone(images, plugs), backbone(images))
+
+
+def test_prefix_rows_are_keys_and_values_behind_their_projections(backbone, images, noise):
+    prefix = {i: (noise(4, 32), noise(4, 32)) for i in (0, 2, 5)}
+    plugs = {
+        f"prefix.{i}.{part}": rows
+        for i, pair in prefix.items()
+        for part, rows in zip("kv", pair, strict=True)
+    }
+    torch.testing.assert_close(
+        backbone(images, plugs), by_hand(backbone, images, prefix=prefix)[:, 0], **CLOSE
+    )
+
+
+def test_permuting_prefix_rows_jointly_changes_nothing(backbone, images, noise):
+    k, v, order = noise(5, 32), noise(5, 32), torch.tensor([3, 0, 4, 1, 2])
+    together = backbone(images, {"prefix.1.k": k[order], "prefix.1.v": v[order]})
+    torch.testing.assert_close(together, backbone(images, {"prefix.1.k": k, "prefix.1.v": v}), **CLOSE)
+    assert not torch.allclose(
+        together, backbone(images, {"prefix.1.k": k[order], "prefix.1.v": v}), atol=1e-4
+    )
+
+
+def test_repeating_a_prefix_row_adds_the_log_of_the_count_to_its_logit(noise):
+    """The reason why HGP's all-equal prefix acts as one pair with a bonus of log L."""
+    query, key, value = noise(2, 4, 6, 8), noise(2, 4, 6, 8), noise(2, 4, 6, 8)
+    k, v, count = noise(2, 4, 1, 8), noise(2, 4, 1, 8), 7
+    repeated = attend(
+        query,
+        torch.cat([k.expand(-1, -1, count, -1), key], 2),
+        torch.cat([v.expand(-1, -1, count, -1), value], 2),
+    )
+    scores = torch.cat([query @ k.mT / math.sqrt(8) + math.log(count), query @ key.mT / math.sqrt(8)], -1)
+    torch.testing.assert_close(repeated, scores.softmax(-1) @ torch.cat([v, value], 2), **CLOSE)
+
+
+def test_tokens_stand_in_front_and_pool_to_their_mean(backbone, images, noise):
+    tokens = noise(4, 32)
+    expected = by_hand(backbone, images, tokens=tokens)
+    torch.testing.assert_close(
+        backbone(images, {"tokens": tokens}, pool="prompt"), expected[:, :4].mean(1), **CLOSE
+    )
+    torch.testing.assert_close(backbone(images, {"tokens": tokens}, pool="cls"), expected[:, 4], **CLOSE)
+
+
+def test_outputs_of_deep_tokens_are_dropped(backbone, images, noise):
+    deep = {0: noise(3, 32), 1: noise(3, 32), 5: noise(2, 32)}
+    torch.testing.assert_close(
+        backbone(images, {f"deep.{i}": rows for i, rows in deep.items()}),
+        by_hand(backbone, images, deep=deep)[:, 0],
+        **CLOSE,
+    )
+
+
+def test_all_prompts_at_once(backbone, images, noise):
+    tokens, deep, prefix = (
+        noise(2, 32),
+        {1: noise(3, 32), 5: noise(1, 32)},
+        {1: (noise(2, 32), noise(2, 32)), 5: (noise(1, 32), noise(1, 32))},
+    )
+    plugs = {"tokens": tokens, **{f"deep.{i}": rows for i, rows in deep.items()}}
+    plugs |= {
+        f"prefix.{i}.{part}": rows
+        for i, pair in prefix.items()
+        for part, rows in zip("kv", pair, strict=True)
+    }
+    expected = by_hand(backbone, images, tokens, deep, prefix)
+    torch.testing.assert_close(backbone(images, plugs, pool="prompt"), expected[:, :2].mean(1), **CLOSE)
+    torch.testing.assert_close(backbone(images, plugs), expected[:, 2], **CLOSE)
+
+
+def test_rows_may_differ_from_image_to_image(backbone, images, noise):
+    plugs = {
+        "tokens": noise(3, 2, 32),
+        "deep.2": noise(3, 4, 32),
+        "prefix.0.k": noise(3, 5, 32),
+        "prefix.0.v": noise(3, 5, 32),
+    }
+    one_by_one = [backbone(images[i : i + 1], {k: v[i] for k, v in plugs.items()}) for i in range(3)]
+    torch.testing.assert_close(backbone(images, plugs), torch.cat(one_by_one), **CLOSE)
+
+
+def test_class_token_is_what_enters_the_first_block(backbone):
+    torch.testing.assert_close(
+        backbone.class_token(),
+        backbone.weights["cls_token"][0, 0] + backbone.weights["pos_embed"][0, 0],
+        **CLOSE,
+    )
+
+
+@pytest.mark.parametrize(
+    "plug",
+    [
+        "lora.6.q.a",
+        "lora.0.w.a",
+        "lora.0.q.c",
+        "lora.0.q",
+        "prefix.9.k",
+        "prefix.0.q",
+        "deep.6",
+        "deep",
+        "tokens.0",
+        "full.head.weight",
+        "ful.norm.bias",
+        "",
+    ],
+)
+def test_unknown_plugs_are_refused(backbone, images, plug):
+    with pytest.raises(FczooError, match="unknown plug") as error:
+        backbone(images, {plug: torch.zeros(1, 32)})
+    assert repr(plug) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_unknown_lora_parts_and_blocks_are_refused(backbone):
+    with pytest.raises(FczooError, match="no LoRA on 'qkv'"):
+        backbone.lora_shape("qkv")
+    backbone.check_blocks((0, 5), "method.blocks")
+    with pytest.raises(FczooError, match=r"method\.blocks names block 6, but vit_test has blocks 0 to 5"):
+        backbone.check_blocks((0, 6), "method.blocks")
+    with pytest.raises(FczooError, match=r"method\.blocks is empty"):
+        backbone.check_blocks((), "method.blocks")
+
+
+def test_weights_that_do_not_fit_are_refused(backbone):
+    lacking = {k: v for k, v in backbone.weights.items() if k != "norm.bias"}
+    odd = {**backbone.weights, "norm.bias": torch.zeros(31)}
+    for weights in (lacking, odd, {**backbone.weights, "head.weight": torch.zeros(2, 32)}):
+        with pytest.raises(FczooError, match=r"weights do not fit vit_test: (norm\.bias|head\.weight) is"):
+            Backbone(backbone.config, weights)
+
+
+def test_frozen_weights_are_a_copy(backbone):
+    weights = {k: v.clone().requires_grad_() for k, v in backbone.weights.items()}
+    held = Backbone(backbone.config, weights)
+    with torch.no_grad():
+        weights["norm.bias"].add_(1)
+    assert torch.equal(held.weights["norm.bias"], backbone.weights["norm.bias"])
+    assert not any(v.requires_grad for v in held.weights.values())
+
+
+# --- many clients, other types
+
+
+def test_vmap_over_clients_equals_a_loop_with_gradients(backbone, noise):
+    images = noise(2, 3, 3, 16, 16)  # two clients
+    shapes = {
+        "lora.0.q.a": (2, 32),
+        "lora.0.q.b": (32, 2),
+        "prefix.1.k": (3, 32),
+        "prefix.1.v": (3, 32),
+        "tokens": (2, 32),
+        "deep.4": (2, 32),
+    }
+    plugs = {k: noise(2, *shape).requires_grad_() for k, shape in shapes.items()}
+    together = torch.vmap(lambda x, p: backbone(x, p))(images, plugs)
+    loop = torch.stack([backbone(images[i], {k: v[i] for k, v in plugs.items()}) for i in range(2)])
+    torch.testing.assert_close(together, loop, **CLOSE)
+    ours, theirs = (torch.autograd.grad(out.square().sum(), list(plugs.values())) for out in (together, loop))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_both_attention_paths_agree(noise):
+    query, key, value = noise(2, 4, 3, 8), noise(2, 4, 7, 8), noise(2, 4, 7, 8)
+    fused = attend(query, key, value)
+    torch.testing.assert_close(
+        torch.vmap(attend)(query[None], key[None], value[None])[0], fused, **CLOSE
+    )  # inside vmap: written out
+    torch.testing.assert_close(fused, (query @ key.mT / math.sqrt(8)).softmax(-1) @ value, **CLOSE)
+    half = attend(query.bfloat16(), key.bfloat16(), value.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.double(), fused, rtol=0.05, atol=0.05)
+
+
+def test_bfloat16_stays_near_float32(backbone, images):
+    """Eight bits of mantissa through six blocks: within a tenth of a feature's typical size, in float32 at the end."""
+    single, half = backbone.to(dtype=torch.float32), backbone.to(dtype=torch.bfloat16)
+    features = half(images)
+    assert features.dtype == torch.float32 and half.dtype == torch.bfloat16
+    assert (features - single(images)).square().mean().sqrt() < 0.1 * single(images).square().mean().sqrt()
+    torch.testing.assert_close(single(images).double(), backbone(images), rtol=1e-4, atol=1e-4)
+
+
+def test_plugs_of_higher_precision_are_computed_in_the_backbones_type(backbone, images, noise):
+    half = backbone.to(dtype=torch.bfloat16)
+    prefix = {"prefix.0.k": noise(2, 32).float().requires_grad_(), "prefix.0.v": noise(2, 32).float()}
+    half(images, prefix).sum().backward()
+    assert prefix["prefix.0.k"].grad.dtype == torch.float32 and prefix["prefix.0.k"].grad.abs().max() > 0

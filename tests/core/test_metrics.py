@@ -1,0 +1,158 @@
+"""Metrics: one accuracy matrix worked out by hand, single-task runs, and relations between the metrics."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fczoo.core.metrics import METRICS, all_metrics, pooled
+
+# Three tasks with 10, 20 and 30 test images. Task 0 gets better before it gets worse; task 1 gets better at the end.
+A = [
+    [60.0],
+    [75.0, 90.0],
+    [30.0, 96.0, 50.0],
+]
+N = [10, 20, 30]
+
+# Pooled: A_0 = 60; A_1 = (10 * 75 + 20 * 90) / 30 = 2550 / 30 = 85; A_2 = (300 + 1920 + 1500) / 60 = 3720 / 60 = 62.
+BY_HAND = {
+    "A_N": 62.0,
+    "Avg": 69.0,  # (60 + 85 + 62) / 3 = 207 / 3
+    "FAA": 176 / 3,  # (30 + 96 + 50) / 3
+    "Abar": 1207 / 18,  # task means 60, 82.5 and 176/3: (360 + 495 + 352) / 6 = 1207 / 6, over 3
+    "forgetting": 19.5,  # best before the end: 75 and 90; (75 - 30) + (90 - 96) = 45 - 6 = 39, over T - 1 = 2
+    "forgetting_first": 8.0,  # (60 - 30) + (90 - 96) + (50 - 50) = 30 - 6 + 0 = 24, over T = 3
+    "forgetting_best": 15.0,  # best of all rows: 75, 96, 50; 45 + 0 + 0 = 45, over T = 3
+    "BWT": -12.0,  # (30 - 60) + (96 - 90) = -30 + 6 = -24, over T - 1 = 2
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_three_tasks_by_hand(name: str) -> None:
+    assert METRICS[name](A, N) == pytest.approx(BY_HAND[name], abs=1e-12)
+
+
+def test_all_metrics_by_name() -> None:
+    assert all_metrics(A, N) == pytest.approx(BY_HAND, abs=1e-12)
+
+
+def test_pooled_after_each_task_by_hand() -> None:
+    assert [pooled(A, N, t) for t in range(3)] == pytest.approx([60.0, 85.0, 62.0])
+
+
+def test_pooled_is_the_share_of_correct_answers() -> None:
+    # 3 of 4 and 1 of 6 correct: 4 of 10.
+    assert pooled([[0.0], [75.0, 100 / 6]], [4, 6], 1) == pytest.approx(40.0)
+
+
+def test_one_task() -> None:
+    assert all_metrics([[37.5]], [8]) == {
+        "A_N": 37.5,
+        "Avg": 37.5,
+        "FAA": 37.5,
+        "Abar": 37.5,
+        "forgetting": 0.0,
+        "forgetting_first": 0.0,
+        "forgetting_best": 0.0,
+        "BWT": 0.0,
+    }
+
+
+def test_forgetting_variants_can_differ_in_sign() -> None:
+    # The old task gains at the end: 40 -> 70. Chaudhry et al.: 40 - 70 = -30; with the last row among the best: 0.
+    a = [[40.0], [70.0, 50.0]]
+    assert METRICS["forgetting"](a, [1, 1]) == -30.0
+    assert METRICS["forgetting_best"](a, [1, 1]) == 0.0
+    assert METRICS["forgetting_first"](a, [1, 1]) == -15.0
+    assert METRICS["BWT"](a, [1, 1]) == 30.0
+
+
+some = settings(max_examples=200, deadline=None)
+percent = st.floats(0, 100)
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> list[list[float]]:
+    tasks = draw(st.integers(1, 5))
+    return [[draw(percent) for _ in range(t + 1)] for t in range(tasks)]
+
+
+counts = st.lists(st.integers(1, 500), min_size=5, max_size=5)
+EPS = 1e-9
+
+
+@some
+@given(matrices(), counts)
+def test_ranges(a: list[list[float]], n: list[int]) -> None:
+    found = all_metrics(a, n[: len(a)])
+    for name in ("A_N", "Avg", "FAA", "Abar"):
+        assert -EPS <= found[name] <= 100 + EPS
+    for name in ("forgetting", "forgetting_first", "BWT"):
+        assert -100 - EPS <= found[name] <= 100 + EPS
+    assert -EPS <= found["forgetting_best"] <= 100 + EPS
+    assert min(a[-1]) - EPS <= found["A_N"] <= max(a[-1]) + EPS
+    assert pooled(a, n[: len(a)], 0) == pytest.approx(a[0][0])
+
+
+@some
+@given(matrices(), st.integers(1, 500))
+def test_equal_test_sizes_make_pooled_and_task_means_agree(a: list[list[float]], each: int) -> None:
+    found = all_metrics(a, [each] * len(a))
+    assert found["A_N"] == pytest.approx(found["FAA"], abs=EPS)
+    assert found["Avg"] == pytest.approx(found["Abar"], abs=EPS)
+
+
+@some
+@given(matrices(), counts)
+def test_forgetting_of_the_first_is_no_larger(a: list[list[float]], n: list[int]) -> None:
+    """T / (T - 1) times the mean drop since learning is at most the drop from the best, which is at most that of all rows."""
+    found, tasks = all_metrics(a, n[: len(a)]), len(a)
+    if tasks > 1:
+        factor = tasks / (tasks - 1)
+        assert factor * found["forgetting_first"] <= found["forgetting"] + EPS
+        assert found["forgetting"] <= factor * found["forgetting_best"] + EPS
+        assert found["BWT"] == pytest.approx(-factor * found["forgetting_first"], abs=EPS)
+
+
+@some
+@given(st.lists(percent, min_size=1, max_size=5), counts)
+def test_perfect_memory(learned: list[float], n: list[int]) -> None:
+    """Accuracies that never move: nothing is forgotten, whichever way it is measured."""
+    a = [learned[: t + 1] for t in range(len(learned))]
+    found = all_metrics(a, n[: len(a)])
+    for name in ("forgetting", "forgetting_first", "forgetting_best", "BWT"):
+        assert found[name] == 0.0
+
+
+@some
+@given(matrices(), counts)
+def test_accuracies_that_only_rise_forget_nothing(a: list[list[float]], n: list[int]) -> None:
+    rising = [[max(a[s][i] for s in range(i, t + 1)) for i in range(t + 1)] for t in range(len(a))]
+    found = all_metrics(rising, n[: len(a)])
+    assert found["forgetting"] <= 0 and found["forgetting_first"] <= 0 <= found["BWT"]
+    assert found["forgetting_best"] == 0.0
+
+
+@some
+@given(matrices(), counts, percent)
+def test_future_rows_do_not_change_the_past(a: list[list[float]], n: list[int], last: float) -> None:
+    more = [*a, [last] * (len(a) + 1)]
+    sizes = [*n[: len(a)], 7]
+    assert [pooled(more, sizes, t) for t in range(len(a))] == [
+        pooled(a, n[: len(a)], t) for t in range(len(a))
+    ]
+
+
+def test_the_page_on_metrics_shows_this_very_example() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    shown = {
+        name: float(value)
+        for name, value in re.findall(r"^\| (\w+) \|.*\| (-?[\d.]+) \|$", page, flags=re.MULTILINE)
+        if name in METRICS
+    }
+    assert set(shown) == set(METRICS) and shown == pytest.approx(BY_HAND, abs=5e-4)
+    rows = [re.findall(r"[\d.]+", line)[1:] for line in page.splitlines() if re.match(r"\| \d \|", line)]
+    assert [[float(v) for v in row] for row in rows] == A

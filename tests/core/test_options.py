@@ -1,0 +1,350 @@
+"""Hyper-parameters from words, their limits, and the registries that make things from names."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fczoo import FczooError, Settings, create_method, option
+from fczoo.core.options import build, check_options, describe_type, nearest
+from fczoo.core.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, Registry
+from fczoo.federation.settings import shorten
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """One field of every kind."""
+
+    rate: float = option(0.5, "a number", low=0, high=2)
+    rank: int = option(4, "a whole number", low=1)
+    most: int = option(0, "limited above only", high=9)
+    sort: bool = option(True, "a switch")
+    kind: Literal["soft", "hard"] = option("soft", "a choice")
+    blocks: tuple[int, ...] = option((0,), "whole numbers", low=0)
+    clip: float | None = option(1.0, "a number or none", low=0)
+    together: Literal["auto"] | int = option("auto", "a word or a whole number", low=1)
+    label: str = option("x", "a word")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def made(**words: object) -> Knobs:
+    return build(Knobs, "knobs", words)
+
+
+# ---------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    ("field", "word", "value"),
+    [
+        ("rate", "0.25", 0.25),
+        ("rate", "1e-3", 1e-3),
+        ("rate", "2", 2.0),
+        ("rate", 1, 1.0),
+        ("rate", " 1.5 ", 1.5),
+        ("rank", "8", 8),
+        ("rank", 8, 8),
+        ("sort", "true", True),
+        ("sort", "False", False),
+        ("sort", "TRUE", True),
+        ("sort", False, False),
+        ("kind", "hard", "hard"),
+        ("blocks", "0,1,5", (0, 1, 5)),
+        ("blocks", "(0, 1)", (0, 1)),
+        ("blocks", "[2]", (2,)),
+        ("blocks", "3", (3,)),
+        ("blocks", "3,", (3,)),
+        ("blocks", "", ()),
+        ("blocks", [1, 2], (1, 2)),
+        ("blocks", (1, 2), (1, 2)),
+        ("clip", "none", None),
+        ("clip", "None", None),
+        ("clip", None, None),
+        ("clip", "0.5", 0.5),
+        ("clip", 3, 3.0),
+        ("together", "auto", "auto"),
+        ("together", "4", 4),
+        ("label", "12", "12"),
+        ("label", "none", "none"),
+    ],
+)
+def test_words_become_values(field: str, word: object, value: object) -> None:
+    found = getattr(made(**{field: word}), field)
+    assert found == value and type(found) is type(value)
+    if isinstance(value, tuple):
+        assert [type(v) for v in found] == [type(v) for v in value]
+
+
+@pytest.mark.parametrize(
+    ("field", "word", "complaint"),
+    [
+        ("rate", "fast", "knobs.rate is 'fast'; it must be float"),
+        ("rate", "", "knobs.rate is ''; it must be float"),
+        ("rate", "nan", "it must be float"),
+        ("rate", float("nan"), "it must be float"),
+        ("rate", "inf", "it must be float"),
+        ("rate", float("inf"), "it must be float"),
+        ("rate", "1e999", "it must be float"),
+        ("rate", "true", "it must be float"),
+        ("rate", True, "it must be float"),
+        ("rate", None, "it must be float"),
+        ("rate", "none", "it must be float"),
+        ("rate", "-0.1", "is -0.1; it must be between 0 and 2"),
+        ("rate", 2.5, "it must be between 0 and 2"),
+        ("rank", "2.5", "it must be int"),
+        ("rank", "4.0", "it must be int"),
+        ("rank", True, "it must be int"),
+        ("rank", "0", "is 0; it must be at least 1"),
+        ("most", 10, "is 10; it must be at most 9"),
+        ("sort", "1", "it must be bool"),
+        ("sort", 1, "it must be bool"),
+        ("sort", "yes", "it must be bool"),
+        ("kind", "firm", "knobs.kind is 'firm'; it must be soft | hard"),
+        ("kind", "Soft", "it must be soft | hard"),
+        ("kind", 1, "it must be soft | hard"),
+        ("blocks", "0,x", "knobs.blocks is 'x'; it must be int"),
+        ("blocks", "0,1.5", "it must be int"),
+        ("blocks", 3, "knobs.blocks is 3; it must be int, ..."),
+        ("blocks", "0,-1", "is -1; it must be at least 0"),
+        ("clip", "maybe", "it must be float | none"),
+        ("clip", -1.0, "it must be at least 0"),
+        ("together", "all", "it must be auto | int"),
+        ("together", 0, "it must be at least 1"),
+        ("label", 3, "it must be str"),
+    ],
+)
+def test_words_that_do_not_fit(field: str, word: object, complaint: str) -> None:
+    with pytest.raises(FczooError) as caught:
+        made(**{field: word})
+    assert complaint in str(caught.value) and f".{field} is" in str(caught.value)
+
+
+def test_unknown_fields_name_the_nearest() -> None:
+    with pytest.raises(FczooError, match="knobs has no option 'rnk'; did you mean rank"):
+        made(rnk=3)
+    with pytest.raises(
+        FczooError,
+        match="knobs has no option 'zzz'; known: blocks, clip, kind, label, most, rank, rate, sort, together",
+    ):
+        made(zzz=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["rate", "rank", "sort", "kind", "blocks", "clip", "together", "label"]),
+    st.text(max_size=8),
+)
+def test_any_word_is_read_or_refused(field: str, word: str) -> None:
+    try:
+        knobs = made(**{field: word})
+    except FczooError:
+        return
+    assert build(Knobs, "knobs", {field: getattr(knobs, field)}) == knobs
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(0, 2), st.integers(1, 10**9), st.lists(st.integers(0, 99), max_size=5))
+def test_written_values_are_read_back(rate: float, rank: int, blocks: list[int]) -> None:
+    knobs = made(rate=repr(rate), rank=str(rank), blocks=",".join(map(str, blocks)))
+    assert (knobs.rate, knobs.rank, knobs.blocks) == (rate, rank, tuple(blocks))
+
+
+# ---------------------------------------------------------------- values given in Python
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"rate": -1.0}, "Knobs.rate is -1.0; it must be between 0 and 2"),
+        ({"rank": 0}, "Knobs.rank is 0"),
+        ({"rank": 2.0}, "Knobs.rank is 2.0; it must be int"),
+        ({"blocks": (0, -2)}, "Knobs.blocks is -2"),
+        ({"kind": "firm"}, "Knobs.kind is 'firm'"),
+        ({"sort": 0}, "Knobs.sort is 0; it must be bool"),
+        ({"rate": float("nan")}, "Knobs.rate is nan"),
+        ({"rank": "8"}, "Knobs.rank is '8'; it must be int"),
+        ({"rate": "0.5"}, "Knobs.rate is '0.5'; it must be float"),
+        ({"blocks": [0, 1]}, r"Knobs.blocks is \[0, 1\]; it must be int, ..."),
+        ({"blocks": "0,1"}, "Knobs.blocks is '0,1'; it must be int, ..."),
+        ({"clip": "none"}, "Knobs.clip is 'none'; it must be float | none"),
+    ],
+    ids=str,
+)
+def test_values_are_checked_without_reading_words(values: dict, complaint: str) -> None:
+    """A word that ``build`` would read is no value: a field never holds anything but its own type."""
+    with pytest.raises(FczooError, match=complaint.replace("|", r"\|")):
+        Knobs(**values)
+
+
+def test_good_values_are_kept() -> None:
+    knobs = Knobs(rate=1, blocks=(), clip=None, together=3)
+    assert (knobs.rate, knobs.blocks, knobs.clip, knobs.together) == (1, (), None, 3)
+
+
+def test_types_as_users_read_them() -> None:
+    hints = Knobs.__annotations__
+    read = {name: describe_type(hint) for name, hint in hints.items()}
+    assert read == {
+        "rate": "float", "rank": "int", "most": "int", "sort": "bool", "kind": "soft | hard", "blocks": "int, ...",
+        "clip": "float | none", "together": "auto | int", "label": "str",
+    }  # fmt: skip
+
+
+def test_nearest() -> None:
+    assert nearest("dirchlet", ["dirichlet", "iid"]) == "did you mean dirichlet?"
+    assert nearest("zzz", ["iid", "dirichlet"]) == "known: dirichlet, iid"
+    assert nearest("zzz", []) == "known: none"
+
+
+# ---------------------------------------------------------------- registries
+
+
+@pytest.mark.parametrize(
+    ("registry", "typo", "complaint"),
+    [
+        (METHODS, "pilra", "no method is called 'pilra'; did you mean pilora"),
+        (METHODS, "", "no method is called ''; known: "),
+        (DATASETS, "cifar1000", "no data set is called 'cifar1000'; did you mean cifar100"),
+        (PARTITIONERS, "iidd", "no partitioner is called 'iidd'; did you mean iid"),
+        (AGGREGATORS, "fedavgg", "no aggregator is called 'fedavgg'; did you mean fedavg"),
+    ],
+)
+def test_unknown_names_give_the_nearest(registry: Registry, typo: str, complaint: str) -> None:
+    with pytest.raises(FczooError) as caught:
+        registry.get(typo)
+    assert complaint in str(caught.value)
+
+
+def test_names_are_filled_in_and_sorted() -> None:
+    assert {"fcilpt", "fedavg", "fedncm", "fppl", "hgp", "pilora"} <= set(METHODS.names())
+    assert METHODS.names() == sorted(METHODS.names())
+    assert set(METHODS.names("fczoo.baselines")) >= {"fedavg", "fedncm"}
+    assert not {"fedavg", "fedncm"} & set(METHODS.names("fczoo.methods"))
+    for registry in (METHODS, DATASETS, PARTITIONERS, AGGREGATORS):
+        for name in registry.names():
+            assert registry.get(name).name == name
+
+
+def test_two_things_of_one_name() -> None:
+    registry = Registry("thing", "register_thing")
+    first = type("First", (), {"__module__": "here"})
+    second = type("Second", (), {"__module__": "there"})
+    again = type("First", (), {"__module__": "here"})  # the same module read once more
+    assert registry.register("a")(first) is first and first.name == "a"
+    with pytest.raises(FczooError, match="thing 'a' is defined twice, in here and in there; rename one"):
+        registry.register("a")(second)
+    assert registry.get("a") is first
+    registry.register("a")(again)
+    assert registry.get("a") is again
+    registry.register("b")(second)
+    assert registry.names() == ["a", "b"] and registry.names("here") == ["a"]
+
+
+def test_an_empty_registry_says_so() -> None:
+    with pytest.raises(FczooError, match="no thing is called 'a'; known: none"):
+        Registry("thing", "register_thing").get("a")
+
+
+def test_specs_beat_by_options() -> None:
+    registry = Registry("thing", "register_thing")
+    registry.register("knobs")(type("Named", (Knobs,), {"__module__": "here"}))
+    assert registry.create("knobs:0.1").rate == 0.1
+    assert registry.create("knobs:rank=3,sort=false", rate=1.5) == registry.create(
+        "knobs:1.5,rank=3,sort=false"
+    )
+    assert registry.create("knobs:rank=3", rank=5).rank == 5
+
+
+# ---------------------------------------------------------------- methods and settings
+
+
+@pytest.mark.parametrize(
+    ("method", "dataset", "expected"),
+    [
+        ("pilora", None, {"lr_prototype": 2e-2, "lr_lora": 1e-5, "rank": 4}),
+        ("pilora", "cifar100", {"lr_prototype": 2e-2, "lr_lora": 1e-5}),
+        ("pilora", "tinyimagenet", {"lr_prototype": 5e-3, "lr_lora": 5e-6, "rank": 4}),
+        ("hgp", "cub200", {"lr": 1e-1}),
+        ("hgp", "eurosat", {"lr": 1e-3}),
+        ("fcilpt", "cifar100", {"size": 10, "chosen": 5, "length": 5, "common_length": 5}),
+        ("fcilpt", "miniimagenet", {"size": 19, "chosen": 4, "length": 6, "common_length": 5}),
+        ("fcilpt", "tinyimagenet", {"size": 24, "chosen": 8, "length": 5, "common_length": 1}),
+        ("fppl", "no such data set", {"lr": 1e-3, "length": 20}),
+    ],
+)
+def test_methods_take_the_papers_values(method: str, dataset: str | None, expected: dict) -> None:
+    made = create_method(method, dataset)
+    assert {k: getattr(made, k) for k in expected} == expected
+
+
+def test_options_beat_tuned_values() -> None:
+    method = create_method("pilora", "tinyimagenet", lr_lora="1e-4", blocks="0,2", merge="first")
+    assert (method.lr_lora, method.lr_prototype, method.blocks, method.merge) == (1e-4, 5e-3, (0, 2), "first")
+
+
+@pytest.mark.parametrize("name", METHODS.names("fczoo."))
+def test_every_tuned_value_is_an_option(name: str) -> None:
+    for dataset in METHODS.get(name).tuned:
+        assert create_method(name, dataset).name == name
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "complaint"),
+    [
+        ("pilroa", {}, "did you mean pilora"),
+        ("pilora", {"rnak": 8}, "pilora has no option 'rnak'; did you mean rank"),
+        ("pilora", {"rank": 0}, "pilora.rank is 0; it must be at least 1"),
+        ("pilora", {"temperature": 0}, "pilora.temperature is 0"),
+        ("hgp", {"lr": 4e37}, "hgp.lr is 4e+37; it must be at most 1e+30"),
+        ("fcilpt", {"size": 3}, "fcilpt.chosen is 5, more than the 3 prompts"),
+        ("hgp", {"logit_norm": 0}, "hgp.logit_norm is 0"),
+        ("fppl", {"fusion": "firm"}, "fppl.fusion is 'firm'; it must be soft | hard"),
+    ],
+)
+def test_methods_refuse_wrong_options(method: str, options: dict, complaint: str) -> None:
+    with pytest.raises(FczooError) as caught:
+        create_method(method, **options)
+    assert complaint in str(caught.value)
+
+
+def test_settings_of_a_data_set() -> None:
+    settings = Settings.for_dataset("digits", rounds="7", clients=None, mean="0.1,0.2,0.3")
+    defaults = DATASETS.get("digits").defaults
+    assert (settings.rounds, settings.clients, settings.mean) == (7, defaults.clients, (0.1, 0.2, 0.3))
+    assert (settings.backbone, settings.partition) == (defaults.backbone, defaults.partition)
+    assert Settings.for_dataset("cifar100").tasks == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"rounds": 0}, "must be at least 1"),
+        ({"participation": 1.5}, "must be a part up to 1 or a whole number"),
+        ({"precision": "fp16"}, "must be fp32 | bf16 | fp64"),
+        ({"batchsize": 3}, "did you mean batch_size"),
+        ({"partition_seed": -1}, "must be at least 0"),
+        ({"class_order_seed": -1}, "must be at least 0"),
+    ],
+)
+def test_settings_refuse_wrong_values(changes: dict, complaint: str) -> None:
+    with pytest.raises(FczooError) as caught:
+        Settings.for_dataset("digits", **changes)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "short"),
+    [
+        ("vit_nano_32", "vit_nano_32"),
+        ("/a/b/c.safetensors", "c.safetensors"),
+        ("vit:/a/c.npz", "vit:c.npz"),
+        ("data/sets/", "sets"),
+        (None, None),
+    ],
+)
+def test_recorded_paths_do_not_tell_where_files_lay(word, short):
+    assert shorten(word) == short

@@ -1,0 +1,315 @@
+"""Image files of every kind, the squares made of them, and the cache that keeps those."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from fczoo import Bench, FczooError, Settings, create_method
+from fczoo.core.registry import DATASETS
+from fczoo.data.dataset import Images
+from fczoo.data.image_files import ImageFiles, UnreadableImage, class_folders, prepare
+from fczoo.data.stream import make_stream
+from fczoo.data.views import AUGMENTS, DRAWS, ImageStore
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "cache" / "images"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ImageFiles:
+    """Twelve noisy images of 20x16 in three classes."""
+    rng, names = np.random.default_rng(0), []
+    for i in range(12):
+        name = f"class{i % 3}/{i}.png"
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (16, 20, 3), dtype=np.uint8)).save(tmp_path / "data" / name)
+        names.append(name)
+    return ImageFiles("toy", tmp_path / "data", tuple(names), np.arange(12) % 3, 16)
+
+
+EVERY = np.arange(12)
+
+# ---------------------------------------------------------------- one image
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "suffix", "expected"),
+    [
+        ("RGB", (200, 100, 50), "png", (200, 100, 50)),
+        ("L", 90, "jpg", (90, 90, 90)),
+        ("1", 1, "png", (255, 255, 255)),
+        ("LA", (90, 0), "png", (90, 90, 90)),
+        ("RGBA", (200, 100, 50, 0), "png", (200, 100, 50)),
+        ("CMYK", (0, 255, 255, 0), "jpg", (254, 0, 0)),
+        ("YCbCr", (128, 128, 128), "jpg", (128, 128, 128)),
+        ("P", 7, "gif", None),
+    ],
+)
+def test_every_mode_becomes_rgb(
+    mode: str, colour: object, suffix: str, expected: tuple | None, tmp_path: Path
+) -> None:
+    file = tmp_path / f"image.{suffix}"
+    image = Image.new(mode, (9, 7), colour)
+    if mode == "P":
+        image.putpalette([value for i in range(256) for value in (i, 2 * i % 256, 3 * i % 256)])
+        expected = (7, 14, 21)
+    image.save(file)
+    pixels = prepare(file, 5)
+    assert pixels.shape == (5, 5, 3) and pixels.dtype == np.uint8
+    assert np.abs(pixels.astype(int) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (3, 2), (8, 8), (300, 200)])
+def test_every_shape_becomes_a_square(size: tuple[int, int], tmp_path: Path) -> None:
+    Image.new("RGB", size, (10, 200, 30)).save(tmp_path / "image.png")
+    assert (prepare(tmp_path / "image.png", 8) == [10, 200, 30]).all() and prepare(
+        tmp_path / "image.png", 8
+    ).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("shape", [(40, 60), (61, 40), (33, 33)])
+def test_the_square_is_the_centre_of_the_image(shape: tuple[int, int], tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    expected = np.asarray(ImageOps.fit(Image.fromarray(pixels), (16, 16), Image.Resampling.BICUBIC))
+    assert np.array_equal(prepare(tmp_path / "image.png", 16), expected)
+
+
+def test_images_of_the_right_size_stay_as_they_are(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    assert np.array_equal(prepare(tmp_path / "image.png", 16), pixels)
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    good = tmp_path / "good.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(good)
+    whole = good.read_bytes()
+    for name, content in (
+        ("empty.png", b""),
+        ("text.jpg", b"hello"),
+        ("short.png", whole[: len(whole) // 2]),
+    ):
+        (tmp_path / name).write_bytes(content)
+    Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(tmp_path / "deep.png")
+    for name in ("empty.png", "text.jpg", "short.png", "deep.png", "missing.png"):
+        with pytest.raises(UnreadableImage, match=rf"^cannot read image {tmp_path / name}: .") as caught:
+            prepare(tmp_path / name, 8)
+        assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- the cache
+
+
+def test_images_are_decoded_once(files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = files.take(EVERY)
+    assert isinstance(first.pixels, np.memmap) and first.labels.tolist() == files.labels.tolist()
+    for pixels, name in zip(first.pixels, files.names, strict=True):
+        assert np.array_equal(pixels, prepare(files.root / name, 16))
+    before = {p.name: p.stat().st_mtime_ns for p in cache.iterdir()}
+    monkeypatch.setattr("fczoo.data.image_files.prepare", None)  # would fail
+    assert np.array_equal(files.take(EVERY).pixels, first.pixels)
+    assert {p.name: p.stat().st_mtime_ns for p in cache.iterdir()} == before
+
+
+def test_a_part_of_the_images_is_decoded_alone(files: ImageFiles, cache: Path) -> None:
+    some = files.take(np.array([1, 5, 7]), 8)
+    assert some.pixels.shape == (3, 8, 8, 3) and some.labels.tolist() == [1, 2, 1]
+    assert np.array_equal(some.pixels[1], prepare(files.root / files.names[5], 8))
+    assert [p.stat().st_size for p in cache.glob("*.u8")] == [3 * 8 * 8 * 3]
+
+
+@pytest.mark.parametrize("change", ["size", "file", "list", "preparation"])
+def test_another_source_size_or_preparation_has_a_cache_of_its_own(
+    change: str, files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.take(EVERY)
+    index, size = EVERY, None
+    if change == "size":
+        size = 8
+    elif change == "file":
+        Image.new("RGB", (20, 16), (1, 2, 3)).save(files.root / files.names[4])
+    elif change == "list":
+        index = EVERY[1:]
+    else:
+        monkeypatch.setattr("fczoo.data.image_files.PREPARATION", "another one")
+    again = files.take(index, size)
+    assert len(list(cache.glob("*.u8"))) == 2
+    if change == "file":
+        assert (again.pixels[4] == [1, 2, 3]).all()
+
+
+def test_what_is_written_to_the_array_stays_out_of_the_cache(files: ImageFiles) -> None:
+    pixels = files.take(EVERY).pixels
+    kept = pixels.copy()
+    pixels[:] = 0
+    assert np.array_equal(files.take(EVERY).pixels, kept)
+
+
+def test_a_corrupt_image_is_named_and_leaves_no_cache(files: ImageFiles, cache: Path) -> None:
+    broken = files.root / files.names[7]
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:100])
+    with pytest.raises(FczooError, match=rf"cannot read image {broken}: .*fczoo data check toy"):
+        files.take(EVERY)
+    assert not [p for p in cache.iterdir() if p.suffix != ".lock"]
+    broken.write_bytes(whole)
+    assert len(files.take(EVERY).pixels) == 12
+
+
+@pytest.mark.parametrize("harm", ["no index", "torn index", "short pixels", "other index"])
+def test_half_a_cache_is_none(harm: str, files: ImageFiles, cache: Path) -> None:
+    expected = files.take(EVERY).pixels.copy()
+    index, pixels = next(cache.glob("*.json")), next(cache.glob("*.u8"))
+    if harm == "no index":
+        index.unlink()
+    elif harm == "torn index":
+        index.write_text(index.read_text()[:40])
+    elif harm == "short pixels":
+        pixels.write_bytes(pixels.read_bytes()[:-1])
+    else:
+        index.write_text(json.dumps({**json.loads(index.read_text()), "size": 99}))
+    if harm != "short pixels":
+        pixels.write_bytes(bytes(pixels.stat().st_size))
+    assert np.array_equal(files.take(EVERY).pixels, expected)
+
+
+def test_a_killed_build_is_made_again(files: ImageFiles, cache: Path) -> None:
+    script = (
+        "import time, numpy as np; from pathlib import Path; import fczoo.data.image_files as f\n"
+        "good = f.prepare\n"
+        "def slow(path, size):\n"
+        "    if path.stem == '9': time.sleep(60)\n"
+        "    return good(path, size)\n"
+        "f.prepare = slow\n"
+        f"f.ImageFiles('toy', Path({str(files.root)!r}), {files.names!r}, np.arange(12) % 3, 16).take(np.arange(12))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 60
+    while not list(cache.glob("*.tmp")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert list(cache.glob("*.tmp")) and not list(cache.glob("*.json"))
+    assert np.array_equal(files.take(EVERY).pixels[9], prepare(files.root / files.names[9], 16))
+    assert not list(cache.glob("*.tmp"))
+
+
+def test_a_full_disk_is_seen_before_it_is_filled(
+    files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 100, 100))
+    with pytest.raises(FczooError, match=r"12 images at 16 pixels need .* --stored-size"):
+        files.take(EVERY)
+    assert not list(cache.glob("*.u8*"))
+
+
+# ---------------------------------------------------------------- folders of one's own
+
+
+def test_your_own_folders(files: ImageFiles) -> None:
+    stream = make_stream("imagefolder", files.root, tasks=3)
+    assert stream.classes == ("class0", "class1", "class2") and stream.train.pixels.shape == (9, 256, 256, 3)
+    assert np.bincount(stream.test.labels).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("test", ["test", "val"])
+def test_your_own_division(test: str, files: ImageFiles) -> None:
+    for name in files.names[:6]:
+        for part in ("train", test):
+            (files.root / part / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(files.root / name, files.root / part / name)
+    stream = make_stream("imagefolder", files.root, tasks=3, stored_size=16)
+    assert len(stream.train.labels) == len(stream.test.labels) == 6 and np.array_equal(
+        stream.train.pixels, stream.test.pixels
+    )
+    shutil.rmtree(files.root / test / "class1")
+    with pytest.raises(FczooError, match="have different classes: class1 is in one of them only"):
+        make_stream("imagefolder", files.root, tasks=3)
+
+
+def test_folders_that_hold_nothing_to_learn(tmp_path: Path) -> None:
+    with pytest.raises(FczooError, match=r"no folder .*--data-root"):
+        make_stream("imagefolder", tmp_path / "missing")
+    (tmp_path / "own").mkdir()
+    with pytest.raises(FczooError, match="no class folders in"):
+        make_stream("imagefolder", tmp_path / "own")
+    for name in ("a", ".hidden"):
+        (tmp_path / "own" / name).mkdir()
+    (tmp_path / "own" / "a" / "notes.txt").write_text("no image")
+    with pytest.raises(FczooError, match=r"no image in .*a \(1 such classes\)"):
+        class_folders(tmp_path / "own")
+    Image.new("RGB", (4, 4)).save(tmp_path / "own" / "a" / "only.png")
+    with pytest.raises(FczooError, match="too small to hold out test images"):
+        make_stream("imagefolder", tmp_path / "own")
+
+
+def test_a_stored_size_is_for_files_only() -> None:
+    with pytest.raises(
+        FczooError, match="these images come at 32 pixels; --stored-size is for data sets of image files"
+    ):
+        make_stream("digits", stored_size=64)
+    assert make_stream("digits", stored_size=32).train.pixels.shape[1] == 32
+
+
+# ---------------------------------------------------------------- what is made of them
+
+
+def test_a_store_on_the_cache_shows_what_one_in_memory_shows(files: ImageFiles, backbone) -> None:
+    mapped = files.take(EVERY)
+    stores = [
+        ImageStore(images, backbone) for images in (mapped, Images(np.array(mapped.pixels), mapped.labels))
+    ]
+    assert np.shares_memory(stores[0].pixels.numpy(), mapped.pixels)  # nothing was read into memory
+    index, draws = torch.tensor([3, 0, 11]), torch.rand(3, DRAWS, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(*(store.view(index) for store in stores))
+    assert torch.equal(*(store.augmented(index, AUGMENTS["crop"], draws) for store in stores))
+
+
+def test_a_bench_on_image_files(files: ImageFiles) -> None:
+    settings = Settings.for_dataset(
+        "imagefolder",
+        data_root=str(files.root),
+        backbone="vit_nano_32",
+        tasks=3,
+        clients=2,
+        rounds=1,
+        epochs=1,
+        stored_size=32,
+    )
+    result = Bench.open(settings).run(create_method("fedncm"))
+    assert len(result.accuracy) == 3 and result.test_counts == [1, 1, 1]
+
+
+def test_missing_data_and_weights_are_named_together(tmp_path: Path) -> None:
+    for name in ("tinyimagenet", "cars196"):
+        settings = Settings.for_dataset(name)
+        with pytest.raises(FczooError) as caught:
+            Bench.open(settings)
+        cls, message = DATASETS.get(name), str(caught.value)
+        for word in (
+            cls.folder,
+            cls.source,
+            "--data-root",
+            f"--backbone {settings.backbone}:FILE.safetensors",
+            str(tmp_path),
+        ):
+            assert word in message
+        assert ("fczoo data fetch" in message) == bool(cls.archives) and "\n" not in message
+    with pytest.raises(FczooError, match=r"there is no weight file at nowhere\.safetensors either"):
+        Bench.open(Settings.for_dataset("tinyimagenet", backbone="nowhere.safetensors"))

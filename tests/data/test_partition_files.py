@@ -1,0 +1,207 @@
+"""Partitions as files: saved, loaded, reused, damaged."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fczoo import FczooError
+from fczoo.data.partition import Partition, load_partition, make_partition
+from fczoo.data.stream import Stream
+from helpers_partition import equal, toy_stream
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "split.json"
+    make_partition(toy_stream(), "dirichlet:0.3", 3, seed=4).save(path)
+    return path
+
+
+def test_save_and_load(saved: Path) -> None:
+    original = make_partition(toy_stream(), "dirichlet:0.3", 3, seed=4)
+    loaded = load_partition(saved)
+    assert equal(loaded, original) and loaded.sha256 == original.sha256
+    assert loaded.class_order == (2, 0, 3, 1) and loaded.tasks[0][0].dtype == np.int64
+
+
+def test_saving_a_client_without_images(tmp_path: Path) -> None:
+    partition = Partition("toy", "by hand", 0, (0, 1), ((np.array([3, 5]), np.array([], np.int64)),))
+    partition.save(tmp_path / "p.json")
+    loaded = load_partition(tmp_path / "p.json")
+    assert equal(loaded, partition) and loaded.counts().tolist() == [[2, 0]]
+
+
+def test_reuse_gives_the_same_split(saved: Path) -> None:
+    stream = toy_stream()
+    reused = make_partition(stream, f"file:{saved}", 3, seed=99)
+    assert equal(reused, make_partition(stream, "dirichlet:0.3", 3, seed=4))
+
+
+@pytest.mark.parametrize(
+    ("stream", "clients", "complaint"),
+    [
+        (toy_stream(name="other"), 3, "another data set"),
+        (toy_stream(order=(0, 1, 2, 3)), 3, "another class order"),
+        (toy_stream(tasks=4), 3, "another number of tasks"),
+        (toy_stream(), 4, "another number of clients"),
+        (toy_stream(train_index=2 * np.arange(48)), 3, "names images that task 1 of this run does not have"),
+    ],
+)
+def test_reuse_refuses_other_data(saved: Path, stream: Stream, clients: int, complaint: str) -> None:
+    with pytest.raises(FczooError, match=complaint):
+        make_partition(stream, f"file:{saved}", clients)
+
+
+def test_reuse_refuses_a_task_without_images(tmp_path: Path) -> None:
+    stream, nothing = toy_stream(), np.array([], np.int64)
+    first = stream.train_index[stream.positions(stream.train, stream.tasks[0])]
+    Partition("toy", "by hand", 0, stream.class_order, ((first, nothing), (nothing, nothing))).save(
+        tmp_path / "p.json"
+    )
+    with pytest.raises(FczooError, match="gives nobody an image of task 2"):
+        make_partition(stream, f"file:{tmp_path / 'p.json'}", 2)
+
+
+def test_hash_tells_every_part_apart() -> None:
+    tasks = ((np.array([0, 1]), np.array([2])),)
+    base = Partition("toy", "iid", 0, (0, 1), tasks)
+    others = [
+        Partition("toys", "iid", 0, (0, 1), tasks),
+        Partition("toy", "iid:", 0, (0, 1), tasks),
+        Partition("toy", "iid", 1, (0, 1), tasks),
+        Partition("toy", "iid", 0, (1, 0), tasks),
+        Partition("toy", "iid", 0, (0, 1), ((np.array([0]), np.array([1, 2])),)),
+        Partition("toy", "iid", 0, (0, 1), ((np.array([0, 1]), np.array([3])),)),
+    ]
+    assert len({p.sha256 for p in [base, *others]}) == 7
+    assert Partition("toy", "iid", 0, (0, 1), ((np.array([0, 1]), np.array([2])),)).sha256 == base.sha256
+
+
+def edited(path: Path, **changes: object) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, **changes}))
+
+
+def test_edits_are_noticed(saved: Path) -> None:
+    content = json.loads(saved.read_text())
+    moved = [[[*task[0][1:]], [task[0][0], *task[1]], task[2]] for task in content["tasks"]]
+    for change in (
+        {"tasks": moved},
+        {"seed": 5},
+        {"spec": "iid"},
+        {"dataset": "other"},
+        {"class_order": [0, 1, 2, 3]},
+        {"sha256": "0" * 64},
+    ):
+        saved.write_text(json.dumps(content))
+        load_partition(saved)
+        edited(saved, **change)
+        with pytest.raises(FczooError, match="does not match its sha256"):
+            load_partition(saved)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "{}",
+        "12",
+        '"text"',
+        "not json",
+        "\x00",
+        "[" * 100_000,
+        '{"format": "fczoo-partition-0"}',
+        '{"format": "fczoo-partition-1"}',
+        '{"format": "fczoo-partition-1", "tasks": []}',
+        '{"format": "fczoo-partition-1", "tasks": [[]]}',
+        '{"format": "fczoo-partition-1", "tasks": {"a": 1}}',
+        '{"format": "fczoo-partition-1", "tasks": [[[0]], [[1], [2]]]}',
+        '{"format": "fczoo-partition-1", "tasks": [[["a"]]]}',
+        '{"format": "fczoo-partition-1", "tasks": [[[null]]]}',
+        '{"format": "fczoo-partition-1", "tasks": [[[[0], [1, 2]]]]}',
+        '{"format": "fczoo-partition-1", "tasks": [[[99999999999999999999999]]]}',
+        '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", "seed": Infinity, "class_order": []}',
+        '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", "seed": null, "class_order": []}',
+        '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", "seed": 0, "class_order": null}',
+        '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", "seed": 0, "class_order": ["a"]}',
+    ],
+    ids=lambda text: text[:60],
+)
+def test_malformed_files(saved: Path, text: str) -> None:
+    saved.write_text(text)
+    with pytest.raises(FczooError, match="is no valid partition file"):
+        load_partition(saved)
+
+
+def test_a_folder_is_no_partition(tmp_path: Path) -> None:
+    with pytest.raises(FczooError, match="is no valid partition file"):
+        load_partition(tmp_path)
+    with pytest.raises(FczooError, match="no partition file"):
+        load_partition(tmp_path / "missing.json")
+
+
+def test_bytes_that_are_no_text(saved: Path) -> None:
+    saved.write_bytes(b"\xff\xfe" + saved.read_bytes())
+    with pytest.raises(FczooError, match="is no valid partition file"):
+        load_partition(saved)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_files(saved: Path, data: st.DataObject) -> None:
+    """Bytes cut off, changed, put in or taken out: an error for the user, or the very same partition."""
+    original = make_partition(toy_stream(), "dirichlet:0.3", 3, seed=4)
+    original.save(saved)
+    content = bytearray(saved.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(content)))
+        match data.draw(st.sampled_from(["cut", "change", "insert", "delete"])):
+            case "cut":
+                del content[at:]
+            case "change":
+                content[at : at + 1] = data.draw(
+                    st.binary(min_size=1, max_size=2)
+                    | st.sampled_from([b"0", b"9", b",", b"[", b"]", b"-", b".", b'"'])
+                )
+            case "insert":
+                content[at:at] = data.draw(
+                    st.binary(min_size=1, max_size=4)
+                    | st.sampled_from([b"0", b"1e99", b"[", b"]", b"null,", b"NaN,", b"{}"])
+                )
+            case "delete":
+                del content[at : at + data.draw(st.integers(1, 8))]
+    saved.write_bytes(content)
+    try:
+        loaded = load_partition(saved)
+    except FczooError:
+        return
+    assert equal(loaded, original)
+
+
+# ---------------------------------------------------------------- what a saved partition does not say by itself
+
+
+def test_reuse_says_what_is_left_out_or_shared(tmp_path: Path, caplog) -> None:
+    stream = toy_stream()
+    make_partition(stream, "iid", 3).save(tmp_path / "whole.json")
+    make_partition(stream, f"file:{tmp_path / 'whole.json'}", 3)
+    assert not caplog.records
+    tasks = tuple(
+        tuple(
+            stream.train_index[stream.positions(stream.train, t)][part]
+            for part in (slice(0, 10), slice(5, 20))
+        )
+        for t in stream.tasks
+    )
+    Partition("toy", "by hand", 0, stream.class_order, tasks).save(tmp_path / "p.json")
+    make_partition(stream, f"file:{tmp_path / 'p.json'}", 2)
+    assert caplog.messages == [
+        "the saved partition leaves 8 of 48 training images to nobody",
+        "the saved partition gives 10 of 48 training images to several clients",
+    ]

@@ -1,0 +1,67 @@
+"""A method from another package: installed, listed and run without touching this one."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def test_third_party_method_is_installed_listed_and_run(tmp_path):
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(tmp_path / "site"),
+        str(HERE / "plugin"),
+    ]
+    subprocess.run(install, check=True, capture_output=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+
+    def fczoo(*arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "fczoo", *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+            timeout=300,
+        ).stdout
+
+    assert "fedprox" in fczoo("list", "methods") and "mu, weight of" in fczoo("show", "fedprox")
+    small = [
+        "--train-per-class",
+        "20",
+        "--test-per-class",
+        "10",
+        "--tasks",
+        "2",
+        "--epochs",
+        "10",
+        "--partition",
+        "iid",
+        "--out",
+        "run",
+    ]
+    row = next(
+        line
+        for line in fczoo("bench", "--methods", "fedprox", *small).splitlines()
+        if line.startswith("fedprox")
+    )
+    assert float(row.split()[1]) > 20  # chance is 10
+
+
+def test_the_readme_shows_this_very_plugin():
+    readme = (HERE.parents[1] / "README.md").read_text()
+    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", readme, flags=re.DOTALL)
+    shown = [(HERE / "plugin" / name).read_text() for name in ("fczoo_fedprox.py", "pyproject.toml")]
+    assert all(text in blocks for text in shown)
+    assert sum(text.count("\n") for text in shown) < 60

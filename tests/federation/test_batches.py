@@ -1,0 +1,100 @@
+"""What the batches of the engine hold: views, query features, only what is asked for."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fczoo import Batch, Context, Method
+from fczoo.data.views import AUGMENTS, Augment
+from fczoo.federation.batches import Client
+from fczoo.federation.engine import Engine, Plan
+from helpers_engine import TASK, Toy
+
+
+@dataclass(frozen=True)
+class Looking(Toy):
+    """Notes the batches of the loss and of the pass after it."""
+
+    view: str = "test"
+
+    def inputs(self):
+        return frozenset({"images", "query"})
+
+    def stats_view(self):
+        return self.view
+
+    def loss(self, backbone, train, batch, ctx):
+        BATCHES.append(batch)
+        return batch.mean(batch.q[:, 0] * train["w"][0]), {}
+
+    def stats(self, backbone, train, batch, ctx):
+        BATCHES.append(batch)
+        return {"count": batch.w.sum(), "weighted": (batch.w * batch.q[:, 0]).sum()}
+
+
+BATCHES: list[Batch] = []
+
+
+@pytest.fixture
+def look(make_bench):
+    def go(method: Method, augment: Augment, cache_queries: bool = False, pass_size: int = 64):
+        """Store, batch of the only training step, batches of the pass after it, payload; the client has six images."""
+        BATCHES.clear()
+        bench = make_bench()
+        engine = Engine(
+            method,
+            bench.backbone,
+            bench.train,
+            Plan(1, 6, augment, 0, cache_queries=cache_queries, pass_size=pass_size),
+        )
+        state = {"w": torch.zeros(2, dtype=torch.float64)}
+        payload = engine.train(state, [Client(0, torch.arange(20, 26))], Context(TASK, 0, 1, state))[0]
+        return bench.train, BATCHES[0], BATCHES[1:], payload
+
+    return go
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_training_queries_are_of_the_same_view_unless_kept(look, backbone, cached):
+    store, step, _, _ = look(Looking(), AUGMENTS["crop"], cache_queries=cached)
+    tests = store.view(torch.arange(20, 26))
+    assert not any(torch.allclose(x, t, atol=0.1) for x in step.x for t in tests)
+    of_random, of_test = backbone(step.x), store.query(torch.arange(20, 26))
+    if cached:
+        assert sorted(step.q[:, 0].tolist()) == sorted(of_test[:, 0].tolist())
+    else:
+        torch.testing.assert_close(step.q, of_random, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("view", ["test", "train"])
+def test_the_pass_after_training_has_the_view_asked_for(look, backbone, view):
+    store, _, (after,), payload = look(Looking(view=view), AUGMENTS["crop"])
+    same = [torch.equal(x, t) for x, t in zip(after.x, store.view(torch.arange(20, 26)), strict=True)]
+    assert all(same) if view == "test" else not any(same)
+    torch.testing.assert_close(after.q, backbone(after.x), rtol=1e-10, atol=1e-10)
+    assert payload["count"] == 6
+
+
+@pytest.mark.parametrize("view", ["test", "train"])
+def test_the_pass_after_training_may_be_cut_anywhere(look, view):
+    _, _, whole, one = look(Looking(view=view), AUGMENTS["crop"])
+    _, _, parts, other = look(Looking(view=view), AUGMENTS["crop"], pass_size=4)
+    assert [len(b.y) for b in whole] == [6] and [len(b.y) for b in parts] == [4, 2]
+    torch.testing.assert_close(one["weighted"], other["weighted"], rtol=1e-10, atol=1e-10)
+
+
+def test_batches_hold_only_what_is_asked_for(make_bench, batch_of):
+    bench, index = make_bench(), torch.arange(4)
+    for wanted, shapes in {
+        ("images",): ((4, 3, 16, 16), (4, 0)),
+        ("query",): ((4, 0), (4, 32)),
+        ("images", "query"): ((4, 3, 16, 16), (4, 32)),
+    }.items():
+
+        class Asking(Toy):
+            def inputs(self, wanted=wanted):
+                return frozenset(wanted)
+
+        batch = batch_of(Asking(), bench.train, index)
+        assert (batch.x.shape, batch.q.shape) == shapes

@@ -1,0 +1,164 @@
+"""Diagnostics: each number worked out by hand, no influence on the run, and nothing at all when off."""
+
+import json
+import math
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.nn.functional import one_hot
+
+from fczoo.cli.app import main
+from fczoo.core.types import Task
+from fczoo.federation.diagnostics import (
+    FILE,
+    KINDS,
+    Probe,
+    evenness,
+    histogram,
+    lora_cosines,
+    movement,
+    prompt_shares,
+    read,
+)
+
+SECOND = Task(1, 3, 5, 7, 3)  # classes 3 and 4
+TINY = [
+    "--train-per-class",
+    "8",
+    "--test-per-class",
+    "4",
+    "--rounds",
+    "1",
+    "--epochs",
+    "1",
+    "--tasks",
+    "3",
+    "--clients",
+    "3",
+]
+
+
+def test_evenness_by_hand():
+    assert evenness(torch.tensor([3, 4, 3, 4]), SECOND) == pytest.approx(1)
+    assert (
+        evenness(torch.tensor([3, 3, 3]), SECOND) == 0
+        and math.copysign(1, evenness(torch.tensor([3, 3]), SECOND)) == 1
+    )
+    # 3 of 4 answers name class 3: H = -(3/4 ln 3/4 + 1/4 ln 1/4), over ln 2; the answer 0 belongs to another task
+    assert evenness(torch.tensor([3, 3, 3, 4, 0]), SECOND) == pytest.approx(0.811278, abs=1e-6)
+    assert evenness(torch.tensor([0, 1]), SECOND) == 0  # no answer names a class of the task
+    assert histogram(torch.tensor([3, 3, 0]), 5) == [1, 0, 0, 2, 0]
+
+
+def test_movement_by_hand():
+    before, after = (
+        {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])},
+        {"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([[4.0]]), "c": torch.ones(9)},
+    )
+    assert movement(before, after) == pytest.approx(0.2)  # |(0, 1, 0)| / |(3, 0, 4)| = 1 / 5
+    assert (
+        movement({"a": torch.zeros(2)}, {"a": torch.zeros(2)}) == 0
+        and movement({"a": torch.zeros(2)}, {"a": torch.ones(2)}) == math.inf
+    )
+
+
+def test_lora_cosines_by_hand():
+    """One layer, rank 1, D = 2: updates e1 e1^T, e1 e2^T and e1 (e1 + e2)^T; their cosines are 0 and 1 / sqrt 2."""
+    e1, e2 = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    past = {
+        "past.0.q.a": torch.stack([e1[None], e2[None]]),
+        "past.0.q.b": torch.stack([e1[:, None], e1[:, None]]),
+    }
+    found = lora_cosines(
+        {**past, "lora.0.q.a": (e1 + e2)[None], "lora.0.q.b": 5 * e1[:, None], "prototype": torch.ones(3, 2)}
+    )
+    root = 2**-0.5
+    assert torch.allclose(
+        found, torch.tensor([[1, 0, root], [0, 1, root], [root, root, 1]], dtype=found.dtype)
+    )
+
+
+def test_prompt_shares_by_hand(record, monkeypatch):
+    """Each image takes prompt 3 and the prompt numbered as its label: in a balanced task of classes 0 to 2."""
+    run = record("l2p")
+    first = run.bench.stream.tasks[0]
+    assert (first.start, first.stop) == (0, 3) and run.result.test_counts[0] % 3 == 0
+    monkeypatch.setattr(
+        type(run.method),
+        "choices",
+        lambda self, backbone, state, batch, task: one_hot(batch.y, 5) + one_hot(torch.tensor(3), 5),
+    )
+    assert prompt_shares(run.bench, run.method, {}, first, first) == pytest.approx(
+        [1 / 6, 1 / 6, 1 / 6, 1 / 2, 0]
+    )
+    monkeypatch.setattr(type(run.method), "choices", lambda *_: None)
+    assert prompt_shares(run.bench, run.method, {}, first, first) == []
+
+
+OWN = {
+    "pilora": {"reweight", "lora"},
+    "fcilpt": {"choices"},
+    "hgp": set(),
+    "fedncm": {"confusion"},
+    "l2p": {"choices"},
+    "dualprompt": {"choices"},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_probe_changes_nothing_and_says_what_it_may(name, record, tmp_path):
+    """The run has the same matrix and the same bytes with a probe, and its records fit their meaning."""
+    plain = record(name)
+    probed = plain.bench.run(plain.method, 0, probe=Probe(tmp_path))
+    assert probed.accuracy == plain.result.accuracy and (probed.bytes_up, probed.bytes_down) == (
+        plain.result.bytes_up,
+        plain.result.bytes_down,
+    )
+    records: dict[str, list] = {kind: [r for r in read(tmp_path) if r["kind"] == kind] for kind in KINDS}
+    trained = {"clients", "client drift", "task drift"} if plain.method.optims() else set()
+    assert {kind for kind, found in records.items() if found} == {"confusion", *trained, *OWN[name]}
+    confusion = [r["matrix"] for r in records["confusion"]]
+    assert [len(m) for m in confusion] == [1, 2, 3] and all(
+        sum(row) == pytest.approx(1) for m in confusion for row in m
+    )
+    right_task = [confusion[-1][i][i] * 100 for i in range(3)]
+    assert all(
+        a <= b + 1e-9 for a, b in zip(plain.result.accuracy[-1], right_task, strict=True)
+    )  # a right answer names the right task
+    for r in records["clients"]:
+        assert all(0 <= c["accuracy"] <= 100 and 0 <= c["entropy"] <= 1 + 1e-9 for c in r["clients"])
+        assert all(sum(c["histogram"]) == plain.result.test_counts[r["task"]] for c in r["clients"])
+    assert all(sum(row) == pytest.approx(1) for r in records["choices"] for row in r["share"])
+    for table in (r[key] for r in records["reweight"] for key in ("weights", "share")):
+        assert torch.tensor(table).sum(0).tolist() == pytest.approx([1] * len(table[0]), abs=1e-5)
+    assert [len(r["matrix"]) for r in records["lora"]] == ([2, 3] if records["lora"] else [])
+
+
+def test_the_command_records_and_draws_them_only_when_asked(tmp_path):
+    pytest.importorskip("matplotlib")
+    for flag, out in (("--diagnostics", "with"), (None, "without")):
+        bench = [
+            "bench",
+            "--methods",
+            "fedavg",
+            "--set",
+            "fedavg.tune=head",
+            *TINY,
+            *([flag] if flag else []),
+            "--out",
+            str(tmp_path / out),
+        ]
+        assert CliRunner().invoke(main, bench).exit_code == 0
+        page = tmp_path / f"{out}.html"
+        assert CliRunner().invoke(main, ["report", str(tmp_path / out), "--html", str(page)]).exit_code == 0
+        assert (
+            ("<h2>Diagnostics</h2>" in page.read_text())
+            == (flag is not None)
+            == (tmp_path / out / "fedavg" / "seed0" / FILE).exists()
+        )
+    results = [
+        json.loads((tmp_path / out / "fedavg" / "seed0" / "result.json").read_text())
+        for out in ("with", "without")
+    ]
+    assert results[0]["accuracy"] == results[1]["accuracy"]

@@ -1,0 +1,135 @@
+"""CCVR: pooled moments of all clients, draws from them, the calibrated head."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fczoo import Context, FczooError, Task, create_method
+from fczoo.aggregators.averaging import fedavg
+from fczoo.core.tree import drop, select
+from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, pooled
+from helpers_methods import CLOSE, DIM, batch
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), min_size=1, max_size=4),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+def test_pooled_moments_are_those_of_the_concatenated_features(labels, full, seed):
+    rng, task = torch.Generator().manual_seed(seed), Task(0, 0, 3, 3, 1)
+    data = [(5 + torch.randn(len(y), 4, generator=rng, dtype=torch.float64), torch.tensor(y)) for y in labels]
+    rows = [gaussians(moment_sums(x, batch(x, y), task, full), 0, single=True) for x, y in data]
+    for (_, y), row in zip(
+        data, rows, strict=True
+    ):  # a single image has no spread of its own; the identity wants 0
+        name = "gauss.cov" if full else "gauss.var"
+        single = torch.bincount(y, minlength=3)[row["gauss.label"]] == 1
+        row[name] = torch.where(single.view(-1, *[1] * (row[name].dim() - 1)), 0.0, row[name])
+    found = pooled({k: torch.cat([r[k] for r in rows]) for k in rows[0]})
+    x, y = (torch.cat(part) for part in zip(*data, strict=True))
+    for i, c in enumerate(found["gauss.label"].tolist()):
+        own = x[y == c]
+        assert int(found["gauss.count"][i]) == len(own)
+        torch.testing.assert_close(found["gauss.mean"][i], own.mean(0), **CLOSE)
+        if len(own) > 1:
+            spread = own.T.cov() if full else own.var(0)
+            torch.testing.assert_close(
+                found["gauss.cov" if full else "gauss.var"][i], spread, rtol=1e-7, atol=1e-7
+            )
+
+
+def test_pooled_moments_by_hand():
+    """Client 1: {0, 2}, mean 1, variance 2. Client 2: {5, 7, 9}, mean 7, variance 4. Together mean 4.6, variance 13.3."""
+    gauss = {
+        "gauss.label": torch.tensor([3, 3]),
+        "gauss.client": torch.tensor([0, 1]),
+        "gauss.count": torch.tensor([2.0, 3.0]),
+        "gauss.mean": torch.tensor([[1.0], [7.0]]),
+        "gauss.var": torch.tensor([[2.0], [4.0]]),
+    }
+    found = pooled(gauss)
+    assert found["gauss.label"].tolist() == [3] and found["gauss.count"].tolist() == [5]
+    assert float(found["gauss.mean"]) == pytest.approx(4.6) and float(found["gauss.var"]) == pytest.approx(
+        13.3
+    )
+
+
+def test_draws_from_full_covariances_have_them(rng):
+    cov = torch.tensor([[4.0, 3.0], [3.0, 4.0]], dtype=torch.float64)
+    gauss = {
+        "gauss.label": torch.tensor([1]),
+        "gauss.count": torch.tensor([5.0], dtype=torch.float64),
+        "gauss.mean": torch.tensor([[1.0, -1.0]], dtype=torch.float64),
+        "gauss.cov": cov[None],
+    }
+    x, y = draw_features(gauss, 100_000, rng)
+    assert set(y.tolist()) == {1}
+    np.testing.assert_allclose(x.mean(0), [1, -1], atol=0.03)
+    np.testing.assert_allclose(x.T.cov(), cov, atol=0.1)
+
+
+@pytest.mark.parametrize("gaussian", ["mixture", "pooled"])
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_ccvr_server_leaves_backbone_and_old_rows_alone(
+    make_bench, small_method, watch, gaussian, covariance
+):
+    run = watch(make_bench(), small_method("ccvr", gaussian=gaussian, covariance=covariance))
+    for before, call in zip(run.rounds, run.rounds[1:], strict=False):
+        if call.ctx.round == 0:
+            continue
+        plain = fedavg([drop(p, "gauss.") for p in before.payloads])
+        for name, value in select(plain, "full.").items():
+            assert torch.equal(call.state[name], value)
+        first = call.ctx.task.start
+        assert torch.equal(call.state["head.weight"][:first], plain["head.weight"][:first])
+        assert not torch.equal(
+            call.state["head.weight"][first : call.ctx.task.stop],
+            plain["head.weight"][first : call.ctx.task.stop],
+        )
+
+
+def test_ccvr_without_any_pair_of_images_leaves_the_head_alone(small_method, backbone, tasks, rng):
+    method = small_method("ccvr")
+    state = method.begin_task({}, tasks[0], backbone, rng)
+    sums = {
+        "class.count": torch.ones(3),
+        "class.sum": torch.ones(3, DIM),
+        "class.squares": torch.ones(3, DIM),
+    }
+    ctx = Context(tasks[0], 0, 1, {})
+    payload = {
+        **method.pack(select(state, *method.optims()), sums, ctx),
+        "num_samples": torch.tensor(3),
+        "client": torch.tensor(0),
+    }
+    after = method.server_update(state, method.aggregate([payload], fedavg), tasks[0], backbone, rng)
+    assert all(torch.equal(after[k], state[k]) for k in state)
+
+
+@pytest.mark.parametrize("name", ["ccvr", "fedproto"])
+def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
+    run = record(name)
+    call = run.rounds[0]
+    data = batch_of(run.method, run.bench.train, call.clients[0].index)
+    train = select(call.state, *run.method.optims())
+    quirk = create_method(name, **{**vars(run.method), "stats_unnormalised": True})
+    right, wrong = (
+        m.stats(run.bench.backbone, train, data, call.ctx)["class.sum"] for m in (run.method, quirk)
+    )
+    assert (right - wrong).abs().max() > 1e-3
+    config = run.bench.backbone.config
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (config.mean, config.std))
+    by_hand = run.method.stats(run.bench.backbone, train, data._replace(x=data.x * std + mean), call.ctx)[
+        "class.sum"
+    ]
+    torch.testing.assert_close(wrong, by_hand, **CLOSE)
+    raw = data.x * std + mean
+    assert raw.min() > -1e-9 and raw.max() < 1 + 1e-9
+    with pytest.raises(
+        FczooError, match=f"{name}.stats_unnormalised reads images anew, {name}.tune=head only kept features"
+    ):
+        create_method(name, stats_unnormalised=True, tune="head")

@@ -1,0 +1,74 @@
+"""EWC: the Fisher information of all clients, its decay and its penalty."""
+
+import torch
+from torch import Tensor
+
+from fczoo import Batch, Tree, create_method
+from fczoo.core.tree import select
+from fczoo.federation.batches import Client
+from fczoo.federation.downlink import broadcast
+from fczoo.functional.fisher import fisher_sums
+from helpers_methods import CLOSE, batch
+
+
+def test_fisher_is_the_weighted_square_of_per_image_gradients(noise, rng):
+    """Against one backward an image."""
+    weight, x, y = noise(4, 5), noise(6, 5), torch.randint(0, 4, (6,), generator=rng)
+
+    def log_likelihood(tree: Tree, one: Batch) -> Tensor:
+        return (one.x @ tree["w"].T).log_softmax(-1).gather(1, one.y[:, None])[:, 0]
+
+    w = torch.tensor([1.0, 1, 1, 1, 1, 0], dtype=torch.float64)
+    found = fisher_sums(log_likelihood, {"w": weight}, batch(x, y, w=w))["w"]
+    by_hand = torch.zeros_like(weight)
+    for i in range(5):
+        leaf = weight.clone().requires_grad_()
+        score = (leaf @ x[i]).log_softmax(0)[y[i]]
+        by_hand += score.exp().detach() * torch.autograd.grad(score, leaf)[0].square()
+    torch.testing.assert_close(found, by_hand, **CLOSE)
+    assert (found >= 0).all()
+
+
+def test_ewc_fisher_of_the_clients_is_that_of_their_pooled_images(record):
+    """sum_k F_k / sum_k n_k is the centralised Fisher, whoever holds what."""
+    run = record("ewc")
+    call = next(c for c in run.calls if c.moment == "end")
+    total = sum(int(p["num_samples"]) for p in call.payloads)
+    everything = Client(9, torch.cat([c.index for c in call.clients]))
+    central = call.engine.survey("end", broadcast(run.method, call.state), [everything], call.ctx)[0]
+    assert int(central["num_samples"]) == total
+    for name in select(central, "fisher."):
+        torch.testing.assert_close(run.states[0][name], central[name] / total, **CLOSE)
+        assert (run.states[0][name] >= 0).all()
+    later = run.states[0]["fisher.head.weight"]
+    assert later[:3].any() and not later[3:].any()  # rows of classes to come have no Fisher, so they are free
+
+
+def test_ewc_decays_the_fisher_of_earlier_tasks(record):
+    run = record("ewc")
+    second = [c for c in run.calls if c.moment == "end"][1]
+    total = sum(int(p["num_samples"]) for p in second.payloads)
+    for name in select(second.payloads[0], "fisher."):
+        mean = sum(p[name] for p in second.payloads) / total
+        torch.testing.assert_close(run.states[1][name], 0.9 * run.states[0][name] + mean, **CLOSE)
+
+
+def test_ewc_penalty_at_the_anchor_has_no_gradient(record, batch_of):
+    run = record("ewc")
+    call = next(c for c in run.rounds if c.ctx.task.index == 1 and c.ctx.round == 0)
+    data = batch_of(run.method, run.bench.train, call.clients[0].index)
+    train = {k: v.clone().requires_grad_() for k, v in select(call.state, *run.method.optims()).items()}
+    for strength in (0.0, 1.0, 1e6):
+        loss, _ = create_method("ewc", strength=strength).loss(run.bench.backbone, train, data, call.ctx)
+        plain, _ = create_method("fedavg").loss(run.bench.backbone, train, data, call.ctx)
+        for ours, theirs in zip(
+            *(torch.autograd.grad(v, list(train.values())) for v in (loss, plain)), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_ewc_that_skips_the_last_round_trains_in_the_others(make_bench, small_method, watch):
+    run = watch(make_bench(), small_method("ewc", skip_last_round=True))
+    for call in run.rounds:
+        moved = any(not torch.equal(p[k], call.state[k]) for p in call.payloads for k in select(p, "full."))
+        assert moved == (call.ctx.round == 0)

@@ -1,0 +1,94 @@
+"""FedAvg and what other baselines take from it: what is trained, where new rows start, the loss."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo import Batch, Task
+from fczoo.core.tree import select
+from fczoo.data.views import Augment
+from fczoo.federation.engine import Engine, Plan
+from fczoo.functional.losses import task_cross_entropy
+from helpers_methods import CLOSE, batch
+
+
+@pytest.mark.parametrize("tune", ["full", "lora", "head"])
+def test_fedavg_trains_what_it_is_told(make_bench, small_method, watch, tune):
+    run = watch(make_bench(rounds=1, epochs=1), small_method("fedavg", tune=tune))
+    before, after = run.rounds[0].state, run.states[2]
+    kinds = {"full": {"head", "full"}, "lora": {"head", "lora"}, "head": {"head"}}[tune]
+    assert {name.partition(".")[0] for name in after} == kinds
+    moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert {name.partition(".")[0] for name in moved} == kinds
+    assert set(run.rounds[0].payloads[0]) == {*after, "num_samples", "client"}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ewc", "lwf", "fedproto", "ccvr", "glfc", "fedclm", "joint"])
+@pytest.mark.parametrize("tune", ["lora", "head"])
+def test_every_choice_of_what_is_trained_runs(make_bench, small_method, watch, name, tune):
+    run = watch(make_bench(), small_method(name, tune=tune))
+    prefixes = {"lora": {"head.", "lora."}, "head": {"head."}}[tune]
+    assert set(run.method.optims()) == prefixes and not select(run.states[2], "full.")
+    for prefix in prefixes:
+        start = next(c for c in run.rounds if c.ctx.task.index == 0).state
+        assert any(not torch.equal(run.states[0][k], start[k]) for k in select(start, prefix))
+    if name != "joint":  # which starts afresh
+        assert len(run.result.accuracy[2]) == 3
+
+
+def test_heads_alone_learn_from_frozen_features_without_the_images(make_bench, small_method, watch):
+    """With one client step of plain gradient descent on everything, the federated step equals the centralised one."""
+    bench = make_bench(batch_size=100, epochs=1, rounds=1)
+    method = small_method("fedavg", tune="head")
+    assert method.inputs() == {"query"}
+    run = watch(bench, method)
+    call = run.rounds[0]
+    engine = Engine(method, bench.backbone, bench.train, Plan(1, 100, Augment(), seed=0))
+    whole = engine._batch([(torch.cat([c.index for c in call.clients]), None)])
+    train = {k: v.clone().requires_grad_() for k, v in select(call.state, "head.").items()}
+
+    def gradient(data: Batch) -> list[Tensor]:
+        return list(
+            torch.autograd.grad(method.loss(bench.backbone, train, data, call.ctx)[0], list(train.values()))
+        )
+
+    central = gradient(Batch(*(v[0] for v in whole)))
+    parts = [
+        (len(c.index), gradient(Batch(*(v[0] for v in engine._batch([(c.index, None)])))))
+        for c in call.clients
+    ]
+    total = sum(n for n, _ in parts)
+    for i, value in enumerate(central):
+        torch.testing.assert_close(sum(n / total * g[i] for n, g in parts), value, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("ewc", {"strength": 0.0}), ("lwf", {"strength": 0.0}), ("fedproto", {"strength": 0.0})],
+)
+def test_without_its_term_a_method_is_fedavg(make_bench, small_method, watch, name, options):
+    plain = watch(make_bench(aggregator="fedavg"), small_method("fedavg"))
+    ours = watch(make_bench(aggregator="fedavg"), small_method(name, **options))
+    for task in range(3):
+        for key, value in select(plain.states[task], "head.", "full.").items():
+            assert torch.equal(ours.states[task][key], value), key
+
+
+def test_fedavg_starts_new_rows_at_class_means(make_bench, small_method, watch, batch_of):
+    run = watch(make_bench(), small_method("fedavg", tune="head", start="means"))
+    call = next(c for c in run.rounds if c.ctx.task.index == 1)
+    data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
+    for c in (3, 4):
+        torch.testing.assert_close(
+            call.state["head.weight"][c], F.normalize(data.q[data.y == c].mean(0), dim=0), **CLOSE
+        )
+        assert call.state["head.bias"][c] == 0
+    assert torch.equal(call.state["head.weight"][:3], run.states[0]["head.weight"][:3])
+
+
+def test_task_cross_entropy_shifts_labels_by_the_task_not_by_a_remainder(noise):
+    """Label 4 of a task 4..6 is its first class; y % 3 would make it the second."""
+    logits, task = noise(3, 7), Task(1, 4, 7, 7, 2)
+    found = task_cross_entropy(logits, batch(logits, [4, 5, 6]), task)
+    torch.testing.assert_close(found, F.cross_entropy(logits[:, 4:], torch.tensor([0, 1, 2])), **CLOSE)

@@ -1,0 +1,208 @@
+"""GLFC: its losses, exemplars, and the old model picked by reconstructed images."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fczoo import Context, Task, Tree, create_method
+from fczoo.core.tree import select
+from fczoo.data.views import Augment
+from fczoo.federation.engine import Engine, LocalImages, Plan
+from fczoo.functional.herding import herding
+from fczoo.functional.inversion import image_gradient, lenet, lenet_logits, mismatch, read_label, reconstruct
+from helpers_methods import CLOSE, DIM, batch
+
+
+def test_glfc_weights_average_to_one_in_each_group(noise):
+    learned = torch.tensor([True, True, False, False])
+    data = batch(
+        noise(7, 2), [0, 1, 1, 2, 3, 3, 2], w=torch.tensor([1.0, 1, 1, 1, 1, 1, 0], dtype=torch.float64)
+    )
+    weights = create_method("glfc").weights(noise(7, 4).requires_grad_(), data, learned)
+    assert not weights.requires_grad
+    assert float(weights[:3].mean()) == pytest.approx(1) and float(weights[3:6].mean()) == pytest.approx(1)
+
+
+def test_glfc_targets_of_new_classes_are_the_labels(noise):
+    """Without an old model's columns the distillation is plain binary cross-entropy."""
+    logits, data = noise(5, 4), batch(noise(5, 2), [0, 1, 2, 3, 0])
+    plain = F.binary_cross_entropy_with_logits(logits, F.one_hot(data.y, 4).double())
+    torch.testing.assert_close(create_method("glfc").relations(logits, data, 0), plain, **CLOSE)
+    torch.testing.assert_close(
+        create_method("glfc").compensated(logits, data, torch.zeros(4, dtype=torch.bool)), plain, **CLOSE
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 14), st.integers(0, 14), st.integers(0, 10**6))
+def test_a_shortened_herding_list_is_a_herding_list(n, short, long, seed):
+    features = torch.randn(n, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    short, long = sorted((short, long))
+    whole = herding(features, long).tolist()
+    assert (
+        len(set(whole)) == len(whole) == min(long, n) and herding(features, short).tolist() == whole[:short]
+    )
+
+
+def test_glfc_detector_by_hand(small_method, make_bench):
+    """Entropy of fair logits over four classes is ln 4; it fires when it has risen by more than the threshold."""
+    found = create_method("glfc").entropy(torch.zeros(3, 4))
+    assert float(found) == pytest.approx(-math.log(0.25 + 1e-5), abs=1e-6)
+
+
+def client_of(bench, method, task: Task) -> tuple[Engine, LocalImages, Tree]:
+    engine = Engine(method, bench.backbone, bench.train, Plan(1, 4, Augment(), seed=0))
+    client = bench.clients(task)[0]
+    return (
+        engine,
+        LocalImages(engine, client.index),
+        method.begin_task({}, task, bench.backbone, torch.Generator().manual_seed(0)),
+    )
+
+
+def test_glfc_notices_by_entropy_once(make_bench, tasks, caplog):
+    bench = make_bench()
+    scale = math.log(10) / math.log(
+        3
+    )  # ln 3 is the rise at which a threshold of ln(10) fires on tasks of three classes
+    for threshold, expected in (
+        (math.log(3) * scale - 0.01, [True, False, False]),
+        (math.log(3) * scale + 0.01, [False] * 3),
+    ):
+        method = create_method("glfc", threshold=threshold, proxy="last", tune="head")
+        _, data, state = client_of(bench, method, tasks[0])
+        state = {
+            **state,
+            "head.weight": torch.zeros(7, DIM).double(),
+            "head.bias": torch.zeros(7).double(),
+        }  # fair logits: entropy ln 3
+        memory: Tree = {}
+        for fired in expected:
+            memory = method.prepare(bench.backbone, data, Context(tasks[0], 0, 3, state, memory))
+            assert bool(memory["signal"]) == fired
+            assert float(memory["entropy"]) == pytest.approx(math.log(3), abs=1e-4)
+    method.prepare(bench.backbone, data, Context(tasks[0], 2, 3, state, memory))  # the last round
+    assert "a client has not noticed task 1 by its entropy" in caplog.text
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5, 100])
+def test_glfc_memory_keeps_to_its_budget(make_bench, small_method, watch, caplog, budget):
+    run = watch(make_bench(), small_method("glfc", detector="oracle", proxy="last", memory=budget))
+    assert ("has no room for one image of each" in caplog.text) == (budget == 1)
+    labels, owned = run.bench.train.labels, [set(), set(), set()]
+    for call in run.rounds:
+        for client in call.clients:
+            owned[client.number] |= set(client.index.tolist())
+    for client, memory in run.rounds[-1].engine.memories.items():
+        kept = memory["exemplar.index"].tolist()
+        assert len(kept) <= budget and len(set(kept)) == len(kept) and set(kept) <= owned[client]
+    final = run.rounds[-1].engine.memories[0]
+    kept = torch.bincount(labels[final["exemplar.index"]], minlength=7)
+    room = budget // int(final["learned"].sum())
+    held = torch.bincount(
+        labels[torch.cat([c.index for call in run.rounds for c in call.clients if c.number == 0]).unique()],
+        minlength=7,
+    )
+    assert kept[:5].tolist() == [min(room, n) for n in held[:5].tolist()] and not kept[5:].any()
+
+
+def test_glfc_trains_on_exemplars_too(make_bench, small_method, watch):
+    run = watch(
+        make_bench(batch_size=100, epochs=1), small_method("glfc", detector="oracle", proxy="last", memory=6)
+    )
+    call = next(c for c in run.rounds if c.ctx.task.index == 2)
+    memory = call.engine.memories[0]
+    assert len(memory["exemplar.index"]) and (run.bench.train.labels[memory["exemplar.index"]] < 5).all()
+
+
+def test_glfc_old_model_is_the_last_of_the_task_before_in_cheap_mode(make_bench, small_method, watch):
+    run = watch(make_bench(), small_method("glfc", proxy="last"))
+    for call in run.rounds:
+        old = select(call.state, "old.")
+        assert bool(old) == (call.ctx.task.index > 0)
+        for name, value in old.items():
+            assert torch.equal(value, run.states[call.ctx.task.index - 1][name.removeprefix("old.")])
+
+
+def test_glfc_uploads_gradients_only_when_it_notices(record):
+    run = record("glfc")
+    for call in run.rounds:
+        for client, payload in zip(call.clients, call.payloads, strict=True):
+            sent = select(payload, "image_gradient.")
+            assert bool(sent) == (call.ctx.round == 0 and bool(sent))
+            if sent:
+                classes = run.bench.train.labels[client.index].unique()
+                assert all(len(v) == len(classes) for v in sent.values())
+                found = [
+                    int(read_label({k.removeprefix("image_gradient."): v[i] for k, v in sent.items()}))
+                    for i in range(len(classes))
+                ]
+                assert found == classes.tolist()
+    assert any(select(p, "image_gradient.") for call in run.rounds for p in call.payloads)
+
+
+def test_lenet_has_the_official_number_of_weights():
+    """8,136 in the convolutions and 769 a class: 161,936 with 200 classes, as FPPL counts."""
+    for classes, size in ((200, 161_936), (100, 85_036)):
+        assert sum(v.numel() for v in lenet(classes, torch.Generator()).values()) == size
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 6), st.integers(0, 10**6))
+def test_the_label_can_be_read_from_any_gradient(label, seed):
+    rng = torch.Generator().manual_seed(seed)
+    net = lenet(7, rng)
+    assert (
+        int(read_label(image_gradient(net, torch.rand(3, 32, 32, generator=rng), torch.tensor(label))))
+        == label
+    )
+
+
+def test_image_gradient_is_the_derivative_of_the_cross_entropy(rng):
+    net = {k: v.double() for k, v in lenet(4, rng).items()}
+    image, label, step = torch.rand(3, 32, 32, generator=rng, dtype=torch.float64), torch.tensor(2), 1e-6
+    found = image_gradient(net, image, label)
+    for name, at in (
+        ("lenet.linear.bias", (1,)),
+        ("lenet.conv0.weight", (3, 1, 2, 2)),
+        ("lenet.conv2.bias", (5,)),
+    ):
+        ends = []
+        for sign in (1, -1):
+            moved = {k: v.clone() for k, v in net.items()}
+            moved[name][at] += sign * step
+            ends.append(F.cross_entropy(lenet_logits(moved, image[None]), label[None]))
+        assert float(found[name][at]) == pytest.approx(
+            float((ends[0] - ends[1]) / (2 * step)), rel=1e-4, abs=1e-8
+        )
+
+
+def test_reconstruction_comes_nearer_to_the_gradient(rng):
+    net = lenet(4, rng)
+    target = image_gradient(net, torch.rand(3, 32, 32, generator=rng), torch.tensor(1))
+    images, label = reconstruct(net, target, steps=40, inner=2, kept=5, rng=rng)
+    assert int(label) == 1 and images.shape == (5, 3, 32, 32) and images.min() >= 0 and images.max() <= 1
+    start = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(1))
+    assert mismatch(net, images[-1], label, target) < 0.5 * mismatch(net, start, label, target)
+
+
+def test_glfc_picks_the_model_that_does_best_on_the_reconstructions(
+    small_method, backbone, tasks, rng, monkeypatch
+):
+    method = small_method("glfc")
+    state = method.begin_task({}, tasks[0], backbone, rng)
+    best = []
+    for accuracy, bias in ((0.5, 1.0), (0.2, 2.0), (0.5, 3.0), (0.4, 4.0)):
+        monkeypatch.setattr(type(method), "_monitored", lambda *_, a=accuracy: torch.tensor(a))
+        merged = {**select(state, *method.optims()), "head.bias": torch.full((7,), bias)}
+        state = method.server_update(state, merged, tasks[0], backbone, rng)
+        best.append(float(state["best.head.bias"][0]))
+    assert best == [1.0, 1.0, 3.0, 3.0]  # as good as the best replaces it
+    for reset, accuracy in ((False, 0.0), (True, 0.5)):
+        quirk = small_method("glfc", best_perf_no_reset=reset)
+        assert float(quirk.begin_task(state, tasks[1], backbone, rng)["best.accuracy"]) == accuracy
+    assert float(method.begin_task(state, tasks[1], backbone, rng)["old.head.bias"][0]) == 3.0

@@ -1,0 +1,452 @@
+"""Outputs of the official implementations of the baselines (tests/golden/README.md), reproduced by this package's own functions.
+
+``out`` is what the default must give, ``quirk`` what only the option of that name gives.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fczoo import Batch, Context, Task, Tree, create_method
+from fczoo.aggregators.averaging import fedavg, uniform
+from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.functional.heads import head_logits, train_head
+from fczoo.functional.herding import herding
+from fczoo.functional.losses import normalised_cross_entropy, task_cross_entropy
+
+
+def golden(name: str) -> Tree:
+    return load_file(Path(__file__).parent / "golden" / f"{name}.safetensors")
+
+
+def same(ours: Tensor, official: Tensor) -> bool:
+    return ours.shape == official.shape and torch.allclose(
+        ours.detach().to(official), official, rtol=1e-4, atol=1e-5
+    )
+
+
+def whole(x: Tensor, y: Tensor, t: Tensor | None = None) -> Batch:
+    return Batch(x, y, torch.ones(len(y)), x, torch.empty(len(y), 0) if t is None else t)
+
+
+def grads(value: Tensor, *leaves: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
+
+
+class Features:
+    """Stands in for a backbone where the official vectors start from features."""
+
+    def __call__(self, images: Tensor, plugs: Tree | None = None) -> Tensor:
+        return images
+
+
+class TanhLayer:
+    """Stands in for a backbone: the hidden layer of the official checks' tiny network, its weights as plugs."""
+
+    def __call__(self, images: Tensor, plugs: Tree) -> Tensor:
+        return torch.tanh(F.linear(images, plugs["full.layer.weight"], plugs["full.layer.bias"]))
+
+
+def network(theta: Tensor, inside: int, hidden: int, outside: int) -> Tree:
+    """The flat vector of the official checks as named tensors."""
+    shapes = {
+        "full.layer.weight": (hidden, inside),
+        "full.layer.bias": (hidden,),
+        "head.weight": (outside, hidden),
+        "head.bias": (outside,),
+    }
+    parts = theta.split([torch.Size(s).numel() for s in shapes.values()])
+    return {k: v.view(s) for (k, s), v in zip(shapes.items(), parts, strict=True)}
+
+
+def flat(tree: Tree) -> Tensor:
+    return torch.cat(
+        [tree[k].flatten() for k in ("full.layer.weight", "full.layer.bias", "head.weight", "head.bias")]
+    )
+
+
+# --- EWC
+
+TASKS = (Task(0, 0, 4, 7, 2), Task(1, 4, 7, 7, 2))
+
+
+def ewc_state(method, g: Tree) -> list[Tree]:
+    """The server's state after each of the two tasks."""
+    states, state = [], {}
+    for t, task in enumerate(TASKS):
+        state = {**state, **network(g[f"in.theta_global{t}"], 5, 6, 7)}
+        payloads = []
+        for k in range(2):
+            x, y = g[f"in.x{t}{k}"], g[f"in.y{t}{k}"]
+            payloads.append(
+                {
+                    **method.survey("end", TanhLayer(), state, whole(x, y), task),
+                    "num_samples": torch.tensor(len(y)),
+                }
+            )
+            assert same(flat(fishers(payloads[-1])), g[f"out.fisher_sum{t}{k}"])
+            if t == 1:
+                wrong = create_method("ewc", modulo_labels=True).survey(
+                    "end", TanhLayer(), state, whole(x, y), task
+                )
+                assert same(flat(fishers(wrong)), g[f"quirk.fisher_sum_modulo_label1{k}"])
+                assert not same(flat(fishers(payloads[-1])), g[f"quirk.fisher_sum_modulo_label1{k}"])
+        sums = {name: payloads[0][name] + payloads[1][name] for name in payloads[0]}
+        state = method.absorb("end", state, sums, task)
+        states.append(state)
+    return states
+
+
+def fishers(tree: Tree) -> Tree:
+    return {k.removeprefix("fisher."): v for k, v in tree.items() if k.startswith("fisher.")}
+
+
+def test_ewc_fisher_and_anchor() -> None:
+    g = golden("ewc_fed")
+    method = create_method("ewc", strength=float(g["in.lambda"]), decay=float(g["in.gamma"]))
+    for t, state in enumerate(ewc_state(method, g)):
+        assert same(flat(fishers(state)), g[f"out.server_fisher{t}"])
+        assert same(flat({k.removeprefix("anchor."): v for k, v in state.items()}), g[f"out.checkpoint{t}"])
+        n = [len(g[f"in.y{t}{k}"]) for k in range(2)]
+        payloads = [
+            {
+                "theta": g[f"in.client_params{t}{k}"],
+                "num_samples": torch.tensor(n[k]),
+                "client": torch.tensor(k),
+            }
+            for k in range(2)
+        ]
+        assert same(fedavg(payloads)["theta"], g[f"out.params_weighted{t}"])
+
+
+def test_ewc_penalty() -> None:
+    g = golden("ewc_fed")
+    options = {"strength": float(g["in.lambda"]), "decay": float(g["in.gamma"])}
+    state = ewc_state(create_method("ewc", **options), g)[0]
+    ctx, batch = Context(TASKS[1], 0, 2, state), whole(g["in.x_local"], g["in.y_local"])
+
+    def gradient(**more) -> tuple[Tensor, Tensor]:
+        train = {k: v.clone().requires_grad_() for k, v in network(g["in.theta_local"], 5, 6, 7).items()}
+        loss, _ = create_method("ewc", **options, **more).loss(TanhLayer(), train, batch, ctx)
+        return loss, flat(dict(zip(train, grads(loss, *train.values()), strict=True)))
+
+    loss, found = gradient()
+    assert same(loss, g["out.ce"] + g["out.penalty_value"]) and same(found, g["out.grad_ce_plus_penalty"])
+    assert not same(found, g["quirk.grad_amp_vanish"])
+    assert same(gradient(amp_vanish=True)[1], g["quirk.grad_amp_vanish"])
+    none = create_method("ewc", **{**options, "strength": 0.0}).loss(
+        TanhLayer(), network(g["in.theta_local"], 5, 6, 7), batch, ctx
+    )[0]
+    assert same(none, g["out.ce"])
+
+
+# --- LwF
+
+
+def test_lwf_distils_old_classes() -> None:
+    g, task = golden("lwf_mammoth"), Task(1, 6, 10, 10, 2)
+    options = {"temperature": float(g["in.T"]), "strength": float(g["in.alpha"])}
+    student = g["in.student"].clone().requires_grad_()
+    batch = whole(student, g["in.label"], g["in.teacher"])
+    kd = create_method("lwf", **options).distillation(student, batch, task)
+    assert same(kd, g["out.kd"]) and same(grads(kd, student)[0], g["out.kd_grad"])
+    assert not grads(create_method("lwf", **options).distillation(student, batch, task), student)[0][
+        :, 6:
+    ].any()
+    assert same(create_method("lwf", **options).distillation(g["in.teacher"], batch, task), g["out.kd_self"])
+
+    identity = {"head.weight": torch.eye(10), "head.bias": torch.zeros(10)}
+    total = create_method("lwf", **options).loss(Features(), identity, batch, Context(task, 0, 1, {}))[0]
+    assert same(total, g["out.total_ce_over_cur"]) and same(grads(total, student)[0], g["out.total_grad"])
+    wrong = create_method("lwf", **options, distill_current=True).loss(
+        Features(), identity, batch, Context(task, 0, 1, {})
+    )[0]
+    assert not same(wrong, g["out.total_ce_over_cur"])
+    by_hand = (
+        -((g["in.teacher"][:, 6:] / 2).softmax(1) * (g["in.student"][:, 6:] / 2).log_softmax(1)).sum(1).mean()
+    )
+    torch.testing.assert_close(wrong, task_cross_entropy(g["in.student"], batch, task) + 0.5 * by_hand)
+
+
+# --- L2P
+
+
+@pytest.mark.parametrize(("tag", "selection"), [("inst", "image"), ("batch", "batch")])
+def test_l2p_pool(tag: str, selection: str) -> None:
+    g = golden("l2p_pool")
+    key, prompt = g["in.K"].clone().requires_grad_(), g["in.P"].clone().requires_grad_()
+    tree = {"pool.key": key, "pool.prompt": prompt, "position": torch.zeros(25, 32)}
+    method = create_method("l2p", selection=selection, positions="zeros")
+    batch = whole(g["in.q"], torch.zeros(16, dtype=torch.int64))
+    similarity, chosen = method.choose(tree, batch)
+    assert torch.equal(chosen, g[f"out.{tag}.idx"].long()) and same(similarity, g[f"out.{tag}.similarity"])
+    pulled = similarity.gather(1, chosen).sum(-1).mean()
+    assert same(pulled, g[f"out.{tag}.reduce_sim"])
+    tokens = torch.cat([method.prompts(tree, chosen), g["in.x_embed"]], 1)
+    assert same(tokens, g[f"out.{tag}.prompted_embedding"])
+    for found, name in zip(
+        grads(-0.1 * pulled + 0.5 * tokens.square().sum() / 16, key, prompt), ("K", "P"), strict=True
+    ):
+        assert same(found, g[f"out.{tag}.grad_{name}"])
+    other = create_method("l2p", selection={"image": "batch", "batch": "image"}[selection], positions="zeros")
+    assert not torch.equal(other.choose(tree, batch)[1], chosen)
+
+
+# --- DualPrompt
+
+
+def attention_block(g: Tree) -> Backbone:
+    config = ViTConfig("one", image_size=8, patch_size=8, dim=24, depth=1, heads=4, mlp_dim=8)
+    weights = {name: torch.zeros(shape) for name, shape in config.shapes().items()}
+    for layer in ("qkv", "proj"):
+        weights[f"blocks.0.attn.{layer}.weight"], weights[f"blocks.0.attn.{layer}.bias"] = (
+            g[f"in.{layer}_w"],
+            g[f"in.{layer}_b"],
+        )
+    return Backbone(config, weights)
+
+
+@pytest.mark.parametrize("tag", ["train", "test"])
+@pytest.mark.parametrize("bug", [False, True])
+def test_dualprompt_experts(tag: str, bug: bool) -> None:
+    g = golden("dualprompt_eprompt")
+    method, right, wrong = (
+        create_method("dualprompt", reshape_bug=bug),
+        g[f"out.{tag}.prefix"],
+        g[f"quirk.{tag}.prefix_reshape_bug"],
+    )
+    keys = g["in.K"].clone().requires_grad_()
+    state = {"past.key": keys[:3], "expert.key": keys[3]}  # four slots, all trained
+    chosen = torch.full((4,), int(g["in.task"])) if tag == "train" else method.match(state, g["in.q"])
+    assert torch.equal(chosen[:, None], g[f"out.{tag}.idx"].long())
+    for layer in range(3):
+        key, value = (
+            g["in.E"][layer, part].flatten(2)[chosen] for part in range(2)
+        )  # [B, L, D]: heads side by side
+        found = torch.stack(method.prefixes(key, value), 1).unflatten(-1, (4, 6))
+        assert same(found, (wrong if bug else right)[layer]) and not same(
+            found, (right if bug else wrong)[layer]
+        )
+        if layer == 0:
+            plugs = dict(zip(("prefix.0.k", "prefix.0.v"), method.prefixes(key, value), strict=True))
+            out = attention_block(g)._attention(g["in.x"], 0, slice(0, 7), plugs)
+            assert same(out, g[f"quirk.{tag}.attn_layer0_reshape_bug" if bug else f"out.{tag}.attn_layer0"])
+    pulled = F.cosine_similarity(g["in.q"], keys[chosen]).mean()
+    assert same(pulled, g[f"out.{tag}.reduce_sim"])
+    assert same(grads(-pulled, keys)[0], g[f"out.{tag}.grad_K"])
+
+
+def test_dualprompt_loss_pulls_the_key_of_the_task() -> None:
+    """The loss differs from the one without key term by minus lambda times the official mean cosine, with the official gradient."""
+    g, task = golden("dualprompt_eprompt"), Task(0, 0, 2, 8, 4)
+    method = create_method("dualprompt", expert_blocks=(0,), general_blocks=(0,), expert_length=5)
+    key = g["in.K"][0].clone().requires_grad_()
+    train = {"expert.key": key, "expert.0.k": torch.zeros(5, 24), "expert.0.v": torch.zeros(5, 24)}
+    train |= {"head.weight": torch.zeros(8, 24), "head.bias": torch.zeros(8)}
+    batch = Batch(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), torch.ones(4), g["in.q"])
+    with_key, without = (
+        create_method("dualprompt", **{**vars(method), "no_key_loss": quirk}).loss(
+            attention_block(g), train, batch, Context(task, 0, 1, {})
+        )[0]
+        for quirk in (False, True)
+    )
+    assert same(without - with_key, float(g["in.lambda_key"]) * g["out.train.reduce_sim"])
+    assert same(grads(with_key, key)[0], g["out.train.grad_K"][0])
+
+
+# --- CODA-Prompt
+
+
+def test_codap_prefixes_weights_and_orthogonality() -> None:
+    g = golden("coda_prompt_task0")
+    leaves = {k: g[f"in.{k}"].clone().requires_grad_() for k in "PKAq"}
+    names = {"prompt": "P", "key": "K", "attention": "A"}
+    tree = {f"component.{i}.{part}": leaves[k][i, :2] for i in range(5) for part, k in names.items()}
+    method = create_method("codap", ortho=0.1)
+    weights = torch.stack([method.weights(tree, i, leaves["q"]) for i in range(5)])
+    assert same(weights, g["out.alpha"])
+    plugs = method.prefixes(tree, leaves["q"])
+    key, value = (torch.stack([plugs[f"prefix.{i}.{part}"] for i in range(5)]) for part in "kv")
+    assert same(key, g["out.prefix_k"]) and same(value, g["out.prefix_v"])
+    ortho = method.orthogonality(tree)
+    assert same(ortho, sum(g[f"out.ortho_{k}"].sum() for k in "KAP")) and same(
+        0.1 * ortho, g["out.loss_per_layer"].sum()
+    )
+    total = (key * g["in.Rk"]).sum() + (value * g["in.Rv"]).sum() + 0.1 * ortho
+    assert same(total, g["out.J"])
+    for found, name in zip(grads(total, *leaves.values()), leaves, strict=True):
+        assert same(found, g[f"out.grad_{name}"])
+
+
+# --- FedProto
+
+
+def test_fedproto_prototypes_and_average() -> None:
+    g, task = golden("fedproto"), Task(1, 4, 7, 7, 2)
+    method, payloads = create_method("fedproto"), []
+    for k in range(3):
+        feats, labels = g[f"in.feats{k}"], g[f"in.labels{k}"]
+        sums = method.stats(Features(), {}, whole(feats, labels), Context(task, 0, 1, {}))
+        for c in set(labels.tolist()):
+            n = sums["class.count"][c - 4]
+            assert int(n) == int(g[f"out.k{k}.c{c}.n"]) and same(
+                sums["class.sum"][c - 4] / n, g[f"out.k{k}.c{c}.proto"]
+            )
+        payloads.append(
+            {
+                "theta": g[f"in.params{k}"],
+                **sums,
+                "num_samples": torch.tensor(len(labels)),
+                "client": torch.tensor(k),
+            }
+        )
+    merged = method.aggregate(payloads, uniform)
+    assert type(method).averaging == "uniform" and same(merged["theta"], g["out.params_uniform"])
+    start = {"all.mean": torch.zeros(7, 6), "all.known": torch.zeros(7)}
+    state = method.server_update(start, merged, task, None, None)
+    assert same(state["prototype.mean"], torch.stack([g[f"out.global.c{c}"] for c in (4, 5, 6)]))
+    assert not same(
+        state["prototype.mean"], torch.stack([g[f"alt.official_unweighted_global.c{c}"] for c in (4, 5, 6)])
+    )
+    assert same(state["all.mean"][4:], state["prototype.mean"]) and not state["all.mean"][:4].any()
+
+
+def test_fedproto_loss() -> None:
+    g, task = golden("fedproto"), Task(1, 4, 7, 7, 2)
+    known = {
+        "prototype.mean": torch.stack([g[f"out.global.c{c}"] for c in (4, 5, 6)]),
+        "prototype.known": torch.ones(3),
+    }
+    feats, logits = (g[f"in.batch_{k}"].clone().requires_grad_() for k in ("feats", "logits"))
+    batch, method = whole(feats, g["in.batch_label"]), create_method("fedproto")
+    assert method.strength == pytest.approx(float(g["in.ld"]))
+    loss = task_cross_entropy(logits, batch, task) + method.strength * method.distance(
+        feats, batch, Context(task, 1, 2, known)
+    )
+    assert same(loss, g["out.loss"])
+    for found, name in zip(grads(loss, feats, logits), ("feats", "logits"), strict=True):
+        assert same(found, g[f"out.grad_{name}"])
+    first = {"prototype.mean": torch.zeros(3, 6), "prototype.known": torch.zeros(3)}
+    loss = task_cross_entropy(logits, batch, task) + method.strength * method.distance(
+        feats, batch, Context(task, 0, 2, first)
+    )
+    assert same(loss, g["out.loss_first_round"]) and same(
+        grads(loss, logits)[0], g["out.grad_logits_first_round"]
+    )
+
+
+def test_fedproto_distance_of_each_sample() -> None:
+    """The official form: class 6 has no prototype, gives 0 and stays in the denominator."""
+    g, task = golden("fedproto"), Task(1, 4, 7, 7, 2)
+    mean = torch.stack([g["out.global.c4"], g["out.global.c5"], torch.full((6,), 9.0)])
+    known = {"prototype.mean": mean, "prototype.known": torch.tensor([1.0, 1.0, 0.0])}
+    train = {k: v.clone().requires_grad_() for k, v in network(g["in.ps.theta"], 5, 6, 7).items()}
+    features = TanhLayer()(g["in.ps.x"], train)
+    batch = whole(features, g["in.batch_label"])
+    far = create_method("fedproto", per_sample=True).distance(features, batch, Context(task, 1, 2, known))
+    assert same(far, g["alt.per_sample.loss_proto"])
+    total = F.cross_entropy(head_logits(train, features), g["in.batch_label"]) + far
+    assert same(total, g["alt.per_sample.loss_total"])
+    after = flat(train) - 0.01 * flat(dict(zip(train, grads(total, *train.values()), strict=True)))
+    assert same(after, g["alt.per_sample.theta_after_sgd"])
+    assert not same(
+        create_method("fedproto").distance(features, batch, Context(task, 1, 2, known)),
+        g["alt.per_sample.loss_proto"],
+    )
+
+
+# --- CCVR
+
+
+@pytest.mark.parametrize("quirk", [False, True])
+def test_ccvr_statistics(quirk: bool) -> None:
+    """Class 5 has a single image at client 0 and is left out there; only the triple pass lets it through."""
+    g, task = golden("ccvr_fed"), Task(1, 3, 7, 7, 2)
+    method = create_method("ccvr", covariance="full", triple_pass=True) if quirk else create_method("ccvr")
+    for k in range(3):
+        batch = whole(g[f"in.feats{k}"], g[f"in.labels{k}"])
+        ctx = Context(task, 0, 1, {})
+        rows = method.pack({}, method.stats(Features(), {}, batch, ctx), ctx)
+        tag = f"quirk.full.k{k}" if quirk else f"out.k{k}"
+        assert rows["gauss.label"].tolist() == [c for c in range(3, 7) if f"{tag}.c{c}.n" in g]
+        for i, c in enumerate(rows["gauss.label"].tolist()):
+            assert int(rows["gauss.count"][i]) == int(g[f"{tag}.c{c}.n"])
+            if quirk:
+                assert same(rows["gauss.cov"][i], g[f"{tag}.c{c}.cov"])
+            else:
+                assert same(rows["gauss.mean"][i], g[f"{tag}.c{c}.mean"]) and same(
+                    rows["gauss.var"][i], g[f"{tag}.c{c}.var"]
+                )
+
+
+def test_ccvr_full_covariance_by_default_is_unbiased() -> None:
+    g, ctx = golden("ccvr_fed"), Context(Task(1, 3, 7, 7, 2), 0, 1, {})
+    method = create_method("ccvr", covariance="full")
+    rows = method.pack({}, method.stats(Features(), {}, whole(g["in.feats0"], g["in.labels0"]), ctx), ctx)
+    for label, cov in zip(rows["gauss.label"].tolist(), rows["gauss.cov"], strict=True):
+        assert same(cov, g["in.feats0"][g["in.labels0"] == label].T.cov())
+        assert not same(cov, g[f"quirk.full.k0.c{label}.cov"])
+
+
+def test_ccvr_calibration() -> None:
+    """The official twenty steps on its recorded draws: five epochs of four batches."""
+    g, seen = golden("ccvr_fed"), []
+    method = create_method("ccvr")
+    n = [len(g[f"in.labels{k}"]) for k in range(3)]
+    payloads = [
+        {"theta": g[f"in.params{k}"], "num_samples": torch.tensor(n[k]), "client": torch.tensor(k)}
+        for k in range(3)
+    ]
+    theta = fedavg(payloads)["theta"]
+    assert same(theta, g["out.avg_params"])
+    epochs = iter(zip(g["in.batches"].split(4), g["in.targets"].split(4), strict=True))
+
+    def draw() -> tuple[Tensor, Tensor]:
+        x, y = next(epochs)
+        return x.flatten(0, 1), y.flatten() + 3
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        seen.append(normalised_cross_entropy(logits, labels, method.logit_norm))
+        return seen[-1]
+
+    head = {"head.weight": theta[:56].view(7, 8), "head.bias": theta[56:]}
+    after = train_head(
+        head, (3, 7), draw, loss, method.server_epochs, method.server_lr, int(g["in.how_many"])
+    )
+    assert same(torch.stack(seen), g["out.step_losses"])
+    assert same(after["head.weight"], g["out.head_w"]) and same(after["head.bias"], g["out.head_b"])
+    assert torch.equal(after["head.weight"][:3], head["head.weight"][:3])
+
+
+# --- GLFC
+
+
+@pytest.mark.parametrize("scenario", ["mixed", "nolearned", "onlynew", "onlyold"])
+def test_glfc_loss_is_the_official_one(scenario):
+    g = golden("glfc_loss")
+    method, learned = create_method("glfc"), torch.zeros(8, dtype=torch.bool)
+    learned[g[f"in.{scenario}.learned"].long()] = True
+    logits = g["in.logits"].clone().requires_grad_()
+    data = whole(g["in.logits"], g[f"in.{scenario}.label"].long(), g["in.old_logits"])
+    assert same(method.weights(logits, data, learned), g[f"out.{scenario}.w"])
+    compensated, relations = method.compensated(logits, data, learned), method.relations(logits, data, 4)
+    assert same(compensated, g[f"out.{scenario}.loss_gc"])
+    assert same(torch.autograd.grad(compensated, logits, retain_graph=True)[0], g[f"out.{scenario}.grad_gc"])
+    assert same(relations, g[f"out.{scenario}.loss_rd"])
+    total = (1 - method.relation) * compensated + method.relation * relations
+    assert same(total, g[f"out.{scenario}.loss_total"])
+    assert same(torch.autograd.grad(total, logits)[0], g[f"out.{scenario}.grad_total"])
+
+
+def test_herding_is_the_official_one():
+    g = golden("glfc_herding")
+    assert herding(g["in.feat_a"], int(g["in.m_a"])).tolist() == g["out.sel_a"].tolist()
+    assert herding(g["in.feat_b"], int(g["in.m_b"])).tolist() == g["alt.sel_b_no_duplicates"].tolist()
+    assert (
+        herding(g["in.feat_b"], int(g["in.m_b"]), repeats=True).tolist()
+        == g["quirk.sel_b_with_duplicates"].tolist()
+    )

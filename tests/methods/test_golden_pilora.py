@@ -1,0 +1,224 @@
+"""Recorded outputs of PILoRA's official code (tests/golden/README.md), reproduced through this package's own functions."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fczoo import Context, Task, Tree, create_method
+from fczoo.aggregators.averaging import fedavg
+from fczoo.aggregators.prototypes import prototype_reweight, prototype_weights
+from fczoo.core.backbone import Backbone
+from fczoo.data.views import AUGMENTS
+from fczoo.federation.batches import Client
+from fczoo.federation.engine import Engine, Plan
+from helpers_golden import F64, F64L, Identity, error, golden, whole_batch
+
+
+class FeatureStore:
+    """Stands in for an image store: the 'images' are features."""
+
+    def __init__(self, features: Tensor, labels: Tensor):
+        self.features, self.labels, self.backbone = features, labels, Identity()
+
+    def view(self, index: Tensor) -> Tensor:
+        return self.features[index]
+
+
+# ---------------------------------------------------------------- one local step
+
+
+class LocalStep:
+    """One batch of 16 features, labels 10 to 19 of 30 classes; no earlier task."""
+
+    def __init__(self) -> None:
+        self.g = g = golden("pilora_loss_t0_d48")
+        self.official = create_method("pilora", lr_lora=1e-3, means="running")
+        self.task = Task(0, 10, 20, 30, 3)
+        self.shared = {"frozen.before": g["centers"][:10], "frozen.after": g["centers"][20:]}
+        self.train = {"prototype": g["centers"][10:20]}
+        for part in "qv":
+            self.train |= {
+                f"lora.0.{part}.a": g[f"a_{part}"][0],
+                f"lora.0.{part}.b": torch.zeros(48, 4, dtype=torch.float64),
+            }
+        self.batch = whole_batch(g["features"], g["labels"])
+        self.context = Context(self.task, 0, 5, self.shared)
+
+    def loss(self, method) -> Tensor:
+        return method.loss(Identity(), self.train, self.batch, self.context)[0]
+
+
+@pytest.fixture(scope="module")
+def step() -> LocalStep:
+    return LocalStep()
+
+
+def test_pilora_distances(step: LocalStep) -> None:
+    distances = step.official.distances(step.g["features"], step.g["centers"])
+    assert error(distances, step.g["distances"]) < F64
+    assert (
+        error(
+            replace(step.official, distance="squared").distances(step.g["features"], step.g["centers"]),
+            step.g["distances"],
+        )
+        > 1
+    )
+
+
+def test_pilora_loss_terms(step: LocalStep) -> None:
+    g, only_entropy = step.g, replace(step.official, pull=0.0)
+    entropy = only_entropy.prototype_loss(g["features"], step.train, step.batch, step.context)
+    both = step.official.prototype_loss(g["features"], step.train, step.batch, step.context)
+    assert error(entropy, g["dce"]) < F64L
+    assert error(both, g["dce_plus_pl"]) < F64L
+    assert error((both - entropy) / step.official.pull, g["pl"]) < F64L
+    assert error(step.official.lora_penalty(step.train, step.shared), 0.01 * g["l1"]) < F64L
+    assert error(step.loss(step.official), g["total"]) < F64L
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"distance": "squared"},
+        {"support": "task"},
+        {"support": "seen"},
+        {"sharpness": 2.0},
+        {"pull": 0.0},
+        {"sparse": 0.0},
+    ],
+    ids=str,
+)
+def test_pilora_loss_tells_readings_apart(step: LocalStep, wrong: dict) -> None:
+    assert error(step.loss(replace(step.official, **wrong)), step.g["total"]) > 100 * F64L
+
+
+def test_pilora_gradients(step: LocalStep) -> None:
+    leaves = {k: v.clone().requires_grad_() for k, v in step.train.items()}
+    loss, _ = step.official.loss(Identity(), leaves, step.batch, step.context)
+    loss.backward()
+    assert error(leaves["prototype"].grad, step.g["grad_centers"]) < F64L
+    for part in "qv":
+        assert error(leaves[f"lora.0.{part}.a"].grad, step.g[f"grad_a_{part}"]) < F64L
+        assert leaves[f"lora.0.{part}.b"].grad is None  # features are given, so B does not enter
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_pilora_step_of_the_engine(step: LocalStep, together: int) -> None:
+    """One epoch of one batch: the upload holds the official tensors after Adam, and the class means seen on the way."""
+    g = step.g
+    engine = Engine(
+        step.official,
+        Identity(),
+        FeatureStore(g["features"], g["labels"]),
+        Plan(1, 16, AUGMENTS["none"], 0, together),
+    )
+    clients = [Client(k, torch.arange(16)) for k in range(2)]
+    payloads = engine.train({**step.shared, **step.train}, clients, step.context)
+    for payload in payloads:
+        assert error(payload["prototype"], g["centers_after"][10:20]) < F64L
+        for part in "qv":
+            assert error(payload[f"lora.0.{part}.a"], g[f"a_{part}_after"]) < F64L
+            assert not payload[f"lora.0.{part}.b"].any()
+        assert g["class_present"].all() and error(payload["class.mean"], g["class_means"]) < F64L
+    assert torch.equal(g["centers_after"][:10], g["centers"][:10])  # the frozen ones stand still there, too
+
+
+def test_pilora_step_tells_rates_apart(step: LocalStep) -> None:
+    g = step.g
+    swapped = replace(step.official, lr_lora=step.official.lr_prototype, lr_prototype=step.official.lr_lora)
+    engine = Engine(
+        swapped, Identity(), FeatureStore(g["features"], g["labels"]), Plan(1, 16, AUGMENTS["none"], 0)
+    )
+    (payload,) = engine.train({**step.shared, **step.train}, [Client(0, torch.arange(16))], step.context)
+    assert error(payload["prototype"], g["centers_after"][10:20]) > 1e-3
+    assert error(payload["lora.0.q.a"], g["a_q_after"]) > 1e-3
+
+
+# ---------------------------------------------------------------- the server
+
+
+HELD = [0, 1, 2]  # class 3 is held by nobody
+
+
+def test_pilora_weights() -> None:
+    g = golden("pilora_reweight_k5c4_f64")
+    assert g["mask"].any(0).tolist() == [True, True, True, False]
+    ours = prototype_weights(g["protos"], g["means"], g["mask"], 0.2)
+    assert error(ours[:, HELD], g["weights"][:, HELD]) < F64L
+    assert error(ours[:, 3], torch.full((5,), 0.2, dtype=torch.float64)) < F64
+    assert (
+        error(ours[:, 3], 2 * g["weights"][:, 3]) < F64L
+    )  # officially 0.1 each, which is right for ten clients only
+
+
+@pytest.mark.parametrize("wrong", [{"squared": True}, {"temperature": 5.0}, {"temperature": 1.0}], ids=str)
+def test_pilora_weights_tell_readings_apart(wrong: dict) -> None:
+    g = golden("pilora_reweight_k5c4_f64")
+    ours = prototype_weights(g["protos"], g["means"], g["mask"], **{"temperature": 0.2, **wrong})
+    assert error(ours[:, HELD], g["weights"][:, HELD]) > 1e-2
+
+
+def test_pilora_server_step() -> None:
+    g = golden("pilora_reweight_k5c4_f64")
+    payloads = [
+        {
+            "prototype": g["protos"][k],
+            "class.mean": g["means"][k],
+            "class.count": g["mask"][k].double(),
+            "lora.0.q.a": g["lora_a"][k],
+            "num_samples": g["n_k"][k],
+            "client": torch.tensor(k),
+        }
+        for k in range(5)
+    ]
+    for merged in (prototype_reweight(payloads), create_method("pilora").aggregate(payloads, fedavg)):
+        assert error(merged["prototype"][HELD], g["merged"][HELD]) < F64L
+        assert error(merged["prototype"][3], g["protos"][:, 3].mean(0)) < F64
+        assert error(merged["prototype"][3], 2 * g["merged"][3]) < F64L
+        assert error(merged["lora.0.q.a"], g["lora_a_avg"]) < F64L
+    plain = create_method("pilora", reweight="average").aggregate(payloads, fedavg)
+    assert error(plain["prototype"][HELD], g["merged"][HELD]) > 1e-2
+    assert error(g["lora_a"].mean(0), g["lora_a_avg"]) > 1e-2  # not the unweighted mean
+
+
+# ---------------------------------------------------------------- the forward pass
+
+
+def summed_lora(g: Tree, last: int) -> Tree:
+    """State of the method in task ``last``: that task's pair and the stacked earlier ones."""
+    tree = {}
+    for part in "qv":
+        for side in "ab":
+            factors = [g[f"{side}_{part}_{i}"] for i in range(last + 1)]
+            tree[f"lora.0.{part}.{side}"] = factors[-1]
+            if last:
+                tree[f"past.0.{part}.{side}"] = torch.stack(factors[:-1])
+    return tree
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_pilora_forward(micro: Backbone, images: Tensor, last: int) -> None:
+    g = golden("pilora_mammoth_forward_micro")
+    tree, official = summed_lora(g, last), g[f"feature_sum_upto_task{last}"]
+    assert error(micro(images, create_method("pilora", merge="sum")._plugs(tree)), official) < F64
+    assert error(micro(images), official) > 1e-3
+    first = micro(images, create_method("pilora", merge="first")._plugs(tree))
+    assert error(first, g["feature_sum_upto_task0"]) < F64
+    crossed = micro(images, create_method("pilora", merge="factor_sum")._plugs(tree))
+    sums = {
+        f"lora.0.{part}.{side}": sum(g[f"{side}_{part}_{i}"] for i in range(last + 1))
+        for part in "qv"
+        for side in "ab"
+    }
+    assert error(crossed, micro(images, sums)) < F64
+    if last:
+        assert error(first, official) > 1e-3 and error(crossed, official) > 1e-3
+
+
+def test_pilora_forward_uses_q_and_v(micro: Backbone, images: Tensor) -> None:
+    g = golden("pilora_mammoth_forward_micro")
+    swapped = {"q": "v", "v": "q"}
+    plugs = {f"lora.0.{swapped[part]}.{side}": g[f"{side}_{part}_0"] for part in "qv" for side in "ab"}
+    assert error(micro(images, plugs), g["feature_sum_upto_task0"]) > 1e-3

@@ -1,0 +1,54 @@
+"""Recorded outputs of CODA-Prompt's prefix attention (tests/golden/README.md), reproduced through this package's own functions."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo import Tree
+from fczoo.core.backbone import Backbone, ViTConfig, attend
+from helpers_golden import F32, error, golden
+
+
+def one_block(g: Tree) -> Backbone:
+    """A backbone whose only block has the recorded attention; everything else is zero."""
+    config = ViTConfig(
+        "one", image_size=8, patch_size=8, dim=24, depth=1, heads=int(g["in.heads"]), mlp_dim=8
+    )
+    weights = {name: torch.zeros(shape) for name, shape in config.shapes().items()}
+    for layer in ("qkv", "proj"):
+        weights[f"blocks.0.attn.{layer}.weight"], weights[f"blocks.0.attn.{layer}.bias"] = (
+            g[f"in.{layer}_w"],
+            g[f"in.{layer}_b"],
+        )
+    return Backbone(config, weights)
+
+
+def test_prefix_attention_of_the_backbone() -> None:
+    g = golden("prefix_attention")
+    backbone, everything = one_block(g), slice(0, 5)
+
+    def run(plugs: Tree) -> Tensor:
+        return backbone._attention(g["in.x"], 0, everything, plugs)
+
+    assert error(run({}), g["out.y_no_prefix"]) < F32
+    assert error(run({"prefix.0.k": g["in.pk"], "prefix.0.v": g["in.pv"]}), g["out.y"]) < F32
+    assert error(run({"prefix.0.k": g["in.pv"], "prefix.0.v": g["in.pk"]}), g["out.y"]) > 1e-2  # swapped
+    assert (
+        error(run({"prefix.0.k": g["in.pk"][:1].expand(3, -1, -1), "prefix.0.v": g["in.pv"]}), g["out.y"])
+        > 1e-2
+    )  # not the sample's own
+    assert error(run({}), g["out.y"]) > 1e-2
+
+
+def test_prefix_attention_by_concatenation() -> None:
+    """The same from the formula: rows in front of projected keys and values, each head a slice of the width."""
+    g = golden("prefix_attention")
+    query, key, value = F.linear(g["in.x"], g["in.qkv_w"], g["in.qkv_b"]).chunk(3, -1)
+
+    def heads(rows: Tensor) -> Tensor:
+        return rows.unflatten(-1, (int(g["in.heads"]), -1)).transpose(1, 2)
+
+    mixed = attend(
+        heads(query), heads(torch.cat([g["in.pk"], key], 1)), heads(torch.cat([g["in.pv"], value], 1))
+    )
+    assert error(F.linear(mixed.transpose(1, 2).flatten(2), g["in.proj_w"], g["in.proj_b"]), g["out.y"]) < F32

@@ -1,0 +1,46 @@
+"""LwF: its teacher and the distillation from it."""
+
+import torch
+
+from fczoo import Task
+from fczoo.core.tree import select
+from helpers_methods import batch
+
+
+def test_lwf_teacher_is_the_model_at_the_end_of_the_last_task(record):
+    run = record("lwf")
+    for call in run.rounds:
+        t = call.ctx.task.index
+        teacher = select(call.state, "teacher.")
+        assert bool(teacher) == (t > 0)
+        for name, value in teacher.items():
+            assert torch.equal(value, run.states[t - 1][name.removeprefix("teacher.")])
+
+
+def test_lwf_distillation_leaves_new_rows_alone(record, batch_of, noise):
+    run, task = record("lwf"), Task(1, 3, 5, 7, 3)
+    logits = noise(4, 7).requires_grad_()
+    kd = run.method.distillation(logits, batch(noise(4, 2), [3, 4, 3, 4], noise(4, 7)), task)
+    (gradient,) = torch.autograd.grad(kd, logits)
+    assert gradient[:, :3].any() and not gradient[:, 3:].any()
+
+
+def test_teacher_outputs_are_kept_where_the_view_is_fixed(make_bench, small_method, watch):
+    """One pass over the images a task instead of one in each epoch, with the same result."""
+    calls: list[int] = []
+    method = small_method("lwf")
+    kept = type(method).teach
+
+    def counted(self, backbone, shared, data, task):
+        calls.append(len(data.y))
+        return kept(self, backbone, shared, data, task)
+
+    type(method).teach = counted
+    try:
+        fixed = watch(make_bench(batch_size=100), method)
+        once, calls[:] = sum(calls), []
+        watch(make_bench(batch_size=100, augment="flip"), method)
+    finally:
+        type(method).teach = kept
+    images = sum(len(c.index) for call in fixed.rounds if call.ctx.round == 0 for c in call.clients)
+    assert once == images and sum(calls) == 4 * images  # two rounds of two epochs

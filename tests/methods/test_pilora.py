@@ -1,0 +1,177 @@
+"""What PILoRA promises: merged LoRA, its penalties, prototypes."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fczoo import Batch, Context, Task, create_method
+from fczoo.core.backbone import Backbone
+from fczoo.core.tree import select
+from helpers_methods import DIM
+
+
+def pilora_state(noise, past: int) -> dict[str, Tensor]:
+    """Seven classes of which 3, 4 are the current ones; ``past`` earlier tasks' LoRA beside the current one."""
+    state = {"frozen.before": noise(3, DIM), "prototype": noise(2, DIM), "frozen.after": noise(2, DIM)}
+    for part in "qv":
+        state |= {f"lora.0.{part}.a": noise(4, DIM), f"lora.0.{part}.b": 0.2 * noise(DIM, 4)}
+        if past:
+            state |= {f"past.0.{part}.a": noise(past, 4, DIM), f"past.0.{part}.b": 0.2 * noise(past, DIM, 4)}
+    return state
+
+
+def shifted(backbone: Backbone, change: dict[str, Tensor]) -> Backbone:
+    """The backbone with q and v of its first block changed by the given matrices."""
+    weight = backbone.weights["blocks.0.attn.qkv.weight"].clone()
+    weight[:DIM] += change["q"]
+    weight[2 * DIM :] += change["v"]
+    return Backbone(backbone.config, {**backbone.weights, "blocks.0.attn.qkv.weight": weight})
+
+
+def rms(features: Tensor, prototypes: Tensor) -> Tensor:
+    return torch.tensor(
+        [
+            [
+                math.sqrt(sum((a - b) ** 2 for a, b in zip(f, p, strict=True)) / len(f))
+                for p in prototypes.tolist()
+            ]
+            for f in features.tolist()
+        ]
+    )
+
+
+def test_pilora_with_zero_b_is_the_frozen_backbone(backbone, images_batch, noise, tasks):
+    state = pilora_state(noise, past=2)
+    state |= {k: torch.zeros_like(v) for k, v in state.items() if k.endswith(".b")}
+    logits = create_method("pilora").predict(backbone, state, images_batch, tasks[1])
+    table = torch.cat([state["frozen.before"], state["prototype"]])
+    torch.testing.assert_close(logits, -rms(backbone(images_batch.x), table).double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"merge": "factor_sum"}, {"merge": "first"}, {"local": "current"}])
+def test_pilora_trains_lora_in_every_task(make_bench, small_method, watch, options):
+    run = watch(make_bench(), small_method("pilora", lr_lora=1e-3, **options))
+    assert [call.ctx.task.index for call in run.rounds] == [0, 0, 1, 1, 2, 2]
+    for call in run.rounds:
+        for payload in call.payloads:
+            assert all(not torch.equal(payload[k], call.state[k]) for k in select(call.state, "lora."))
+
+
+@pytest.mark.parametrize("options", [{"merge": "first"}, {"local": "current"}])
+def test_pilora_can_train_with_the_current_lora_alone(backbone, images_batch, noise, tasks, options):
+    """Earlier pairs have no part in a client's loss, nor in its class means, but in evaluation."""
+    method, state = create_method("pilora", ortho=0.0, **options), pilora_state(noise, 2)
+    other = {k: v + 1 if k.startswith("past.") else v for k, v in state.items()}
+    train, batch = (
+        select(state, "lora.", "prototype"),
+        images_batch._replace(y=torch.full_like(images_batch.y, 3)),
+    )
+    contexts = [
+        Context(tasks[1], 0, 1, {k: v for k, v in s.items() if k not in train}) for s in (state, other)
+    ]
+    losses = [method.loss(backbone, train, batch, c)[0] for c in contexts]
+    means = [method.stats(backbone, train, batch, c)["class.sum"] for c in contexts]
+    assert torch.equal(*losses) and torch.equal(*means)
+    assert not torch.equal(*(method.predict(backbone, s, images_batch, tasks[1]) for s in (state, other)))
+    together = create_method("pilora", ortho=0.0)
+    assert not torch.equal(*(together.loss(backbone, train, batch, c)[0] for c in contexts))
+
+
+@pytest.mark.parametrize("past", [0, 1, 2])
+@pytest.mark.parametrize("merge", ["sum", "factor_sum", "first"])
+def test_pilora_merges_lora_of_all_tasks(backbone, images_batch, noise, tasks, merge, past):
+    """With one task every merge is that task; later: sum of B_i A_i, (sum B)(sum A), or B_1 A_1 alone."""
+    state, change = pilora_state(noise, past), {}
+    for part in "qv":
+        pairs = [(state[f"past.0.{part}.a"][i], state[f"past.0.{part}.b"][i]) for i in range(past)]
+        pairs.append((state[f"lora.0.{part}.a"], state[f"lora.0.{part}.b"]))
+        change[part] = {
+            "sum": sum(b @ a for a, b in pairs),
+            "factor_sum": sum(b for _, b in pairs) @ sum(a for a, _ in pairs),
+            "first": pairs[0][1] @ pairs[0][0],
+        }[merge]
+    logits = create_method("pilora", merge=merge).predict(backbone, state, images_batch, tasks[1])
+    expected = -rms(
+        shifted(backbone, change)(images_batch.x), torch.cat([state["frozen.before"], state["prototype"]])
+    )
+    torch.testing.assert_close(logits, expected.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_pilora_overlap_with_earlier_lora():
+    """Sum of |A_i A_t'| over earlier tasks and over q and v: zero exactly when all rows are orthogonal."""
+    method = create_method("pilora", ortho=1.0, sparse=0.0)
+    now = {
+        "lora.0.q.a": torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]),
+        "lora.0.v.a": torch.tensor([[0, 0, 3.0, 0]]),
+    }
+
+    def penalty(q: list, v: list) -> float:
+        return float(method.lora_penalty(now, {"past.0.q.a": torch.tensor(q), "past.0.v.a": torch.tensor(v)}))
+
+    assert penalty([[[0, 0, 5.0, 1.0]]], [[[1.0, 1.0, 0, -1.0]]]) == 0
+    assert penalty([[[1.0, -3.0, 0, 0]]], [[[1.0, 1.0, 0, -1.0]]]) == 1 + 6
+    assert penalty([[[0, 0, 1.0, 0]]], [[[0, 0, -2.0, 0]]]) == 6
+    assert (
+        penalty([[[1.0, 0, 0, 0]], [[-1.0, 1.0, 0, 0]]], [[[0, 0, 0, 1.0]], [[0, 0, 1.0, 1.0]]])
+        == 1 + (1 + 2) + 3
+    )  # two earlier tasks
+    assert penalty([[[-1.0, 3.0, 0, 0]]], [[[1.0, 1.0, 0, -1.0]]]) == 7  # the sign of a row does not matter
+    assert float(method.lora_penalty(now, {})) == 0  # no earlier task
+
+
+def test_pilora_size_of_a():
+    now = {
+        "lora.0.q.a": torch.tensor([[1.0, -2.0]]),
+        "lora.0.v.a": torch.tensor([[0.5, 0.0]]),
+        "lora.0.q.b": torch.full((2, 1), 100.0),
+    }
+    assert float(create_method("pilora", ortho=0.5, sparse=0.01).lora_penalty(now, {})) == pytest.approx(
+        0.035
+    )
+
+
+def test_pilora_prototype_loss_by_hand():
+    """One feature at distance 1 of its own and 3 of the other prototype (root mean square over two dimensions)."""
+    method = create_method("pilora", pull=0.1, support="task", sharpness=2.0)
+    task = Task(0, 0, 2, 2, 1)
+    train = {"prototype": torch.tensor([[1.0, 1.0], [3.0, -3.0]])}
+    shared = {"frozen.before": torch.empty(0, 2), "frozen.after": torch.empty(0, 2)}
+    batch = Batch(torch.empty(1, 0), torch.tensor([0]), torch.ones(1), torch.empty(1, 0))
+    loss = method.prototype_loss(torch.zeros(1, 2), train, batch, Context(task, 0, 1, shared))
+    assert float(loss) == pytest.approx(math.log(1 + math.exp(-2.0 * (3 - 1))) + 0.1 * 1)
+
+
+def test_pilora_has_a_finite_gradient_on_its_prototype():
+    method = create_method("pilora")
+    features = torch.ones(1, 4, requires_grad=True)
+    method.distances(features, torch.ones(1, 4)).sum().backward()
+    assert torch.equal(features.grad, torch.zeros(1, 4))
+
+
+def test_pilora_keeps_what_it_froze(record, tasks):
+    run = record("pilora")
+    first, second, last = (run.states[t] for t in range(3))
+    begin = run.rounds[0].state
+    assert not torch.equal(first["prototype"], begin["prototype"]), "nothing was trained"
+    assert torch.equal(second["frozen.before"], first["prototype"])
+    assert torch.equal(last["frozen.before"], torch.cat([first["prototype"], second["prototype"]]))
+    assert torch.equal(torch.cat([first["frozen.after"][2:]]), second["frozen.after"]) and not len(
+        last["frozen.after"]
+    )
+    for name, value in select(first, "lora.").items():
+        past = name.replace("lora.", "past.")
+        assert past not in first
+        assert torch.equal(second[past], value[None])
+        assert torch.equal(last[past], torch.stack([value, second[name]]))
+
+
+def test_pilora_keeps_the_prototype_of_a_class_that_nobody_holds_in_head_tune(tasks, noise):
+    method = create_method("pilora", head_tune=True)
+    before = noise(3, DIM)
+    sums = {"class.count": torch.tensor([2.0, 0.0, 1.0]), "class.sum": noise(3, DIM)}
+    after = method.absorb("begin", {"prototype": before}, sums, tasks[0])["prototype"]
+    torch.testing.assert_close(
+        after, torch.stack([sums["class.sum"][0] / 2, before[1], sums["class.sum"][2]]).to(after)
+    )

@@ -1,0 +1,338 @@
+"""Protocols against tables copied from the papers, and their place between data set and given values.
+
+The tables below were written from the papers and their released code, not from this package's own tables: HGP's
+learning rates are appendix H's, the others stand in each paper's experiments.
+"""
+
+import logging
+from typing import Any, ClassVar
+
+import pytest
+
+from fczoo import FczooError, Settings, create_method
+from fczoo.backbones.timm_vit import architecture
+from fczoo.cli.show_protocol import protocol_page
+from fczoo.core.registry import DATASETS, METHODS, PARTITIONERS, PROTOCOLS
+from fczoo.data.stream import task_sizes
+from fczoo.papers.protocol import ByBeta, Protocol
+from fczoo.runner.grid import create_methods
+
+PAIRS = [
+    (name, dataset)
+    for name in PROTOCOLS.names("fczoo.papers.protocols")
+    for dataset in PROTOCOLS.get(name).datasets
+]
+
+DINO, IN21K, IN1K = (
+    "vit_base_patch16_224.dino",
+    "vit_base_patch16_224.augreg_in21k",
+    "vit_base_patch16_224.augreg_in21k_ft_in1k",
+)
+
+# protocol, data set: tasks, clients, joining, transition, participation, rounds, epochs, batch, split, backbone, view, seeds
+SETTINGS: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("hgp", "cifar100"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 0.5", IN21K, "hgp", 3),
+    ("hgp", "imagenet_r"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 0.5", IN21K, "hgp", 3),
+    ("hgp", "imagenet_a"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 1", IN21K, "hgp", 3),
+    ("hgp", "eurosat"): (5, 10, 0, 1, 1, 5, 5, 16, "dirichlet 1", IN21K, "hgp", 3),
+    ("hgp", "cars196"): (
+        (20, 20, 20, 20, 20, 20, 20, 20, 20, 16),
+        10,
+        0,
+        1,
+        1,
+        5,
+        5,
+        16,
+        "dirichlet 1",
+        IN21K,
+        "hgp",
+        3,
+    ),
+    ("hgp", "cub200"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 1", IN21K, "hgp", 3),
+    ("pilora", "cifar100"): (10, 10, 0, 1, 1, 30, 5, 64, "quantity 6", DINO, "pilora", 1),
+    ("pilora", "tinyimagenet"): (10, 10, 0, 1, 1, 30, 5, 64, "quantity 12", DINO, "pilora", 1),
+    ("pilora", "imagenet_subset"): (10, 10, 0, 1, 1, 30, 5, 64, "quantity 12", DINO, "pilora", 1),
+    ("fppl", "cifar100"): (10, 10, 0, 1, 1, 20, 5, 128, "dirichlet 0.5", IN1K, "fppl", 3),
+    ("fppl", "imagenet_r"): (20, 10, 0, 1, 1, 10, 5, 128, "dirichlet 0.5", IN1K, "fppl", 3),
+    ("fppl", "cub200"): (20, 10, 0, 1, 1, 10, 5, 128, "dirichlet 0.5", IN1K, "fppl", 3),
+    ("fcilpt", "cifar100"): (10, 30, 10, 0.9, 10, 10, 5, 16, "overlap 0.6", IN21K, "none", 1),
+    ("fcilpt", "miniimagenet"): (10, 30, 10, 0.9, 10, 10, 5, 16, "overlap 0.6", IN21K, "none", 1),
+    ("fcilpt", "tinyimagenet"): (10, 30, 10, 0.9, 10, 10, 5, 16, "overlap 0.6", IN21K, "none", 1),
+    ("glfc", "cifar100"): (10, 30, 10, 0.9, 10, 10, 20, 128, "overlap 0.6", IN21K, "crop", 1),
+    ("glfc", "tinyimagenet"): (10, 30, 20, 0.9, 10, 10, 20, 128, "overlap 0.6", IN21K, "crop", 1),
+    ("quick", "digits"): (5, 5, 0, 1, 1, 3, 2, 16, "dirichlet 0.5", "vit_nano_32", "none", 1),
+}
+APPENDIX_H = """
+            cifar100        imagenet_r      imagenet_a      eurosat         cars196         cub200
+ewc         1e-5            1e-5            1e-5            1e-5            1e-5            1e-5
+lwf         1e-5            1e-5,1e-5,3e-5  1e-5,1e-5,3e-5  1e-5,1e-5,3e-5  1e-5,1e-5,3e-5  1e-5,1e-5,3e-5
+fisheravg   1e-5            1e-5            1e-5            1e-5            1e-5            1e-5
+regmean     1e-5            1e-5            1e-5            1e-5            1e-5            1e-5
+ccvr        1e-5            1e-5            1e-5            1e-5            1e-5            1e-5
+l2p         3e-2            3e-2            3e-2,3e-2,3e-1  3e-2            3e-2            3e-1
+dualprompt  5e-2            3e-4            3e-2            1e-3            1e-1            1e-1
+codap       1e-3            1e-3            1e-2            1e-3            3e-2            1e-3
+fedproto    1e-5            1e-5,1e-5,3e-5  3e-5,1e-5,1e-5  3e-5,1e-5,1e-5  1e-5            1e-5
+target      1e-5            1e-5            1e-4            1e-5            1e-4            1e-4
+pip         5e-3            3e-4            3e-2            1e-3            1e-1            1e-1
+pilora      2e-2            2e-2            2e-2,1e-2,2e-2  2e-2            1e-1            1
+lorm        3e-4,1e-4,5e-4  3e-3,1e-3,1e-3  1e-2            3e-3,3e-3,1e-3  1e-2            1e-2,3e-2,3e-2
+hgp         3e-3            3e-2,3e-2,1e-2  3e-2            1e-3,3e-4,1e-4  3e-3            1e-1
+"""
+
+
+def values(protocol: str, dataset: str, **given: Any) -> dict[str, Any]:
+    """Settings of a protocol, also for a data set that is not installed."""
+    cls = PROTOCOLS.get(protocol)
+    stated = cls.stated(dataset)
+    tasks = given.get("tasks", stated["tasks"].value)
+    return {k: v.given(tasks if isinstance(tasks, int) else len(tasks)) for k, v in stated.items()}
+
+
+def test_every_protocol_and_data_set_is_compared_here() -> None:
+    assert set(PAIRS) == SETTINGS.keys()
+
+
+@pytest.mark.parametrize(("name", "dataset"), PAIRS)
+def test_settings_are_the_papers(name: str, dataset: str) -> None:
+    v = {"joining": 0, "transition": 1.0, "participation": 1.0, **values(name, dataset)}
+    partitioner = PARTITIONERS.create(v["partition"])
+    split = f"{partitioner.name} {next(iter(vars(partitioner).values())):g}"
+    fields = ("tasks", "clients", "joining", "transition", "participation", "rounds", "epochs", "batch_size")
+    seeds = len(PROTOCOLS.get(name).seeds.value)
+    assert (*(v[f] for f in fields), split, v["backbone"], v["augment"], seeds) == SETTINGS[name, dataset]
+
+
+@pytest.mark.parametrize(("name", "dataset"), PAIRS)
+def test_every_value_is_a_setting_and_has_a_source(name: str, dataset: str) -> None:
+    cls = PROTOCOLS.get(name)
+    v = values(name, dataset)
+    settings = Settings(dataset=dataset, **v)
+    assert {k: getattr(settings, k) for k in v} == v
+    assert all(s.source for s in cls.stated(dataset).values())
+    assert all(
+        s.source
+        for m in {*cls.methods, *cls.tuned.get(dataset, {})}
+        for s in cls.hyperparameters(m, dataset).values()
+    )
+    for spec in cls.partitions.get(dataset, ()):
+        PARTITIONERS.create(spec)
+    assert cls.stated(dataset)["partition"].value in cls.partitions.get(dataset, (v["partition"],))
+
+
+@pytest.mark.parametrize("backbone", [DINO, IN21K, IN1K])
+def test_backbones_are_known(backbone: str) -> None:
+    config = architecture(backbone)
+    assert (config.image_size, config.patch_size, config.dim, config.depth, config.heads) == (
+        224,
+        16,
+        768,
+        12,
+        12,
+    )
+
+
+@pytest.mark.parametrize(("name", "dataset"), PAIRS)
+def test_every_hyperparameter_fits_its_method(name: str, dataset: str) -> None:
+    """Of the methods that are there; a protocol may name others."""
+    cls = PROTOCOLS.get(name)
+    known = [m for m in {*cls.methods, *cls.tuned.get(dataset, {}), *cls.proposes} if m in METHODS.names()]
+    for method in known:
+        options = cls.options(method, dataset, cls_beta(values(name, dataset)["partition"]))
+        built = create_method(method, dataset, **options)
+        assert {k: getattr(built, k) for k in options} == options
+
+
+def cls_beta(spec: str) -> float | None:
+    return getattr(PARTITIONERS.create(spec), "beta", None)
+
+
+def test_hgp_rates_line_by_line() -> None:
+    head, *lines = APPENDIX_H.strip().splitlines()
+    betas = {"cifar100": (0.5, 0.1, 0.05), "imagenet_r": (0.5, 0.1, 0.05)}
+    cls, compared = PROTOCOLS.get("hgp"), 0
+    for line in lines:
+        method, *cells = line.split()
+        for dataset, cell in zip(head.split(), cells, strict=True):
+            columns = [float(x) for x in cell.split(",")] * (3 if "," not in cell else 1)
+            for beta, rate in zip(betas.get(dataset, (1.0, 0.5, 0.2)), columns, strict=True):
+                options = cls.options(method, dataset, beta)
+                rates = [
+                    v
+                    for k, v in options.items()
+                    if k.startswith("lr") and (method, k) != ("pilora", "lr_lora")
+                ]
+                assert rates and set(rates) == {rate}, (method, dataset, beta)
+                compared += 1
+    assert compared == 14 * 6 * 3
+    ranks = {
+        "cifar100": (1, 16, 16),
+        "imagenet_r": (2, 32, 16),
+        "imagenet_a": (4, 4, 4),
+        "eurosat": (1, 1, 4),
+        "cars196": (8, 8, 4),
+        "cub200": (1, 1, 1),
+    }
+    for dataset, expected in ranks.items():
+        assert (
+            tuple(cls.options("lorm", dataset, b)["rank"] for b in betas.get(dataset, (1.0, 0.5, 0.2)))
+            == expected
+        )
+        assert cls.options("pilora", dataset, 0.5)["lr_lora"] == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("protocol", "dataset", "method", "expected"),
+    [
+        ("pilora", "cifar100", "pilora", {"lr_prototype": 2e-2, "lr_lora": 1e-5, "rank": 4, "pull": 1e-3, "ortho": 0.5, "temperature": 0.2}),
+        ("pilora", "cifar100", "pilora", {"sparse": 0, "weight_decay": 0}),
+        ("pilora", "tinyimagenet", "pilora", {"lr_prototype": 5e-3, "lr_lora": 5e-6}),
+        ("pilora", "cifar100", "ewc", {"tune": "lora", "rank": 4, "blocks": (0,)}),
+        ("pilora", "cifar100", "joint", {"setting": "federated"}),
+        ("hgp", "cifar100", "joint", {"setting": "central"}),
+        ("hgp", "cub200", "hgp", {"server_epochs": 5, "server_lr": 0.01, "per_class": 256, "spread": 3.0, "blocks": (0, 1, 2, 3, 4)}),
+        ("fppl", "cub200", "fppl", {"length": 20, "lr": 1e-3, "unify": 1.0, "temperature": 0.2, "server_lr": 1e-3, "server_batch": 128}),
+        ("fppl", "cub200", "ewc", {"tune": "full", "lr": 1e-2, "lr_backbone": 1e-4}),
+        ("fppl", "cub200", "codap", {"lr": 1e-3}),
+        ("fppl", "cifar100", "glfc", {"lr": 1e-2, "lr_backbone": 1e-4, "memory": 200}),
+        ("fcilpt", "cifar100", "fcilpt", {"lr": 0.03, "size": 10, "chosen": 5, "length": 5, "common_length": 5}),
+        ("fcilpt", "miniimagenet", "fcilpt", {"size": 19, "chosen": 4, "length": 6, "common_length": 5}),
+        ("fcilpt", "tinyimagenet", "fcilpt", {"size": 24, "chosen": 8, "length": 5, "common_length": 1}),
+        ("glfc", "cifar100", "glfc", {"memory": 2000, "threshold": 1.2, "inversion_steps": 250, "reconstructions": 20}),
+    ],
+)  # fmt: skip
+def test_hyperparameters_are_the_papers(
+    protocol: str, dataset: str, method: str, expected: dict[str, Any]
+) -> None:
+    options = PROTOCOLS.get(protocol).options(method, dataset, 0.5)
+    assert {k: options.get(k) for k in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("tasks", "joining", "rounds", "last"), [(5, 20, 20, 110), (10, 10, 10, 120), (20, 5, 10, 125)]
+)
+def test_fcilpt_population_by_tasks(tasks: int, joining: int, rounds: int, last: int) -> None:
+    settings = Settings.for_dataset("cifar100", protocol="fcilpt", tasks=tasks)
+    assert (settings.joining, settings.rounds, settings.clients + settings.joining * (tasks - 1)) == (
+        joining,
+        rounds,
+        last,
+    )
+
+
+@pytest.mark.parametrize(("tasks", "rounds"), [("10", 20), ("20", 10), ("50,10,10,10,10,10", 33)])
+def test_fppl_rounds_by_tasks(tasks: str, rounds: int) -> None:
+    assert Settings.for_dataset("cifar100", protocol="fppl", tasks=tasks).rounds == rounds
+
+
+def test_what_holds_on_single_data_sets_only() -> None:
+    """FCILPT shows Mini-ImageNet at 224 pixels; FPPL has IID on CIFAR-100 alone, and its other betas on the two others."""
+    sizes = {
+        d: Settings.for_dataset(d, protocol="fcilpt").stored_size
+        for d in ("miniimagenet", "tinyimagenet", "cifar100")
+    }
+    assert sizes == {"miniimagenet": 224, "tinyimagenet": None, "cifar100": None}
+    splits = {
+        d: [s.partition(",")[0] for s in specs] for d, specs in PROTOCOLS.get("fppl").partitions.items()
+    }
+    betas = [f"dirichlet:{b}" for b in (1, 0.5, 0.1, 0.05, 0.01)]
+    assert splits == {"imagenet_r": betas, "cub200": betas, "cifar100": ["dirichlet:0.5", "iid"]}
+
+
+# ---------------------------------------------------------------- layers
+
+
+def test_what_is_given_beats_the_protocol_beats_the_data_set() -> None:
+    plain, protocol = Settings.for_dataset("cifar100"), Settings.for_dataset("cifar100", protocol="pilora")
+    assert (
+        plain.rounds,
+        protocol.rounds,
+        Settings.for_dataset("cifar100", protocol="pilora", rounds=7).rounds,
+    ) == (5, 30, 7)
+    assert protocol.train_per_class == 400 and protocol.backbone == DINO and plain.backbone != DINO
+    given = Settings.for_dataset(
+        "cifar100", protocol="pilora", backbone="vit_nano_32", partition="iid", mean=(0.1, 0.1, 0.1)
+    )
+    assert (given.backbone, given.partition, given.mean) == ("vit_nano_32", "iid", (0.1, 0.1, 0.1))
+
+
+@pytest.mark.parametrize(("name", "dataset"), PAIRS)
+def test_the_data_set_has_the_classes_of_the_tasks(name: str, dataset: str) -> None:
+    settings = Settings.for_dataset(dataset, protocol=name)
+    sizes = task_sizes(dataset, DATASETS.get(dataset).classes, settings.tasks)
+    assert (
+        sizes == [20] * 9 + [16]
+        if dataset == "cars196"
+        else len(set(sizes)) == 1 and len(sizes) == settings.task_count
+    )
+
+
+def test_a_given_class_order_replaces_the_shuffled_one() -> None:
+    assert Settings.for_dataset("cifar100", protocol="fppl").class_order_seed == 2023
+    natural = Settings.for_dataset("cifar100", protocol="fppl", class_order="natural")
+    assert (natural.class_order, natural.class_order_seed) == ("natural", None)
+
+
+def test_method_values_are_layered() -> None:
+    """A method's default, then its value for the data set, then the protocol's, then the given one."""
+    assert (create_method("pilora").lr_lora, create_method("pilora", "tinyimagenet").lr_lora) == (1e-5, 5e-6)
+    settings = Settings.for_dataset("cifar100", protocol="hgp")
+    hgp, pilora = create_methods(["hgp", "pilora"], settings, {"hgp": {"spread": 2}})
+    assert (pilora.lr_lora, pilora.lr_prototype, hgp.spread, hgp.server_lr) == (1e-4, 2e-2, 2.0, 0.01)
+    assert create_methods(["pilora"], settings, {"pilora": {"lr_lora": 1e-3}})[0].lr_lora == 1e-3
+    assert create_methods(["pilora"], Settings.for_dataset("cifar100"), {})[0].lr_lora == 1e-5
+
+
+class Toy(Protocol):
+    name: ClassVar[str] = "toy"
+    datasets: ClassVar = {"digits": {}}
+    settings: ClassVar = {}
+
+
+def test_a_column_that_the_paper_does_not_have(caplog) -> None:
+    columns = ByBeta({1.0: 3, 0.5: 4})
+    assert [columns.at(b) for b in (1.0, 0.5, 0.2, None)] == [3, 4, 3, 3]
+    assert [columns.covers(b) for b in (1.0, 0.5, 0.2, None)] == [True, True, False, False] and ByBeta(
+        {1.0: 3, 0.5: 3}
+    ).covers(None)
+    with caplog.at_level(logging.WARNING, logger="fczoo"):
+        assert PROTOCOLS.get("hgp").options("hgp", "eurosat", 0.3)["lr"] == 1e-3
+        assert (
+            "states hgp.lr as 0.001 | 0.0003 | 0.0001 at beta 1.0 | 0.5 | 0.2; the first is used"
+            in caplog.text
+        )
+        caplog.clear()
+        PROTOCOLS.get("hgp").options("hgp", "cifar100", None)
+        assert not caplog.records
+
+
+def test_unknown_methods_and_data_sets_break_nothing() -> None:
+    assert PROTOCOLS.get("hgp").options("no such method", "cub200", 1.0) == {}
+    with pytest.raises(FczooError, match="protocol toy does not use cifar100; known: digits"):
+        Toy.stated("cifar100")
+    with pytest.raises(FczooError, match="no protocol is called 'hpg'; did you mean hgp"):
+        Settings.for_dataset("digits", protocol="hpg")
+    with pytest.raises(FczooError, match="protocol hgp does not use digits"):
+        Settings.for_dataset("digits", protocol="hgp")
+
+
+@pytest.mark.parametrize(("name", "dataset"), PAIRS)
+def test_pages_hold_every_value_with_its_source(name: str, dataset: str) -> None:
+    cls, page = PROTOCOLS.get(name), " ".join(protocol_page(name, dataset).split())
+    for stated in cls.stated(dataset).values():
+        assert stated.source.split()[-1] in page
+    for field in cls.stated(dataset):
+        assert f" {field} " in page
+    for method in {*cls.methods, *cls.tuned.get(dataset, {})}:
+        for field in cls.hyperparameters(method, dataset):
+            assert f"{method} {field} " in page or f"{method} (not installed) {field} " in page
+    assert dataset in protocol_page(name, None)
+
+
+def test_quick_on_digits_is_bench_without_a_protocol() -> None:
+    plain, quick = Settings.for_dataset("digits"), Settings.for_dataset("digits", protocol="quick")
+    assert {k: v for k, v in vars(plain).items() if k != "protocol"} == {
+        k: v for k, v in vars(quick).items() if k != "protocol"
+    }
+    assert Settings.for_dataset("cifar100", protocol="quick").train_per_class == 20

@@ -1,0 +1,110 @@
+"""Partitioners that hand out classes or pieces of them: quantity, overlap, shards."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fczoo import FczooError
+from fczoo.core.seeds import numpy_stream
+from fczoo.partitioners.quantity import Quantity
+from helpers_partition import labels_of, seeds, some, split, table
+
+# ---------------------------------------------------------------- quantity
+
+
+@some
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.integers(1, 30), seeds)
+def test_quantity_owns_exactly_alpha_classes(
+    alpha: int, classes: int, clients: int, tries: int, seed: int
+) -> None:
+    assume(alpha <= classes <= alpha * clients)
+    labels = np.repeat(np.arange(classes), 2 * clients)
+    counts = table(Quantity(alpha, tries)(labels, clients, numpy_stream("test", seed)), labels)
+    assert ((counts > 0).sum(1) == alpha).all()
+    assert (counts > 0).any(0).all()
+    for shares in counts.T:  # equal shares among the owners
+        assert np.ptp(shares[shares > 0]) <= 1
+
+
+def test_quantity_repair_covers_every_class() -> None:
+    """Six clients with one class each and six classes: a draw covers all in 6!/6^6 = 1.5 % of cases, the repair always."""
+    labels = np.repeat(np.arange(6), 12)
+    for seed in range(10):
+        counts = table(Quantity(1, max_tries=1)(labels, 6, numpy_stream("test", seed)), labels)
+        assert sorted(counts.argmax(1)) == list(range(6)) and (counts.max(1) == 12).all()
+
+
+@pytest.mark.parametrize(
+    ("alpha", "clients", "complaint"),
+    [
+        (5, 10, "more classes than the 4 of a task"),
+        (1, 3, "cannot cover the 4 classes"),
+        (2, 1, "cannot cover the 4 classes"),
+    ],
+)
+def test_quantity_that_cannot_be_met(alpha: int, clients: int, complaint: str) -> None:
+    with pytest.raises(FczooError, match=complaint):
+        Quantity(alpha)(np.repeat(np.arange(4), 10), clients, numpy_stream("test", 0))
+
+
+# ---------------------------------------------------------------- overlap
+
+
+@some
+@given(labels_of, st.integers(1, 40), st.floats(0, 1), seeds)
+def test_overlap_owns_whole_classes(labels: np.ndarray, clients: int, fraction: float, seed: int) -> None:
+    counts = table(split(f"overlap:{fraction:.17f}", labels, clients, seed), labels)
+    sizes = np.bincount(labels)
+    assert ((counts == 0) | (counts == sizes)).all()
+    assert ((counts > 0).sum(1) == max(1, round(fraction * len(sizes)))).all()
+
+
+def test_overlap_draws_each_class_equally_often() -> None:
+    """6 of 10 classes a client: a class has 600 of 1000 owners, give or take 5 standard deviations sqrt(1000 x 0.6 x 0.4) = 15.5."""
+    labels = np.repeat(np.arange(10), 2)
+    owners = (table(split("overlap:0.6", labels, 1000, 0), labels) > 0).sum(0)
+    assert np.abs(owners - 600).max() < 78
+
+
+# ---------------------------------------------------------------- shards
+
+
+@some
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), seeds)
+def test_shards_are_whole(alpha: int, per_class: int, size: int, clients: int, seed: int) -> None:
+    """Four classes of ``per_class`` shards of ``size`` images: a client holds ``alpha`` different shards, all of one class each."""
+    assume(alpha <= 4 * per_class)
+    labels = np.repeat(np.arange(4), per_class * size)
+    for part in split(f"shards:{alpha},shards={4 * per_class}", labels, clients, seed):
+        assert len(part) == alpha * size
+        held = np.bincount(part // size, minlength=4 * per_class)
+        assert sorted(held[held > 0]) == [size] * alpha
+
+
+@pytest.mark.parametrize(
+    ("alpha", "recorded"),
+    [(2, (1.93, 0.509, 1.38)), (4, (3.49, 0.406, 0.10)), (6, (4.82, 0.313, 0.03))],
+)
+def test_shards_are_distributed_as_in_the_released_code(
+    alpha: int, recorded: tuple[float, float, float]
+) -> None:
+    """Means over 40 seeds of PILoRA's own split of 10 x 400 images: classes a client holds, largest share of a class (0
+    where nobody has it), classes nobody has."""
+    labels = np.repeat(np.arange(10), 400)
+    counts = np.array([table(split(f"shards:{alpha}", labels, 10, seed), labels) for seed in range(40)])
+    held = counts > 0
+    assert (counts.sum(2) == 40 * alpha).all()
+    shares = counts.max(1) / np.maximum(counts.sum(1), 1)
+    ours = held.sum(2).mean(1), shares.mean(1), (~held.any(1)).sum(1)
+    for value, expected in zip(ours, recorded, strict=True):
+        assert abs(value.mean() - expected) < 3 * max(value.std(ddof=1), 0.1) * (2 / 40) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [("shards:5,shards=4", "more than the 4 shards"), ("shards:2", "cannot be cut into 100 shards")],
+)
+def test_shards_that_cannot_be_met(spec: str, complaint: str) -> None:
+    with pytest.raises(FczooError, match=complaint):
+        split(spec, np.repeat(np.arange(4), 10), 3, 0)

@@ -1,0 +1,189 @@
+"""The Dirichlet partitioner, for each task and over the whole data set."""
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fczoo.core.seeds import numpy_stream
+from fczoo.data.partition import make_partition
+from fczoo.partitioners.dirichlet import Dirichlet
+from helpers_partition import labels_of, seeds, some, split, table, toy_stream
+
+
+@some
+@given(
+    labels_of,
+    st.integers(2, 9),
+    st.floats(0.01, 1),
+    st.integers(1, 8),
+    st.sampled_from(["split", "sample"]),
+    st.booleans(),
+    seeds,
+)
+def test_dirichlet_min_size(
+    caplog, labels: np.ndarray, clients: int, beta: float, min_size: int, draw: str, cap: bool, seed: int
+) -> None:
+    """Kept by a draw, or by the repair, which says so. The least is capped at an equal share."""
+    assume(len(labels) >= clients)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="fczoo"):
+        parts = Dirichlet(beta, draw, cap, min_size, max_tries=3)(labels, clients, numpy_stream("test", seed))
+    smallest = min(min_size, len(labels) // clients)
+    assert min(map(len, parts)) >= smallest >= 1
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+    if caplog.records:
+        assert len(caplog.records) == 1 and f"below {smallest} images in 3 draws" in caplog.messages[0]
+
+
+def test_dirichlet_warns_of_a_repair_only(caplog) -> None:
+    labels = np.repeat(np.arange(2), 10)
+    with caplog.at_level(logging.WARNING, logger="fczoo"):
+        Dirichlet(100.0, min_size=1)(labels, 2, numpy_stream("test", 0))
+        assert not caplog.records
+        parts = Dirichlet(1e-6, min_size=5, max_tries=4)(
+            labels, 4, numpy_stream("test", 0)
+        )  # two owners at most before the repair
+    assert len(caplog.records) == 1
+    assert [len(p) for p in parts] == [5, 5, 5, 5]
+
+
+def test_dirichlet_with_large_beta_is_nearly_iid() -> None:
+    labels = np.repeat(np.arange(4), 100)
+    assert (
+        np.abs(table(split("dirichlet:1e6", labels, 5, 0), labels) - 20).max() <= 1
+    )  # cut at cumulative shares, rounded down
+    sampled = table(split("dirichlet:beta=1e6,draw=sample", labels, 5, 0), labels)
+    assert (
+        np.abs(sampled - 20).max() <= 20
+    )  # 5 standard deviations of a binomial with n = 100, p = 1/5: sqrt(16) = 4
+
+
+def test_dirichlet_skew_grows_as_beta_falls() -> None:
+    labels = np.repeat(np.arange(4), 100)
+
+    def share(beta: float) -> float:
+        """Mean largest share of a class, 20 seeds."""
+        return float(
+            np.mean(
+                [
+                    table(split(f"dirichlet:beta={beta},min_size=1", labels, 5, s), labels).max(0) / 100
+                    for s in range(20)
+                ]
+            )
+        )
+
+    shares = [share(beta) for beta in (0.05, 0.3, 2.0, 100.0)]
+    assert shares == sorted(shares, reverse=True) and shares[0] > 0.8 and shares[-1] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("spec", "recorded"),
+    [
+        ("dirichlet:0.5,draw=sample", (7.90, 0.390, 38.7)),  # fed-mammoth
+        ("dirichlet:1,draw=sample", (9.21, 0.299, 30.3)),
+        ("dirichlet:0.5,cap=on,min_size=10", (7.75, 0.414, 25.1)),  # PILoRA
+        ("dirichlet:1,cap=on,min_size=10", (8.72, 0.322, 19.6)),
+    ],
+)
+def test_dirichlet_is_distributed_as_in_released_code(
+    spec: str, recorded: tuple[float, float, float]
+) -> None:
+    """Means over 40 seeds of their own splits of 10 x 100 images over 10 clients: classes a client holds, largest share of
+    a class, standard deviation of the clients' sizes."""
+    labels = np.repeat(np.arange(10), 100)
+    counts = np.array(
+        [table(split(f"{spec},max_tries=10000", labels, 10, seed), labels) for seed in range(40)]
+    )
+    ours = (counts > 0).sum(2).mean(1), (counts.max(1) / 100).mean(1), counts.sum(2).std(1)
+    for value, expected in zip(ours, recorded, strict=True):
+        assert abs(value.mean() - expected) < 0.01 + 3 * value.std(ddof=1) * (2 / 40) ** 0.5
+
+
+def test_dirichlet_cap_closes_full_clients() -> None:
+    """A client that holds an equal share before a class comes gets nothing of it."""
+    labels = np.repeat(np.arange(8), 25)
+    for seed in range(10):
+        counts = table(Dirichlet(0.2, cap=True, min_size=1)(labels, 4, numpy_stream("test", seed)), labels)
+        before = np.cumsum(counts, 1) - counts
+        assert (counts[before >= 50] == 0).all()
+        assert counts.sum(1).max() < 50 + 25
+    free = [
+        table(Dirichlet(0.2, min_size=1)(labels, 4, numpy_stream("test", s)), labels).sum(1).max()
+        for s in range(10)
+    ]
+    assert max(free) >= 75
+
+
+class CountedDraws:
+    """Counts the draws of a Dirichlet partitioner."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.number, once = 0, Dirichlet._once
+
+        def counted(*args: object) -> list[np.ndarray]:
+            self.number += 1
+            return once(*args)
+
+        monkeypatch.setattr(Dirichlet, "_once", counted)
+
+
+def test_dirichlet_ends_with_many_clients(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    draws = CountedDraws(monkeypatch)
+    labels = np.repeat(np.arange(10), 100)
+    with caplog.at_level(logging.WARNING, logger="fczoo"):
+        parts = Dirichlet(0.01, max_tries=20)(labels, 500, numpy_stream("test", 0))
+    assert draws.number == 20 and len(caplog.records) == 1
+    assert [len(p) for p in parts] == [2] * 500
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
+
+
+def test_dirichlet_stops_at_the_first_good_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = CountedDraws(monkeypatch)
+    Dirichlet(1000.0, min_size=1)(np.repeat(np.arange(5), 50), 5, numpy_stream("test", 0))
+    assert draws.number == 1
+
+
+@pytest.mark.parametrize("draw", ["split", "sample"])
+def test_dirichlet_of_vanishing_beta(draw: str) -> None:
+    """A class goes to one client, which may be full already and then leaves no share at all; still every image has an owner."""
+    labels = np.repeat(np.arange(3), 20)
+    for seed in range(10):
+        parts = Dirichlet(1e-6, draw, cap=True, min_size=1, max_tries=2)(
+            labels, 3, numpy_stream("test", seed)
+        )
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(60))
+
+
+# ---------------------------------------------------------------- the whole data set at once
+
+
+@some
+@given(
+    st.integers(2, 8),
+    st.sampled_from([0.01, 0.3, 2.0]),
+    st.sampled_from(["split", "sample"]),
+    st.sampled_from(["on", "off"]),
+    seeds,
+)
+def test_dirichlet_over_the_data_set(clients: int, beta: float, draw: str, cap: str, seed: int) -> None:
+    """Disjoint and covering, with the least size kept over all tasks together; a client may have nothing in one of them."""
+    partition = make_partition(
+        toy_stream(), f"dirichlet:{beta},scope=dataset,draw={draw},cap={cap},max_tries=5", clients, seed
+    )
+    everything = np.concatenate([c for task in partition.tasks for c in task])
+    assert np.array_equal(np.sort(everything), toy_stream().train_index)
+    assert partition.counts().sum(0).min() >= min(6, 48 // clients)
+    for task, parts in zip(toy_stream().tasks, partition.tasks, strict=True):
+        labels = toy_stream().train.labels[(np.concatenate(parts) - 1) // 2]
+        assert ((labels >= task.start) & (labels < task.stop)).all()
+
+
+def test_a_client_without_data_in_a_task() -> None:
+    counts = [
+        make_partition(toy_stream(), "dirichlet:0.01,scope=dataset,min_size=1", 4, seed).counts()
+        for seed in range(10)
+    ]
+    assert any((c == 0).any() for c in counts) and all((c.sum(0) > 0).all() for c in counts)

@@ -1,0 +1,188 @@
+"""The report page: what it holds, that it fetches nothing, and how a browser sees it."""
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+from fczoo.core.files import write_json
+
+pytest.importorskip("matplotlib", reason="matplotlib (extra plot) is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
+FLAGS += [
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+HOSTILE = "<script>alert(1)</script>"
+NAMES = ("accuracy", "forgetting", "bytes", "partition", "loss", "time")
+
+
+@pytest.fixture(scope="module")
+def page(make_run, tmp_path_factory) -> Path:
+    """The page of two experiments, one of them with an unfinished run and an option that tries to be markup."""
+    place = tmp_path_factory.mktemp("page")
+    make_run(place / "runs" / "a", {"one": {0: 70.0, 1: 72.0, 2: 74.0}, "two": {0: 60.0, 1: 80.0, 2: 50.0}})
+    make_run(place / "runs" / "b", {"three": {0: 40.0}}, {"note": HOSTILE}, rounds=9)
+    write_json(place / "runs" / "a" / "two" / "seed2" / "failed.json", {"error": f"two diverged {HOSTILE}"})
+    done = CliRunner().invoke(
+        main,
+        [
+            "report",
+            str(place / "runs"),
+            "--html",
+            str(place / "page.html"),
+            "--figures",
+            str(place / "figures"),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    return place / "page.html"
+
+
+class References(HTMLParser):
+    """Everything in a page that could make a browser fetch or run something."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.found: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.found += [
+            v or ""
+            for k, v in attributes
+            if k in ("src", "href", "xlink:href", "srcset", "action", "data", "poster") or k.startswith("on")
+        ]
+        self.found += re.findall(r"url\(([^)]*)\)", " ".join(v or "" for _, v in attributes))
+
+
+def test_the_page_refers_to_nothing_outside_itself(page):
+    text = page.read_text()
+    seen = References(text)
+    assert seen.found and all(r.strip("'\"").startswith(("#", "data:")) for r in seen.found), seen.found
+    assert (
+        not seen.tags & {"script", "iframe", "img", "object", "embed", "form", "base"}
+        and "@import" not in text
+        and "default-src 'none'" in text
+    )
+    assert set(re.findall(r'https?://[^\s"<)]+', text)) == {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }  # names, not addresses
+    assert re.findall(r"url\((?!#)", text) == []
+
+
+def test_markup_in_the_results_stays_text(page):
+    text = page.read_text()
+    assert HOSTILE not in text and text.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 2
+
+
+def test_every_figure_is_written_for_papers_too(page):
+    for place, extra in (("1", ("matrix-one", "matrix-two")), ("2", ("matrix-three",))):
+        folder = page.parent / "figures" / place
+        assert {p.name for p in folder.iterdir()} == {
+            f"{n}.{end}" for n in (*NAMES, *extra) for end in ("png", "pdf")
+        }
+        assert all(
+            p.read_bytes().startswith((b"\x89PNG", b"%PDF")) and p.stat().st_size > 3000
+            for p in folder.iterdir()
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "says"),
+    [
+        ("rounds.jsonl", '{"loss": null}', ""),  # nobody drawn had data
+        (
+            "rounds.jsonl",
+            '{"loss": "low"}',
+            "rounds.jsonl is no valid list of rounds: a round has no loss that is a number",
+        ),
+        ("rounds.jsonl", '{"loss": 1', "rounds.jsonl is no valid list of rounds"),
+        (
+            "diagnostics.jsonl",
+            '{"kind": "confusion", "matrix": 7}',
+            "diagnostics.jsonl is no valid list of diagnostics",
+        ),
+        ("diagnostics.jsonl", "{}", "diagnostics.jsonl is no valid list of diagnostics"),
+    ],
+)
+def test_odd_records_are_drawn_or_named(name, line, says, make_run, tmp_path):
+    folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
+    with (folder / "one" / "seed0" / name).open("a") as file:
+        file.write(f"{line}\n")
+    done = CliRunner().invoke(main, ["report", str(folder), "--html", str(tmp_path / "page.html")])
+    assert (done.exit_code == 0) == (not says) and says in done.output and done.output.count("\n") == 1
+
+
+def test_the_page_is_the_same_every_time(page):
+    again = page.parent / "again.html"
+    CliRunner().invoke(main, ["report", str(page.parent / "runs"), "--html", str(again)])
+    assert again.read_text() == page.read_text()
+
+
+def test_without_matplotlib_one_line_says_what_to_install(page, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = CliRunner().invoke(
+        main, ["report", str(page.parent / "runs"), "--html", str(page.parent / "never.html")]
+    )
+    assert done.exit_code == 1 and done.stderr == "Error: plots need matplotlib; pip install 'fczoo[plot]'\n"
+    assert not (page.parent / "never.html").exists()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_shows_it_and_fetches_nothing_else(page, tmp_path):
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            asked.append(self.path)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(page.parent)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/page.html"
+    shot, dom = tmp_path / "shot.png", ""
+    try:
+        for wish in (["--dump-dom"], [f"--screenshot={shot}", "--window-size=500,2000"]):
+            command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *wish, address]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+            dom = done.stdout or dom
+    finally:
+        server.shutdown()
+    assert set(asked) == {"/page.html"}
+    for words in (
+        "digits, iid",
+        "76.0 ± 1.0",
+        "accuracy over all classes seen, %",
+        "not finished: two seed 2: two diverged",
+        "fczoo bench --methods one,two",
+    ):
+        assert words in dom
+    assert dom.count("<svg") == 2 * len(NAMES) + 3 and 'class="best"' in dom and "≈" in dom
+    import matplotlib.image
+
+    picture = matplotlib.image.imread(shot)
+    assert (
+        picture.shape[:2] == (2000, 500)
+        and len({tuple(p) for p in (picture[::4, ::4, :3] * 255).astype(int).reshape(-1, 3)}) > 30
+    )

@@ -1,0 +1,268 @@
+"""Tables and run folders: marks, formats, grouping and what is refused, on results written by hand."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from scipy import stats
+
+from fczoo.cli.app import main
+from fczoo.core.errors import FczooError
+from fczoo.core.files import write_json
+from fczoo.reports.runs import read_experiments
+from fczoo.reports.tables import ACCURACY, COLUMNS, Entry, make_table, marked, supported, to_text
+from fczoo.reports.text import report
+
+THREE = {
+    "one": {0: 70.0, 1: 72.0, 2: 74.0},
+    "two": {0: 60.0, 1: 62.1, 2: 63.9},
+    "three": {0: 68.0, 1: 80.0, 2: 60.0},
+}
+
+
+@pytest.fixture
+def folder(make_run: Callable[..., Path], tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", THREE)
+
+
+def test_mean_deviation_and_marks_by_hand(folder):
+    (experiment,) = read_experiments([folder])
+    rows = {
+        line.split()[0]: line
+        for line in to_text(
+            make_table(experiment, ["FAA", "forgetting", "MB up", "client MB", "server MB"])
+        ).splitlines()
+    }
+    # FAA = (last + 80) / 2: means 76, 71, 74.67; deviation of one: 70, 72, 74 -> 2 / 2 = 1.
+    assert (
+        rows["one"].split("  ")[0] == "one" and "*76.0 ± 1.0" in rows["one"] and "*18.0 ± 2.0" in rows["one"]
+    )
+    assert "°74.7 ± 5.0 ~" in rows["three"]  # (8, 12, -14) have a spread that hides the difference
+    assert re.search(
+        r"[^°*]71\.0 ± 1\.0 [^~]", rows["two"]
+    )  # paired differences 10, 9.9, 10.1: told apart although the spread is 1
+    assert (
+        "2.000" in rows["one"]
+        and "3.000" in rows["one"]
+        and "–" in rows["one"]
+        and rows["one"].split()[-1] == "3"
+    )
+
+
+def test_what_the_server_received_by_hand(folder):
+    """4 MB in two uploads, 1 MB of them counts; one client with a broken upload in one of three seeds; epsilon of two seeds."""
+    for seed, change in (
+        (0, {"rejected": [{"task": 0, "moment": 0, "client": 1, "reason": "prompt is not finite"}]}),
+        (1, {"uploaded": {}}),
+    ):
+        path = folder / "one" / f"seed{seed}" / "result.json"
+        write_json(
+            path, json.loads(path.read_text()) | {"privacy": {"epsilon": 3.0 + seed, "delta": 1e-5}} | change
+        )
+    (experiment,) = read_experiments([folder])
+    names = ["parameters", "counts", "class means", "rejected", "epsilon"]
+    one, two, _ = make_table(experiment, names).rows
+    assert [e and dict(e.by_seed) for e in one] == [
+        {0: 1.5, 2: 1.5},
+        {0: 0.5, 2: 0.5},
+        {0: 0, 2: 0},
+        {0: 1, 1: 0, 2: 0},
+        {0: 3, 1: 4},
+    ]
+    assert [e and e.mark for e in one] == [""] * 5 and two[4] is None
+    text = " ".join(report([folder], "text").split())
+    assert (
+        "one: uploads turned away or lost: 1, 1 x prompt is not finite" in text
+        and "which classes a client has" in text
+    )
+
+
+def test_the_paired_test_is_the_textbook_one():
+    a, b = Entry({0: 70.0, 1: 72.0, 2: 75.0}), Entry({0: 69.0, 1: 70.0, 2: 74.5, 9: 0.0})
+    d = np.array([1.0, 2.0, 0.5])
+    p = 2 * stats.t.sf(d.mean() / (d.std(ddof=1) / 3**0.5), 2)
+    assert supported(a, b) is bool(p < 0.05)
+    assert (
+        supported(Entry({0: 1.0}), Entry({0: 2.0})) is None
+        and supported(Entry({0: 1.0, 1: 2.0}), Entry({2: 1.0, 3: 1.0})) is None
+    )
+    assert (
+        supported(Entry({0: 5.0, 1: 5.0}), Entry({0: 4.0, 1: 4.0})) is True
+        and supported(Entry({0: 5.0, 1: 6.0}), Entry({0: 5.0, 1: 6.0})) is False
+    )
+
+
+def test_one_seed_is_ranked_but_not_tested_and_one_method_is_not_ranked(make_run, tmp_path):
+    text = report([make_run(tmp_path / "one", {m: {0: runs[0]} for m, runs in THREE.items()})], "text")
+    assert (
+        "*75.0" in text
+        and "one seed: no difference is tested" in text
+        and "~" not in text
+        and "±" not in text
+    )
+    assert "*" not in report([make_run(tmp_path / "alone", {"one": THREE["one"]})], "text").replace(
+        "10^6", ""
+    )
+
+
+def test_forgetting_is_better_low_and_ties_share_a_mark():
+    low = COLUMNS["forgetting"]
+    assert [
+        e and e.mark
+        for e in marked([Entry({0: 3.0}), None, Entry({0: 1.0}), Entry({0: 1.0}), Entry({0: 9.0})], low)
+    ] == [
+        "second",
+        None,
+        "best",
+        "best",
+        "",
+    ]
+
+
+def test_upper_bounds_are_shown_with_their_remark_and_not_ranked(make_run, tmp_path):
+    folder = make_run(tmp_path / "run", {"bound": {0: 99.0}, "one": {0: 70.0}, "two": {0: 60.0}})
+    path = folder / "bound" / "seed0" / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "remark": "upper bound: sees everything"}))
+    text = report([folder], "text")
+    first = {
+        line.split()[0]: line.split()[1]
+        for line in reversed(text.splitlines())
+        if line.startswith(("bound ", "one ", "two "))
+    }
+    assert first == {"bound": "89.5", "one": "*75.0", "two": "°70.0"}
+    assert "bound: upper bound: sees everything" in text
+
+
+def test_every_format_holds_every_figure(folder):
+    latex, markdown = report([folder], "latex"), report([folder], "markdown")
+    assert (
+        r"\toprule" in latex
+        and r"\textbf{76.0 $\pm$ 1.0}" in latex
+        and r"\underline{74.7 $\pm$ 5.0}$^{\approx}$" in latex
+        and r"A\_N" in latex
+    )
+    body = [line for line in latex.splitlines() if not line.startswith("%")]
+    assert (
+        "_" not in " ".join(body).replace(r"\_", "")
+        and latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == 3
+    )
+    assert "**76.0 ± 1.0**" in markdown and "<ins>74.7 ± 5.0</ins> ≈" in markdown
+    rows = list(csv.DictReader(io.StringIO(report([folder], "csv"))))
+    assert (
+        float(rows[0]["FAA"]) == 76.0
+        and float(rows[0]["FAA std"]) == 1.0
+        and rows[0]["MB up"] == "2.0"
+        and rows[0]["server MB"] == ""
+    )
+    assert set(COLUMNS) < set(rows[0])
+    (found,) = json.loads(report([folder], "json"))
+    assert set(found["rows"][0]["values"]) == set(COLUMNS) and found["rows"][0]["values"]["FAA"][
+        "by_seed"
+    ] == {"0": 75.0, "1": 76.0, "2": 77.0}
+    assert found["rows"][2]["values"]["FAA"]["told_apart_from_best"] is False
+
+
+def test_runs_with_the_same_protocol_share_a_table_and_others_do_not(make_run, tmp_path):
+    make_run(tmp_path / "a", {"one": THREE["one"]})
+    make_run(tmp_path / "b", {"two": THREE["two"]}, device="cpu")
+    make_run(tmp_path / "c", {"one": THREE["one"]}, rounds=9)
+    make_run(tmp_path / "d", {"one": THREE["one"]}, {"lr": 0.5, "blocks": [0, 1]})
+    found = read_experiments([tmp_path])
+    assert [[line.label for line in e.lines] for e in found] == [
+        ["one", "two", "one (lr=0.5, blocks=0,1)"],
+        ["one"],
+    ]
+
+
+def test_the_same_run_twice_is_refused(make_run, tmp_path):
+    for name in "ab":
+        make_run(tmp_path / name, {"one": THREE["one"]})
+    with pytest.raises(
+        FczooError, match=r"one with seed 0 is in .*a/one/seed0 and in .*b/one/seed0; give one"
+    ):
+        read_experiments([tmp_path])
+
+
+def test_unfinished_and_failed_runs_are_named_and_stay_out_of_the_table(folder):
+    write_json(folder / "two" / "seed1" / "failed.json", {"error": "two diverged"})
+    result = json.loads((folder / "three" / "seed0" / "result.json").read_text())
+    write_json(
+        folder / "three" / "seed0" / "result.json",
+        {**result, "finished": False, "accuracy": result["accuracy"][:1]},
+    )
+    (folder / "one" / "seed2" / "result.json").unlink()
+    text = report([folder], "text")
+    for line in (
+        "two seed 1: two diverged",
+        "three seed 0: stopped after task 1 of 2",
+        "one seed 2: not begun",
+    ):
+        assert f"not finished: {line}" in text
+    assert [line.split()[-1] for line in text.splitlines() if line.startswith(("one", "two", "three"))][
+        :3
+    ] == ["2", "2", "2"]
+
+
+def test_settings_are_read_as_they_are_meant_and_latex_takes_every_sign(folder, make_run):
+    changed(
+        folder / "bench.json",
+        settings={
+            **json.loads((folder / "bench.json").read_text())["settings"],
+            "participation": "1.0",
+            "tasks": "2",
+        },
+    )
+    changed(folder / "one/seed0/result.json", uploaded={"parameters": 8, "counts": 4_000_000})
+    (experiment,) = read_experiments([folder])
+    assert experiment.settings["participation"] == 1.0 and experiment.task_count == 2
+    assert (
+        "$<$0.001" not in report([folder], "text")
+        and "one & " in report([folder], "latex")
+        and " < " not in report([folder], "latex")
+    )
+
+
+def changed(path: Path, **fields: object) -> None:
+    write_json(path, {**json.loads(path.read_text()), **fields})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda f: (f / "bench.json").unlink(), "no run folder at or below"),
+        (lambda f: (f / "bench.json").write_text("{"), "no valid run description"),
+        (lambda f: (f / "bench.json").write_text("[]"), "holds no JSON object"),
+        (lambda f: (f / "bench.json").write_text("{}"), "it lacks backbone"),
+        (
+            lambda f: changed(f / "bench.json", methods={"../one": {}}),
+            "methods.'../one' has another form than fczoo writes",
+        ),
+        (lambda f: changed(f / "bench.json", seeds=["0"]), "seeds has another form than fczoo writes"),
+        (
+            lambda f: changed(f / "bench.json", settings={"clients": -1}),
+            "Settings.clients is -1; it must be at least 1",
+        ),
+        (lambda f: changed(f / "one/seed0/result.json", accuracy=[[90.0], [70.0]]), "do not go with"),
+        (lambda f: changed(f / "one/seed0/result.json", metrics={}), "lacks the metric"),
+        (lambda f: changed(f / "one/seed0/result.json", seed="two\nlines"), r"seed is 'two\nlines'"),
+        (lambda f: (f / "one/seed0/result.json").write_text('{"method": "one"}'), "no valid result file"),
+        (lambda f: [p.unlink() for p in f.rglob("result.json")], "no run is finished"),
+    ],
+)
+def test_what_is_no_run_folder_ends_in_one_line(folder, spoil, says):
+    spoil(folder)
+    done = CliRunner().invoke(main, ["report", str(folder)])
+    assert done.exit_code == 1 and says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_every_accuracy_column_has_a_direction():
+    assert {c.name: c.better for c in ACCURACY} == {
+        **dict.fromkeys(("A_N", "Avg", "FAA", "Abar", "BWT"), "high"),
+        **dict.fromkeys(("forgetting", "forgetting_first", "forgetting_best"), "low"),
+    }

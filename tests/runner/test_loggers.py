@@ -1,0 +1,134 @@
+"""Trackers: what they are given, and what happens without them. Their own packages are tested where installed."""
+
+import logging
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo import FczooError
+from fczoo.cli.app import main
+from fczoo.runner import trackers as loggers
+from fczoo.runner.trackers import LOGGERS, Logger, Logging, check_loggers
+
+TINY = [
+    "--train-per-class",
+    "8",
+    "--test-per-class",
+    "4",
+    "--rounds",
+    "2",
+    "--epochs",
+    "1",
+    "--tasks",
+    "2",
+    "--clients",
+    "2",
+]
+BENCH = ["bench", "--methods", "fedavg", "--set", "fedavg.tune=head", *TINY]
+
+
+class Diary(Logger):
+    """Keeps what it is told; fails at the step that ``broken`` names."""
+
+    extra = "math"  # a package that is always there
+    broken = -1
+    pages: list[tuple] = []
+
+    def open(self, folder, name, config):
+        if self.broken == 0:
+            raise ConnectionError("no server\nat all")
+        self.pages.append(
+            ("open", folder.name, name, config["fedavg.tune"], config["rounds"], config["seed"])
+        )
+
+    def log(self, values, step):
+        if step == self.broken:
+            raise ConnectionError("server gone")
+        self.pages.append((step, *sorted(values)))
+
+    def close(self):
+        self.pages.append(("close",))
+
+
+@pytest.fixture
+def diary(monkeypatch) -> type[Diary]:
+    monkeypatch.setitem(LOGGERS, "math", Diary)
+    monkeypatch.setattr(Diary, "pages", [])
+    return Diary
+
+
+def test_a_logger_gets_every_round_and_task_and_is_closed(diary, tmp_path):
+    done = CliRunner().invoke(main, [*BENCH, "--seeds", "3", "--log", "math", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    round_, metrics = (
+        ("bytes_down", "bytes_up", "loss", "seconds"),
+        ("A_N", "Abar", "Avg", "BWT", "FAA", "forgetting", "forgetting_best", "forgetting_first"),
+    )
+    assert diary.pages == [
+        ("open", "seed3", "fedavg seed 3", "head", 2, 3),
+        *[(1, *round_), (2, *round_), (2, *metrics, "task 1")],
+        *[(3, *round_), (4, *round_), (4, *metrics, "task 1", "task 2"), ("close",)],
+    ]
+
+
+def test_a_tracker_that_fails_late_costs_a_warning_and_one_that_cannot_begin_ends_the_command(
+    diary, monkeypatch, tmp_path, caplog
+):
+    monkeypatch.setattr(diary, "broken", 3)
+    with caplog.at_level(logging.WARNING):
+        done = CliRunner().invoke(main, [*BENCH, "--log", "math", "--out", str(tmp_path / "run")])
+    assert (
+        done.exit_code == 0
+        and [p[0] for p in diary.pages] == ["open", 1, 2, 2]
+        and "stops after round 3: server gone" in caplog.text
+    )
+    monkeypatch.setattr(diary, "broken", 0)
+    done = CliRunner().invoke(main, [*BENCH, "--log", "math", "--out", str(tmp_path / "other")])
+    assert done.exit_code == 1 and done.stderr.endswith("Error: --log math cannot begin: no server\n")
+
+
+def test_a_failing_run_closes_its_logger(diary, tmp_path):
+    with pytest.raises(ZeroDivisionError), Logging("math", tmp_path, {"rounds": 1}) as logging_:
+        logging_.running = True
+        raise ZeroDivisionError
+    assert diary.pages == [("close",)]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_missing_package_is_one_line_before_anything_is_written(name, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, name, None)
+    done = CliRunner().invoke(main, [*BENCH, "--log", name, "--out", str(tmp_path / "run")])
+    assert (
+        done.exit_code == 1
+        and done.stderr == f"Error: --log {name} needs the package {name}; pip install 'fczoo[{name}]'\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_logger_is_named():
+    with pytest.raises(FczooError, match="no logger is called 'tensorbord'; did you mean tensorboard"):
+        check_loggers(["tensorbord"])
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_the_real_package_takes_the_numbers(name, monkeypatch, tmp_path):
+    pytest.importorskip(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logger = loggers.LOGGERS[name]()
+    logger.open(tmp_path, "fedavg seed 0", {"rounds": 2, "blocks": (0, 1), "order": None})
+    logger.log({"loss": 0.5, "A_N": 71.25}, 1)
+    logger.close()
+    written = [p for p in tmp_path.rglob("*") if p.is_file()]
+    if name == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+        assert [(e.step, e.value) for e in events.Scalars("A_N")] == [(1, 71.25)]
+    elif name == "mlflow":
+        (metric,) = [p for p in written if p.name == "A_N"]
+        assert metric.read_text().split()[1:3] == ["71.25", "1"]
+    else:
+        assert any(p.suffix == ".wandb" and p.stat().st_size > 0 for p in written)

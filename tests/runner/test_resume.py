@@ -1,0 +1,326 @@
+"""A run that was stopped and goes on ends like one that was not; what must not go on is refused."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from fczoo import FczooError
+from fczoo.core.files import write_safely
+from fczoo.core.registry import METHODS
+from fczoo.federation.checkpoint import Checkpoint, Snapshot, settled
+from fczoo.federation.settings import Settings
+from fczoo.runner.grid import Conduct, run_grid
+from fczoo.runner.recorder import Recorder
+from fczoo.runner.resume import Interrupted, Interrupts, check_same, only_process
+
+TIMES = ("seconds", "peak_memory", "phases")
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_after(saves: int):
+    """What a checkpoint calls: dies at the ``saves``-th snapshot."""
+    left = [saves]
+
+    def saved() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Crash
+
+    return saved
+
+
+def timeless(value):
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
+    return value
+
+
+def rounds(folder: Path) -> list:
+    return [timeless(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def recorded(bench, method, folder: Path, checkpoint: Checkpoint | None = None):
+    folder.mkdir(exist_ok=True)
+    with Recorder(folder) as recorder:
+        return bench.run(method, 0, recorder, checkpoint)
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_a_resumed_run_equals_an_unhurt_one(make_bench, small_method, tmp_path, name):
+    """Two crashes, each at the first moment that is saved; compared bit for bit."""
+    bench, method = make_bench(torch.float32, participation=0.7), small_method(name)
+    unhurt = recorded(bench, method, tmp_path / "unhurt")
+    path = tmp_path / "checkpoint.safetensors"
+    for _ in range(2):
+        with pytest.raises(Crash):
+            recorded(bench, method, tmp_path / "hurt", Checkpoint(path, crash_after(1)))
+    resumed = recorded(bench, method, tmp_path / "hurt", Checkpoint(path))
+    assert timeless(asdict(resumed)) == timeless(asdict(unhurt))
+    assert rounds(tmp_path / "hurt") == rounds(tmp_path / "unhurt")
+
+
+def test_rounds_that_were_logged_but_not_saved_are_logged_once(make_bench, small_method, tmp_path):
+    bench, method, path = make_bench(), small_method("fcilpt"), tmp_path / "checkpoint.safetensors"
+    with pytest.raises(Crash):
+        recorded(bench, method, tmp_path, Checkpoint(path, crash_after(2)))
+    with (tmp_path / "rounds.jsonl").open("a") as log:
+        log.write('{"task": 1, "round": 0, "loss": 0.3}\n{"task": 1, "rou')
+    recorded(bench, method, tmp_path, Checkpoint(path))
+    assert [(r["task"], r["round"]) for r in rounds(tmp_path)] == [(t, r) for t in range(3) for r in range(2)]
+
+
+def test_a_log_shorter_than_the_checkpoint_is_refused(make_bench, small_method, tmp_path):
+    bench, method, path = make_bench(), small_method("fcilpt"), tmp_path / "checkpoint.safetensors"
+    with pytest.raises(Crash):
+        recorded(bench, method, tmp_path, Checkpoint(path, crash_after(2)))
+    (tmp_path / "rounds.jsonl").write_text("")
+    with pytest.raises(FczooError, match="fewer rounds than the checkpoint"):
+        recorded(bench, method, tmp_path, Checkpoint(path))
+
+
+# --- the file
+
+
+SNAPSHOT = Snapshot(
+    1,
+    2,
+    {
+        "state": {"a": torch.arange(6.0).view(2, 3).mT, "b": torch.tensor(3)},
+        "memory.4": {"i": torch.arange(3)},
+    },
+    {"x": [1, None]},
+)
+
+
+def test_a_snapshot_survives_its_file(tmp_path):
+    checkpoint = Checkpoint(tmp_path / "c.safetensors")
+    assert checkpoint.load() is None
+    checkpoint.save(SNAPSHOT)
+    found = checkpoint.load()
+    assert (found.task, found.round, found.notes) == (
+        1,
+        2,
+        {"x": [1, None]},
+    ) and found.trees.keys() == SNAPSHOT.trees.keys()
+    for tree, values in SNAPSHOT.trees.items():
+        assert list(found.trees[tree]) == list(values)  # in this order
+        assert all(
+            torch.equal(v, found.trees[tree][k]) and v.dtype == found.trees[tree][k].dtype
+            for k, v in values.items()
+        )
+    checkpoint.remove()
+    assert checkpoint.load() is None and not list(tmp_path.iterdir())
+
+
+def test_views_of_one_tensor_are_saved(tmp_path):
+    table = torch.arange(12.0).view(4, 3)
+    checkpoint = Checkpoint(tmp_path / "c.safetensors")
+    checkpoint.save(Snapshot(0, 1, {"state": {"one": table[:2], "two": table[1:], "all": table}}, {}))
+    assert torch.equal(checkpoint.load().trees["state"]["two"], table[1:])
+
+
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch):
+    write_safely(tmp_path / "file", b"old")
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(OSError, match="No space left"):
+        write_safely(tmp_path / "file", b"new")
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.99])
+def test_a_damaged_checkpoint_is_named(tmp_path, part):
+    path = tmp_path / "c.safetensors"
+    Checkpoint(path).save(SNAPSHOT)
+    content = path.read_bytes()
+    for damaged in (
+        content[: int(part * len(content))],
+        content[: int(part * len(content))] + b"\x7f" + content[int(part * len(content)) + 1 :],
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(FczooError, match="no valid checkpoint"):
+            Checkpoint(path).load()
+
+
+def test_state_has_memory_of_its_own():
+    table = torch.arange(12.0).view(4, 3)
+    assert settled(table) is table
+    for view in (table[1:], table.mT):
+        assert (
+            torch.equal(settled(view), view)
+            and settled(view).is_contiguous()
+            and not settled(view).storage_offset()
+        )
+
+
+# --- the folder
+
+
+SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 2, "epochs": 1, "tasks": 2, "clients": 2}
+
+
+def grid(out: Path, options=None, **changes):
+    return run_grid(
+        ["fedncm"], [0], [Settings.for_dataset("digits", **{**SMALL, **changes})], options or {}, out
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("grid") / "run"
+    grid(out)
+    return out
+
+
+def test_a_finished_grid_is_not_run_again(finished):
+    result = finished / "fedncm" / "seed0" / "result.json"
+    before = result.stat().st_mtime_ns
+    assert grid(finished) == ([finished], 0) and result.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "named"),
+    [
+        ({"epochs": 2}, {}, "settings.epochs was 1, is 2"),
+        ({"partition_seed": 5}, {}, "partition.sha256 was"),
+        ({"train_per_class": 9}, {}, "data.sha256 was"),
+        ({}, {"fedncm": {"distance": "cosine"}}, "methods.fedncm.distance was euclid, is cosine"),
+    ],
+)
+def test_another_configuration_is_refused_by_name(finished, changes, options, named):
+    with pytest.raises(FczooError, match="already in use by another configuration") as error:
+        grid(finished, options, **changes)
+    assert named in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "part", ["backbone.sha256", "versions.code", "data.sha256", "versions.torch", "device"]
+)
+def test_changed_weights_code_and_data_are_refused_by_name(finished, tmp_path, part):
+    about = json.loads((finished / "bench.json").read_text())
+    section, _, name = part.partition(".")
+    changed = {**about, section: {**about[section], name: "0"} if name else "0"}
+    check_same(finished, about, {**about, "started": "later", "command": [], "hardware": {}})
+    with pytest.raises(FczooError, match=f"{part} was .*, is 0"):
+        check_same(finished, about, changed)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(FczooError, match="already in use"):
+        grid(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_resume_needs_something_to_resume(tmp_path):
+    with pytest.raises(FczooError, match="no run to resume"):
+        run_grid(
+            ["fedncm"],
+            [0],
+            [Settings.for_dataset("digits", **SMALL)],
+            {},
+            tmp_path / "run",
+            Conduct(resume=True),
+        )
+    assert not list(tmp_path.iterdir())
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fczoo.runner.resume import only_process
+with only_process(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_has_one_process_and_a_killed_one_lets_go(tmp_path):
+    out = tmp_path / "run"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        begin = time.perf_counter()
+        with pytest.raises(FczooError, match="another process is running"):
+            grid(out)
+        assert time.perf_counter() - begin < 1
+    finally:
+        holder.kill()
+        holder.wait()
+    with only_process(out):
+        pass
+
+
+def test_a_folder_in_which_nothing_was_written_is_removed(tmp_path):
+    with pytest.raises(ZeroDivisionError), only_process(tmp_path / "a" / "b"):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+
+
+# --- being told to stop
+
+
+def test_the_first_signal_waits_and_the_second_does_not(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts(tmp_path) as interrupts:
+        interrupts.obey()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted, match=f"--out {tmp_path}") as stopped:
+            interrupts.obey()
+        assert stopped.value.exit_code == 130
+        with pytest.raises(Interrupted, match="at once") as stopped:
+            signal.raise_signal(signal.SIGTERM)
+        assert stopped.value.exit_code == 143
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_real_process_is_stopped_and_goes_on(tmp_path, number, code):
+    command = shutil.which("fczoo", path=str(Path(sys.executable).parent))
+    out, saved = tmp_path / "run", tmp_path / "run" / "fedavg" / "seed0" / "checkpoint.safetensors"
+    words = [
+        command,
+        "bench",
+        "--methods",
+        "fedavg",
+        "--set",
+        "fedavg.tune=head",
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    ]
+    words += [w for k, v in {**SMALL, "rounds": 40}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    run = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    while not saved.exists() and run.poll() is None:
+        time.sleep(0.005)
+    run.send_signal(number)
+    said = run.communicate(timeout=100)[1]
+    assert run.returncode == code, said
+    if number == signal.SIGINT:
+        assert said.splitlines()[-1].startswith("Error: stopped as told") and f"--out {out}" in said
+    assert (
+        not (out / "fedavg" / "seed0" / "result.json").exists()
+        or not json.loads((out / "fedavg" / "seed0" / "result.json").read_text())["finished"]
+    )
+    settings = Settings.for_dataset("digits", **{**SMALL, "rounds": 40, "device": "cpu"})
+    run_grid(["fedavg"], [0], [settings], {"fedavg": {"tune": "head"}}, out, Conduct(resume=True))
+    run_grid(["fedavg"], [0], [settings], {"fedavg": {"tune": "head"}}, tmp_path / "unhurt")
+    assert rounds(out / "fedavg" / "seed0") == rounds(tmp_path / "unhurt" / "fedavg" / "seed0")
+    for name in ("result.json", "partition.json"):
+        one, two = (next(f.rglob(name)).read_text() for f in (out, tmp_path / "unhurt"))
+        assert timeless(json.loads(one)) == timeless(json.loads(two))
+    assert not saved.exists()

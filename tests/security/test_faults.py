@@ -1,0 +1,208 @@
+"""Broken and hostile clients: what a server turns away, what it says about it, and how a run goes on without them."""
+
+import json
+import math
+from unittest import mock
+
+import pytest
+import torch
+
+from fczoo import FczooError
+from fczoo.core.registry import ATTACKS, METHODS
+from fczoo.core.types import Task
+from fczoo.federation.engine import Engine
+from fczoo.federation.observer import Silent
+from fczoo.security.guard import ABSURD, Guard, Stopped, sift
+
+TASK = Task(0, 0, 2, 4, 2)
+BEFORE = {"head": torch.zeros(2, 3)}
+CONTENTS = {"gauss.count": "counts", "gauss.var": "class variances"}
+
+
+def upload(number: int, rows: int = 2, **changes):
+    rng = torch.Generator().manual_seed(number)
+    gauss = {
+        "gauss.label": torch.arange(rows),
+        "gauss.count": torch.ones(rows),
+        "gauss.var": torch.ones(rows, 3),
+    }
+    payload = {
+        "head": torch.randn(2, 3, generator=rng),
+        **gauss,
+        "num_samples": torch.tensor(5),
+        "client": torch.tensor(number),
+    }
+    payload |= {k.replace("__", "."): v for k, v in changes.items()}
+    return {k: v for k, v in payload.items() if v is not None}
+
+
+def sifted(bad, count: int = 4):
+    return sift({**{k: upload(k, rows=k % 3) for k in range(1, count)}, 0: bad}, BEFORE, CONTENTS)
+
+
+NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({}, "dropped out"),
+        (upload(0, head=NAN), "head is not finite"),
+        (upload(0, head=INF), "head is not finite"),
+        (upload(0, head=torch.zeros(3, 2)), r"head has shape (3, 2), expected (2, 3)"),
+        (upload(0, head=torch.zeros(2, 3, dtype=torch.int64)), "head is int64, expected a floating type"),
+        (upload(0, head=None), "lacks head"),
+        (upload(0, gauss__var=None), "lacks gauss.var"),
+        (upload(0, extra=torch.zeros(1)), "sent extra, which nobody asked for"),
+        (upload(0, gauss__var=torch.ones(1, 3)), "gauss.var has shape (1, 3), expected (2, 3)"),
+        (upload(0, gauss__var=-torch.ones(2, 3)), "gauss.var is a variance below 0"),
+        (upload(0, gauss__count=-torch.ones(2)), "gauss.count is a count below 0"),
+        (upload(0, client=torch.tensor(2)), "signs as client 2"),
+        (upload(0, num_samples=torch.tensor(-5)), "claims -5 samples"),
+        (upload(0, num_samples=torch.ones(7)), "num_samples has shape (7,), expected ()"),
+        (upload(0, head=torch.full((2, 3), 1e30)), "its update has norm 2.45e+30"),
+    ],
+)
+def test_a_broken_upload_is_turned_away_with_a_reason(bad, reason):
+    sound, reasons = sifted(bad)
+    assert [int(p["client"]) for p in sound] == [1, 2, 3]
+    assert reasons.keys() == {0} and reason in reasons[0] and "\n" not in reasons[0]
+
+
+def test_sound_uploads_may_differ_in_rows_and_length():
+    near = upload(0, head=0.5 * ABSURD * torch.ones(2, 3))
+    assert sifted(upload(0, rows=0))[1] == sifted(upload(0, rows=7))[1] == sifted(near)[1] == {}
+
+
+def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
+    contents = {"image.": "gradients of single images"}
+    some = [upload(k, image__a=torch.ones(k, 4), image__b=torch.ones(k, 2, 2)) for k in range(1, 3)]
+    odd = upload(3, image__a=torch.ones(2, 4), image__b=torch.ones(1, 2, 2))
+    sound, reasons = sift({0: upload(0), 1: some[0], 2: some[1], 3: odd}, BEFORE, contents)
+    assert len(sound) == 3 and reasons == {3: "image.b has shape (1, 2, 2), expected (2, 2, 2)"}
+
+
+def test_a_round_without_enough_sound_uploads_stops():
+    guard = Guard(mock.Mock(optims=dict, uploads={}), least=2)
+    guard.method.name = "toy"
+    with pytest.raises(
+        Stopped,
+        match=r"toy stopped in task 1, round 3: 1 of 2 uploads are sound, 2 needed; client 1: dropped out",
+    ):
+        guard.admit({0: upload(0)}, [0, 1], {}, TASK, 2)
+    with pytest.raises(
+        Stopped, match=r"toy diverged .* client 1: diverged, loss nan; lower its learning rates"
+    ):
+        guard.admit({0: upload(0), 1: {}}, [0, 1], {}, TASK, 2, {0: 1.0, 1: math.nan})
+
+
+class Log(Silent):
+    def __init__(self):
+        self.records = []
+
+    def round(self, record):
+        self.records.append(record)
+
+
+def spoil_first(payloads):
+    """The first client's trained tensors become NaN."""
+    return [{k: v * math.nan if v.is_floating_point() else v for k, v in payloads[0].items()}, *payloads[1:]]
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_every_method_goes_on_without_a_broken_client(make_bench, small_method, name):
+    """Rejected in every upload, in the log and in the result; no result holds a number that is none."""
+    bench, method, log = make_bench(rounds=1, epochs=1), small_method(name), Log()
+    train, survey = Engine.train, Engine.survey
+    with (
+        mock.patch.object(Engine, "train", lambda *a: spoil_first(train(*a))),
+        mock.patch.object(Engine, "survey", lambda *a: spoil_first(survey(*a))),
+    ):
+        if method.scope() == "pooled":
+            with pytest.raises(Stopped, match="0 of 1 uploads are sound"):
+                bench.run(method, 0, log)
+            return
+        result = bench.run(method, 0, log)
+    assert result.rejected and all(r["client"] == 0 and "not finite" in r["reason"] for r in result.rejected)
+    assert all(math.isfinite(a) for row in result.accuracy for a in row)
+    assert all(
+        r["rejected"] and r["clients"][0] == r["rejected"][0]["client"] and math.isfinite(r["loss"])
+        for r in log.records
+    )
+    json.dumps(result.rejected, allow_nan=False)
+
+
+def test_dropped_clients_are_named_and_depend_on_the_seed_alone(make_bench, small_method):
+    runs = [make_bench(drop_rate=0.4).run(small_method("fedavg", tune="head"), seed) for seed in (0, 0, 1)]
+    assert runs[0].rejected == runs[1].rejected != runs[2].rejected
+    assert runs[0].rejected and {r["reason"] for r in runs[0].rejected} == {"dropped out"}
+    assert runs[0].client_rounds == 16 - len(runs[0].rejected)  # 3 + 3 + 2 + 2 + 3 + 3 were asked
+
+
+def test_too_few_clients_stop_the_run(make_bench, small_method):
+    with pytest.raises(
+        Stopped, match=r"fedavg stopped in task 2, round 1: 2 of 2 uploads are sound, 3 needed"
+    ):
+        make_bench(min_clients=3).run(small_method("fedavg", tune="head"))
+
+
+# --- hostile clients
+
+
+def test_attackers_are_the_same_in_every_round_and_as_many_as_asked_for(make_bench, small_method):
+    bench = make_bench(attack="scale:5", attackers=0.67)
+    drawn = {seed: bench.uplink(small_method("fedavg"), seed).attackers.numbers for seed in range(8)}
+    assert all(len(numbers) == 2 for numbers in drawn.values()) and len(set(drawn.values())) > 1
+    assert make_bench().uplink(small_method("fedavg"), 0).attackers.numbers == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [("sign-flip", [-1.0, -3.0]), ("sign-flip:2", [-3.0, -7.0]), ("scale:3", [7.0, 13.0])],
+)
+def test_forged_uploads(make_bench, small_method, spec, expected):
+    attackers = make_bench(attack=spec, attackers=1.0).uplink(small_method("hgp"), 0).attackers
+    honest = {
+        "head": torch.tensor([3.0, 5.0]),
+        "gauss.count": torch.ones(2),
+        "gauss.var": torch.ones(2),
+        "gauss.label": torch.arange(2),
+    }
+    forged = attackers.forge([{**honest, "client": torch.tensor(1)}], {"head": torch.ones(2)}, TASK, 0)[0]
+    assert forged["head"].tolist() == expected  # the honest change is [2, 4]
+    assert all(torch.equal(forged[k], honest[k]) for k in ("gauss.count", "gauss.var", "gauss.label"))
+
+
+def test_gaussian_noise_is_as_long_as_asked_for(make_bench, small_method):
+    attackers = make_bench(attack="gaussian:10", attackers=1.0).uplink(small_method("hgp"), 0).attackers
+    payload = {"head": torch.full((10000,), 2.0), "client": torch.tensor(1)}
+    noise = attackers.forge([payload], {"head": torch.ones(10000)}, TASK, 0)[0]["head"] - 1
+    assert float(noise.std()) == pytest.approx(10, rel=0.05) and abs(float(noise.mean())) < 0.5
+
+
+def test_flipped_labels_are_those_of_the_attackers_alone(make_bench, small_method, stream, partition):
+    attackers = make_bench(attack="label-flip", attackers=0.34).uplink(small_method("fedavg"), 0).attackers
+    labels = attackers.mislabel(stream, partition).labels
+    (hostile,) = attackers.numbers
+    for task, parts in zip(stream.tasks, partition.tasks, strict=True):
+        for client, index in enumerate(parts):
+            rows = [list(stream.train_index).index(i) for i in index]
+            true = stream.train.labels[rows]
+            assert (labels[rows] == (task.start + task.stop - 1 - true if client == hostile else true)).all()
+
+
+@pytest.mark.parametrize("spec", ["sign-flip", "scale", "gaussian", "label-flip"])
+def test_an_attack_changes_the_run_and_nothing_else_does(make_bench, small_method, spec):
+    assert spec in ATTACKS.names()
+    method, bench = small_method("fedavg", tune="head"), make_bench(attack=spec, attackers=0.34)
+    logs = [Log(), Log(), Log()]
+    bench.run(method, 0, logs[0])
+    bench.run(method, 0, logs[1])
+    make_bench().run(method, 0, logs[2])
+    losses = [[r["loss"] for r in log.records] for log in logs]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_an_unknown_attack_is_named_before_anything_runs(make_bench, small_method):
+    with pytest.raises(FczooError, match=r"no attack is called 'sign_flip'; did you mean sign-flip"):
+        make_bench(attack="sign_flip").check(small_method("fedavg"))

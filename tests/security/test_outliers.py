@@ -1,0 +1,127 @@
+"""Class statistics far from the other clients': what is left out, worked out by hand, and what no minority can do."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fczoo import FczooError, create_method
+from fczoo.core.types import Task
+from fczoo.security.outliers import geometric_median, leave_out
+
+some = settings(max_examples=40, deadline=None)
+SECOND = Task(1, 2, 4, 6, 3)  # classes 2 and 3
+ROWS = {"local.": "class means"}
+SUMS = {"class.count": "counts", "class.sum": "class means"}
+
+
+def pool(client: int, **means: list[float]):
+    """An upload with labelled means: ``pool(0, c2=[1, 0])``."""
+    labels = torch.tensor([int(name[1:]) for name in means])
+    return {
+        "local.label": labels,
+        "local.mean": torch.tensor(list(means.values())),
+        "x": torch.zeros(1),
+        "client": torch.tensor(client),
+    }
+
+
+def test_geometric_medians_by_hand():
+    square = torch.tensor([[0.0, 0], [2, 0], [0, 2], [2, 2]], dtype=torch.float64)
+    assert torch.allclose(geometric_median(square), torch.ones(2, dtype=torch.float64))
+    line = torch.tensor([[0.0], [1], [50]], dtype=torch.float64)
+    assert torch.allclose(geometric_median(line), torch.ones(1, dtype=torch.float64))
+    # A triangle whose angles are all below 120 degrees: its sides are seen under 120 degrees from the point.
+    fermat = geometric_median(corners := torch.tensor([[0.0, 0], [4, 0], [1, 3]], dtype=torch.float64))
+    rays = torch.nn.functional.normalize(corners - fermat, dim=1)
+    assert torch.allclose(
+        (rays @ rays.T)[~torch.eye(3, dtype=torch.bool)],
+        torch.full((6,), -0.5, dtype=torch.float64),
+        atol=1e-6,
+    )
+
+
+def test_labelled_rows_by_hand():
+    """Class 2: distances 0, 1, 1 and 100 from the middle of the honest, so the last is left out; class 3 has two clients, who may differ."""
+    honest = [pool(0, c2=[0.0, 0.0]), pool(1, c2=[1.0, 0.0], c3=[0.0, 0.0]), pool(2, c2=[-1.0, 0.0])]
+    kept, left = leave_out([*honest, pool(3, c2=[100.0, 0.0], c3=[500.0, 0.0])], ROWS, 3, SECOND)
+    assert left == {3: [2]}
+    assert (
+        kept[3]["local.label"].tolist() == [3]
+        and kept[3]["local.mean"].tolist() == [[500, 0]]
+        and "x" in kept[3]
+    )
+    assert all(torch.equal(k["local.mean"], h["local.mean"]) for k, h in zip(kept, honest, strict=False))
+
+
+def test_a_huge_mean_does_not_hide_a_large_one():
+    """Distances 0, 0.1, 0.1, 500 and 1e12: the last two are out, although 500 is nothing beside 1e12."""
+    payloads = [pool(k, c2=[x]) for k, x in enumerate((0.0, 0.1, -0.1, 500.0, 1e12))]
+    assert leave_out(payloads, ROWS, 3, SECOND)[1] == {3: [2], 4: [2]}
+
+
+def test_sums_by_hand():
+    """Means 1, 1, 3 and -50 of class 2 in sums of different counts; class 3, which client 3 alone has, is no outlier; 0 images say nothing."""
+    counts, sums = [[2, 0], [4, 0], [1, 0], [2, 5], [0, 0]], [[2, 0], [4, 0], [3, 0], [-100, 900], [0, 0]]
+    payloads = [
+        {
+            "class.count": torch.tensor(c, dtype=torch.float32),
+            "class.sum": torch.tensor(s, dtype=torch.float32)[:, None],
+            "client": torch.tensor(k),
+        }
+        for k, (c, s) in enumerate(zip(counts, sums, strict=True))
+    ]
+    kept, left = leave_out(payloads, SUMS, 1e9, SECOND)
+    assert left == {3: [2], 2: [2]}  # the median distance is 0: whoever differs at all is out
+    assert kept[3]["class.count"].tolist() == [0, 5] and kept[3]["class.sum"].flatten().tolist() == [0, 900]
+    assert (
+        kept[0]["class.sum"].tolist() == payloads[0]["class.sum"].tolist()
+        and payloads[3]["class.count"][0] == 2
+    )  # the upload itself stays
+
+
+@some
+@given(
+    seed=st.integers(0, 2**31), count=st.integers(3, 11), factor=st.floats(1, 5), side=st.floats(1e4, 1e12)
+)
+def test_less_than_half_of_the_clients_cannot_get_far_means_in(seed, count, factor, side):
+    rng = torch.Generator().manual_seed(seed)
+    bad = (count - 1) // 2
+    means = [
+        torch.randn(4, generator=rng)
+        + (10 ** (3 * k) * side * torch.randn(4, generator=rng).sign() if k < bad else 0)
+        for k in range(count)
+    ]
+    order = torch.randperm(count, generator=rng).tolist()
+    payloads = [pool(k, c2=means[k].tolist()) for k in order]
+    kept, left = leave_out(payloads, ROWS, factor, SECOND)
+    assert set(range(bad)) <= left.keys() and any(len(p["local.label"]) for p in kept)
+    assert (
+        leave_out([payloads[i] for i in range(count)[::-1]], ROWS, factor, SECOND)[1] == left
+    )  # whoever comes first
+
+
+@pytest.mark.parametrize("name", ["fedncm", "hgp", "fppl", "pilora", "fedproto"])
+def test_a_run_leaves_hostile_statistics_out_and_says_so(make_bench, small_method, name):
+    hostile = {"attack": "scale:1000", "attackers": 0.34, "epochs": 1}
+    defended = make_bench(outliers=4.0, **hostile)
+    result = defended.run(small_method(name))
+    numbers = defended.uplink(small_method(name), 0).attackers.numbers
+    left = [r for r in result.rejected if "statistics of classes" in r["reason"]]
+    assert {r["client"] for r in left} >= numbers and len(numbers) == 1
+    if name == "fedncm":  # which nothing else protects
+        assert result.metrics["A_N"] > make_bench(**hostile).run(small_method(name)).metrics["A_N"]
+
+
+def test_fedavg_says_what_its_head_starts_from(make_bench):
+    result = make_bench(outliers=5.0, epochs=1).run(
+        create_method("fedavg", "digits", start="means", tune="head")
+    )
+    assert {"parameters", "counts", "class means"} == result.uploaded.keys() and sum(
+        result.uploaded.values()
+    ) == result.bytes_up
+
+
+def test_a_method_without_class_means_is_refused(make_bench):
+    with pytest.raises(FczooError, match="--outliers looks at class means, of which fedavg uploads none"):
+        make_bench(outliers=3.0).check(create_method("fedavg", "digits"))

@@ -1,0 +1,166 @@
+"""What uploads give away is said, and what is promised about it holds."""
+
+import builtins
+import math
+
+import pytest
+import torch
+
+from fczoo import FczooError, create_method
+from fczoo.cli.show import show
+from fczoo.core.registry import METHODS
+from fczoo.core.tree import drop, select
+from fczoo.core.types import Task
+from fczoo.security.privacy import TELLS, Privacy, disclosed, epsilon
+
+TASK = Task(0, 0, 2, 4, 2)
+START = {"w": torch.ones(3), "v": torch.zeros(2, 2)}
+
+
+def upload(client: int = 0):
+    return {
+        "w": torch.tensor([4.0, 1.0, 1.0]),
+        "v": torch.full((2, 2), 2.0),
+        "num_samples": torch.tensor(3),
+        "client": torch.tensor(client),
+    }
+
+
+def gaussian_delta(multiplier: float, eps: float) -> float:
+    """delta(epsilon) of the Gaussian mechanism, Balle and Wang, ICML 2018, theorem 8 with sensitivity 1."""
+
+    def phi(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    return phi(0.5 / multiplier - eps * multiplier) - math.exp(eps) * phi(
+        -0.5 / multiplier - eps * multiplier
+    )
+
+
+@pytest.mark.parametrize(
+    ("noise", "uploads", "delta"), [(2.0, 1, 1e-5), (8.0, 1, 1e-5), (20.0, 15, 1e-5), (40.0, 100, 1e-6)]
+)
+def test_epsilon_agrees_with_the_closed_form(noise, uploads, delta):
+    """T uploads of multiplier m are one of m / sqrt(T)."""
+    found = epsilon(noise, uploads, delta)
+    multiplier = noise / 2 / math.sqrt(uploads)
+    assert gaussian_delta(multiplier, found) == pytest.approx(delta, rel=0.02)
+
+
+def test_epsilon_of_a_known_mechanism():
+    """Multiplier 1 at delta 1e-5 has epsilon 4.377, from the closed form by bisection."""
+    low, high = 0.0, 50.0
+    for _ in range(200):
+        low, high = (mid, high) if gaussian_delta(1.0, mid := (low + high) / 2) > 1e-5 else (low, mid)
+    assert epsilon(2.0, 1, 1e-5) == pytest.approx(low, rel=1e-3)
+    assert epsilon(0.0, 1, 1e-5) == math.inf
+    assert epsilon(4.0, 10, 1e-5) < epsilon(4.0, 20, 1e-5) < epsilon(2.0, 20, 1e-5)
+
+
+def test_updates_are_clipped_as_one_vector_and_noise_has_the_stated_size():
+    """The change is (3, 0, 0) and four times 2: norm 5."""
+    clipped = Privacy(0, clip=1.0).protect([upload()], START, TASK, 0)[0]
+    assert torch.allclose(clipped["w"], torch.tensor([1.6, 1.0, 1.0])) and torch.allclose(
+        clipped["v"], torch.full((2, 2), 0.4)
+    )
+    short = Privacy(0, clip=50.0).protect([upload()], START, TASK, 0)[0]
+    assert all(torch.allclose(short[k], v) for k, v in upload().items())
+    large = {"w": torch.zeros(40000)}
+    one, again, other = (
+        Privacy(0, clip=2.0, noise=3.0).protect([{**large, "client": torch.tensor(k)}], large, TASK, r)[0][
+            "w"
+        ]
+        for k, r in ((0, 0), (0, 0), (1, 0))
+    )
+    assert (
+        float(one.std()) == pytest.approx(6, rel=0.02)
+        and torch.equal(one, again)
+        and not torch.equal(one, other)
+    )
+
+
+def test_statistics_of_rare_classes_are_withheld():
+    count = torch.tensor([1.0, 5.0, 2.0])
+    rows = {"gauss.label": torch.arange(3), "gauss.count": count, "gauss.mean": torch.ones(3, 4)}
+    table = {"class.count": count, "class.sum": torch.ones(3, 4)}
+    out = Privacy(0, least=2).protect([{**rows, **table, "head": torch.ones(3)}, {}], {}, TASK, 0)
+    assert (
+        out[0]["gauss.label"].tolist() == [1, 2]
+        and out[0]["gauss.mean"].shape == (2, 4)
+        and torch.equal(out[0]["head"], torch.ones(3))
+    )
+    assert (
+        out[0]["class.count"].tolist() == [0, 5, 2]
+        and out[0]["class.sum"].sum(1).tolist() == [0, 4, 4]
+        and out[1] == {}
+    )
+
+
+@pytest.mark.parametrize("name", ["fedncm", "hgp", "pilora"])
+def test_a_run_goes_on_without_the_rare_classes(make_bench, small_method, watch, name):
+    record = watch(make_bench(min_class_count=4), small_method(name))
+    assert len(record.result.accuracy) == 3
+
+
+def test_a_noisy_run_states_its_epsilon(make_bench, small_method):
+    result = make_bench(dp_clip=1.0, dp_noise=30.0).run(small_method("fedavg", tune="head"))
+    assert result.privacy == {"epsilon": epsilon(30.0, 6, 1e-5), "delta": 1e-5}
+    assert make_bench().run(small_method("fedncm")).privacy == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "says"),
+    [
+        ({"dp_noise": 1.0}, "fedavg", "--dp-noise needs --dp-clip"),
+        ({"dp_clip": 1.0}, "hgp", "hgp also uploads class means, class variances, counts"),
+        ({"dp_clip": 1.0}, "fedncm", "fedncm also uploads class means, counts, surveys"),
+        ({"min_class_count": 2}, "fppl", "--min-class-count needs counts beside local."),
+    ],
+)
+def test_a_promise_that_cannot_be_kept_is_refused_before_anything_runs(
+    make_bench, small_method, settings, name, says
+):
+    with pytest.raises(FczooError, match=says):
+        make_bench(**settings).check(small_method(name))
+
+
+def test_a_missing_accountant_is_named(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("dp_accounting"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(FczooError, match=r"pip install 'fczoo\[privacy\]'"):
+        epsilon(1.0, 1, 1e-5)
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_every_upload_says_what_it_tells(record, name):
+    """What is not trained is either declared or, like EWC's importance, as large as what is trained."""
+    run = record(name)
+    trained = tuple(run.method.optims())
+    for call in run.calls:
+        sizes = [v.shape for v in call.state.values()]
+        for payload in call.payloads:
+            listed = [n for _, names, _ in disclosed(run.method, payload) for n in names]
+            assert sorted(listed) == sorted(payload)
+            rest = drop(
+                payload,
+                "num_samples",
+                "client",
+                *run.method.uploads,
+                *(select(payload, *trained) if trained else ()),
+            )
+            assert all(v.shape in sizes for v in rest.values()), (
+                f"uploads {sorted(rest)} without a word on it"
+            )
+
+
+def test_show_says_what_a_server_could_learn():
+    page = show("hgp", "digits")
+    assert "What a server could learn" in page and TELLS["class variances"] in page and "gauss.var" in page
+    assert TELLS["gradients of single images"] not in page
+    assert create_method("hgp").uploads["gauss.count"] == "counts"
