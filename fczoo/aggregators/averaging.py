@@ -29,9 +29,10 @@ def uniform(payloads: Sequence[Tree]) -> Tree:
 
 
 def _mean(payloads: Sequence[Tree], weights: Tensor) -> Tree:
-    """Weighted mean of every tensor, as the first payload plus the mean distance from it.
+    """Weighted mean of every tensor: the first payload plus the weighted mean of the differences from it.
 
-    So what all clients return unchanged stays bitwise the same, and does not set Adam off on a difference of rounding.
+    A tensor that all clients return unchanged therefore stays bit for bit the same; a mere rounding
+    difference would look like a gradient to Adam.
     """
     merged: Tree = {}
     for name, first in drop(payloads[0], *ENVELOPE).items():

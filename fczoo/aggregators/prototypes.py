@@ -20,8 +20,11 @@ def prototype_reweight(
 ) -> Tree:
     """PILoRA's server step: average the LoRA pairs, weight the prototypes by closeness to the class means.
 
-    Reads ``prototype`` [c, D], ``class.count`` [c] and ``class.mean`` [c, D] of every payload; averages the rest.
-    Guo et al., ECCV 2024, eqs. 11-14 with the temperature as divisor, as in the released code.
+    Reads ``prototype`` [c, D], ``class.count`` [c] and ``class.mean`` [c, D] of every payload;
+    ``average`` merges all other tensors. Returns the merged tensors and ``prototype`` [c, D].
+
+    Source: Guo et al., ECCV 2024, equations 11 to 14, with the temperature as divisor as in the released
+    code.
     """
     merged = average([drop(p, "prototype", "class.") for p in payloads])
     local = torch.stack([p["prototype"] for p in payloads])  # [K, c, D]
@@ -40,9 +43,10 @@ def prototype_weights(
 ) -> Tensor:
     """Weight of every client's prototype, [K, c]; each column sums to 1.
 
-    ``local``, ``means`` [K, c, D], ``present`` [K, c] true where the client holds the class. d_k adds up the distances
-    of client k's prototype to the means of all holders, p = 1/d is rescaled to [0, 1] over the clients and goes
-    through a softmax. A class that nobody holds, or whose clients are all equally far, is averaged plainly.
+    ``local`` and ``means`` are [K, c, D]; ``present`` [K, c] is true where the client holds the class.
+    d_k adds up the distances of client k's prototype to the means of all clients that hold the class; p =
+    1/d is rescaled to [0, 1] over the clients and goes through a softmax. All clients weigh the same in a
+    class that nobody holds, or to whose means all prototypes are equally far.
     """
     gap = local[:, None] - means[None]  # [k, holder, c, D]
     distance = gap.square().sum(-1) if squared else torch.linalg.vector_norm(gap, dim=-1)

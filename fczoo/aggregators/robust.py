@@ -1,7 +1,8 @@
-"""Aggregators that a few hostile clients cannot lead astray. They stand in for a method's averaging (``--aggregator``).
+"""Aggregators that withstand a few hostile clients. They replace a method's averaging (``--aggregator``).
 
-A client's word is not taken for its number of samples: all clients count the same. What a method merges otherwise, such
-as prototypes and Gaussians side by side, stays as it is; ``fczoo.outliers`` sees to that.
+All clients weigh the same, because a hostile client could claim any number of samples. Tensors that a
+method does not average, such as prototypes and Gaussians, are not covered here; see
+``fczoo.security.outliers``.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +20,20 @@ from fczoo.core.tree import Tree, drop
 
 @register_aggregator("median")
 def median(payloads: Sequence[Tree]) -> Tree:
-    """Median of every coordinate; right while more than half of the clients are (Yin et al., ICML 2018)."""
+    """Median of every coordinate; holds while more than half of the clients are honest.
+
+    Source: Yin et al., ICML 2018.
+    """
     return _by_coordinate(payloads, lambda rows: _trimmed(rows, (len(rows) - 1) // 2))
 
 
 @register_aggregator("trimmed_mean")
 @dataclass(frozen=True)
 class TrimmedMean:
-    """Mean of every coordinate without its largest and smallest values (Yin et al., ICML 2018)."""
+    """Mean of every coordinate without its largest and smallest values.
+
+    Raises FczooError with fewer than 2 ``trim`` + 1 uploads. Source: Yin et al., ICML 2018.
+    """
 
     trim: int = option(1, "values K left out at either end; bears K hostile clients", low=0)
 
@@ -41,9 +48,11 @@ class TrimmedMean:
 @register_aggregator("krum")
 @dataclass(frozen=True)
 class Krum:
-    """The one upload that is closest to its neighbours (Blanchard et al., NeurIPS 2017).
+    """The one upload that is closest to its neighbours.
 
-    An upload's score is the sum of squared distances to the K - f - 2 nearest others of K clients.
+    The score of an upload is the sum of its squared distances to the K - f - 2 nearest others of K
+    clients; the lowest score wins. Raises FczooError with fewer than f + 3 uploads. Source: Blanchard et
+    al., NeurIPS 2017.
     """
 
     hostile: int = option(1, "hostile clients f to bear; proven for K >= 2f + 3", low=0)
@@ -58,7 +67,10 @@ class Krum:
 @register_aggregator("multi_krum")
 @dataclass(frozen=True)
 class MultiKrum:
-    """Mean of the K - f uploads with the best scores of Krum (Blanchard et al., NeurIPS 2017)."""
+    """Mean of the K - f uploads with the lowest Krum scores.
+
+    Raises FczooError with fewer than f + 3 uploads. Source: Blanchard et al., NeurIPS 2017.
+    """
 
     hostile: int = option(1, "hostile clients f to bear; proven for K >= 2f + 3", low=0)
 
@@ -73,9 +85,11 @@ class MultiKrum:
 @register_aggregator("norm_clip")
 @dataclass(frozen=True)
 class NormClip:
-    """Mean after every upload is drawn towards the coordinate-wise median, to a distance of at most factor x the median distance.
+    """Mean of the uploads after each far one is moved towards the coordinate-wise median.
 
-    Centred clipping (Karimireddy et al., ICML 2021) with the median as centre, since an aggregator does not see what was sent.
+    No upload stays farther from the median than ``factor`` times the median distance. This is centred
+    clipping (Karimireddy et al., ICML 2021) with the median as centre, since an aggregator does not see
+    the broadcast state.
     """
 
     factor: float = option(1.0, "largest distance, median distances", low=0)
@@ -85,43 +99,47 @@ class NormClip:
 
     def __call__(self, payloads: Sequence[Tree]) -> Tree:
         centre = median(payloads)
-        distance = torch.stack(
-            [sum((_gap(p[k], centre[k]) for k in centre), torch.zeros(())).sqrt() for p in _ordered(payloads)]
-        )
+        distances = []
+        for payload in _ordered(payloads):
+            squared = [_squared_distance(payload[k], centre[k]) for k in centre]
+            distances.append(sum(squared, torch.zeros(())).sqrt())
+        distance = torch.stack(distances)  # [K]
         limit = self.factor * distance.sort().values[(len(distance) - 1) // 2]
         share = torch.where(distance > limit, limit / distance, 1.0)
 
-        def drawn(rows: Tensor) -> Tensor:
+        def clipped_mean(rows: Tensor) -> Tensor:
             middle = _trimmed(rows, (len(rows) - 1) // 2)
             return middle + (share.to(rows).view(-1, *[1] * middle.dim()) * (rows - middle)).mean(0)
 
-        return _by_coordinate(payloads, drawn)
+        return _by_coordinate(payloads, clipped_mean)
 
 
 def _by_coordinate(payloads: Sequence[Tree], merge: Callable[[Tensor], Tensor]) -> Tree:
     """``merge`` of every tensor, stacked [K, ...] over the clients in float64, in the tensor's own type."""
     ordered = _ordered(payloads)
-    return {
-        k: merge(torch.stack([p[k].double() for p in ordered])).to(v.dtype)
-        for k, v in drop(ordered[0], *ENVELOPE).items()
-    }
+    merged: Tree = {}
+    for name, first in drop(ordered[0], *ENVELOPE).items():
+        rows = torch.stack([p[name].double() for p in ordered])
+        merged[name] = merge(rows).to(first.dtype)
+    return merged
 
 
 def _ordered(payloads: Sequence[Tree]) -> list[Tree]:
-    """By client, so that not even a sum's last bit depends on who was first."""
+    """The payloads sorted by client, so that no sum's last bit depends on who answered first."""
     return sorted(payloads, key=lambda p: int(p["client"]))
 
 
 def _trimmed(rows: Tensor, trim: int) -> Tensor:
+    """Mean over the first dimension without the ``trim`` smallest and largest values of every coordinate."""
     return rows.sort(0).values[trim : len(rows) - trim].mean(0)
 
 
-def _gap(a: Tensor, b: Tensor) -> Tensor:
+def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
     return (a.double() - b.double()).square().sum().cpu()
 
 
 def _by_score(payloads: Sequence[Tree], hostile: int, name: str) -> list[Tree]:
-    """Uploads by Krum's score, best first."""
+    """Uploads sorted by Krum's score, lowest first."""
     _need(payloads, hostile + 3, f"{name}:{hostile}")
     ordered, count = _ordered(payloads), len(payloads)
     distance = torch.zeros(count, count, dtype=torch.float64)
@@ -134,6 +152,5 @@ def _by_score(payloads: Sequence[Tree], hostile: int, name: str) -> list[Tree]:
 
 def _need(payloads: Sequence[Tree], count: int, name: str) -> None:
     if len(payloads) < count:
-        raise FczooError(
-            f"{name} needs {count} uploads, this round has {len(payloads)}; bear fewer hostile clients or let more take part"
-        )
+        advice = "bear fewer hostile clients or let more take part"
+        raise FczooError(f"{name} needs {count} uploads, this round has {len(payloads)}; {advice}")

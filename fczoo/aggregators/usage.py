@@ -10,9 +10,10 @@ from fczoo.core.types import ServerAggregator
 
 @register_aggregator("sort_by_usage")
 def sort_by_usage(payloads: Sequence[Tree], average: ServerAggregator = uniform) -> Tree:
-    """FCILPT's server step: rank every client's pool by how often each prompt was chosen, then average rank by rank.
+    """FCILPT's server step: sort every client's pool by usage, then average it rank by rank.
 
-    Reads ``usage`` [M], ``pool.key`` [M, D] and ``pool.prompt`` [M, L, D]; the order is stable, so ties keep their place.
+    Reads ``usage`` [M], ``pool.key`` [M, D] and ``pool.prompt`` [M, L, D]; the sort is stable, so equally
+    used prompts keep their order.
     """
     ranked = []
     for payload in payloads:
