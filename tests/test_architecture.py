@@ -1,0 +1,125 @@
+"""The house itself: import floors, packages, lazy names and lengths, as CONTRIBUTING.md promises them."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+import fczoo
+import fczoo.core
+
+ROOT = Path(__file__).parents[1]
+SETUP = ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+PACKAGES = SETUP["options"]["packages"].split()
+FOLDERS = dict(line.split(" = ") for line in SETUP["options"]["package_dir"].strip().splitlines())
+LONGEST = 300  # lines of a file
+LONG = {  # files above, to be divided; nothing may be added
+    "benchmarks/step.py",
+    "fczoo/cli/app.py",
+    "fczoo/federation/rounds.py",
+    "fczoo/reports/tables.py",
+    "baselines/glfc.py",
+    "tests/backbones/test_weights.py",
+    "tests/cli/test_cli.py",
+    "tests/conftest.py",
+    "tests/core/test_backbone.py",
+    "tests/core/test_options.py",
+    "tests/data/test_datasets.py",
+    "tests/data/test_fetch.py",
+    "tests/data/test_image_files.py",
+    "tests/end_to_end/test_hostile_files.py",
+    "tests/methods/test_conformance.py",
+    "tests/methods/test_golden_baselines.py",
+    "tests/papers/test_papers.py",
+    "tests/papers/test_protocols.py",
+    "tests/runner/test_resume.py",
+}
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+def modules(folder: Path, package: str = "") -> set[Path]:
+    """Python files below a folder, by their place in an installation of ``package``."""
+    return {Path(*package.split("."), file.relative_to(folder)) for file in folder.rglob("*.py")}
+
+
+def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a copy of this tree is installed as users install it."""
+    place = tmp_path_factory.mktemp("installed")
+    copy = place / "tree"
+    for folder in set(FOLDERS.values()):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-compile"]
+    done = python("-m", "pip", "install", *options, "--target", str(place / "site"), str(copy), cwd=place)
+    assert done.returncode == 0, done.stderr
+    return place / "site"
+
+
+def test_imports_keep_the_floors(site):
+    """The contracts stand in pyproject.toml; type-checking imports count."""
+    words = ["--no-cache", "--no-logo", "--config", str(ROOT / "pyproject.toml")]
+    done = python("-c", "from importlinter.cli import lint_imports_command as run; run()", *words, cwd=site)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_modules_import_from_where_a_thing_is_defined():
+    """Not from the lazy packages ``fczoo`` and ``fczoo.core``, whose imports no contract sees."""
+    for file in sources(*set(FOLDERS.values())):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in ("fczoo", "fczoo.core"):
+                assert [name.name for name in node.names] == ["__version__"], f"{file}:{node.lineno}"
+            assert not (isinstance(node, ast.ImportFrom) and node.level), f"{file}:{node.lineno}: relative"
+
+
+def test_every_package_of_the_tree_is_installed(site):
+    tree = {file for package, folder in FOLDERS.items() for file in modules(ROOT / folder, package)}
+    assert modules(site) == tree
+    assert {".".join(file.parent.parts) for file in tree} <= set(PACKAGES)
+
+
+@pytest.mark.parametrize("name", ["tests", "benchmarks", "docs", "results"])
+def test_only_the_library_is_importable(name, site, tmp_path):
+    look = (
+        f"from importlib.util import find_spec as f; print(f('fczoo.{name}'), f('fczoo.methods.pilora').name)"
+    )
+    assert python("-c", look, cwd=tmp_path).stdout == "None fczoo.methods.pilora\n"
+    assert not (site / name).exists() and not (site / "fczoo" / name).exists()
+
+
+@pytest.mark.parametrize("package", [fczoo, fczoo.core])
+def test_every_public_name_is_there_when_asked_for(package):
+    stub = ast.parse((Path(package.__file__).with_suffix(".pyi")).read_text())
+    names = {name.asname for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert names == set(package.__all__)
+    assert all(hasattr(package, name) for name in names)
+    assert set(dir(package)) >= names
+
+
+def test_import_of_fczoo_imports_no_torch(tmp_path):
+    done = python("-c", "import fczoo, fczoo.core, sys; print(*sys.modules)", cwd=tmp_path)
+    loaded = done.stdout.split()
+    assert "fczoo.core" in loaded and not {"torch", "numpy", "timm", "scipy"} & set(loaded)
+
+
+def test_no_file_is_too_long():
+    folders = (*set(FOLDERS.values()), "tests", "benchmarks")
+    long = {
+        file.relative_to(ROOT).as_posix()
+        for file in sources(*folders)
+        if len(file.read_text().splitlines()) > LONGEST
+    }
+    assert not long - LONG
