@@ -2,9 +2,10 @@
 
     python benchmarks/crashes.py --trials 10
 
-Every trial is one run of ``fczoo bench`` in a process of its own (forked, so that it starts at once). A fault hits it at a
-moment drawn over the length of an unhurt run; then the same command runs again until it ends well. A trial survives when
-every file equals the unhurt run's byte by byte, with times, memory and the command line left out. Linux only.
+Every trial is one run of ``fczoo bench`` in a process of its own (forked, so that it starts at once). A
+fault hits it at a moment drawn over the length of an unhurt run; then the same command runs again until
+it ends well. A trial survives when every file equals the unhurt run's byte by byte, with times, memory
+and the command line left out. Linux only.
 """
 
 import argparse

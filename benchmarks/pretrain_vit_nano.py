@@ -2,11 +2,12 @@
 
     python benchmarks/pretrain_vit_nano.py TINY_IMAGENET_FOLDER VIT_TI.safetensors OUT.safetensors
 
-VIT_TI is timm's vit_tiny_patch16_224.augreg_in21k_ft_in1k, or another plain ViT with input mean and std 0.5. OUT can be
-used as ``fczoo.load_backbone("vit_nano_32:OUT.safetensors")``. Inputs are scaled to [0, 1] and normalised with mean 0.5
-and std 0.5. The shipped weights took 14 epochs over all 100,000 training images; another run comes near to them, but is
-not bit for bit the same. They were trained on images that derive from ImageNet (and from a teacher that was, too), whose
-terms allow non-commercial research and education: for research use.
+VIT_TI is timm's vit_tiny_patch16_224.augreg_in21k_ft_in1k, or another plain ViT with input mean and std
+0.5. OUT can be used as ``fczoo.load_backbone("vit_nano_32:OUT.safetensors")``. Inputs are scaled to [0,
+1] and normalised with mean 0.5 and std 0.5. The shipped weights took 14 epochs over all 100,000 training
+images; another run comes near to them, but is not bit for bit the same. They were trained on images that
+derive from ImageNet (and from a teacher that was, too), whose terms allow non-commercial research and
+education: for research use.
 """
 
 import math

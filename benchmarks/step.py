@@ -1,13 +1,14 @@
 """How fast clients train, beside a plain loop that does what released code does, in the same run on the same machine.
 
-    python benchmarks/step.py --methods hgp,fppl --backbones vit_nano_32 --precisions fp32,bf16 --together 1,10
+    python benchmarks/step.py --methods hgp,fppl --backbones vit_nano_32 --precisions fp32,bf16
 
-fczoo's side is ``Engine.train``: one round of every client. The reference is ``Reference`` below: one client after
-another, a timm model in float32 whose every weight gets a gradient, although only what the method adds is stepped, PIL
-transforms image by image in the training thread, and for methods with a query a second forward a step. Both train the
-same tensors on the same images with the same loss, and end with the method's pass for class statistics, if it has one.
-The reference keeps one model for all its clients. Sides take turns after a warm-up, and a ratio is the median over the
-turns. Peak memory is measured in a process of its own a side. Weights are random, images synthetic: nothing is fetched.
+fczoo's side is ``Engine.train``: one round of every client. The reference is ``Reference`` below: one
+client after another, a timm model in float32 whose every weight gets a gradient, although only what the
+method adds is stepped, PIL transforms image by image in the training thread, and for methods with a query
+a second forward a step. Both train the same tensors on the same images with the same loss, and end with
+the method's pass for class statistics, if it has one. The reference keeps one model for all its clients.
+Sides take turns after a warm-up, and a ratio is the median over the turns. Peak memory is measured in a
+process of its own a side. Weights are random, images synthetic: nothing is fetched.
 """
 
 import ctypes

@@ -12,8 +12,9 @@ from fczoo.data.image_files import one_folder, two_folders
 class ImageFolder(Dataset):
     """``--data-root DIR`` with ``train/CLASS/*`` and ``test/CLASS/*`` (or ``val``), or just ``CLASS/*``.
 
-    Without that division a fifth of every class is the test part by the rule of ``imagenet_r``, or what a list ``test.txt`` in the
-    folder names, one ``CLASS/FILE`` a line. Images are kept at 256x256, or ``--stored-size``.
+    Without that division a fifth of every class is the test part by the rule of ``imagenet_r``, or what a
+    list ``test.txt`` in the folder names, one ``CLASS/FILE`` a line. Images are kept at 256x256, or
+    ``--stored-size``.
     """
 
     classes = 0

@@ -11,8 +11,9 @@ from fczoo.data.image_files import class_ids, class_names, one_folder
 class ImageNetA(Dataset):
     """7,500 images in one folder, published as a test set only; incremental work cuts it as it likes.
 
-    Here: the rule of ``imagenet_r``, a fifth of every class for testing (6,000 and 1,500 images), or the list ``test.txt``.
-    Its authors publish no checksum; the MD5 here is the one that many independent loaders check.
+    Here: the rule of ``imagenet_r``, a fifth of every class for testing (6,000 and 1,500 images), or the
+    list ``test.txt``. Its authors publish no checksum; the MD5 here is the one that many independent
+    loaders check.
     """
 
     classes = 200

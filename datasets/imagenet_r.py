@@ -11,9 +11,10 @@ from fczoo.data.image_files import class_ids, class_names, one_folder
 class ImageNetR(Dataset):
     """30,000 images in one folder, of which papers train on 24,000 and test on 6,000; each draws its own.
 
-    Here: of every class a fifth is the test part, the images whose sha256 of ``0:CLASS/FILE`` comes first (0 is the seed).
-    Another paper's split is used by listing its test images in ``imagenet-r/test.txt``, one ``CLASS/FILE`` a line.
-    Its authors publish no checksum; the MD5 here is the one that many independent loaders check.
+    Here: of every class a fifth is the test part, the images whose sha256 of ``0:CLASS/FILE`` comes first
+    (0 is the seed). Another paper's split is used by listing its test images in ``imagenet-r/test.txt``,
+    one ``CLASS/FILE`` a line. Its authors publish no checksum; the MD5 here is the one that many
+    independent loaders check.
     """
 
     classes = 200

@@ -15,9 +15,10 @@ SEED = 0  # of the draw; another one is another data set
 class ImageNetSubset(Dataset):
     """200 of the 1,000 classes, drawn by seed 0 from the sorted WordNet ids; the validation images are the test set.
 
-    PILoRA does not say which classes it used, so its numbers are not comparable class by class. ``val`` must be sorted into class
-    folders. Class names come from ``LOC_synset_mapping.txt`` where it lies in the folder. All of it takes about 50 GB of cache;
-    ``--stored-size`` and ``--train-per-class`` take less.
+    PILoRA does not say which classes it used, so its numbers are not comparable class by class. ``val``
+    must be sorted into class folders. Class names come from ``LOC_synset_mapping.txt`` where it lies in
+    the folder. All of it takes about 50 GB of cache; ``--stored-size`` and ``--train-per-class`` take
+    less.
     """
 
     classes = 200

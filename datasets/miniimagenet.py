@@ -11,9 +11,10 @@ from fczoo.data.image_files import one_folder, two_folders
 class MiniImageNet(Dataset):
     """100 classes of 600 images, kept at 84x84; FCILPT trains on 500 and tests on 100 images of each.
 
-    ``val`` or ``test`` beside ``train`` is the test part and must have the same classes (the few-shot split by classes has
-    not). Class folders without that division are split by the seeded rule of ``imagenet_r``, a fifth of each class for
-    testing, or by a list ``test.txt``. From a copy at full resolution take ``--stored-size 224``.
+    ``val`` or ``test`` beside ``train`` is the test part and must have the same classes (the few-shot
+    split by classes has not). Class folders without that division are split by the seeded rule of
+    ``imagenet_r``, a fifth of each class for testing, or by a list ``test.txt``. From a copy at full
+    resolution take ``--stored-size 224``.
     """
 
     classes = 100

@@ -14,7 +14,8 @@ from fczoo.data.image_files import ImageFiles, class_folders, class_names, part
 class TinyImageNet(Dataset):
     """Classes in the order of their WordNet ids. The labelled ``val`` part is the test set; the unlabelled ``test`` is not used.
 
-    Stanford publishes no checksum of the archive; the MD5 here is the one that many independent loaders check.
+    Stanford publishes no checksum of the archive; the MD5 here is the one that many independent loaders
+    check.
     """
 
     classes = 200

@@ -38,9 +38,10 @@ def load_backbone(
 ) -> Backbone:
     """Frozen backbone from ``vit_nano_32``, a timm ViT name, a weight file, or ``NAME:FILE``.
 
-    The file alone suffices where the architecture follows from its name or its tensors' shapes. Input size, mean and
-    std come from the checkpoint's own configuration unless given; another ``image_size`` resamples the position
-    embedding. Raises FczooError for unknown names, missing or corrupt files, and models that are no plain ViT.
+    The file alone suffices where the architecture follows from its name or its tensors' shapes. Input
+    size, mean and std come from the checkpoint's own configuration unless given; another ``image_size``
+    resamples the position embedding. Raises FczooError for unknown names, missing or corrupt files, and
+    models that are no plain ViT.
     """
     name, path = _split(spec)
     if path is None and name == BUNDLED.name:

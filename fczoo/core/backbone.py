@@ -1,15 +1,17 @@
-"""One frozen vision transformer, shared by all clients, with named plugs where methods attach what they train.
+"""A frozen vision transformer, shared by all clients, with named plugs for the tensors that methods train.
 
-The forward is written out here because timm's blocks offer no seam for per-client adapters. It equals timm's own
-forward when no plug is given (tested). Plugs are tensors of a flat tree:
+The forward pass is written out here because timm's blocks offer no way to attach adapters per client. It
+equals timm's own when no plug is given (tested). Plugs are tensors of a flat tree:
 
-========================================  ==================================================================================
-``lora.{block}.{part}.a`` / ``.b``        low-rank pair [r, in] / [out, r] on q, k, v, proj, fc1 or fc2: out += (in a^T) b^T
-``prefix.{block}.k`` / ``.v``             [L, D] or [B, L, D] rows in front of the projected keys / values
-``tokens``                                [L, D] or [B, L, D] prompt tokens in front of the embedded image
-``deep.{block}``                          [L, D] or [B, L, D] tokens behind that block's input; their outputs are dropped
-``full.{weight}``                         replaces the frozen weight of that (timm) name, for fine-tuning
-========================================  ==================================================================================
+==================================  ===================================================================
+``lora.{block}.{part}.a``, ``.b``   low-rank pair [r, in], [out, r] on q, k, v, proj, fc1 or fc2:
+                                    out += (in a^T) b^T
+``prefix.{block}.k``, ``.v``        [L, D] or [B, L, D] rows in front of the projected keys or values
+``tokens``                          [L, D] or [B, L, D] prompt tokens in front of the embedded image
+``deep.{block}``                    [L, D] or [B, L, D] tokens behind that block's input; their outputs
+                                    are dropped
+``full.{weight}``                   replaces the frozen weight of that (timm) name, for fine-tuning
+==================================  ===================================================================
 """
 
 import re
@@ -74,17 +76,21 @@ class Backbone:
     def __init__(self, config: ViTConfig, weights: Mapping[str, Tensor], sha256: str = ""):
         self.config, self.sha256 = config, sha256
         self.weights = {k: v.detach().clone() for k, v in weights.items()}
-        shapes = config.shapes()
-        for name in shapes.keys() | self.weights.keys():
-            found = tuple(self.weights[name].shape) if name in self.weights else None
-            if found != shapes.get(name):
-                raise FczooError(
-                    f"weights do not fit {config.name}: {name} is {found}, expected {shapes.get(name)}"
-                )
-        self._plug_names = re.compile(
-            rf"lora\.({_below(config.depth)})\.({'|'.join(LORA_PARTS)})\.[ab]|prefix\.({_below(config.depth)})\.[kv]"
-            rf"|tokens|deep\.({_below(config.depth)})|full\.({'|'.join(map(re.escape, shapes))})"
+        expected = config.shapes()
+        for name in expected.keys() | self.weights.keys():
+            shape = tuple(self.weights[name].shape) if name in self.weights else None
+            if shape != expected.get(name):
+                problem = f"{name} is {shape}, expected {expected.get(name)}"
+                raise FczooError(f"weights do not fit {config.name}: {problem}")
+        block = "|".join(map(str, range(config.depth)))
+        kinds = (
+            rf"lora\.({block})\.({'|'.join(LORA_PARTS)})\.[ab]",
+            rf"prefix\.({block})\.[kv]",
+            "tokens",
+            rf"deep\.({block})",
+            rf"full\.({'|'.join(map(re.escape, expected))})",
         )
+        self._plug_names = re.compile("|".join(kinds))
 
     @property
     def dim(self) -> int:
@@ -105,16 +111,15 @@ class Backbone:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Backbone":
         """A copy on another device or in another compute type."""
-        return Backbone(
-            self.config, {k: v.to(device=device, dtype=dtype) for k, v in self.weights.items()}, self.sha256
-        )
+        weights = {k: v.to(device=device, dtype=dtype) for k, v in self.weights.items()}
+        return Backbone(self.config, weights, self.sha256)
 
     def full_weights(self) -> dict[str, Tensor]:
-        """Plugs that hold a float32 copy of every weight: the starting point of full fine-tuning."""
-        return {
-            f"full.{k}": v.to(torch.promote_types(v.dtype, torch.float32), copy=True)
-            for k, v in self.weights.items()
-        }
+        """Plugs that hold a copy of every weight in at least float32: the start of full fine-tuning."""
+        plugs = {}
+        for name, weight in self.weights.items():
+            plugs[f"full.{name}"] = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+        return plugs
 
     def lora_shape(self, part: str) -> tuple[int, int]:
         """(in, out) of a part that takes a LoRA pair. Raises FczooError for an unknown part."""
@@ -127,18 +132,16 @@ class Backbone:
         """Raise FczooError when ``blocks`` is empty or names one that this backbone does not have."""
         if not blocks:
             raise FczooError(f"{label} is empty; name one block or more of {self.config.name}")
-        if bad := [i for i in blocks if not 0 <= i < self.depth]:
-            raise FczooError(
-                f"{label} names block {bad[0]}, but {self.config.name} has blocks 0 to {self.depth - 1}"
-            )
+        if missing := [i for i in blocks if not 0 <= i < self.depth]:
+            have = f"{self.config.name} has blocks 0 to {self.depth - 1}"
+            raise FczooError(f"{label} names block {missing[0]}, but {have}")
 
     def check_plugs(self, plugs: Mapping[str, Tensor]) -> None:
         """Raise FczooError for a plug that this backbone does not know, instead of ignoring it."""
         for name in plugs:
             if not self._plug_names.fullmatch(name):
-                raise FczooError(
-                    f"unknown plug {name!r} for {self.config.name} ({self.depth} blocks); see fczoo.backbone for the plugs"
-                )
+                model = f"{self.config.name} ({self.depth} blocks)"
+                raise FczooError(f"unknown plug {name!r} for {model}; see fczoo.core.backbone for the plugs")
 
     def __call__(
         self,
@@ -146,48 +149,45 @@ class Backbone:
         plugs: Mapping[str, Tensor] | None = None,
         pool: Literal["cls", "prompt", "cls+prompt"] = "cls",
     ) -> Tensor:
-        """Features [B, D] after the final norm: of the class token, or the mean over the ``tokens`` prompts, or over both."""
+        """Features [B, D] of normalised images [B, 3, S, S], after the final norm, in at least float32.
+
+        ``pool`` chooses the output rows that are averaged: the class token, the ``tokens`` prompts, or both.
+        Raises FczooError for an unknown plug.
+        """
         plugs = plugs or {}
         self.check_plugs(plugs)
-        width, prompts = len(images), 0
-        hidden = (
-            F.conv2d(
-                images.to(self.dtype), *self._layer("patch_embed.proj", plugs), stride=self.config.patch_size
-            )
-            .flatten(2)
-            .mT
-        )
-        hidden = torch.cat(
-            [self._weight("cls_token", plugs).expand(width, -1, -1), hidden], 1
-        ) + self._weight("pos_embed", plugs)
-        if "tokens" in plugs:
-            tokens = self._rows(plugs["tokens"], width)
-            prompts = tokens.shape[1]
-            hidden = torch.cat([tokens, hidden], 1)
-        kept = slice(0, hidden.shape[1])
-        pooled = slice(prompts if pool == "cls" else 0, prompts if pool == "prompt" else prompts + 1)
+        hidden, prompts = self._embed(images, plugs)
+        every_row = slice(0, hidden.shape[1])
+        output_rows = slice(prompts if pool == "cls" else 0, prompts if pool == "prompt" else prompts + 1)
         for i in range(self.depth):
             if f"deep.{i}" in plugs:
-                hidden = torch.cat([hidden, self._rows(plugs[f"deep.{i}"], width)], 1)
-            rows = pooled if i == self.depth - 1 else kept  # nothing reads the other rows of the last block
-            mixed = self._attention(self._norm(hidden, f"blocks.{i}.norm1", plugs), i, rows, plugs)
-            hidden = hidden[:, rows] + mixed
-            inner = F.gelu(
-                self._linear(
-                    self._norm(hidden, f"blocks.{i}.norm2", plugs),
-                    f"blocks.{i}.mlp.fc1",
-                    f"lora.{i}.fc1",
-                    plugs,
-                )
-            )
+                hidden = torch.cat([hidden, self._rows(plugs[f"deep.{i}"], len(images))], 1)
+            rows = output_rows if i == self.depth - 1 else every_row  # the last block's other rows go unread
+            attended = self._attention(self._norm(hidden, f"blocks.{i}.norm1", plugs), i, rows, plugs)
+            hidden = hidden[:, rows] + attended
+            inner = self._norm(hidden, f"blocks.{i}.norm2", plugs)
+            inner = F.gelu(self._linear(inner, f"blocks.{i}.mlp.fc1", f"lora.{i}.fc1", plugs))
             hidden = hidden + self._linear(inner, f"blocks.{i}.mlp.fc2", f"lora.{i}.fc2", plugs)
-        return self._norm(hidden, "norm", plugs).to(torch.promote_types(self.dtype, torch.float32)).mean(1)
+        return self._norm(hidden, "norm", plugs).to(self._feature_dtype).mean(1)
 
     def class_token(self) -> Tensor:
         """The class token as it enters the first block, [D]: the same for every image."""
-        return (self.weights["cls_token"][0, 0] + self.weights["pos_embed"][0, 0]).to(
-            torch.promote_types(self.dtype, torch.float32)
-        )
+        return (self.weights["cls_token"][0, 0] + self.weights["pos_embed"][0, 0]).to(self._feature_dtype)
+
+    @property
+    def _feature_dtype(self) -> torch.dtype:
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def _embed(self, images: Tensor, plugs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        """Prompts, class token and patches of each image, [B, N, D], and the number of prompts."""
+        kernel, bias = self._layer("patch_embed.proj", plugs)
+        patches = F.conv2d(images.to(self.dtype), kernel, bias, stride=self.config.patch_size).flatten(2).mT
+        class_token = self._weight("cls_token", plugs).expand(len(images), -1, -1)
+        hidden = torch.cat([class_token, patches], 1) + self._weight("pos_embed", plugs)
+        if "tokens" not in plugs:
+            return hidden, 0
+        tokens = self._rows(plugs["tokens"], len(images))
+        return torch.cat([tokens, hidden], 1), tokens.shape[1]
 
     def _weight(self, name: str, plugs: Mapping[str, Tensor]) -> Tensor:
         plug = plugs.get(f"full.{name}")
@@ -210,37 +210,33 @@ class Backbone:
         return out if extra is None else out + extra
 
     def _attention(self, hidden: Tensor, block: int, rows: slice, plugs: Mapping[str, Tensor]) -> Tensor:
-        """What the tokens in ``rows`` gather from all tokens."""
+        """Output of a block's attention [B, rows, D]: the tokens in ``rows`` attend to all tokens."""
         parts = F.linear(hidden, *self._layer(f"blocks.{block}.attn.qkv", plugs)).chunk(3, -1)
         heads = []
         for part, projected in zip("qkv", parts, strict=True):
             extra = self._lora(hidden, f"lora.{block}.{part}", plugs)
             projected = projected if extra is None else projected + extra
             if part != "q" and f"prefix.{block}.{part}" in plugs:
-                projected = torch.cat(
-                    [self._rows(plugs[f"prefix.{block}.{part}"], len(hidden)), projected], 1
-                )
+                prefix = self._rows(plugs[f"prefix.{block}.{part}"], len(hidden))
+                projected = torch.cat([prefix, projected], 1)
             heads.append(projected.unflatten(-1, (self.config.heads, -1)).transpose(1, 2))
         query, key, value = heads
-        mixed = attend(query[:, :, rows], key, value).transpose(1, 2).flatten(2)
-        return self._linear(mixed, f"blocks.{block}.attn.proj", f"lora.{block}.proj", plugs)
+        attended = attend(query[:, :, rows], key, value).transpose(1, 2).flatten(2)
+        return self._linear(attended, f"blocks.{block}.attn.proj", f"lora.{block}.proj", plugs)
 
-    def _rows(self, rows: Tensor, width: int) -> Tensor:
+    def _rows(self, rows: Tensor, images: int) -> Tensor:
+        """Rows [L, D] or [B, L, D] as [B, L, D] in the compute type."""
         rows = rows.to(self.dtype)
-        return rows.expand(width, -1, -1) if rows.dim() == 2 else rows
+        return rows.expand(images, -1, -1) if rows.dim() == 2 else rows
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Softmax attention over [B, H, N, D/H].
+    """Softmax attention of queries, keys and values [B, H, N, D/H].
 
-    On the CPU the fused kernel has no rule for a batch of clients (vmap) and a slow bfloat16 backward, so there the
-    formula is written out; everywhere else the fused kernel is faster or leaner.
+    On the CPU the fused kernel has no rule for a batch of clients (vmap) and a slow bfloat16 backward, so
+    there the formula is written out; everywhere else the fused kernel is faster or leaner.
     """
     inside_vmap = torch._C._functorch.maybe_current_level() is not None
     if query.device.type == "cpu" and (inside_vmap or query.dtype == torch.bfloat16):
         return ((query * query.shape[-1] ** -0.5) @ key.mT).softmax(-1) @ value
     return F.scaled_dot_product_attention(query, key, value)
-
-
-def _below(n: int) -> str:
-    return "|".join(map(str, range(n)))

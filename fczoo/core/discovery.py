@@ -1,4 +1,4 @@
-"""Finds what modules register by reading their source, so that names can be listed without importing torch."""
+"""Finds registrations by reading the modules' source, so that names are listed without importing torch."""
 
 import ast
 import importlib.util
@@ -21,7 +21,10 @@ class Found(NamedTuple):
 
 
 def in_package(package: str, decorator: str) -> Iterator[Found]:
-    """Registrations with ``decorator`` in the modules of a package, by name of the module."""
+    """Registrations with ``decorator`` in the modules of a package, in the order of their names.
+
+    Raises FczooError when the package is not installed.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None:
         raise FczooError(f"{package} is not installed; run `pip install -e .` in the checkout of fczoo")
@@ -32,7 +35,7 @@ def in_package(package: str, decorator: str) -> Iterator[Found]:
 
 
 def in_plugins(decorator: str) -> Iterator[Found]:
-    """Registrations in the modules that installed plug-ins name, as far as they stand in the module's own file."""
+    """Registrations written in the very files of the modules that installed plug-ins name."""
     for entry in entry_points(group=PLUGINS):
         try:
             spec = importlib.util.find_spec(entry.module)
@@ -43,7 +46,7 @@ def in_plugins(decorator: str) -> Iterator[Found]:
 
 
 def in_file(file: Path, module: str, decorator: str) -> Iterator[Found]:
-    """Registrations in one file. A file that is no Python registers nothing; its import says what is wrong."""
+    """Registrations in one file; none in a file that is no valid Python, whose import tells the error."""
     text = file.read_text(encoding="utf-8", errors="replace")
     if f"@{decorator}" not in text:
         return

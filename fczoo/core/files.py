@@ -1,4 +1,4 @@
-"""Files that a crash cannot leave half written, JSON read with care, and the folder that holds fczoo's own files."""
+"""Files that a crash cannot leave half written, JSON with one-line errors, and fczoo's own folder."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from fczoo.core.errors import FczooError
 
 
 def write_safely(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, also after a crash, finds the old content or the new one, never part of it."""
+    """Write a file so that a reader finds the old or the new content whole, also after a crash."""
     draft = path.with_name(path.name + ".tmp")
     try:
         with draft.open("wb") as file:
@@ -61,7 +61,10 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def read_lines(path: Path, what: str) -> list[dict[str, Any]]:
-    """The JSON objects of a file with one a line; none where there is no such file. Raises FczooError for anything else."""
+    """The JSON objects of a file that has one in each line; none when the file is missing.
+
+    Raises FczooError, calling the file ``what``, for any other content.
+    """
     try:
         content = [json.loads(line) for line in path.read_text().splitlines()]
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""Every metric is a function of the accuracy matrix; here are all of them, with their formulas.
+"""All metrics, each a function of the accuracy matrix, with its formula.
 
-``a[t][i]`` is the accuracy, in percent, on the test images of task i after training task t (i <= t, counted from 0),
-with the prediction taken over all classes seen so far; ``n[i]`` is the number of test images of task i; T tasks.
+``a[t][i]`` is the accuracy, in percent, on the test images of task i after training task t (i <= t,
+counted from 0), with the prediction taken over all classes seen so far; ``n[i]`` is the number of test
+images of task i; T tasks.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,24 +11,27 @@ Matrix = Sequence[Sequence[float]]
 Counts = Sequence[int]
 
 
-def pooled(a: Matrix, n: Counts, t: int) -> float:
-    """A_t = sum_i n_i a[t][i] / sum_i n_i over i <= t: share of correct answers over all test images seen so far."""
+def seen_accuracy(a: Matrix, n: Counts, t: int) -> float:
+    """A_t = sum_i n_i a[t][i] / sum_i n_i over i <= t: accuracy over all test images seen so far, percent."""
     seen = sum(n[: t + 1])
     return sum(c * x for c, x in zip(n, a[t], strict=False) if c) / seen if seen else float("nan")
 
 
 def final(a: Matrix, n: Counts) -> float:
-    """A_N = A_{T-1}: pooled accuracy after the last task (PILoRA, GLFC)."""
-    return pooled(a, n, len(a) - 1)
+    """A_N = A_{T-1}: ``seen_accuracy`` after the last task (PILoRA, GLFC)."""
+    return seen_accuracy(a, n, len(a) - 1)
 
 
 def average(a: Matrix, n: Counts) -> float:
-    """Avg = 1/T sum_t A_t: mean of the pooled accuracies after each task (PILoRA)."""
-    return sum(pooled(a, n, t) for t in range(len(a))) / len(a)
+    """Avg = 1/T sum_t A_t: mean of ``seen_accuracy`` after each task (PILoRA)."""
+    return sum(seen_accuracy(a, n, t) for t in range(len(a))) / len(a)
 
 
 def faa(a: Matrix, n: Counts) -> float:
-    """FAA = 1/T sum_i a[T-1][i]: mean of the tasks' accuracies after the last task (HGP; FCILPT and FPPL as their A_N)."""
+    """FAA = 1/T sum_i a[T-1][i]: mean of the tasks' accuracies after the last task.
+
+    Used by HGP, and by FCILPT and FPPL under the name A_N.
+    """
     return sum(a[-1]) / len(a)
 
 
@@ -37,24 +41,33 @@ def abar(a: Matrix, n: Counts) -> float:
 
 
 def forgetting(a: Matrix, n: Counts) -> float:
-    """F = 1/(T-1) sum_{i<T-1} (max_{i<=t<T-1} a[t][i] - a[T-1][i]) (Chaudhry et al.; PILoRA, FPPL). 0 when T = 1; may be negative."""
-    lost = drops(a)
-    return sum(lost) / len(lost) if lost else 0.0
+    """F = 1/(T-1) sum_{i<T-1} (max_{i<=t<T-1} a[t][i] - a[T-1][i]). 0 when T = 1; may be negative.
+
+    Source: Chaudhry et al.; used by PILoRA and FPPL.
+    """
+    terms = drops(a)
+    return sum(terms) / len(terms) if terms else 0.0
 
 
 def drops(a: Matrix) -> list[float]:
-    """For each task but the last, its best accuracy before the end minus its last: the terms of ``forgetting``."""
+    """Terms of ``forgetting``: each earlier task's best accuracy before the last task minus its final one."""
     last = len(a) - 1
     return [max(a[t][i] for t in range(i, last)) - a[last][i] for i in range(last)]
 
 
 def forgetting_first(a: Matrix, n: Counts) -> float:
-    """1/T sum_i (a[i][i] - a[T-1][i]): drop since the task was learned, the last task counted as 0 (fed-mammoth)."""
+    """1/T sum_i (a[i][i] - a[T-1][i]): drop since the task was learned (fed-mammoth).
+
+    The last task counts as a term of 0.
+    """
     return sum(a[i][i] - a[-1][i] for i in range(len(a))) / len(a)
 
 
 def forgetting_best(a: Matrix, n: Counts) -> float:
-    """1/T sum_i (max_{i<=t<=T-1} a[t][i] - a[T-1][i]): the final row may be the best one, so never negative (FPPL's script)."""
+    """1/T sum_i (max_{i<=t<=T-1} a[t][i] - a[T-1][i]): drop from the best accuracy (FPPL's script).
+
+    Never negative, since the final row takes part in the maximum.
+    """
     return sum(max(a[t][i] for t in range(i, len(a))) - a[-1][i] for i in range(len(a))) / len(a)
 
 

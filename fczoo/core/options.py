@@ -49,40 +49,42 @@ def build(cls: type, label: str, values: Mapping[str, Any]) -> Any:
 
 
 def quirks(cls: type) -> list[tuple[str, Any, str]]:
-    """Field, value and place of every deviation that an option of a dataclass can switch on."""
-    seen = [(f.name, f.metadata.get("quirk")) for f in dataclasses.fields(cls)]
-    return [
-        (name, value, place)
-        for name, at in seen
-        if at
-        for value, place in (at if isinstance(at, Mapping) else {True: at}).items()
-    ]
+    """(field, value, where it was seen) of every deviation that an option of a dataclass can switch on."""
+    found = []
+    for field in dataclasses.fields(cls):
+        quirk = field.metadata.get("quirk")
+        if not quirk:
+            continue
+        values = quirk if isinstance(quirk, Mapping) else {True: quirk}
+        found.extend((field.name, value, where) for value, where in values.items())
+    return found
 
 
 def check_options(instance: Any) -> None:
-    """Raise FczooError where a field of a dataclass instance has the wrong type or lies outside its limits."""
+    """Raise FczooError where a field of a dataclass instance has the wrong type or is outside its limits."""
     hints = typing.get_type_hints(type(instance))
-    for f in dataclasses.fields(instance):
-        label = f"{getattr(instance, 'name', '') or type(instance).__name__}.{f.name}"
-        value, given = _parse(getattr(instance, f.name), hints[f.name], label), getattr(instance, f.name)
+    owner = getattr(instance, "name", "") or type(instance).__name__
+    for field in dataclasses.fields(instance):
+        label, given = f"{owner}.{field.name}", getattr(instance, field.name)
+        value = _parse(given, hints[field.name], label)
         if value != given:  # a word or list that only build() reads
-            raise FczooError(f"{label} is {given!r}; it must be {describe_type(hints[f.name])}")
-        low, high = f.metadata.get("low"), f.metadata.get("high")
+            raise FczooError(f"{label} is {given!r}; it must be {describe_type(hints[field.name])}")
+        low, high = field.metadata.get("low"), field.metadata.get("high")
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float) and (
-                (low is not None and number < low) or (high is not None and number > high)
-            ):
+            if not isinstance(number, int | float):
+                continue
+            if (low is not None and number < low) or (high is not None and number > high):
                 raise FczooError(f"{label} is {number}; it must be {_limits(low, high)}")
             if isinstance(number, float) and abs(number) > LARGEST:
                 raise FczooError(f"{label} is {number}; it must be at most {LARGEST:g}")
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """'did you mean ...?' or the list of what is known."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+def nearest(word: str, names: list[str]) -> str:
+    """Advice after a misspelt word: "did you mean ...?", or the first 20 names where none is close."""
+    close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {', '.join(close)}?"
-    return f"known: {', '.join(sorted(known)[:20]) or 'none'}{', ...' if len(known) > 20 else ''}"
+    return f"known: {', '.join(sorted(names)[:20]) or 'none'}{', ...' if len(names) > 20 else ''}"
 
 
 def describe_type(hint: Any) -> str:

@@ -1,10 +1,12 @@
 """Names of methods, data sets, partitioners, aggregators, attacks and protocols.
 
-A file in the right folder registers itself, and so does an installed plug-in (entry point group ``fczoo.plugins``).
+A file in the right folder registers itself, and so does an installed plug-in (entry point group
+``fczoo.plugins``).
 """
 
 import dataclasses
 import importlib
+import itertools
 from collections.abc import Callable
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -33,10 +35,7 @@ class Registry(Generic[Entry]):
 
         def add(entry: Any) -> Any:
             other: Any = self._entries.get(name)
-            if other is not None and (other.__module__, other.__qualname__) != (
-                entry.__module__,
-                entry.__qualname__,
-            ):
+            if other is not None and _origin(other) != _origin(entry):
                 raise self._twice(name, other.__module__, entry.__module__)
             self._entries[name] = entry
             entry.name = name
@@ -55,21 +54,26 @@ class Registry(Generic[Entry]):
         return self._entries[name]
 
     def names(self, package: str | None = None) -> list[str]:
-        """All names; with ``package``, those defined there. Imports nothing but plug-ins whose source tells no names."""
-        return sorted(
-            name for name, module in self._modules().items() if not package or module.startswith(package)
-        )
+        """All names, or those that ``package`` defines, sorted.
+
+        Imports only the plug-ins whose names cannot be read from their source.
+        """
+        modules = self._modules()
+        return sorted(name for name in modules if not package or modules[name].startswith(package))
 
     def about(self, name: str) -> str:
-        """What an entry is, in one line, without importing it where its source says so."""
+        """One line about an entry, read from its source where possible, so without an import."""
         if name in self._found:
             return self._found[name].about
         entry = self.get(name)
         return getattr(entry, "about", "") or (entry.__doc__ or "").strip().split("\n")[0]
 
     def create(self, spec: str, **options: Any) -> Any:
-        """Instance of a registered dataclass from ``NAME``, ``NAME:VALUE`` (its first field) or
-        ``NAME:FIELD=VALUE,...``."""
+        """Instance of a registered dataclass from ``NAME``, ``NAME:VALUE`` or ``NAME:FIELD=VALUE,...``.
+
+        A bare ``VALUE`` belongs to the first field. Raises FczooError for an unknown name or field and for a
+        value that does not fit.
+        """
         name, _, rest = spec.partition(":")
         cls: Any = self.get(name)
         words, fields = {}, [f.name for f in dataclasses.fields(cls)]
@@ -80,17 +84,16 @@ class Registry(Generic[Entry]):
             elif i == 0 and fields:
                 words[fields[0]] = key
             else:
-                raise FczooError(
-                    f"cannot read {part!r} in {self.kind} {spec!r}; write NAME:VALUE or NAME:FIELD=VALUE,..."
-                )
+                advice = "write NAME:VALUE or NAME:FIELD=VALUE,..."
+                raise FczooError(f"cannot read {part!r} in {self.kind} {spec!r}; {advice}")
         return build(cls, name, {**words, **options})
 
     @cached_property
     def _found(self) -> dict[str, Found]:
-        """What the packages and the installed plug-ins register, read from their source."""
+        """The registrations of the packages and the installed plug-ins, read from their source."""
         found: dict[str, Found] = {}
         sources = [in_package(package, self.decorator) for package in self.packages]
-        for entry in (entry for source in [*sources, in_plugins(self.decorator)] for entry in source):
+        for entry in itertools.chain(*sources, in_plugins(self.decorator)):
             other = found.setdefault(entry.name, entry)
             if other.module != entry.module:
                 raise self._twice(entry.name, other.module, entry.module)
@@ -98,8 +101,8 @@ class Registry(Generic[Entry]):
 
     def _modules(self) -> dict[str, str]:
         """Name -> the module that defines it."""
-        seen = {found.module for found in self._found.values()}
-        if any(entry.module not in seen for entry in entry_points(group=PLUGINS)):
+        modules = {found.module for found in self._found.values()}
+        if any(entry.module not in modules for entry in entry_points(group=PLUGINS)):
             load_plugins()
         registered = {name: entry.__module__ for name, entry in self._entries.items()}
         return {name: found.module for name, found in self._found.items()} | registered
@@ -113,6 +116,10 @@ class Registry(Generic[Entry]):
         return FczooError(f"{self.kind} {name!r} is defined twice, in {first} and in {second}; rename one")
 
 
+def _origin(entry: Any) -> tuple[str, str]:
+    return entry.__module__, entry.__qualname__
+
+
 _loaded: set[str] = set()
 
 
@@ -124,9 +131,8 @@ def load_plugins() -> None:
             try:
                 entry.load()
             except Exception as error:
-                raise FczooError(
-                    f"plug-in {entry.name} ({entry.value}) cannot be imported: {error!r}; mend or uninstall it"
-                ) from error
+                plugin = f"plug-in {entry.name} ({entry.value})"
+                raise FczooError(f"{plugin} cannot be imported: {error!r}; mend or uninstall it") from error
 
 
 METHODS: Registry["type[Method]"] = Registry("method", "register_method", "fczoo.methods", "fczoo.baselines")
@@ -159,6 +165,9 @@ def make_aggregator(spec: str) -> "ServerAggregator":
 
 
 def create_method(name: str, dataset: str | None = None, **options: Any) -> "Method":
-    """Method by name; options beat the method's values for ``dataset``, which beat its defaults."""
+    """Method by name. ``options`` override the method's values for ``dataset``, which override its defaults.
+
+    Raises FczooError for an unknown name or option and for a value that does not fit.
+    """
     cls = METHODS.get(name)
     return build(cls, name, {**cls.tuned.get(dataset, {}), **options})

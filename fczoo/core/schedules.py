@@ -14,7 +14,7 @@ def cosine(round: int, rounds: int, progress: float) -> float:
 
 
 def cosine_late(round: int, rounds: int, progress: float) -> float:
-    """As ``cosine`` but one round late: the first two rounds both use the full rate (PILoRA's released code)."""
+    """``cosine`` one round late, so that the first two rounds use the full rate (PILoRA's released code)."""
     return cosine(max(round - 1, 0), rounds, progress)
 
 

@@ -1,4 +1,4 @@
-"""Random streams that depend on what they are for, never on when they are drawn."""
+"""Random generators seeded by a key, so that the order in which they are made does not matter."""
 
 import zlib
 

@@ -1,6 +1,7 @@
 """Downloads: resumed where they broke off, verified before they are unpacked, unpacked beside and then moved into place.
 
-Everything happens in a folder ``.fetch-NAME`` below the data root, which no data set reads; it goes when the fetch is done.
+Everything happens in a folder ``.fetch-NAME`` below the data root, which no data set reads; it goes when
+the fetch is done.
 """
 
 import errno
@@ -60,8 +61,9 @@ DISK = {
 def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str:
     """Download a data set below ``root`` and say where it is. ``mirror`` is another address that has the files by their names.
 
-    Raises FczooError where it may not be downloaded, and when a download breaks off, is not what it should be, or holds what
-    no archive should. What was downloaded is kept for the next call unless it is wrong.
+    Raises FczooError where it may not be downloaded, and when a download breaks off, is not what it
+    should be, or holds what no archive should. What was downloaded is kept for the next call unless it is
+    wrong.
     """
     dataset: Dataset = DATASETS.get(name)()
     root = (root or home() / "data").expanduser()
@@ -116,8 +118,8 @@ def file_name(url: str) -> str:
 def download(url: str, file: Path, archive: Archive) -> dict[str, Any]:
     """Get ``url`` as ``file``, going on from what is there of it; returns its size and checksums.
 
-    Raises FczooError for a connection that fails or ends early (what has arrived is kept) and for content with another size
-    or checksum than ``archive`` says (it is removed).
+    Raises FczooError for a connection that fails or ends early (what has arrived is kept) and for content
+    with another size or checksum than ``archive`` says (it is removed).
     """
     done = file.stat().st_size if file.exists() else 0
     if not file.exists() or archive.size is None or done < archive.size:

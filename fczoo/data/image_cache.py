@@ -1,7 +1,8 @@
 """Decoded images on disk: one file of uint8 squares a list of files, memory-mapped, made once.
 
-The pixels are written under another name and moved into place, and the index is written after that: a cache without its
-index does not exist. A lock that the system drops with its process keeps two runs from writing the same one.
+The pixels are written under another name and moved into place, and the index is written after that: a
+cache without its index does not exist. A lock that the system drops with its process keeps two runs from
+writing the same one.
 """
 
 import hashlib
@@ -37,8 +38,9 @@ def cached_pixels(
 ) -> np.ndarray:
     """The images as uint8 [N, size, size, 3], mapped from the cache below ``home()``, where they are put first if need be.
 
-    ``prepare(path, size)`` decodes one. A cache belongs to the files' names below ``root``, sizes and times of change, to
-    ``size`` and to ``preparation``. Raises FczooError when the disk is too small, and whatever ``prepare`` raises.
+    ``prepare(path, size)`` decodes one. A cache belongs to the files' names below ``root``, sizes and
+    times of change, to ``size`` and to ``preparation``. Raises FczooError when the disk is too small, and
+    whatever ``prepare`` raises.
     """
     source = _source(root, files)
     digest = hashlib.sha256(json.dumps([FORMAT, preparation, size, source]).encode()).hexdigest()

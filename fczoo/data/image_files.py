@@ -48,8 +48,9 @@ class UnreadableImage(FczooError):
 def prepare(path: Path, size: int) -> np.ndarray:
     """The image as uint8 [size, size, 3]: its largest centred square, resized. Raises UnreadableImage.
 
-    Grey, palette and CMYK become RGB; transparency is dropped, and orientation tags are ignored, as torchvision's loader
-    does. Cutting the square first keeps a long thin image from growing without bound.
+    Grey, palette and CMYK become RGB; transparency is dropped, and orientation tags are ignored, as
+    torchvision's loader does. Cutting the square first keeps a long thin image from growing without
+    bound.
     """
     try:
         with warnings.catch_warnings(), Image.open(path) as image:
@@ -137,8 +138,9 @@ def one_folder(
 ) -> ImageData:
     """A data set of ``CLASS/*`` split into training and test part.
 
-    The test part is what ``test.txt`` in the folder names (one path a line, below the folder); without that file a fifth of
-    every class, see ``held_out``. Raises FczooError for a list that names other files or leaves a class without training.
+    The test part is what ``test.txt`` in the folder names (one path a line, below the folder); without
+    that file a fifth of every class, see ``held_out``. Raises FczooError for a list that names other
+    files or leaves a class without training.
     """
     folders = class_folders(place)
     listed = place / "test.txt"
@@ -170,9 +172,9 @@ def one_folder(
 def held_out(folders: dict[str, list[str]], seed: int) -> set[str]:
     """A fifth of the images, the same everywhere: of 30,000 exactly 6,000, of every class a fifth but for rounding.
 
-    Each class gives the images whose sha256 of ``SEED:NAME`` comes first, so that neither the order of the files nor a
-    library's random numbers matter. The images missing to a fifth of the whole come from the classes with the largest
-    remainders; a class with at least two images gives at least one.
+    Each class gives the images whose sha256 of ``SEED:NAME`` comes first, so that neither the order of
+    the files nor a library's random numbers matter. The images missing to a fifth of the whole come from
+    the classes with the largest remainders; a class with at least two images gives at least one.
     """
     sizes = np.array([len(images) for images in folders.values()])
     counts = np.maximum(sizes // 5, np.minimum(sizes - 1, 1))

@@ -12,8 +12,9 @@ from fczoo.core.seeds import numpy_stream
 class Population:
     """``first`` clients at the start and ``joining`` new ones at every later task.
 
-    At a new task a part ``transition`` of the earlier clients, drawn anew (int(transition * n) of n), gets data of it,
-    as do those who join; the others get none. GLFC and FCILPT: 30 first, 10 joining, 0.9.
+    At a new task a part ``transition`` of the earlier clients, drawn anew (int(transition * n) of n),
+    gets data of it, as do those who join; the others get none. GLFC and FCILPT: 30 first, 10 joining,
+    0.9.
     """
 
     first: int

@@ -49,9 +49,10 @@ def make_stream(
 ) -> Stream:
     """Load a data set and cut its classes into tasks: see ``task_sizes``.
 
-    Classes come in their natural order, shuffled by ``class_order_seed``, or as ``class_order`` lists their original
-    labels. ``*_per_class`` keeps the first images of every class. Without ``pixels`` the images are labels only.
-    ``stored_size`` is the side in pixels at which images of files are kept; None: the data set's own.
+    Classes come in their natural order, shuffled by ``class_order_seed``, or as ``class_order`` lists
+    their original labels. ``*_per_class`` keeps the first images of every class. Without ``pixels`` the
+    images are labels only. ``stored_size`` is the side in pixels at which images of files are kept; None:
+    the data set's own.
     """
     data: ImageData = DATASETS.get(dataset)().load(root or home() / "data")
     count = len(data.classes)

@@ -20,7 +20,8 @@ SHOWN = 10  # unreadable files that are named
 def check(name: str, root: Path | None = None) -> tuple[str, list[str]]:
     """Count and read everything; returns a table and what is wrong, empty for a whole copy.
 
-    Raises FczooError for a copy that cannot be loaded at all: missing, of another layout, or with a wrong checksum.
+    Raises FczooError for a copy that cannot be loaded at all: missing, of another layout, or with a wrong
+    checksum.
     """
     dataset: Dataset = DATASETS.get(name)()
     root = (root or home() / "data").expanduser()

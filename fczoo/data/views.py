@@ -112,8 +112,9 @@ class ImageStore:
 def resampling(pixels: int, size: int, start: Tensor, extent: Tensor) -> Tensor:
     """Bicubic weights [B, size, pixels] that map one axis of an image to ``size`` points of a part of it.
 
-    ``start`` and ``extent`` [B] are fractions of the axis. Where the part shrinks, the kernel widens with it
-    (antialias); weights beyond the image are dropped. The same kernel as PIL's and torch's antialiased bicubic.
+    ``start`` and ``extent`` [B] are fractions of the axis. Where the part shrinks, the kernel widens with
+    it (antialias); weights beyond the image are dropped. The same kernel as PIL's and torch's antialiased
+    bicubic.
     """
     step = extent * pixels / size  # source pixels a point
     centre = start[:, None] * pixels + (torch.arange(size, device=start.device) + 0.5) * step[:, None]

@@ -17,8 +17,9 @@ def fisher_sums(
 ) -> Tree:
     """Sum over the real images of p_y (d log p_y / d theta)^2, the shape of ``params``; without ``weighted`` of the square alone.
 
-    ``log_likelihood(params, batch)`` is log p_y [1] of a batch of one image. Gradients are taken image by image, as many
-    at once as ``SCALARS`` allows, so that the sum over clients is the Fisher of their pooled images.
+    ``log_likelihood(params, batch)`` is log p_y [1] of a batch of one image. Gradients are taken image by
+    image, as many at once as ``SCALARS`` allows, so that the sum over clients is the Fisher of their
+    pooled images.
     """
 
     def single(tree: Tree, x: Tensor, y: Tensor, q: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Gaussians of class features: what clients send of them, how a server draws from them and trains a head on the draws.
 
-A server holds them side by side, one row a client and class: ``gauss.label``, ``gauss.client``, ``gauss.count`` [g],
-``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D].
+A server holds them side by side, one row a client and class: ``gauss.label``, ``gauss.client``,
+``gauss.count`` [g], ``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D].
 """
 
 import torch
@@ -36,8 +36,8 @@ def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) 
 def gaussians(sums: Tree, first_class: int, single: bool) -> Tree:
     """One row a class that the client holds: label, count n, mean [D], unbiased variance [D] or covariance [D, D].
 
-    A class with one image has no spread of its own: with ``single`` it gets the mean spread of the client's other
-    classes (0 if none), so that its only holder is not lost; else it is left out.
+    A class with one image has no spread of its own: with ``single`` it gets the mean spread of the
+    client's other classes (0 if none), so that its only holder is not lost; else it is left out.
     """
     held = sums["class.count"] > (0 if single else 1)
     count, mean = sums["class.count"][held], sums["class.sum"][held] / sums["class.count"][held, None]
@@ -74,8 +74,8 @@ def no_gaussians(dim: int, full: bool = False) -> Tree:
 def pooled(gauss: Tree) -> Tree:
     """One Gaussian a class, with the moments of all its clients' features put together (CCVR, eqs. 3 and 4).
 
-    n = sum n_k, mu = sum n_k mu_k / n, S = (sum (n_k - 1) S_k + sum n_k mu_k mu_k^T - n mu mu^T) / (n - 1); the outer
-    products are taken of the distances to mu, which is the same and keeps its digits.
+    n = sum n_k, mu = sum n_k mu_k / n, S = (sum (n_k - 1) S_k + sum n_k mu_k mu_k^T - n mu mu^T) / (n -
+    1); the outer products are taken of the distances to mu, which is the same and keeps its digits.
     """
     classes, place = gauss["gauss.label"].unique(return_inverse=True)
     count, mean = gauss["gauss.count"], gauss["gauss.mean"]

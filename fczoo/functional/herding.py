@@ -8,9 +8,9 @@ from torch import Tensor
 def herding(features: Tensor, number: int, repeats: bool = False) -> Tensor:
     """Positions of ``number`` images (all, if there are fewer), in order of choice, whose running mean stays nearest to the class mean.
 
-    ``features`` [n, D] of one class are brought to length 1 first. Any first part of the list is itself a choice by
-    herding, so a list is shortened from its end. With ``repeats`` an image may be chosen again, as GLFC's code lets it.
-    Rebuffi et al., iCaRL, CVPR 2017, algorithm 4.
+    ``features`` [n, D] of one class are brought to length 1 first. Any first part of the list is itself a
+    choice by herding, so a list is shortened from its end. With ``repeats`` an image may be chosen again,
+    as GLFC's code lets it. Rebuffi et al., iCaRL, CVPR 2017, algorithm 4.
     """
     features = F.normalize(features, dim=-1)
     mean, total = features.mean(0), torch.zeros_like(features[0])

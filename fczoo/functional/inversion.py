@@ -1,7 +1,7 @@
 """Gradients of single images through a small fixed network, and the images that can be read back out of them.
 
-GLFC (Dong et al., CVPR 2022) lets clients upload such gradients so that its server can tell a good old model. Who holds
-one holds, in effect, the image.
+GLFC (Dong et al., CVPR 2022) lets clients upload such gradients so that its server can tell a good old
+model. Who holds one holds, in effect, the image.
 """
 
 from collections import deque

@@ -17,11 +17,13 @@ log = logging.getLogger("fczoo")
 class Dirichlet:
     """Shares of each class over the clients are drawn from Dir(beta, ..., beta); disjoint and covering.
 
-    A draw that leaves a client below ``min_size`` images is repeated, ``max_tries`` times at most; then images move
-    from the largest client to those below, and a warning says so. ``min_size`` is capped at an equal share.
+    A draw that leaves a client below ``min_size`` images is repeated, ``max_tries`` times at most; then
+    images move from the largest client to those below, and a warning says so. ``min_size`` is capped at
+    an equal share.
 
-    As released by fed-mammoth (HGP): ``dirichlet:BETA,draw=sample``; by PILoRA: ``dirichlet:BETA,cap=on,min_size=10``;
-    by FPPL: ``dirichlet:BETA,scope=dataset,cap=on,min_size=10``, where a client may have nothing in a task.
+    As released by fed-mammoth (HGP): ``dirichlet:BETA,draw=sample``; by PILoRA:
+    ``dirichlet:BETA,cap=on,min_size=10``; by FPPL: ``dirichlet:BETA,scope=dataset,cap=on,min_size=10``,
+    where a client may have nothing in a task.
     """
 
     beta: float = option(0.5, "concentration: small is skewed, large is IID", low=1e-6)

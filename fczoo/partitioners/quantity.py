@@ -15,10 +15,12 @@ from fczoo.core.registry import register_partitioner
 class Quantity:
     """Every client owns ``alpha`` classes of each task; a class is shared equally among its owners.
 
-    Owners are drawn until every class has one, ``max_tries`` times at most; then a class without owner replaces, at
-    the client drawn, a class that others hold too. PILoRA's quantity-based imbalance, read as fed-mammoth does.
+    Owners are drawn until every class has one, ``max_tries`` times at most; then a class without owner
+    replaces, at the client drawn, a class that others hold too. PILoRA's quantity-based imbalance, read
+    as fed-mammoth does.
 
-    As released by FPPL: ``quantity:ALPHA,scope=dataset,anchored=on``, with alpha as a number instead of a part of the classes.
+    As released by FPPL: ``quantity:ALPHA,scope=dataset,anchored=on``, with alpha as a number instead of a
+    part of the classes.
     """
 
     alpha: int = option(2, "classes a client owns in a task", low=1)

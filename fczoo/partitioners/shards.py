@@ -15,8 +15,9 @@ from fczoo.core.registry import register_partitioner
 class Shards:
     """The task's images, sorted by label, are cut into shards; every client draws ``alpha`` of them for itself.
 
-    Clients overlap and most images are left to nobody. PILoRA's released code draws this way (its paper describes
-    ``quantity``), and draws anew in every round; here a client keeps its shards for the whole task.
+    Clients overlap and most images are left to nobody. PILoRA's released code draws this way (its paper
+    describes ``quantity``), and draws anew in every round; here a client keeps its shards for the whole
+    task.
     """
 
     disjoint: ClassVar[bool] = False

@@ -9,7 +9,7 @@ import numpy as np
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import read_lines
-from fczoo.core.metrics import drops, pooled
+from fczoo.core.metrics import drops, seen_accuracy
 from fczoo.reports.drawing import COLOURS, INK, STYLE, band, coloured, heat, ink_of_style, legend, pyplot
 from fczoo.reports.insights import insights
 from fczoo.reports.runs import ROUNDS, Experiment, Line
@@ -45,7 +45,7 @@ def accuracy_curves(experiment: Experiment) -> Any:
     tasks = np.arange(1, len(experiment.first.task_sizes) + 1)
     for line, colour, turn in coloured(experiment):
         curves = np.array(
-            [[pooled(r.accuracy, r.test_counts, t) for t in range(len(tasks))] for r in line.results]
+            [[seen_accuracy(r.accuracy, r.test_counts, t) for t in range(len(tasks))] for r in line.results]
         )
         band(axes, tasks, curves, line.label, colour, turn)
     axes.set(xlabel="tasks learned", ylabel="accuracy over all classes seen, %", xticks=tasks)

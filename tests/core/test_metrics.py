@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fczoo.core.metrics import METRICS, all_metrics, pooled
+from fczoo.core.metrics import METRICS, all_metrics, seen_accuracy
 
 # Three tasks with 10, 20 and 30 test images. Task 0 gets better before it gets worse; task 1 gets better at the end.
 A = [
@@ -39,13 +39,13 @@ def test_all_metrics_by_name() -> None:
     assert all_metrics(A, N) == pytest.approx(BY_HAND, abs=1e-12)
 
 
-def test_pooled_after_each_task_by_hand() -> None:
-    assert [pooled(A, N, t) for t in range(3)] == pytest.approx([60.0, 85.0, 62.0])
+def test_seen_accuracy_by_hand() -> None:
+    assert [seen_accuracy(A, N, t) for t in range(3)] == pytest.approx([60.0, 85.0, 62.0])
 
 
-def test_pooled_is_the_share_of_correct_answers() -> None:
+def test_seen_accuracy_is_the_share_of_correct_answers() -> None:
     # 3 of 4 and 1 of 6 correct: 4 of 10.
-    assert pooled([[0.0], [75.0, 100 / 6]], [4, 6], 1) == pytest.approx(40.0)
+    assert seen_accuracy([[0.0], [75.0, 100 / 6]], [4, 6], 1) == pytest.approx(40.0)
 
 
 def test_one_task() -> None:
@@ -94,7 +94,7 @@ def test_ranges(a: list[list[float]], n: list[int]) -> None:
         assert -100 - EPS <= found[name] <= 100 + EPS
     assert -EPS <= found["forgetting_best"] <= 100 + EPS
     assert min(a[-1]) - EPS <= found["A_N"] <= max(a[-1]) + EPS
-    assert pooled(a, n[: len(a)], 0) == pytest.approx(a[0][0])
+    assert seen_accuracy(a, n[: len(a)], 0) == pytest.approx(a[0][0])
 
 
 @some
@@ -141,8 +141,8 @@ def test_accuracies_that_only_rise_forget_nothing(a: list[list[float]], n: list[
 def test_future_rows_do_not_change_the_past(a: list[list[float]], n: list[int], last: float) -> None:
     more = [*a, [last] * (len(a) + 1)]
     sizes = [*n[: len(a)], 7]
-    assert [pooled(more, sizes, t) for t in range(len(a))] == [
-        pooled(a, n[: len(a)], t) for t in range(len(a))
+    assert [seen_accuracy(more, sizes, t) for t in range(len(a))] == [
+        seen_accuracy(a, n[: len(a)], t) for t in range(len(a))
     ]
 
 
