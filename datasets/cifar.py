@@ -39,7 +39,14 @@ class CIFAR10(PickledCIFAR):
     layout = "cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}"
     licence = "none stated by its authors; for research, cite the technical report"
     official = Official(50_000, 10_000, 5_000, 1_000)
-    archives = (Archive(datasets.CIFAR10.url, datasets.CIFAR10.tgz_md5, 170_498_071),)
+    archives = (
+        Archive(
+            datasets.CIFAR10.url,
+            datasets.CIFAR10.tgz_md5,
+            170_498_071,
+            sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        ),
+    )
     about = "CIFAR-10, 10 classes, 5,000 training and 1,000 test images each, 32x32"
     defaults = Defaults(tasks=5)
 
@@ -55,6 +62,13 @@ class CIFAR100(PickledCIFAR):
     layout = "cifar-100-python/{train,test,meta}"
     licence = "none stated by its authors; for research, cite the technical report"
     official = Official(50_000, 10_000, 500, 100)
-    archives = (Archive(datasets.CIFAR100.url, datasets.CIFAR100.tgz_md5, 169_001_437),)
+    archives = (
+        Archive(
+            datasets.CIFAR100.url,
+            datasets.CIFAR100.tgz_md5,
+            169_001_437,
+            sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        ),
+    )
     about = "CIFAR-100, 100 classes, 500 training and 100 test images each, 32x32"
     defaults = Defaults()

@@ -27,6 +27,7 @@ class CUB200(Dataset):
             "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
             "97eceeb196236b17998738112f37df78",
             1_150_585_339,
+            sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
         ),
     )
     about = "CUB-200-2011, 200 birds, 5,994 training and 5,794 test images, kept at 256x256"

@@ -9,6 +9,14 @@ from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Images, Official
 
+SIZES = (26_421_880, 29_515, 4_422_102, 5_148)  # bytes, in the order of torchvision's list
+SHA256 = (
+    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+)
+
 
 @register_dataset("fashionmnist")
 class FashionMNIST(Dataset):
@@ -21,8 +29,8 @@ class FashionMNIST(Dataset):
     licence = "MIT"
     official = Official(60_000, 10_000, 6_000, 1_000)
     archives = tuple(
-        Archive(Reader.mirrors[0] + name, md5, size, "FashionMNIST/raw")
-        for (name, md5), size in zip(Reader.resources, (26_421_880, 29_515, 4_422_102, 5_148), strict=True)
+        Archive(Reader.mirrors[0] + name, md5, size, "FashionMNIST/raw", sha256)
+        for (name, md5), size, sha256 in zip(Reader.resources, SIZES, SHA256, strict=True)
     )
     about = "Fashion-MNIST, 10 classes, 6,000 training and 1,000 test images each, 28x28 grey"
     defaults = Defaults(

@@ -31,6 +31,7 @@ class TinyImageNet(Dataset):
             "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
             "90528d7ca1a48142e341f4ef8d21d0de",
             248_100_043,
+            sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
         ),
     )
     about = "Tiny-ImageNet, 200 classes, 500 training and 50 test images each, 64x64"

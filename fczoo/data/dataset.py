@@ -49,6 +49,7 @@ class Archive(NamedTuple):
     md5: str = ""  # as published; empty where nobody publishes one
     size: int | None = None  # bytes, where known for certain
     into: str = ""  # folder below the data root in which it is unpacked
+    sha256: str = ""  # of the file with that MD5, where known
 
 
 class Official(NamedTuple):

@@ -1,5 +1,7 @@
 """Downloads from a local server that behaves badly in every way that servers and archives do."""
 
+import errno
+import gzip
 import hashlib
 import io
 import os
@@ -21,7 +23,8 @@ from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Archive, Dataset, ImageData, Images
-from fczoo.data.fetch import download, fetch, unpack
+from fczoo.data.fetch import download, fetch
+from fczoo.data.unpack import unpack
 
 CONTENT = np.random.default_rng(0).bytes(50_000)
 
@@ -128,9 +131,10 @@ def test_a_server_that_cannot_resume_sends_it_again(get, server: Server, tmp_pat
     ("served", "says"),
     [
         (CONTENT[:-1] + b"!", r"not the published file \(MD5 [0-9a-f]{32}, expected"),
-        (CONTENT + b"!", "50001 bytes long, expected 50000"),
+        (CONTENT + b"!", "longer than the expected 50000 bytes"),
         (CONTENT[:-1], "49999 bytes long, expected 50000"),
     ],
+    ids=["changed", "longer", "shorter"],
 )
 def test_other_content_is_refused_and_removed(
     get, server: Server, served: bytes, says: str, tmp_path: Path
@@ -139,6 +143,35 @@ def test_other_content_is_refused_and_removed(
     with pytest.raises(FczooError, match=says):
         get(published(CONTENT))
     assert not (tmp_path / "toy").exists()
+
+
+def test_no_more_than_the_known_size_is_read(get, server: Server, tmp_path: Path, monkeypatch) -> None:
+    """The server would send 4 MiB; one byte too much is enough to know."""
+    server.files["toy"], kept = CONTENT + bytes(4 << 20), []
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: kept.append(self.stat().st_size))
+    with pytest.raises(FczooError, match="longer than the expected 50000 bytes"):
+        get(published(CONTENT))
+    assert kept == [50_001]
+
+
+def test_the_sha256_is_verified_beside_the_md5(get) -> None:
+    good = hashlib.sha256(CONTENT).hexdigest()
+    assert get(published(CONTENT)._replace(sha256=good)) == CONTENT
+    with pytest.raises(FczooError, match=r"not the published file \(SHA256 [0-9a-f]{64}, expected 0000"):
+        get(published(CONTENT)._replace(sha256="0" * 64))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+@pytest.mark.parametrize("end", ["source", "target"])
+def test_a_named_pipe_is_refused_instead_of_waited_for(end: str, get, tmp_path: Path) -> None:
+    if end == "source":
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(FczooError, match="pipe is no ordinary file"):
+            download((tmp_path / "pipe").as_uri(), tmp_path / "toy", published(CONTENT))
+    else:
+        os.mkfifo(tmp_path / "toy")
+        with pytest.raises(FczooError, match="toy is no ordinary file"):
+            get(published(CONTENT))
 
 
 def test_a_spoilt_part_is_found_out(get, tmp_path: Path) -> None:
@@ -207,6 +240,7 @@ EVIL = {
     "zip absolute": zipped("/evil"),
     "zip link": zipped("toy/link", 0o120777),
     "zip backslash": zipped("..\\..\\evil"),
+    "zip nameless": zipped(""),
 }
 
 
@@ -232,7 +266,9 @@ def test_archives_that_reach_out_are_refused_whole(
     root = tmp_path / "deep" / "root"
     toy.archives = (published(EVIL[kind]),)
     server.files["toy.tar.gz"] = EVIL[kind]
-    with pytest.raises(FczooError, match=r"neither a file nor a folder|leads out of the folder"):
+    with pytest.raises(
+        FczooError, match=r"neither a file nor a folder|leads out of the folder|member without a name"
+    ):
         fetch("toy", root, server.url)
     assert [p.name for p in tmp_path.rglob("*") if p.name not in ("deep", "root")] == [".fetch-toy.lock"]
 
@@ -257,6 +293,73 @@ def test_a_broken_gz_file(tmp_path: Path) -> None:
     file.write_bytes(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03abc")
     with pytest.raises(FczooError, match=r"cannot unpack numbers\.gz"):
         unpack(file, tmp_path / "out")
+
+
+def bomb(kind: str) -> bytes:
+    """Archives of 4 MiB of one letter, or of many empty files, in a few kilobytes."""
+    out, letters = io.BytesIO(), b"x" * (4 << 20)
+    if kind == "gz":
+        return gzip.compress(letters)
+    if kind == "zip":
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("toy/letters", letters)
+        return out.getvalue()
+    if kind == "tar":
+        return tarred(entry("toy/letters"), content=letters)
+    return tarred(*(entry(f"toy/{i}") for i in range(4000)), content=b"")
+
+
+@pytest.mark.parametrize("kind", ["gz", "zip", "tar", "many empty files"])
+def test_an_archive_that_unpacks_to_too_much_is_refused(
+    kind: str, toy: type[Dataset], server: Server, tmp_path: Path
+) -> None:
+    content, name = bomb(kind), "toy.gz" if kind == "gz" else "toy.bin"
+    server.files[name] = content
+    toy.archives = (Archive(f"http://original.invalid/{name}"),)
+    with pytest.raises(FczooError, match=r"bytes, unpacks to more than \d+; nothing of it was kept"):
+        fetch("toy", tmp_path, server.url)
+    assert [p.name for p in tmp_path.iterdir()] == [".fetch-toy.lock"]
+    toy.archives = (published(content, name),)  # with a checksum its publisher vouches for it
+    if kind == "gz":
+        toy.archives = (toy.archives[0]._replace(into="toy"),)
+    fetch("toy", tmp_path, server.url)
+    assert any((tmp_path / "toy").iterdir())
+
+
+def test_a_full_disk_leaves_the_download_alone(
+    toy: type[Dataset], server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = tarred(entry("toy/good"), entry("toy/better"))
+    toy.archives, server.files["toy.tar.gz"] = (published(content),), content
+    extract = tarfile.TarFile.extract
+
+    def fill(self: tarfile.TarFile, member: tarfile.TarInfo, *rest: object, **options: object) -> None:
+        if member.name == "toy/better":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        extract(self, member, *rest, **options)
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", fill)
+    with pytest.raises(
+        FczooError, match="No space left on device; mend that and run it again, the download is kept"
+    ):
+        fetch("toy", tmp_path, server.url)
+    assert [p.name for p in (tmp_path / ".fetch-toy").iterdir()] == ["toy.tar.gz"]
+    monkeypatch.undo()
+    DATASETS._entries["toy"] = toy
+    fetch("toy", tmp_path, server.url)
+    assert sorted(p.name for p in (tmp_path / "toy").iterdir()) == ["better", "fetched.json", "good"]
+
+
+def test_without_the_data_filter_nothing_leads_out_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11.0 to 3.11.3."""
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    for kind, content in EVIL.items():
+        (tmp_path / "toy.bin").write_bytes(content)
+        with pytest.raises(FczooError, match="nothing of it was kept"):
+            unpack(tmp_path / "toy.bin", tmp_path / "deep" / "out")
+        assert not list(tmp_path.rglob("evil*")), kind
 
 
 # ---------------------------------------------------------------- the command
@@ -305,9 +408,13 @@ def test_a_killed_fetch_leaves_no_data_and_is_resumed(
     toy.archives = (published(content),)
     server.files["toy.tar.gz"], server.cut, server.hold = content, 30_000, True
     script = (
-        "from fczoo.data.dataset import Archive, Dataset; from fczoo.data.fetch import fetch; from fczoo.core.registry import DATASETS; from pathlib import Path\n"
-        f"Toy = type('Toy', (Dataset,), dict(folder='toy', name='toy', archives=({tuple(toy.archives[0])!r},), load=None))\n"
-        "Toy.archives = tuple(Archive(*a) for a in Toy.archives); DATASETS._entries['toy'] = Toy\n"
+        "from pathlib import Path\n"
+        "from fczoo.core.registry import DATASETS\n"
+        "from fczoo.data.dataset import Archive, Dataset\n"
+        "from fczoo.data.fetch import fetch\n"
+        f"archive = Archive(*{tuple(toy.archives[0])!r})\n"
+        "toy = dict(folder='toy', name='toy', archives=(archive,), load=None)\n"
+        "DATASETS._entries['toy'] = type('Toy', (Dataset,), toy)\n"
         f"fetch('toy', Path({str(tmp_path)!r}), {server.url!r})"
     )
     part = tmp_path / ".fetch-toy" / "toy.tar.gz"
