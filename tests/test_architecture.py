@@ -1,6 +1,7 @@
 """The house itself: import floors, packages, lazy names and lengths, as CONTRIBUTING.md promises them."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -123,3 +124,15 @@ def test_no_file_is_too_long():
         if len(file.read_text().splitlines()) > LONGEST
     }
     assert not long - LONG
+
+
+def test_documents_name_files_that_exist():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    named = {
+        path
+        for page in pages
+        for path in re.findall(r"\b((?:\w+/)+(?:\w+\.\w+)?)[`)| ]", page.read_text())
+        if path.split("/")[0] in {*FOLDERS.values(), "tests", "docs", "benchmarks", "results"}
+    }
+    assert {"fczoo/core/", "fczoo/core/method.py", "docs/metrics.md"} <= named
+    assert not [path for path in sorted(named) if not (ROOT / path).exists()]
