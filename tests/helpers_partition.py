@@ -36,7 +36,8 @@ def toy_stream(
     per_class: int = 12,
     train_index: np.ndarray | None = None,
 ):
-    """4 classes in tasks of equal size; labels in order of arrival. ``train_index`` are odd positions, so that they differ from places."""
+    """4 classes in tasks of equal size; labels in order of arrival. ``train_index`` are odd positions, so
+    that they differ from places."""
     labels = np.tile(np.arange(4), per_class)
     pixels = np.zeros((len(labels), 1, 1, 3), np.uint8)
     index = 2 * np.arange(len(labels)) + 1 if train_index is None else train_index

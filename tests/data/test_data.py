@@ -10,10 +10,9 @@ from sklearn.datasets import load_digits
 
 from fczoo import FczooError, Settings
 from fczoo.core.files import home
-from fczoo.core.registry import DATASETS, PARTITIONERS
+from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import ImageData, Images
 from fczoo.data.stream import make_stream
-from fczoo.data.views import get_augment
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,8 @@ def test_digits_are_split_by_class(digits: ImageData) -> None:
 
 
 def test_digits_are_the_images_of_scikit_learn(digits: ImageData) -> None:
-    """Each upscaled image, averaged over blocks of 4 x 4 pixels, is close to one original of its class, each used once."""
+    """Each upscaled image, averaged over blocks of 4 x 4 pixels, is close to one original of its class,
+    each used once."""
     source = load_digits()
     pixels = np.concatenate([digits.train.pixels, digits.test.pixels])[..., 0] / 255 * 16
     labels = np.concatenate([digits.train.labels, digits.test.labels])
@@ -191,19 +191,12 @@ def test_home_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert "fczoo" in home().parts
 
 
-@pytest.mark.parametrize("name", DATASETS.names("fczoo.datasets"))
-def test_defaults_of_every_data_set_can_be_used(name: str) -> None:
-    settings = Settings.for_dataset(name)
-    assert PARTITIONERS.create(settings.partition) and get_augment(settings.augment)
-    assert 1 <= settings.tasks <= (DATASETS.get(name).classes or settings.tasks)
-    assert DATASETS.get(name).about
-
-
 # ---------------------------------------------------------------- CIFAR-100
 
 
 def cifar_tree(root: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Files in the published layout with 6 + 4 random images; rows are 1024 red, then green, then blue values."""
+    """Files in the published layout with 6 + 4 random images; rows are 1024 red, then green, then blue
+    values."""
     folder = root / "cifar-100-python"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)

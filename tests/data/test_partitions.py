@@ -1,7 +1,5 @@
 """Partitions of a stream: each task split by itself, requests that cannot be met, many clients."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -61,7 +59,7 @@ def test_as_many_clients_as_images() -> None:
     assert partition.counts().tolist() == [[1, 1, 1, 1], [1, 1, 1, 1]]
 
 
-def test_five_hundred_clients_and_two_classes_end_soon(caplog) -> None:
+def test_five_hundred_clients_and_two_classes(caplog) -> None:
     labels = np.repeat(np.arange(2), 1000)
     stream = Stream("toy", Images(np.zeros((2000, 1, 1, 3), np.uint8), labels), Images(np.zeros((2, 1, 1, 3), np.uint8), np.arange(2)),
                     np.arange(2000), (0, 1), ("a", "b"), (Task(0, 0, 2, 2, 1),))  # fmt: skip
@@ -70,10 +68,8 @@ def test_five_hundred_clients_and_two_classes_end_soon(caplog) -> None:
         "dirichlet:0.01,draw=sample",
         "dirichlet:0.01,scope=dataset,cap=on,min_size=10",
     ):
-        started = time.perf_counter()
         counts = make_partition(stream, spec, 500).counts()
         assert counts.sum() == 2000 and counts.min() == 4
-        assert time.perf_counter() - started < 20
     assert "was repaired" in caplog.text
     for spec, complaint in (
         ("quantity:3", "more classes than the 2"),

@@ -1,0 +1,30 @@
+"""Checks that any data set, partitioner, attack, ... of fczoo keeps to, for authors of plug-ins, and a toy
+world.
+
+As scikit-learn's ``check_estimator``: each check raises AssertionError with one sentence that says what is
+wrong and what to do, and needs no pytest::
+
+    from fczoo.testing import check_partitioner
+
+    def test_mine() -> None:
+        check_partitioner("mine:0.5")
+
+fczoo's own tests run the same checks on everything that it registers. Where hypothesis is installed it
+chooses the random cases.
+"""
+
+from fczoo.testing.attacks import check_attack
+from fczoo.testing.datasets import check_dataset
+from fczoo.testing.partitioners import check_partitioner
+from fczoo.testing.world import small_method, toy_backbone, toy_bench, toy_partition, toy_stream
+
+__all__ = [
+    "check_attack",
+    "check_dataset",
+    "check_partitioner",
+    "small_method",
+    "toy_backbone",
+    "toy_bench",
+    "toy_partition",
+    "toy_stream",
+]

@@ -1,0 +1,170 @@
+"""Small imitations of every data set of image files, in its published layout."""
+
+import io
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from scipy.io import savemat
+
+IDS = [f"n{7 * i:08d}" for i in range(200)]
+CARS = [f"Maker Model {i}" for i in range(196)]
+
+
+def picture(number: int, kind: str = "JPEG") -> bytes:
+    """A plain 12x10 image whose colour tells its class, also after JPEG."""
+    out = io.BytesIO()
+    Image.new("RGB", (12, 10), (50 * (number % 5), 50 * (number // 5 % 5), 30 * (number // 25))).save(
+        out, kind
+    )
+    return out.getvalue()
+
+
+def number_of(pixels: np.ndarray) -> np.ndarray:
+    """The class that ``picture`` was told, for each image."""
+    red, green, blue = (np.rint(pixels.mean((1, 2)) / np.array([50, 50, 30])).astype(int)).T
+    return red + 5 * green + 25 * blue
+
+
+def write(folder: Path, number: int, names: list[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(picture(number))
+
+
+def tinyimagenet(root: Path) -> None:
+    place, notes = root / "tiny-imagenet-200", []
+    for i, wnid in enumerate(IDS):
+        write(place / "train" / wnid / "images", i, [f"{wnid}_{j}.JPEG" for j in range(2)])
+        (place / "train" / wnid / f"{wnid}_boxes.txt").write_text("")
+        write(place / "val" / "images", i, [f"val_{i}.JPEG"])
+        notes.append(f"val_{i}.JPEG\t{wnid}\t0\t32\t44\t62\n")
+    (place / "val" / "val_annotations.txt").write_text("".join(reversed(notes)))
+    write(place / "test" / "images", 0, ["test_0.JPEG"])
+    (place / "words.txt").write_text(
+        "".join(f"{wnid}\tthing {i // 2}, other word\n" for i, wnid in enumerate(IDS))
+    )
+
+
+def miniimagenet(root: Path) -> None:
+    for i, wnid in enumerate(IDS[:100]):
+        write(root / "mini-imagenet" / "train" / wnid, i, [f"{wnid}{j:08d}.jpg" for j in range(2)])
+        write(root / "mini-imagenet" / "val" / wnid, i, [f"{wnid}00001299.jpg"])
+
+
+def renditions(root: Path, name: str) -> None:
+    for i, wnid in enumerate(IDS):
+        write(root / name / wnid, i, [f"art_{j}.jpg" for j in range(3 + i % 4)])
+        (root / name / wnid / "._art_0.jpg").write_bytes(b"macOS")
+    (root / name / "README.txt").write_text(
+        "About.\n\n" + "".join(f"{wnid} big_thing_{i}\n" for i, wnid in enumerate(IDS))
+    )
+
+
+def imagenet_r(root: Path) -> None:
+    renditions(root, "imagenet-r")
+
+
+def imagenet_a(root: Path) -> None:
+    renditions(root, "imagenet-a")
+
+
+def cub200(root: Path) -> None:
+    place, images, labels, split, k = root / "CUB_200_2011", [], [], [], 0
+    for i in range(200):
+        folder = f"{i + 1:03d}.Some_Bird_{i}"
+        write(place / "images" / folder, i, [f"Bird_{j}.jpg" for j in range(3)])
+        for j in range(3):
+            k += 1
+            images.append(f"{k} {folder}/Bird_{j}.jpg\n")
+            labels.append(f"{k} {i + 1}\n")
+            split.append(f"{k} {int(j != 1)}\n")
+    for name, lines in (
+        ("images.txt", images),
+        ("image_class_labels.txt", labels),
+        ("train_test_split.txt", split),
+    ):
+        (place / name).write_text("".join(lines))
+    (place / "classes.txt").write_text("".join(f"{i + 1} {i + 1:03d}.Some_Bird_{i}\n" for i in range(200)))
+    (root / "attributes.txt").write_text("beside the folder, as in the archive\n")
+
+
+def cars196(root: Path) -> None:
+    place = root / "stanford_cars"
+    (place / "devkit").mkdir(parents=True)
+    for part, notes, each in (
+        ("cars_train", "devkit/cars_train_annos.mat", 2),
+        ("cars_test", "cars_test_annos_withlabels.mat", 1),
+    ):
+        rows = []
+        for i in range(196):
+            for j in range(each):
+                rows.append((i + 1, f"{each * i + j + 1:05d}.jpg"))
+                write(place / part, i, [rows[-1][1]])
+        savemat(place / notes, {"annotations": np.array(rows, [("class", np.uint8), ("fname", object)])})
+    savemat(place / "devkit" / "cars_meta.mat", {"class_names": np.array(CARS, object)})
+
+
+def eurosat(root: Path) -> None:
+    for i in range(10):
+        write(root / "eurosat" / "2750" / f"Land{i}", i, [f"Land{i}_{j}.jpg" for j in range(6)])
+
+
+def imagenet_subset(root: Path) -> None:
+    for i in range(1000):
+        for part in ("train", "val"):
+            write(root / "imagenet" / part / f"n{i:08d}", i % 200, ["a.JPEG"])
+    (root / "imagenet" / "LOC_synset_mapping.txt").write_text(
+        "".join(f"n{i:08d} word {i}, more\n" for i in range(1000))
+    )
+
+
+def cifar10(root: Path) -> None:
+    place = root / "cifar-10-batches-py"
+    place.mkdir(parents=True)
+    for number, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        rows = np.repeat(np.arange(20, dtype=np.uint8)[:, None] + 20 * number, 3072, 1)
+        (place / name).write_bytes(pickle.dumps({"data": rows, "labels": [i % 10 for i in range(20)]}))
+    (place / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"kind {i}" for i in range(10)]}))
+
+
+def cifar100(root: Path) -> None:
+    place = root / "cifar-100-python"
+    place.mkdir(parents=True)
+    for number, name in enumerate(["train", "test"]):
+        rows = np.repeat(np.arange(100, dtype=np.uint8)[:, None] + 100 * number, 3072, 1)
+        (place / name).write_bytes(
+            pickle.dumps({"data": rows, "fine_labels": list(range(100)), "coarse_labels": [0] * 100})
+        )
+    (place / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"kind {i}" for i in range(100)]}))
+
+
+def fashionmnist(root: Path) -> None:
+    place = root / "FashionMNIST" / "raw"
+    place.mkdir(parents=True)
+    for name, count in (("train", 20), ("t10k", 10)):
+        pixels = np.repeat(np.arange(count, dtype=np.uint8), 784)
+        (place / f"{name}-images-idx3-ubyte").write_bytes(
+            struct.pack(">4i", 2051, count, 28, 28) + pixels.tobytes()
+        )
+        (place / f"{name}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">2i", 2049, count) + bytes(i % 10 for i in range(count))
+        )
+
+
+SETS: dict[
+    str, tuple[Callable[[Path], None], int, int, str]
+] = {  # builder, training and test images, name of class 3
+    "tinyimagenet": (tinyimagenet, 400, 200, f"thing 1 ({IDS[3]})"),
+    "miniimagenet": (miniimagenet, 200, 100, IDS[3]),
+    "imagenet_r": (imagenet_r, 700, 200, "big thing 3"),
+    "imagenet_a": (imagenet_a, 700, 200, "big thing 3"),
+    "cub200": (cub200, 400, 200, "Some Bird 3"),
+    "cars196": (cars196, 392, 196, "Maker Model 3"),
+    "eurosat": (eurosat, 48, 12, "Land3"),
+    "imagenet_subset": (imagenet_subset, 200, 200, ""),
+}
+ARRAYS = {"cifar10": cifar10, "cifar100": cifar100, "fashionmnist": fashionmnist}

@@ -1,0 +1,100 @@
+"""Run folders written by hand."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fczoo import Result, Settings
+from fczoo.core.files import write_json
+from fczoo.core.metrics import all_metrics
+from fczoo.data.partition import Partition
+
+COUNTS = [10, 10]
+PARTITION = Partition(
+    "digits",
+    "iid",
+    0,
+    tuple(range(10)),
+    tuple((np.arange(t * 4, t * 4 + 2), np.arange(t * 4 + 2, t * 4 + 4)) for t in range(2)),
+)
+
+
+def write_run(
+    folder: Path,
+    methods: dict[str, dict[int, float]],
+    options: dict | None = None,
+    backbone: str = "vit_nano_32",
+    **settings: Any,
+) -> Path:
+    """A run folder: ``methods`` gives each one's accuracy on the first task at the end, by seed."""
+    values = (
+        Settings.for_dataset("digits").portable() | {"tasks": 2, "clients": 2, "partition": "iid"} | settings
+    )
+    about_backbone = {"name": backbone, "sha256": "b" * 64}
+    split = {"spec": values["partition"], "sha256": PARTITION.sha256}
+    seeds = sorted({s for runs in methods.values() for s in runs})
+    folder.mkdir(parents=True)
+    PARTITION.save(folder / "partition.json")
+    about = {
+        "methods": {m: options or {} for m in methods},
+        "seeds": seeds,
+        "settings": values,
+        "backbone": about_backbone,
+        "partition": split,
+    }
+    about |= {
+        "device": "cpu",
+        "versions": {"torch": "2"},
+        "command": ["fczoo", "bench", "--methods", ",".join(methods)],
+    }
+    write_json(folder / "bench.json", about)
+    for method, runs in methods.items():
+        for seed, last in runs.items():
+            matrix = [[90.0], [last, 80.0]]
+            result = Result(
+                method,
+                options or {},
+                values,
+                seed,
+                about_backbone,
+                split,
+                list(range(10)),
+                [5, 5],
+                COUNTS,
+                12,
+                accuracy=matrix,
+            )
+            result.metrics = all_metrics(matrix, COUNTS)
+            result.bytes_up, result.bytes_down, result.client_rounds, result.seconds = (
+                4_000_000,
+                2_000_000,
+                2,
+                1.5,
+            )
+            result.uploaded = {"parameters": 3_000_000, "counts": 1_000_000}
+            result.phases, result.client_storage, result.peak_memory = (
+                {"training": 1.0, "evaluation": 0.5},
+                3_000_000,
+                {"process": 5_000_000},
+            )
+            place = folder / method / f"seed{seed}"
+            place.mkdir(parents=True)
+            write_json(place / "result.json", {"finished": True, **asdict(result)})
+            rounds = [
+                {
+                    "task": t,
+                    "round": 0,
+                    "clients": [0, 1],
+                    "loss": 1.0 - t / 2,
+                    "bytes_up": 2_000_000,
+                    "bytes_down": 0,
+                }
+                for t in range(2)
+            ]
+            (place / "rounds.jsonl").write_text(
+                "".join(json.dumps({**r, "seconds": 0.5}) + "\n" for r in rounds)
+            )
+    return folder
