@@ -1,46 +1,48 @@
-"""Decoded images on disk: one file of uint8 squares a list of files, memory-mapped, made once.
+"""Decoded images on disk: for every list of files one file of uint8 squares, memory-mapped, made once.
 
-The pixels are written under another name and moved into place, and the index is written after that: a
-cache without its index does not exist. A lock that the system drops with its process keeps two runs from
-writing the same one.
+The pixels are written under another name and moved into place, and the index is written after that: a cache
+without its index does not exist. A lock that the system drops with its process keeps two runs from writing
+the same one. The index holds a checksum of every block of images, by which changed pixels are found.
 """
 
 import hashlib
 import json
+import math
 import os
+import random
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import home
+from fczoo.core.files import home, write_json
 
 FORMAT = "fczoo-images-1"
-WINDOW = (
-    1024  # images that are decoded before the next are begun, so that fast cores cannot outrun a slow disk
-)
+WINDOW = 1024  # images decoded before the next are begun, so that fast cores cannot outrun a slow disk
+BLOCK = 1 << 24  # bytes of pixels, about, that share a checksum
+VERIFIED = 1 << 28  # bytes of pixels, about, that are verified when a cache is opened
+
+Prepare = Callable[[Path, int], np.ndarray]
 
 
 def cached_pixels(
-    dataset: str,
-    root: Path,
-    files: Sequence[Path],
-    size: int,
-    preparation: str,
-    prepare: Callable[[Path, int], np.ndarray],
+    dataset: str, root: Path, files: Sequence[Path], size: int, preparation: str, prepare: Prepare
 ) -> np.ndarray:
-    """The images as uint8 [N, size, size, 3], mapped from the cache below ``home()``, where they are put first if need be.
+    """The images as uint8 [N, size, size, 3], mapped from the cache below ``home()``; made where missing.
 
-    ``prepare(path, size)`` decodes one. A cache belongs to the files' names below ``root``, sizes and
-    times of change, to ``size`` and to ``preparation``. Raises FczooError when the disk is too small, and
-    whatever ``prepare`` raises.
+    ``prepare(path, size)`` decodes one image. A cache belongs to the files' names below ``root``, their sizes
+    and times of change, to ``size`` and to ``preparation``. Up to ``VERIFIED`` bytes are compared with their
+    checksums: all of a small cache, blocks drawn anew each time of a large one.
+
+    Raises FczooError when the disk is too small or pixels have changed, and whatever ``prepare`` raises.
     """
     source = _source(root, files)
     digest = hashlib.sha256(json.dumps([FORMAT, preparation, size, source]).encode()).hexdigest()
@@ -55,56 +57,84 @@ def cached_pixels(
         "preparation": preparation,
         "sha256 of the list": digest,
     }
-    if not _whole(stem, about):
+    checksums = _read_checksums(stem, about)
+    if checksums is None:
         with FileLock(f"{stem}.lock"):
-            if not _whole(stem, about):  # another run may have made it while this one waited
-                _build(stem, files, size, prepare, dataset)
-                draft = stem.with_name(f"{stem.name}.json.tmp")
-                draft.write_text(
-                    json.dumps({**about, "made": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, indent=1) + "\n"
-                )
-                os.replace(draft, f"{stem}.json")
+            checksums = _read_checksums(stem, about)  # another run may have made it while this one waited
+            if checksums is None:
+                checksums = _build(stem, files, size, prepare, dataset)
+                made = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+                write_json(Path(f"{stem}.json"), {**about, "sha256 of blocks": checksums, "made": made})
     # copy-on-write: torch wants arrays that may be written to, and the file must never be
-    return np.memmap(f"{stem}.u8", np.uint8, "c", shape=(len(files), size, size, 3))
+    pixels = np.memmap(f"{stem}.u8", np.uint8, "c", shape=(len(files), size, size, 3))
+    _verify(stem, pixels, checksums)
+    return pixels
 
 
 def _source(root: Path, files: Sequence[Path]) -> list[tuple[str, int, int]]:
-    out = []
+    source = []
     for file in files:
         stat = file.stat()
-        out.append((file.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns))
-    return out
+        source.append((file.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns))
+    return source
 
 
-def _whole(stem: Path, about: dict) -> bool:
-    """Whether the index is there and belongs to pixels of the right length."""
+def _read_checksums(stem: Path, about: dict[str, Any]) -> list[str] | None:
+    """The blocks' checksums; None unless the index belongs to ``about`` and to pixels of the right length."""
+    images, size = about["images"], about["size"]
     try:
         index = json.loads(Path(f"{stem}.json").read_text())
         length = Path(f"{stem}.u8").stat().st_size
     except (OSError, ValueError, RecursionError):
-        return False
-    return (
-        isinstance(index, dict)
-        and {k: index.get(k) for k in about} == about
-        and length == _bytes(about["images"], about["size"])
-    )
+        return None
+    if not isinstance(index, dict) or {k: index.get(k) for k in about} != about:
+        return None
+    checksums = index.get("sha256 of blocks")
+    if not isinstance(checksums, list) or len(checksums) != math.ceil(images / _images_per_block(size)):
+        return None
+    return checksums if length == images * _image_bytes(size) else None
 
 
-def _bytes(images: int, size: int) -> int:
-    return images * size * size * 3
+def _image_bytes(size: int) -> int:
+    return size * size * 3
 
 
-def _build(
-    stem: Path, files: Sequence[Path], size: int, prepare: Callable[[Path, int], np.ndarray], dataset: str
-) -> None:
-    """Decode on all cores, in threads: Pillow works outside Python's lock, and processes would import the user's script."""
-    need, free = _bytes(len(files), size), shutil.disk_usage(stem.parent).free
+def _images_per_block(size: int) -> int:
+    return max(1, BLOCK // _image_bytes(size))
+
+
+def _verify(stem: Path, pixels: np.ndarray, checksums: list[str]) -> None:
+    """Compare some blocks with their checksums. Raises FczooError for one that differs."""
+    per_block = _images_per_block(pixels.shape[1])
+    affordable = max(1, VERIFIED // (per_block * _image_bytes(pixels.shape[1])))
+    blocks = range(len(checksums))
+    if len(checksums) > affordable:
+        blocks = random.SystemRandom().sample(blocks, affordable)  # a generator that no result depends on
+    for block in blocks:
+        found = hashlib.sha256(pixels[block * per_block : (block + 1) * per_block]).hexdigest()
+        if found != checksums[block]:
+            raise FczooError(
+                f"the pixels in {stem}.u8 have changed since they were decoded; delete that file"
+            )
+
+
+def _build(stem: Path, files: Sequence[Path], size: int, prepare: Prepare, dataset: str) -> list[str]:
+    """Write the pixels and return the blocks' checksums.
+
+    All cores decode, in threads: Pillow works outside Python's lock, and processes would import the user's
+    script.
+    """
+    need, free = len(files) * _image_bytes(size), shutil.disk_usage(stem.parent).free
     if need > free:
-        raise FczooError(
-            f"{len(files)} images at {size} pixels need {need / 1e9:.1f} GB in {stem.parent}, which has {free / 1e9:.1f}; "
-            "free some, set FCZOO_HOME, or take --stored-size or --train-per-class smaller"
-        )
-    draft, cores = stem.with_name(f"{stem.name}.u8.tmp"), os.cpu_count() or 1
+        problem = f"{len(files)} images at {size} pixels need {need / 1e9:.1f} GB in {stem.parent}"
+        advice = "free some, set FCZOO_HOME, or take --stored-size or --train-per-class smaller"
+        raise FczooError(f"{problem}, which has {free / 1e9:.1f}; {advice}")
+    draft, cores, per_block = (
+        stem.with_name(f"{stem.name}.u8.tmp"),
+        os.cpu_count() or 1,
+        _images_per_block(size),
+    )
+    digests, written = [], 0
     bar = tqdm(
         total=len(files),
         desc=f"{dataset}: decoding to {size}x{size}",
@@ -113,19 +143,22 @@ def _build(
         leave=False,
     )
     if bar.disable:
-        print(
-            f"{dataset}: decoding {len(files)} images to {size}x{size}, once, {need / 1e6:.0f} MB in {stem.parent}",
-            file=sys.stderr,
-            flush=True,
-        )
+        work = f"decoding {len(files)} images to {size}x{size}, once"
+        print(f"{dataset}: {work}, {need / 1e6:.0f} MB in {stem.parent}", file=sys.stderr, flush=True)
     try:
         with bar, ThreadPoolExecutor(cores) as pool, draft.open("wb") as file:
             for start in range(0, len(files), WINDOW):
                 for pixels in pool.map(lambda path: prepare(path, size), files[start : start + WINDOW]):
-                    file.write(pixels.tobytes())
+                    content = pixels.tobytes()
+                    if written % per_block == 0:
+                        digests.append(hashlib.sha256())
+                    digests[-1].update(content)
+                    file.write(content)
+                    written += 1
                     bar.update()
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, f"{stem}.u8")
     finally:
         draft.unlink(missing_ok=True)
+    return [digest.hexdigest() for digest in digests]

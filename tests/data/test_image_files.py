@@ -112,6 +112,30 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_no_other_format_hides_behind_a_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would hand PostScript to Ghostscript, a program that runs what the file says."""
+    started: list[object] = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *rest: started.append(rest) or 1 / 0)
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "image.png").write_bytes(script)
+    with pytest.raises(UnreadableImage, match=r"image\.png: cannot identify image file"):
+        prepare(tmp_path / "image.png", 8)
+    assert not started
+
+
+def test_the_suffix_may_name_another_of_the_usual_formats(tmp_path: Path) -> None:
+    """As for a PNG file among ImageNet's JPEG files."""
+    Image.new("RGB", (8, 8), (10, 200, 30)).save(tmp_path / "image.jpg", "PNG")
+    assert (prepare(tmp_path / "image.jpg", 8) == [10, 200, 30]).all()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+def test_a_named_pipe_is_no_image(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "image.png")
+    with pytest.raises(UnreadableImage, match="it is no ordinary file"):
+        prepare(tmp_path / "image.png", 8)
+
+
 # ---------------------------------------------------------------- the cache
 
 
@@ -188,6 +212,49 @@ def test_half_a_cache_is_none(harm: str, files: ImageFiles, cache: Path) -> None
     assert np.array_equal(files.take(EVERY).pixels, expected)
 
 
+@pytest.mark.parametrize("position", [0, 12 * 16 * 16 * 3 // 2, -1])
+def test_changed_pixels_are_refused(position: int, files: ImageFiles, cache: Path) -> None:
+    files.take(EVERY)
+    file = next(cache.glob("*.u8"))
+    pixels = bytearray(file.read_bytes())
+    pixels[position] ^= 1
+    file.write_bytes(pixels)
+    with pytest.raises(FczooError, match=rf"^the pixels in {file} have changed .*; delete that file$"):
+        files.take(EVERY)
+    file.unlink()
+    assert np.array_equal(files.take(EVERY).pixels[7], prepare(files.root / files.names[7], 16))
+
+
+def test_of_a_large_cache_some_blocks_are_verified_each_time(
+    files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of one image, of which three are verified each time; one of them has changed."""
+    monkeypatch.setattr("fczoo.data.image_cache.BLOCK", 1)
+    monkeypatch.setattr("fczoo.data.image_cache.VERIFIED", 3 * 16 * 16 * 3)
+    files.take(EVERY)
+    file = next(cache.glob("*.u8"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    outcomes = set()
+    for _ in range(200):
+        try:
+            files.take(EVERY)
+            outcomes.add("not seen")
+        except FczooError:
+            outcomes.add("seen")
+    assert outcomes == {"seen", "not seen"}
+
+
+def test_a_cache_without_checksums_is_made_again(files: ImageFiles, cache: Path) -> None:
+    """As versions before the checksums left it."""
+    files.take(EVERY)
+    index, pixels = next(cache.glob("*.json")), next(cache.glob("*.u8"))
+    content = json.loads(index.read_text())
+    assert len(content.pop("sha256 of blocks")) == 1
+    index.write_text(json.dumps(content))
+    pixels.write_bytes(bytes(pixels.stat().st_size))
+    assert np.array_equal(files.take(EVERY).pixels[7], prepare(files.root / files.names[7], 16))
+
+
 def test_a_killed_build_is_made_again(files: ImageFiles, cache: Path) -> None:
     script = (
         "import time, numpy as np; from pathlib import Path; import fczoo.data.image_files as f\n"
@@ -196,7 +263,8 @@ def test_a_killed_build_is_made_again(files: ImageFiles, cache: Path) -> None:
         "    if path.stem == '9': time.sleep(60)\n"
         "    return good(path, size)\n"
         "f.prepare = slow\n"
-        f"f.ImageFiles('toy', Path({str(files.root)!r}), {files.names!r}, np.arange(12) % 3, 16).take(np.arange(12))"
+        f"files = f.ImageFiles('toy', Path({str(files.root)!r}), {files.names!r}, np.arange(12) % 3, 16)\n"
+        "files.take(np.arange(12))"
     )
     child = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + 60

@@ -28,10 +28,10 @@ from fczoo.backbones.load import load_backbone
 from fczoo.core.backbone import Backbone, ViTConfig
 from fczoo.core.files import read_json, read_lines
 from fczoo.core.metrics import all_metrics
-from fczoo.data.fetch import unpack
-from fczoo.data.image_cache import _whole
+from fczoo.data.image_cache import _read_checksums
 from fczoo.data.image_files import prepare
 from fczoo.data.partition import Partition, load_partition
+from fczoo.data.unpack import unpack
 from fczoo.federation.checkpoint import Checkpoint, Snapshot
 from fczoo.federation.result import Result, read_result
 from fczoo.reports.text import report
@@ -114,7 +114,8 @@ def read_about(path: Path) -> None:
 
 def write_index(path: Path) -> None:
     stem = path.with_suffix("")
-    path.write_text(json.dumps(ABOUT_CACHE | {"made": "2026-01-01T00:00:00+0000"}))
+    more = {"sha256 of blocks": ["0" * 64], "made": "2026-01-01T00:00:00+0000"}
+    path.write_text(json.dumps(ABOUT_CACHE | more))
     stem.with_suffix(".u8").write_bytes(bytes(2 * 4 * 4 * 3))
 
 
@@ -197,7 +198,12 @@ READERS: dict[str, tuple[Callable | None, Callable, type, int]] = {
     "weights.npz": (write_npz, read_npz, Backbone, 50),
     "image.png": (write_image, lambda p: prepare(p, 8), np.ndarray, 200),
     "image.jpg": (write_image, lambda p: prepare(p, 8), np.ndarray, 200),
-    "pixels.json": (write_index, lambda p: _whole(p.with_suffix(""), ABOUT_CACHE), bool, 200),
+    "pixels.json": (
+        write_index,
+        lambda p: _read_checksums(p.with_suffix(""), ABOUT_CACHE),
+        list | None,
+        200,
+    ),
     "data.zip": (write_zip, read_archive, type(None), 100),
     "data.tar": (write_tar, read_archive, type(None), 100),
     "data.tar.gz": (write_tar, read_archive, type(None), 100),
