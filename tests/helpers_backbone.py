@@ -1,10 +1,14 @@
-"""The forward pass of timm, to compare with."""
+"""The forward pass of timm and one written out here, to compare with."""
+
+import math
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
 
 
 def by_timm(backbone: Backbone, images: Tensor) -> Tensor:
@@ -21,3 +25,61 @@ def by_timm(backbone: Backbone, images: Tensor) -> Tensor:
     model.to(backbone.dtype).load_state_dict(backbone.weights)
     with torch.no_grad():
         return model.eval()(images)
+
+
+def by_hand(
+    backbone: Backbone,
+    images: Tensor,
+    tokens: Tensor | None = None,
+    deep: dict | None = None,
+    prefix: dict | None = None,
+) -> Tensor:
+    """All outputs of the last block, normed, [B, tokens + 1 + patches, D].
+
+    One image, one block, one head after the other.
+    """
+    w, c = backbone.weights, backbone.config
+    size = c.dim // c.heads
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return (
+            centred / (centred.square().mean(-1, keepdim=True) + c.eps).sqrt() * w[f"{name}.weight"]
+            + w[f"{name}.bias"]
+        )
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]
+
+    out = []
+    for image in images:
+        patches = image.unfold(1, c.patch_size, c.patch_size).unfold(
+            2, c.patch_size, c.patch_size
+        )  # [3, rows, columns, p, p]
+        patches = (
+            patches.permute(1, 2, 0, 3, 4).flatten(0, 1).flatten(1)
+            @ w["patch_embed.proj.weight"].flatten(1).mT
+            + w["patch_embed.proj.bias"]
+        )
+        x = torch.cat([w["cls_token"][0], patches]) + w["pos_embed"][0]
+        if tokens is not None:
+            x = torch.cat([tokens, x])
+        for i in range(c.depth):
+            keep = len(x)
+            if deep and i in deep:
+                x = torch.cat([x, deep[i]])
+            query, key, value = linear(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn.qkv").split(c.dim, -1)
+            if prefix and i in prefix:
+                key, value = torch.cat([prefix[i][0], key]), torch.cat([prefix[i][1], value])
+            heads = []
+            for h in range(c.heads):
+                here = slice(h * size, (h + 1) * size)
+                scores = query[:, here] @ key[:, here].mT / math.sqrt(size)
+                weights = scores.exp() / scores.exp().sum(1, keepdim=True)
+                heads.append(weights @ value[:, here])
+            x = x + linear(torch.cat(heads, 1), f"blocks.{i}.attn.proj")
+            inner = linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1")
+            inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
+            x = (x + linear(inner, f"blocks.{i}.mlp.fc2"))[:keep]
+        out.append(norm(x, "norm"))
+    return torch.stack(out)

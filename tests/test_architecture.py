@@ -25,10 +25,8 @@ LONG = {  # files above, to be divided; nothing may be added
     "fczoo/federation/rounds.py",
     "fczoo/reports/tables.py",
     "baselines/glfc.py",
-    "tests/backbones/test_weights.py",
     "tests/cli/test_cli.py",
     "tests/conftest.py",
-    "tests/core/test_backbone.py",
     "tests/core/test_options.py",
     "tests/data/test_datasets.py",
     "tests/data/test_fetch.py",
@@ -37,7 +35,6 @@ LONG = {  # files above, to be divided; nothing may be added
     "tests/methods/test_conformance.py",
     "tests/methods/test_golden_baselines.py",
     "tests/papers/test_papers.py",
-    "tests/papers/test_protocols.py",
     "tests/runner/test_resume.py",
 }
 

@@ -8,72 +8,12 @@ from torch import Tensor
 
 from fczoo import FczooError
 from fczoo.core.backbone import LORA_PARTS, Backbone, attend
-from helpers_backbone import by_timm
-
-CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
+from helpers_backbone import CLOSE, by_hand, by_timm
 
 
 @pytest.fixture(scope="module")
 def images() -> Tensor:
     return torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def by_hand(
-    backbone: Backbone,
-    images: Tensor,
-    tokens: Tensor | None = None,
-    deep: dict | None = None,
-    prefix: dict | None = None,
-) -> Tensor:
-    """All outputs of the last block, normed, [B, tokens + 1 + patches, D]: one image, one block, one head after the other."""
-    w, c = backbone.weights, backbone.config
-    size = c.dim // c.heads
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        return (
-            centred / (centred.square().mean(-1, keepdim=True) + c.eps).sqrt() * w[f"{name}.weight"]
-            + w[f"{name}.bias"]
-        )
-
-    def linear(x: Tensor, name: str) -> Tensor:
-        return x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]
-
-    out = []
-    for image in images:
-        patches = image.unfold(1, c.patch_size, c.patch_size).unfold(
-            2, c.patch_size, c.patch_size
-        )  # [3, rows, columns, p, p]
-        patches = (
-            patches.permute(1, 2, 0, 3, 4).flatten(0, 1).flatten(1)
-            @ w["patch_embed.proj.weight"].flatten(1).mT
-            + w["patch_embed.proj.bias"]
-        )
-        x = torch.cat([w["cls_token"][0], patches]) + w["pos_embed"][0]
-        if tokens is not None:
-            x = torch.cat([tokens, x])
-        for i in range(c.depth):
-            keep = len(x)
-            if deep and i in deep:
-                x = torch.cat([x, deep[i]])
-            query, key, value = linear(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn.qkv").split(c.dim, -1)
-            if prefix and i in prefix:
-                key, value = torch.cat([prefix[i][0], key]), torch.cat([prefix[i][1], value])
-            heads = []
-            for h in range(c.heads):
-                here = slice(h * size, (h + 1) * size)
-                scores = query[:, here] @ key[:, here].mT / math.sqrt(size)
-                weights = scores.exp() / scores.exp().sum(1, keepdim=True)
-                heads.append(weights @ value[:, here])
-            x = x + linear(torch.cat(heads, 1), f"blocks.{i}.attn.proj")
-            inner = linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1")
-            inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
-            x = (x + linear(inner, f"blocks.{i}.mlp.fc2"))[:keep]
-        out.append(norm(x, "norm"))
-    return torch.stack(out)
-
-
-# --- forward
 
 
 def test_without_plugs_it_is_timms_vit(backbone, images):
@@ -307,53 +247,3 @@ def test_frozen_weights_are_a_copy(backbone):
         weights["norm.bias"].add_(1)
     assert torch.equal(held.weights["norm.bias"], backbone.weights["norm.bias"])
     assert not any(v.requires_grad for v in held.weights.values())
-
-
-# --- many clients, other types
-
-
-def test_vmap_over_clients_equals_a_loop_with_gradients(backbone, noise):
-    images = noise(2, 3, 3, 16, 16)  # two clients
-    shapes = {
-        "lora.0.q.a": (2, 32),
-        "lora.0.q.b": (32, 2),
-        "prefix.1.k": (3, 32),
-        "prefix.1.v": (3, 32),
-        "tokens": (2, 32),
-        "deep.4": (2, 32),
-    }
-    plugs = {k: noise(2, *shape).requires_grad_() for k, shape in shapes.items()}
-    together = torch.vmap(lambda x, p: backbone(x, p))(images, plugs)
-    loop = torch.stack([backbone(images[i], {k: v[i] for k, v in plugs.items()}) for i in range(2)])
-    torch.testing.assert_close(together, loop, **CLOSE)
-    ours, theirs = (torch.autograd.grad(out.square().sum(), list(plugs.values())) for out in (together, loop))
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, **CLOSE)
-
-
-def test_both_attention_paths_agree(noise):
-    query, key, value = noise(2, 4, 3, 8), noise(2, 4, 7, 8), noise(2, 4, 7, 8)
-    fused = attend(query, key, value)
-    torch.testing.assert_close(
-        torch.vmap(attend)(query[None], key[None], value[None])[0], fused, **CLOSE
-    )  # inside vmap: written out
-    torch.testing.assert_close(fused, (query @ key.mT / math.sqrt(8)).softmax(-1) @ value, **CLOSE)
-    half = attend(query.bfloat16(), key.bfloat16(), value.bfloat16())
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.double(), fused, rtol=0.05, atol=0.05)
-
-
-def test_bfloat16_stays_near_float32(backbone, images):
-    """Eight bits of mantissa through six blocks: within a tenth of a feature's typical size, in float32 at the end."""
-    single, half = backbone.to(dtype=torch.float32), backbone.to(dtype=torch.bfloat16)
-    features = half(images)
-    assert features.dtype == torch.float32 and half.dtype == torch.bfloat16
-    assert (features - single(images)).square().mean().sqrt() < 0.1 * single(images).square().mean().sqrt()
-    torch.testing.assert_close(single(images).double(), backbone(images), rtol=1e-4, atol=1e-4)
-
-
-def test_plugs_of_higher_precision_are_computed_in_the_backbones_type(backbone, images, noise):
-    half = backbone.to(dtype=torch.bfloat16)
-    prefix = {"prefix.0.k": noise(2, 32).float().requires_grad_(), "prefix.0.v": noise(2, 32).float()}
-    half(images, prefix).sum().backward()
-    assert prefix["prefix.0.k"].grad.dtype == torch.float32 and prefix["prefix.0.k"].grad.abs().max() > 0

@@ -1,21 +1,16 @@
-"""Protocols against tables copied from the papers, and their place between data set and given values.
+"""Protocols against tables copied from the papers.
 
-The tables below were written from the papers and their released code, not from this package's own tables: HGP's
-learning rates are appendix H's, the others stand in each paper's experiments.
+The tables below were written from the papers and their released code, not from this package's own tables:
+HGP's learning rates are appendix H's, the others stand in each paper's experiments.
 """
 
-import logging
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from fczoo import FczooError, Settings, create_method
+from fczoo import Settings, create_method
 from fczoo.backbones.timm_vit import architecture
-from fczoo.cli.show_protocol import protocol_page
-from fczoo.core.registry import DATASETS, METHODS, PARTITIONERS, PROTOCOLS
-from fczoo.data.stream import task_sizes
-from fczoo.papers.protocol import ByBeta, Protocol
-from fczoo.runner.grid import create_methods
+from fczoo.core.registry import METHODS, PARTITIONERS, PROTOCOLS
 
 PAIRS = [
     (name, dataset)
@@ -29,7 +24,8 @@ DINO, IN21K, IN1K = (
     "vit_base_patch16_224.augreg_in21k_ft_in1k",
 )
 
-# protocol, data set: tasks, clients, joining, transition, participation, rounds, epochs, batch, split, backbone, view, seeds
+# protocol, data set: tasks, clients, joining, transition, participation, rounds, epochs, batch, split,
+# backbone, view, seeds
 SETTINGS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("hgp", "cifar100"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 0.5", IN21K, "hgp", 3),
     ("hgp", "imagenet_r"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 0.5", IN21K, "hgp", 3),
@@ -185,23 +181,68 @@ def test_hgp_rates_line_by_line() -> None:
 @pytest.mark.parametrize(
     ("protocol", "dataset", "method", "expected"),
     [
-        ("pilora", "cifar100", "pilora", {"lr_prototype": 2e-2, "lr_lora": 1e-5, "rank": 4, "pull": 1e-3, "ortho": 0.5, "temperature": 0.2}),
+        (
+            "pilora",
+            "cifar100",
+            "pilora",
+            {
+                "lr_prototype": 2e-2,
+                "lr_lora": 1e-5,
+                "rank": 4,
+                "pull": 1e-3,
+                "ortho": 0.5,
+                "temperature": 0.2,
+            },
+        ),
         ("pilora", "cifar100", "pilora", {"sparse": 0, "weight_decay": 0}),
         ("pilora", "tinyimagenet", "pilora", {"lr_prototype": 5e-3, "lr_lora": 5e-6}),
         ("pilora", "cifar100", "ewc", {"tune": "lora", "rank": 4, "blocks": (0,)}),
         ("pilora", "cifar100", "joint", {"setting": "federated"}),
         ("hgp", "cifar100", "joint", {"setting": "central"}),
-        ("hgp", "cub200", "hgp", {"server_epochs": 5, "server_lr": 0.01, "per_class": 256, "spread": 3.0, "blocks": (0, 1, 2, 3, 4)}),
-        ("fppl", "cub200", "fppl", {"length": 20, "lr": 1e-3, "unify": 1.0, "temperature": 0.2, "server_lr": 1e-3, "server_batch": 128}),
+        (
+            "hgp",
+            "cub200",
+            "hgp",
+            {
+                "server_epochs": 5,
+                "server_lr": 0.01,
+                "per_class": 256,
+                "spread": 3.0,
+                "blocks": (0, 1, 2, 3, 4),
+            },
+        ),
+        (
+            "fppl",
+            "cub200",
+            "fppl",
+            {
+                "length": 20,
+                "lr": 1e-3,
+                "unify": 1.0,
+                "temperature": 0.2,
+                "server_lr": 1e-3,
+                "server_batch": 128,
+            },
+        ),
         ("fppl", "cub200", "ewc", {"tune": "full", "lr": 1e-2, "lr_backbone": 1e-4}),
         ("fppl", "cub200", "codap", {"lr": 1e-3}),
         ("fppl", "cifar100", "glfc", {"lr": 1e-2, "lr_backbone": 1e-4, "memory": 200}),
-        ("fcilpt", "cifar100", "fcilpt", {"lr": 0.03, "size": 10, "chosen": 5, "length": 5, "common_length": 5}),
+        (
+            "fcilpt",
+            "cifar100",
+            "fcilpt",
+            {"lr": 0.03, "size": 10, "chosen": 5, "length": 5, "common_length": 5},
+        ),
         ("fcilpt", "miniimagenet", "fcilpt", {"size": 19, "chosen": 4, "length": 6, "common_length": 5}),
         ("fcilpt", "tinyimagenet", "fcilpt", {"size": 24, "chosen": 8, "length": 5, "common_length": 1}),
-        ("glfc", "cifar100", "glfc", {"memory": 2000, "threshold": 1.2, "inversion_steps": 250, "reconstructions": 20}),
+        (
+            "glfc",
+            "cifar100",
+            "glfc",
+            {"memory": 2000, "threshold": 1.2, "inversion_steps": 250, "reconstructions": 20},
+        ),
     ],
-)  # fmt: skip
+)
 def test_hyperparameters_are_the_papers(
     protocol: str, dataset: str, method: str, expected: dict[str, Any]
 ) -> None:
@@ -227,7 +268,7 @@ def test_fppl_rounds_by_tasks(tasks: str, rounds: int) -> None:
 
 
 def test_what_holds_on_single_data_sets_only() -> None:
-    """FCILPT shows Mini-ImageNet at 224 pixels; FPPL has IID on CIFAR-100 alone, and its other betas on the two others."""
+    """FCILPT shows Mini-ImageNet at 224 pixels; FPPL has IID on CIFAR-100 alone, other betas elsewhere."""
     sizes = {
         d: Settings.for_dataset(d, protocol="fcilpt").stored_size
         for d in ("miniimagenet", "tinyimagenet", "cifar100")
@@ -238,101 +279,3 @@ def test_what_holds_on_single_data_sets_only() -> None:
     }
     betas = [f"dirichlet:{b}" for b in (1, 0.5, 0.1, 0.05, 0.01)]
     assert splits == {"imagenet_r": betas, "cub200": betas, "cifar100": ["dirichlet:0.5", "iid"]}
-
-
-# ---------------------------------------------------------------- layers
-
-
-def test_what_is_given_beats_the_protocol_beats_the_data_set() -> None:
-    plain, protocol = Settings.for_dataset("cifar100"), Settings.for_dataset("cifar100", protocol="pilora")
-    assert (
-        plain.rounds,
-        protocol.rounds,
-        Settings.for_dataset("cifar100", protocol="pilora", rounds=7).rounds,
-    ) == (5, 30, 7)
-    assert protocol.train_per_class == 400 and protocol.backbone == DINO and plain.backbone != DINO
-    given = Settings.for_dataset(
-        "cifar100", protocol="pilora", backbone="vit_nano_32", partition="iid", mean=(0.1, 0.1, 0.1)
-    )
-    assert (given.backbone, given.partition, given.mean) == ("vit_nano_32", "iid", (0.1, 0.1, 0.1))
-
-
-@pytest.mark.parametrize(("name", "dataset"), PAIRS)
-def test_the_data_set_has_the_classes_of_the_tasks(name: str, dataset: str) -> None:
-    settings = Settings.for_dataset(dataset, protocol=name)
-    sizes = task_sizes(dataset, DATASETS.get(dataset).classes, settings.tasks)
-    assert (
-        sizes == [20] * 9 + [16]
-        if dataset == "cars196"
-        else len(set(sizes)) == 1 and len(sizes) == settings.task_count
-    )
-
-
-def test_a_given_class_order_replaces_the_shuffled_one() -> None:
-    assert Settings.for_dataset("cifar100", protocol="fppl").class_order_seed == 2023
-    natural = Settings.for_dataset("cifar100", protocol="fppl", class_order="natural")
-    assert (natural.class_order, natural.class_order_seed) == ("natural", None)
-
-
-def test_method_values_are_layered() -> None:
-    """A method's default, then its value for the data set, then the protocol's, then the given one."""
-    assert (create_method("pilora").lr_lora, create_method("pilora", "tinyimagenet").lr_lora) == (1e-5, 5e-6)
-    settings = Settings.for_dataset("cifar100", protocol="hgp")
-    hgp, pilora = create_methods(["hgp", "pilora"], settings, {"hgp": {"spread": 2}})
-    assert (pilora.lr_lora, pilora.lr_prototype, hgp.spread, hgp.server_lr) == (1e-4, 2e-2, 2.0, 0.01)
-    assert create_methods(["pilora"], settings, {"pilora": {"lr_lora": 1e-3}})[0].lr_lora == 1e-3
-    assert create_methods(["pilora"], Settings.for_dataset("cifar100"), {})[0].lr_lora == 1e-5
-
-
-class Toy(Protocol):
-    name: ClassVar[str] = "toy"
-    datasets: ClassVar = {"digits": {}}
-    settings: ClassVar = {}
-
-
-def test_a_column_that_the_paper_does_not_have(caplog) -> None:
-    columns = ByBeta({1.0: 3, 0.5: 4})
-    assert [columns.at(b) for b in (1.0, 0.5, 0.2, None)] == [3, 4, 3, 3]
-    assert [columns.covers(b) for b in (1.0, 0.5, 0.2, None)] == [True, True, False, False] and ByBeta(
-        {1.0: 3, 0.5: 3}
-    ).covers(None)
-    with caplog.at_level(logging.WARNING, logger="fczoo"):
-        assert PROTOCOLS.get("hgp").options("hgp", "eurosat", 0.3)["lr"] == 1e-3
-        assert (
-            "states hgp.lr as 0.001 | 0.0003 | 0.0001 at beta 1.0 | 0.5 | 0.2; the first is used"
-            in caplog.text
-        )
-        caplog.clear()
-        PROTOCOLS.get("hgp").options("hgp", "cifar100", None)
-        assert not caplog.records
-
-
-def test_unknown_methods_and_data_sets_break_nothing() -> None:
-    assert PROTOCOLS.get("hgp").options("no such method", "cub200", 1.0) == {}
-    with pytest.raises(FczooError, match="protocol toy does not use cifar100; known: digits"):
-        Toy.stated("cifar100")
-    with pytest.raises(FczooError, match="no protocol is called 'hpg'; did you mean hgp"):
-        Settings.for_dataset("digits", protocol="hpg")
-    with pytest.raises(FczooError, match="protocol hgp does not use digits"):
-        Settings.for_dataset("digits", protocol="hgp")
-
-
-@pytest.mark.parametrize(("name", "dataset"), PAIRS)
-def test_pages_hold_every_value_with_its_source(name: str, dataset: str) -> None:
-    cls, page = PROTOCOLS.get(name), " ".join(protocol_page(name, dataset).split())
-    for stated in cls.stated(dataset).values():
-        assert stated.source.split()[-1] in page
-    for field in cls.stated(dataset):
-        assert f" {field} " in page
-    for method in {*cls.methods, *cls.tuned.get(dataset, {})}:
-        for field in cls.hyperparameters(method, dataset):
-            assert f"{method} {field} " in page or f"{method} (not installed) {field} " in page
-    assert dataset in protocol_page(name, None)
-
-
-def test_quick_on_digits_is_bench_without_a_protocol() -> None:
-    plain, quick = Settings.for_dataset("digits"), Settings.for_dataset("digits", protocol="quick")
-    assert {k: v for k, v in vars(plain).items() if k != "protocol"} == {
-        k: v for k, v in vars(quick).items() if k != "protocol"
-    }
-    assert Settings.for_dataset("cifar100", protocol="quick").train_per_class == 20

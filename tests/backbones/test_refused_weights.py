@@ -1,0 +1,199 @@
+"""What is refused as a backbone's weights, and in which words."""
+
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from timm.models.vision_transformer import VisionTransformer
+
+from fczoo import FczooError, load_backbone
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """One random ViT of timm's tiny width in several files; ``small`` has one block and 16-pixel images."""
+    root = tmp_path_factory.mktemp("weights")
+    torch.manual_seed(0)
+    small = VisionTransformer(16, 8, embed_dim=192, depth=1, num_heads=3, num_classes=5).state_dict()
+    save_file(small, root / "small.safetensors")
+    torch.save(small, root / "small.pth")
+    tiny = VisionTransformer(224, 16, embed_dim=192, depth=12, num_heads=3, num_classes=0).state_dict()
+    save_file(tiny, root / "mine.safetensors")
+    save_file(tiny, root / "deit_tiny_patch16_224.fb_in1k.safetensors")
+    return root
+
+
+def refused(spec: object, **options) -> str:
+    with pytest.raises(FczooError) as error:
+        load_backbone(str(spec), **options)
+    text = str(error.value)
+    assert "\n" not in text and "Traceback" not in text
+    return text
+
+
+# --- what is refused, in one line
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["{}/none.safetensors", "vit_tiny_patch16_224:{}/none.safetensors", "{}/none.pth", "{}/none", "{}"],
+)
+def test_missing_files(tmp_path, spec):
+    assert "no weight file at" in refused(spec.format(tmp_path))
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+@pytest.mark.parametrize("part", [0, 7, 0.5, 0.999])
+def test_truncated_files(folder, tmp_path, suffix, part):
+    whole = (folder / f"small.{suffix}").read_bytes()
+    (tmp_path / f"cut.{suffix}").write_bytes(whole[: part if part > 1 else int(part * len(whole))])
+    assert f"cut.{suffix}" in refused(tmp_path / f"cut.{suffix}")
+
+
+@pytest.mark.parametrize("name", ["text.safetensors", "text.pth", "vit_tiny_patch16_224.npz", "text.bin"])
+def test_files_that_hold_no_weights(tmp_path, name):
+    (tmp_path / name).write_text("this is no weight file\n" * 50)
+    assert name in refused(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [torch.zeros(3), [1, 2], 5, {}, {1: torch.zeros(2)}, {"cls_token": 3}])
+def test_pth_files_that_hold_no_state_dict_of_a_vit(tmp_path, content):
+    torch.save(content, tmp_path / "odd.pth")
+    assert "odd.pth" in refused(tmp_path / "odd.pth")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"a": torch.zeros(2)},
+        {"cls_token": torch.zeros(())},
+        {
+            "cls_token": torch.zeros(1, 1, 192),
+            "patch_embed.proj.weight": torch.zeros(192, 3, 8, 8),
+            "pos_embed": torch.zeros(1, 5, 192),
+        },
+        {
+            "cls_token": torch.zeros(1, 1, 192),
+            "patch_embed.proj.weight": torch.zeros(192, 3, 0, 0),
+            "pos_embed": torch.zeros(1, 5, 192),
+        },
+    ],
+)
+def test_files_that_hold_something_else(tmp_path, content):
+    save_file(content, tmp_path / "other.safetensors")
+    assert "does not hold a plain ViT" in refused(tmp_path / "other.safetensors")
+
+
+def test_a_block_number_too_high_does_not_count(folder, tmp_path):
+    weights = load_file(folder / "small.safetensors")
+    save_file({**weights, "blocks.99999999.norm1.weight": torch.zeros(192)}, tmp_path / "high.safetensors")
+    assert "weights do not fit" in refused(tmp_path / "high.safetensors")
+
+
+def test_heads_that_cannot_be_told(backbone, tmp_path):
+    save_file(backbone.weights, tmp_path / "narrow.safetensors")
+    assert "the number of heads cannot be told" in refused(tmp_path / "narrow.safetensors")
+
+
+def test_a_tensor_too_many_or_too_few(folder, tmp_path):
+    weights = load_file(folder / "small.safetensors")
+    save_file({**weights, "reg_token": torch.zeros(1, 4, 192)}, tmp_path / "more.safetensors")
+    assert "reg_token" in refused(tmp_path / "more.safetensors")
+    weights.pop("norm.bias")
+    save_file(weights, tmp_path / "less.safetensors")
+    assert "norm.bias is None" in refused(tmp_path / "less.safetensors")
+
+
+def test_a_file_of_another_architecture_than_named(folder):
+    assert "weights do not fit vit_tiny_patch16_224" in refused(
+        f"vit_tiny_patch16_224:{folder / 'small.safetensors'}"
+    )
+    assert "weights do not fit vit_nano_32" in refused(f"vit_nano_32:{folder / 'small.safetensors'}")
+
+
+def test_unknown_names_bring_the_nearest(folder):
+    assert "did you mean" in refused("vit_tinny_patch16_224") and "vit_tiny_patch16_224" in refused(
+        "vit_tinny_patch16_224"
+    )
+    assert "vit_nano_32" in refused("vit_nano32")
+    assert "vit_tiny_patch16_224" in refused(f"vit_tinny_patch16_224:{folder / 'mine.safetensors'}")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("resnet18", "it is a ResNet"),
+        ("deit_tiny_distilled_patch16_224", "it is a VisionTransformerDistilled"),
+        ("vit_small_patch14_dinov2", "has no place"),
+        ("vit_tiny_r_s16_p8_224", "has no place"),
+    ],
+)
+def test_models_that_are_no_plain_vit(folder, name, reason):
+    import re
+
+    text = refused(f"{name}:{folder / 'mine.safetensors'}")
+    assert f"{name} is no plain ViT" in text and re.search(reason, text)
+
+
+def test_weights_that_the_hub_does_not_give(monkeypatch):
+    def offline(*args, **kwargs):
+        raise OSError("no route to host\nwith a second line")
+
+    monkeypatch.setattr("timm.create_model", offline)
+    text = refused("vit_tiny_patch16_224")
+    assert "cannot get the weights of vit_tiny_patch16_224: no route to host" in text and "FILE" in text
+
+
+class Harmful:
+    """Unpickling it would leave a file behind."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def test_pickles_are_not_executed(tmp_path, folder):
+    mark = tmp_path / "mark"
+    torch.save({"cls_token": Harmful(mark)}, tmp_path / "zip.pth")
+    (tmp_path / "raw.pth").write_bytes(pickle.dumps(Harmful(mark), protocol=2))
+    np.savez(
+        tmp_path / "vit_tiny_patch16_224.npz",
+        allow_pickle=True,
+        embedding=np.array([Harmful(mark)], dtype=object),
+    )
+    for file in ("zip.pth", "raw.pth", "vit_tiny_patch16_224.npz"):
+        assert file in refused(tmp_path / file)
+        assert not mark.exists(), file
+    pickle.loads(pickle.dumps(Harmful(mark)))
+    assert mark.exists()  # it would have
+
+
+def test_a_header_that_lies_about_its_length(tmp_path):
+    (tmp_path / "lie.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
+    assert "lie.safetensors" in refused(tmp_path / "lie.safetensors")
+
+
+def test_a_flax_file_of_another_name_is_refused_with_advice(tmp_path: Path) -> None:
+    np.savez(tmp_path / "Ti_16.npz", cls=np.zeros((1, 1, 4)))
+    with pytest.raises(FczooError, match=r"no timm model's.*give --backbone NAME:Ti_16\.npz"):
+        load_backbone(str(tmp_path / "Ti_16.npz"))
+
+
+def test_what_is_no_plain_vit_is_refused_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_: object, **__: object) -> None:
+        raise AssertionError("asked the hub")
+
+    monkeypatch.setattr("timm.models._builder.load_pretrained", fetch)
+    with pytest.raises(
+        FczooError, match=r"swin_tiny_patch4_window7_224 is no plain ViT: it is a SwinTransformer"
+    ):
+        load_backbone("swin_tiny_patch4_window7_224")
+    with pytest.raises(FczooError, match="asked the hub"):
+        load_backbone("vit_tiny_patch16_224")
