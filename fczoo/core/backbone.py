@@ -238,5 +238,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """
     inside_vmap = torch._C._functorch.maybe_current_level() is not None
     if query.device.type == "cpu" and (inside_vmap or query.dtype == torch.bfloat16):
-        return ((query * query.shape[-1] ** -0.5) @ key.mT).softmax(-1) @ value
+        scale = query.shape[-1] ** -0.5
+        attention: Tensor = ((query * scale) @ key.mT).softmax(-1)
+        return attention @ value
     return F.scaled_dot_product_attention(query, key, value)

@@ -50,7 +50,7 @@ def build(cls: type, label: str, values: Mapping[str, Any]) -> Any:
 
 def quirks(cls: type) -> list[tuple[str, Any, str]]:
     """(field, value, where it was seen) of every deviation that an option of a dataclass can switch on."""
-    found = []
+    found: list[tuple[str, Any, str]] = []
     for field in dataclasses.fields(cls):
         quirk = field.metadata.get("quirk")
         if not quirk:

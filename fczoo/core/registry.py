@@ -156,12 +156,14 @@ def make_aggregator(spec: str) -> "ServerAggregator":
     Raises FczooError when there is none or a value does not fit.
     """
     name, colon, _ = spec.partition(":")
-    entry = AGGREGATORS.get(name)
+    entry: Any = AGGREGATORS.get(name)
     if isinstance(entry, type):
-        return AGGREGATORS.create(spec)
+        aggregator: ServerAggregator = AGGREGATORS.create(spec)
+        return aggregator
     if colon:
         raise FczooError(f"aggregator {name} has no options; write {name} instead of {spec}")
-    return entry
+    aggregator = entry
+    return aggregator
 
 
 def create_method(name: str, dataset: str | None = None, **options: Any) -> "Method":
@@ -170,4 +172,6 @@ def create_method(name: str, dataset: str | None = None, **options: Any) -> "Met
     Raises FczooError for an unknown name or option and for a value that does not fit.
     """
     cls = METHODS.get(name)
-    return build(cls, name, {**cls.tuned.get(dataset, {}), **options})
+    tuned = cls.tuned.get(dataset, {}) if dataset else {}
+    method: Method = build(cls, name, {**tuned, **options})
+    return method

@@ -15,8 +15,9 @@ SCALARS = 2**26  # gradients held at once, in scalars: 256 MiB in float32
 def fisher_sums(
     log_likelihood: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch, weighted: bool = True
 ) -> Tree:
-    """Sum over the real images of p_y (d log p_y / d theta)^2, the shape of ``params``; without ``weighted`` of the square alone.
+    """Sum over the real images of p_y (d log p_y / d theta)^2, of the shapes of ``params``.
 
+    Without ``weighted`` the factor p_y is left out.
     ``log_likelihood(params, batch)`` is log p_y [1] of a batch of one image. Gradients are taken image by
     image, as many at once as ``SCALARS`` allows, so that the sum over clients is the Fisher of their
     pooled images.

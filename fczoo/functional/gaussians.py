@@ -1,4 +1,4 @@
-"""Gaussians of class features: what clients send of them, how a server draws from them and trains a head on the draws.
+"""Gaussians of class features: the sums that clients send, and the features that a server draws.
 
 A server holds them side by side, one row a client and class: ``gauss.label``, ``gauss.client``,
 ``gauss.count`` [g], ``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D].
@@ -22,19 +22,22 @@ JITTER = 1e-8  # added to variances, so that a dimension without spread can be d
 
 
 def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) -> Tree:
-    """Count [c], sum [c, D] and, a dimension, sum of squares [c, D] of each class; with ``full`` sums of products [c, D, D]."""
+    """Count [c], sum [c, D] and sum of squares [c, D] of the features of each class of the current task.
+
+    With ``full``, sums of products [c, D, D] in place of those of squares.
+    """
     sums = class_sums(features, batch, task)
     if not full:
         return {**sums, "class.squares": class_sums(features.square(), batch, task)["class.sum"]}
     hot = F.one_hot(batch.y - task.start, task.size).to(features.dtype) * batch.w[:, None]
-    return {
-        **sums,
-        "class.products": torch.einsum("bc,bi,bj->cij", hot, features.detach(), features.detach()),
-    }
+    features = features.detach()
+    return {**sums, "class.products": torch.einsum("bc,bi,bj->cij", hot, features, features)}
 
 
 def gaussians(sums: Tree, first_class: int, single: bool) -> Tree:
-    """One row a class that the client holds: label, count n, mean [D], unbiased variance [D] or covariance [D, D].
+    """One row for each class that the client holds: label, count n, mean [D], unbiased spread.
+
+    The spread is a variance [D] or, from sums of products, a covariance [D, D].
 
     A class with one image has no spread of its own: with ``single`` it gets the mean spread of the
     client's other classes (0 if none), so that its only holder is not lost; else it is left out.
@@ -59,12 +62,12 @@ def gaussians(sums: Tree, first_class: int, single: bool) -> Tree:
 
 
 def no_gaussians(dim: int, full: bool = False) -> Tree:
-    """The rows of a server that has none yet."""
-    whole, rows = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
+    """The Gaussians of a server that has none yet: no rows; variances, or covariances with ``full``."""
+    numbers, rows = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
     spread = {"gauss.cov": torch.empty(0, dim, dim)} if full else {"gauss.var": rows}
     return {
-        "gauss.label": whole,
-        "gauss.client": whole,
+        "gauss.label": numbers,
+        "gauss.client": numbers,
         "gauss.count": torch.empty(0),
         "gauss.mean": rows,
         **spread,
@@ -77,25 +80,23 @@ def pooled(gauss: Tree) -> Tree:
     n = sum n_k, mu = sum n_k mu_k / n, S = (sum (n_k - 1) S_k + sum n_k mu_k mu_k^T - n mu mu^T) / (n -
     1); the outer products are taken of the distances to mu, which is the same and keeps its digits.
     """
-    classes, place = gauss["gauss.label"].unique(return_inverse=True)
+    classes, class_of_row = gauss["gauss.label"].unique(return_inverse=True)
     count, mean = gauss["gauss.count"], gauss["gauss.mean"]
 
     def total(rows: Tensor) -> Tensor:
-        return torch.zeros(len(classes), *rows.shape[1:], dtype=rows.dtype, device=rows.device).index_add_(
-            0, place, rows
-        )
+        sums = torch.zeros(len(classes), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+        return sums.index_add_(0, class_of_row, rows)
 
     n = total(count)
-    centre = total(count[:, None] * mean) / n[:, None]
-    gap = mean - centre[place]
+    centre = total(count[:, None] * mean) / n[:, None]  # mu [c, D]
+    gap = mean - centre[class_of_row]
     if "gauss.cov" in gauss:
         inside, between, name = gauss["gauss.cov"], gap[:, :, None] * gap[:, None], "gauss.cov"
     else:
         inside, between, name = gauss["gauss.var"], gap.square(), "gauss.var"
     shape = (-1, *[1] * (inside.dim() - 1))
-    spread = total((count - 1).view(shape) * inside + count.view(shape) * between) / (n - 1).clamp(
-        min=1
-    ).view(shape)
+    squares = total((count - 1).view(shape) * inside + count.view(shape) * between)
+    spread = squares / (n - 1).clamp(min=1).view(shape)  # S
     return {
         "gauss.label": classes,
         "gauss.client": torch.full_like(classes, -1),
@@ -108,15 +109,18 @@ def pooled(gauss: Tree) -> Tree:
 def draw_features(
     gauss: Tree, number: int, rng: torch.Generator, spread: float = 1.0, by_count: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """``number`` features [number, D] with their labels: class equally or by its count, then client by its share, then its Gaussian.
+    """``number`` features [number, D] drawn from the Gaussians, and their labels [number].
 
-    ``spread`` multiplies the variances.
+    The class is drawn with equal probability or ``by_count``, then the client by its share of the class,
+    then a feature from its Gaussian with the variance multiplied by ``spread``.
     """
     labels, count, mean = gauss["gauss.label"], gauss["gauss.count"], gauss["gauss.mean"]
-    classes, place = labels.unique(return_inverse=True)
-    total = torch.zeros(len(classes), dtype=count.dtype, device=count.device).index_add_(0, place, count)
+    classes, class_of_row = labels.unique(return_inverse=True)
+    total = torch.zeros(len(classes), dtype=count.dtype, device=count.device)
+    total.index_add_(0, class_of_row, count)
     omega = total / total.sum() if by_count else torch.full_like(total, 1 / len(total))
-    chosen = torch.multinomial(omega[place] * count / total[place], number, replacement=True, generator=rng)
+    probability = omega[class_of_row] * count / total[class_of_row]
+    chosen = torch.multinomial(probability, number, replacement=True, generator=rng)
     noise = torch.randn(number, mean.shape[1], generator=rng, device=rng.device, dtype=mean.dtype)
     if "gauss.var" in gauss:
         return mean[chosen] + (spread * (gauss["gauss.var"][chosen] + JITTER)).sqrt() * noise, labels[chosen]
@@ -125,6 +129,7 @@ def draw_features(
 
 
 def _matrix_roots(covariances: Tensor) -> Tensor:
-    """A with A A^T = S + jitter for each S [g, D, D], from its eigenvectors: also where S has no full rank."""
+    """A with A A^T = S + ``JITTER`` for each S [g, D, D], by its eigenvectors, as S may lack full rank."""
     values, vectors = torch.linalg.eigh(covariances.double())
-    return vectors * (values.clamp(min=0) + JITTER).sqrt()[:, None]
+    scale: Tensor = (values.clamp(min=0) + JITTER).sqrt()
+    return vectors * scale[:, None]

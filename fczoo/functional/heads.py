@@ -11,7 +11,10 @@ from fczoo.core.types import Task
 
 
 def linear_head(task: Task, dim: int, rng: torch.Generator) -> Tree:
-    """A classification head for all classes of the run, PyTorch's default initialisation: U(-1/sqrt(D), 1/sqrt(D))."""
+    """``head.weight`` [C, D] and ``head.bias`` [C] for all classes of the run.
+
+    Initialised as PyTorch does, U(-1/sqrt(D), 1/sqrt(D)).
+    """
     bound = dim**-0.5
     return {
         "head.weight": torch.empty(task.classes, dim).uniform_(-bound, bound, generator=rng),
@@ -24,19 +27,21 @@ def head_logits(tree: Tree, features: Tensor) -> Tensor:
     return F.linear(features, tree["head.weight"], tree["head.bias"])
 
 
-def nearest_mean(features: Tensor, means: Tensor, known: Tensor, distance: str) -> Tensor:
-    """Scores [B, C]: minus the squared ``euclid`` distance to each class mean, or the ``cosine``; an unknown class is no answer."""
-    cosine = distance == "cosine"
-    score = (
-        F.normalize(features, dim=-1) @ F.normalize(means, dim=-1).mT
-        if cosine
-        else -(features[:, None] - means).square().sum(-1)
-    )
-    return torch.where(known, score, torch.finfo(score.dtype).min)
+def nearest_mean(features: Tensor, means: Tensor, has_mean: Tensor, distance: str) -> Tensor:
+    """Scores [B, C] of features [B, D] by class means [C, D].
+
+    ``distance`` is ``cosine`` similarity or ``euclid``, minus the squared distance. Classes where
+    ``has_mean`` [C] is false get the lowest number, so that they are never predicted.
+    """
+    if distance == "cosine":
+        score = F.normalize(features, dim=-1) @ F.normalize(means, dim=-1).mT
+    else:
+        score = -(features[:, None] - means).square().sum(-1)
+    return torch.where(has_mean, score, torch.finfo(score.dtype).min)
 
 
 def with_means(state: Tree, sums: Tree, task: Task) -> Tree:
-    """``mean`` [C, D] and ``count`` [C] of a state, those of the task's classes replaced by what ``class_sums`` found."""
+    """A state's ``mean`` [C, D] and ``count`` [C], with the current task's classes from ``class_sums``."""
     mean, count = state["mean"].clone(), state["count"].clone()
     count[task.start : task.stop] = sums["class.count"]
     mean[task.start : task.stop] = sums["class.sum"] / sums["class.count"][:, None].clamp(min=1)
@@ -53,7 +58,11 @@ def train_head(
     batch_size: int,
     cosine: bool = True,
 ) -> Tree:
-    """The head after ``epochs`` of SGD with momentum 0.9, each on fresh draws; rows outside ``classes`` keep their values."""
+    """The head after ``epochs`` of SGD with momentum 0.9, each on the features and labels of a new ``draw``.
+
+    ``loss(logits, labels)`` sees the logits of ``classes`` (first, one past the last) and labels counted
+    from the first; rows of other classes keep their values. ``cosine`` lowers the rate over the epochs.
+    """
     first, last = classes
     head = {k: v.clone().requires_grad_() for k, v in select(head, "head.").items()}
     optimizer = torch.optim.SGD(head.values(), lr, momentum=0.9)

@@ -1,4 +1,4 @@
-"""Which images a client keeps."""
+"""Choosing the images that a client keeps."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,9 @@ from torch import Tensor
 
 
 def herding(features: Tensor, number: int, repeats: bool = False) -> Tensor:
-    """Positions of ``number`` images (all, if there are fewer), in order of choice, whose running mean stays nearest to the class mean.
+    """Positions of ``number`` images of a class, whose running mean stays nearest to the class mean.
+
+    They come in order of choice; all of them if there are fewer.
 
     ``features`` [n, D] of one class are brought to length 1 first. Any first part of the list is itself a
     choice by herding, so a list is shortened from its end. With ``repeats`` an image may be chosen again,

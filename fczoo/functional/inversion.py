@@ -19,7 +19,10 @@ FLAT = CHANNELS * 8 * 8
 
 
 def lenet(classes: int, rng: torch.Generator) -> Tree:
-    """Three convolutions of 12 channels and a linear layer, all U(-0.5, 0.5), never trained; the same for everybody."""
+    """Weights of a small network that nobody trains: three convolutions of 12 channels and a linear layer.
+
+    All are drawn from U(-0.5, 0.5) and shared by all clients and the server.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for i in range(len(STRIDES)):
         shapes[f"lenet.conv{i}.weight"] = (CHANNELS, CHANNELS if i else 3, 5, 5)
@@ -31,11 +34,8 @@ def lenet(classes: int, rng: torch.Generator) -> Tree:
 def lenet_logits(net: Tree, images: Tensor) -> Tensor:
     """Logits [B, C] of images [B, 3, 32, 32] in [0, 1]."""
     for i, stride in enumerate(STRIDES):
-        images = torch.sigmoid(
-            F.conv2d(
-                images, net[f"lenet.conv{i}.weight"], net[f"lenet.conv{i}.bias"], stride=stride, padding=2
-            )
-        )
+        kernel, bias = net[f"lenet.conv{i}.weight"], net[f"lenet.conv{i}.bias"]
+        images = torch.sigmoid(F.conv2d(images, kernel, bias, stride=stride, padding=2))
     return F.linear(images.flatten(1), net["lenet.linear.weight"], net["lenet.linear.bias"])
 
 
@@ -43,13 +43,12 @@ def image_gradient(net: Tree, image: Tensor, label: Tensor, create_graph: bool =
     """Gradient of the cross-entropy of one image [3, 32, 32] with respect to every weight of the network."""
     leaves = {k: v.detach().requires_grad_() for k, v in select(net, "lenet.").items()}
     loss = F.cross_entropy(lenet_logits(leaves, image[None]), label[None])
-    return dict(
-        zip(leaves, torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph), strict=True)
-    )
+    gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def read_label(gradient: Tree) -> Tensor:
-    """The label behind a gradient: features are positive, so only the true class has a negative row."""
+    """The label of the image behind a gradient; features are positive, so only its row is negative."""
     return gradient["lenet.linear.weight"].sum(1).argmin()
 
 
@@ -62,13 +61,16 @@ def mismatch(net: Tree, image: Tensor, label: Tensor, target: Tree) -> Tensor:
 def reconstruct(
     net: Tree, target: Tree, steps: int, inner: int, kept: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The last ``kept`` images [kept, 3, 32, 32], clamped to [0, 1], on the way of L-BFGS (rate 0.1) from noise to ``target``; and their label."""
+    """The image whose gradient is ``target``, sought by L-BFGS (rate 0.1) from noise, and its label.
+
+    Returns the last ``kept`` or fewer of the images after each of ``steps`` steps of ``inner`` iterations,
+    [kept, 3, 32, 32], clamped to [0, 1]; it ends early where the search diverges.
+    """
     label = read_label(target)
-    image = torch.randn(
-        3, SIZE, SIZE, generator=rng, device=rng.device, dtype=target["lenet.linear.bias"].dtype
-    ).requires_grad_()
+    dtype = target["lenet.linear.bias"].dtype
+    image = torch.randn(3, SIZE, SIZE, generator=rng, device=rng.device, dtype=dtype).requires_grad_()
     optimizer = torch.optim.LBFGS([image], lr=0.1, max_iter=inner)
-    way: deque[Tensor] = deque([image.detach().clone()], maxlen=kept)
+    images: deque[Tensor] = deque([image.detach().clone()], maxlen=kept)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -79,6 +81,6 @@ def reconstruct(
     for _ in range(steps):
         optimizer.step(closure)
         if not image.isfinite().all():
-            break  # what went before is kept
-        way.append(image.detach().clone())
-    return torch.stack(list(way)).clamp(0, 1), label
+            break
+        images.append(image.detach().clone())
+    return torch.stack(list(images)).clamp(0, 1), label

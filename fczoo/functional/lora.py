@@ -1,4 +1,6 @@
-"""LoRA pairs as they start."""
+"""Low-rank adapters (LoRA)."""
+
+import itertools
 
 import torch
 
@@ -15,10 +17,9 @@ def lora_pairs(
     """
     backbone.check_blocks(blocks, label)
     pairs: Tree = {}
-    for i, part in ((i, part) for i in blocks for part in "qv"):
+    for block, part in itertools.product(blocks, "qv"):
         width, out = backbone.lora_shape(part)
-        pairs[f"lora.{i}.{part}.a"] = torch.empty(rank, width).uniform_(
-            -(width**-0.5), width**-0.5, generator=rng
-        )
-        pairs[f"lora.{i}.{part}.b"] = torch.zeros(out, rank)
+        bound = width**-0.5
+        pairs[f"lora.{block}.{part}.a"] = torch.empty(rank, width).uniform_(-bound, bound, generator=rng)
+        pairs[f"lora.{block}.{part}.b"] = torch.zeros(out, rank)
     return pairs

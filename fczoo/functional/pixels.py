@@ -8,20 +8,19 @@ from fczoo.core.types import Batch
 
 
 def raw_images(backbone: Backbone, batch: Batch) -> Batch:
-    """The batch with pixels in [0, 1], as released code feeds them to its statistics: without normalisation."""
+    """The batch with pixels in [0, 1], without normalisation, as released code takes its statistics."""
     mean, std = _channels(backbone, batch.x)
     return batch._replace(x=batch.x * std + mean)
 
 
 def normalised(backbone: Backbone, images: Tensor) -> Tensor:
-    """Pixels in [0, 1] as the backbone wants them."""
+    """Images [B, 3, H, W] with pixels in [0, 1], normalised for the backbone."""
     mean, std = _channels(backbone, images)
     return (images - mean) / std
 
 
 def _channels(backbone: Backbone, images: Tensor) -> tuple[Tensor, Tensor]:
-    mean, std = (
-        torch.tensor(v, dtype=images.dtype, device=images.device).view(1, 3, 1, 1)
-        for v in (backbone.config.mean, backbone.config.std)
-    )
-    return mean, std
+    """The backbone's input mean and standard deviation, [1, 3, 1, 1] each."""
+    mean = torch.tensor(backbone.config.mean, dtype=images.dtype, device=images.device)
+    std = torch.tensor(backbone.config.std, dtype=images.dtype, device=images.device)
+    return mean.view(1, 3, 1, 1), std.view(1, 3, 1, 1)
