@@ -1,10 +1,13 @@
-"""Does sorting FCILPT's pools by use bring like prompts together? How alike the clients' prompts are, place by place.
+"""Does sorting FCILPT's pools by use bring like prompts together? How alike the clients' prompts are,
+place by place.
 
     python benchmarks/alignment.py
-    python benchmarks/alignment.py --dataset cifar100 --data-root DIR --backbone FILE.safetensors --image-size 112 --precision bf16
+    python benchmarks/alignment.py --dataset cifar100 --data-root DIR \
+        --backbone FILE.safetensors --image-size 112 --precision bf16
 
-For every round, over the clients' uploads: how many orders of use there are, how far the prompts in one place agree (mean
-cosine over pairs of clients) before and after sorting, and the share of images that choose each prompt, most chosen first.
+For every round, over the clients' uploads: how many orders of use there are, how far the prompts in one place
+agree (mean cosine over pairs of clients) before and after sorting, and the share of images that choose each
+prompt, most chosen first.
 """
 
 from collections.abc import Sequence

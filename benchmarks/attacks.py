@@ -1,4 +1,5 @@
-"""Accuracy under attack, with and without a defence: what a method averages, and what it merges class by class.
+"""Accuracy under attack, with and without a defence: what a method averages,
+and what it merges class by class.
 
 python benchmarks/attacks.py --seeds 0,1,2
 """

@@ -1,4 +1,5 @@
-"""Train the weights of the bundled backbone, vit_nano_32, again: on Tiny-ImageNet's labels and a larger ViT's features.
+"""Train the weights of the bundled backbone, vit_nano_32, again:
+on Tiny-ImageNet's labels and a larger ViT's features.
 
     python benchmarks/pretrain_vit_nano.py TINY_IMAGENET_FOLDER VIT_TI.safetensors OUT.safetensors
 
@@ -31,7 +32,9 @@ BATCH, PEAK_LR, TEACHER_PIXELS = 256, 1.5e-3, 128
 
 
 def tiny_imagenet(root: Path, per_class: int | None) -> tuple[Tensor, Tensor]:
-    """Training images, uint8 [N, 3, 64, 64], and their labels; with ``per_class``, the first ones of every class."""
+    """Training images, uint8 [N, 3, 64, 64], and their labels; with ``per_class``,
+    the first ones of every class.
+    """
     names = (root / "wnids.txt").read_text().split()
     files = [
         (f, i)

@@ -47,7 +47,9 @@ def test_both_attention_paths_agree(noise):
 
 
 def test_bfloat16_stays_near_float32(backbone, images):
-    """Eight bits of mantissa through six blocks: off by less than a tenth of a feature, in float32 at the end."""
+    """Eight bits of mantissa through six blocks:
+    off by less than a tenth of a feature, in float32 at the end.
+    """
     single, half = backbone.to(dtype=torch.float32), backbone.to(dtype=torch.bfloat16)
     features = half(images)
     assert features.dtype == torch.float32 and half.dtype == torch.bfloat16

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fczoo.core.metrics import METRICS, all_metrics, seen_accuracy
 
-# Three tasks with 10, 20 and 30 test images. Task 0 gets better before it gets worse; task 1 gets better at the end.
+# Three tasks with 10, 20 and 30 test images. Task 0 gets better before it gets worse;
+# task 1 gets better at the end.
 A = [
     [60.0],
     [75.0, 90.0],
@@ -17,7 +18,8 @@ A = [
 ]
 N = [10, 20, 30]
 
-# Pooled: A_0 = 60; A_1 = (10 * 75 + 20 * 90) / 30 = 2550 / 30 = 85; A_2 = (300 + 1920 + 1500) / 60 = 3720 / 60 = 62.
+# Pooled: A_0 = 60; A_1 = (10 * 75 + 20 * 90) / 30 = 2550 / 30 = 85;
+# A_2 = (300 + 1920 + 1500) / 60 = 3720 / 60 = 62.
 BY_HAND = {
     "A_N": 62.0,
     "Avg": 69.0,  # (60 + 85 + 62) / 3 = 207 / 3
@@ -62,7 +64,8 @@ def test_one_task() -> None:
 
 
 def test_forgetting_variants_can_differ_in_sign() -> None:
-    # The old task gains at the end: 40 -> 70. Chaudhry et al.: 40 - 70 = -30; with the last row among the best: 0.
+    # The old task gains at the end: 40 -> 70. Chaudhry et al.: 40 - 70 = -30;
+    # with the last row among the best: 0.
     a = [[40.0], [70.0, 50.0]]
     assert METRICS["forgetting"](a, [1, 1]) == -30.0
     assert METRICS["forgetting_best"](a, [1, 1]) == 0.0
@@ -108,7 +111,9 @@ def test_equal_test_sizes_make_pooled_and_task_means_agree(a: list[list[float]],
 @some
 @given(matrices(), counts)
 def test_forgetting_of_the_first_is_no_larger(a: list[list[float]], n: list[int]) -> None:
-    """T / (T - 1) times the mean drop since learning is at most the drop from the best, which is at most that of all rows."""
+    """T / (T - 1) times the mean drop since learning is at most the drop from the best,
+    which is at most that of all rows.
+    """
     found, tasks = all_metrics(a, n[: len(a)]), len(a)
     if tasks > 1:
         factor = tasks / (tasks - 1)

@@ -189,9 +189,16 @@ def test_types_as_users_read_them() -> None:
     hints = Knobs.__annotations__
     read = {name: describe_type(hint) for name, hint in hints.items()}
     assert read == {
-        "rate": "float", "rank": "int", "most": "int", "sort": "bool", "kind": "soft | hard", "blocks": "int, ...",
-        "clip": "float | none", "together": "auto | int", "label": "str",
-    }  # fmt: skip
+        "rate": "float",
+        "rank": "int",
+        "most": "int",
+        "sort": "bool",
+        "kind": "soft | hard",
+        "blocks": "int, ...",
+        "clip": "float | none",
+        "together": "auto | int",
+        "label": "str",
+    }
 
 
 def test_nearest() -> None:

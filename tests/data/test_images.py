@@ -127,7 +127,9 @@ def test_a_crop_of_everything_is_the_image_and_flips_too(store_of, noisy):
 
 @pytest.mark.parametrize(("x", "y"), [(0, 0), (1, 0), (0, 1), (1, 1), (0.5, 0.5)])
 def test_a_quarter_crop_shows_the_drawn_place(store_of, x, y):
-    """On a ramp, brightness tells the place: a crop of half the side, pushed to a corner, covers the nearer half."""
+    """On a ramp, brightness tells the place: a crop of half the side,
+    pushed to a corner, covers the nearer half.
+    """
     ramp = np.linspace(20, 220, 16)
     pixels = np.stack(np.broadcast_arrays(ramp[None, :], ramp[:, None], 0.0), -1)[
         None
@@ -150,7 +152,9 @@ def test_a_quarter_crop_shows_the_drawn_place(store_of, x, y):
 
 @pytest.mark.parametrize("name", ["crop", "fppl", "hgp"])
 def test_crops_stay_inside(store_of, name):
-    """A crop that stuck out would see the ramps mirrored: the view would not grow from left to right, from top to bottom."""
+    """A crop that stuck out would see the ramps mirrored:
+    the view would not grow from left to right, from top to bottom.
+    """
     ramp = np.linspace(0, 255, 64)
     pixels = np.stack(np.broadcast_arrays(ramp[None, :], ramp[:, None], 0.0), -1)[
         None

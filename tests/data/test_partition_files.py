@@ -104,6 +104,9 @@ def test_edits_are_noticed(saved: Path) -> None:
             load_partition(saved)
 
 
+SOUND = '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", '
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -126,10 +129,10 @@ def test_edits_are_noticed(saved: Path) -> None:
         '{"format": "fczoo-partition-1", "tasks": [[[null]]]}',
         '{"format": "fczoo-partition-1", "tasks": [[[[0], [1, 2]]]]}',
         '{"format": "fczoo-partition-1", "tasks": [[[99999999999999999999999]]]}',
-        '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", "seed": Infinity, "class_order": []}',
-        '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", "seed": null, "class_order": []}',
-        '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", "seed": 0, "class_order": null}',
-        '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", "seed": 0, "class_order": ["a"]}',
+        SOUND + '"seed": Infinity, "class_order": []}',
+        SOUND + '"seed": null, "class_order": []}',
+        SOUND + '"seed": 0, "class_order": null}',
+        SOUND + '"seed": 0, "class_order": ["a"]}',
     ],
     ids=lambda text: text[:60],
 )
@@ -184,7 +187,7 @@ def test_damaged_files(saved: Path, data: st.DataObject) -> None:
     assert equal(loaded, original)
 
 
-# ---------------------------------------------------------------- what a saved partition does not say by itself
+# -------------------------------------------------------------- what a saved partition does not say by itself
 
 
 def test_reuse_says_what_is_left_out_or_shared(tmp_path: Path, caplog) -> None:

@@ -61,8 +61,9 @@ def test_as_many_clients_as_images() -> None:
 
 def test_five_hundred_clients_and_two_classes(caplog) -> None:
     labels = np.repeat(np.arange(2), 1000)
-    stream = Stream("toy", Images(np.zeros((2000, 1, 1, 3), np.uint8), labels), Images(np.zeros((2, 1, 1, 3), np.uint8), np.arange(2)),
-                    np.arange(2000), (0, 1), ("a", "b"), (Task(0, 0, 2, 2, 1),))  # fmt: skip
+    train = Images(np.zeros((2000, 1, 1, 3), np.uint8), labels)
+    test = Images(np.zeros((2, 1, 1, 3), np.uint8), np.arange(2))
+    stream = Stream("toy", train, test, np.arange(2000), (0, 1), ("a", "b"), (Task(0, 0, 2, 2, 1),))
     for spec in (
         "dirichlet:0.01",
         "dirichlet:0.01,draw=sample",

@@ -15,7 +15,9 @@ from helpers_partition import seeds, some, toy_stream
 
 
 def test_population_by_hand() -> None:
-    """GLFC: 30 at first and 10 a task; int(0.9 x 30) = 27, int(0.9 x 40) = 36, int(0.9 x 50) = 45 of the earlier ones get new data."""
+    """GLFC: 30 at first and 10 a task; int(0.9 x 30) = 27, int(0.9 x 40) = 36,
+    int(0.9 x 50) = 45 of the earlier ones get new data.
+    """
     population = Population(30, 10, 0.9)
     assert [population.joined(t) for t in range(10)] == [30, 40, 50, 60, 70, 80, 90, 100, 110, 120]
     assert population.receivers(0, 0).tolist() == list(range(30))

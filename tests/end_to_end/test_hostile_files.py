@@ -1,4 +1,5 @@
-"""Files as an enemy or a broken disk makes them: every reader ends in its one-line error or in a valid object.
+"""Files as an enemy or a broken disk makes them:
+every reader ends in its one-line error or in a valid object.
 
 ``FCZOO_FUZZ=10000 pytest tests/test_hostile_files.py`` tries that many of each kind instead of a few.
 """
@@ -160,16 +161,23 @@ def read_archive(path: Path) -> None:
 def write_npz(path: Path) -> None:
     """The layout of the original release: one block of width 24, three heads, 2 x 2 patches of 16 pixels."""
     rng, block = np.random.default_rng(0), "Transformer/encoderblock_0"
+    attention = f"{block}/MultiHeadDotProductAttention_1"
     shapes = {
-        "cls": (1, 1, 24), "embedding/kernel": (16, 16, 3, 24), "embedding/bias": (24,), "Transformer/posembed_input/pos_embedding": (1, 5, 24),
+        "cls": (1, 1, 24),
+        "embedding/kernel": (16, 16, 3, 24),
+        "embedding/bias": (24,),
+        "Transformer/posembed_input/pos_embedding": (1, 5, 24),
         **{f"Transformer/encoder_norm/{k}": (24,) for k in ("scale", "bias")},
         **{f"{block}/LayerNorm_{i}/{k}": (24,) for i in (0, 2) for k in ("scale", "bias")},
-        **{f"{block}/MultiHeadDotProductAttention_1/{p}/kernel": (24, 3, 8) for p in ("query", "key", "value")},
-        **{f"{block}/MultiHeadDotProductAttention_1/{p}/bias": (3, 8) for p in ("query", "key", "value")},
-        f"{block}/MultiHeadDotProductAttention_1/out/kernel": (3, 8, 24), f"{block}/MultiHeadDotProductAttention_1/out/bias": (24,),
-        f"{block}/MlpBlock_3/Dense_0/kernel": (24, 96), f"{block}/MlpBlock_3/Dense_0/bias": (96,),
-        f"{block}/MlpBlock_3/Dense_1/kernel": (96, 24), f"{block}/MlpBlock_3/Dense_1/bias": (24,),
-    }  # fmt: skip
+        **{f"{attention}/{p}/kernel": (24, 3, 8) for p in ("query", "key", "value")},
+        **{f"{attention}/{p}/bias": (3, 8) for p in ("query", "key", "value")},
+        f"{attention}/out/kernel": (3, 8, 24),
+        f"{attention}/out/bias": (24,),
+        f"{block}/MlpBlock_3/Dense_0/kernel": (24, 96),
+        f"{block}/MlpBlock_3/Dense_0/bias": (96,),
+        f"{block}/MlpBlock_3/Dense_1/kernel": (96, 24),
+        f"{block}/MlpBlock_3/Dense_1/bias": (24,),
+    }
     np.savez(path, **{k: rng.standard_normal(v).astype(np.float16) for k, v in shapes.items()})
 
 
@@ -226,7 +234,9 @@ def reader(request, tmp_path_factory, make_run):
 
 @st.composite
 def mutated(draw, content: bytes) -> bytes:
-    """The content after a few cuts, flips, insertions and repetitions, more of them near the begin, where headers are."""
+    """The content after a few cuts, flips, insertions and repetitions,
+    more of them near the begin, where headers are.
+    """
     data = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         near = draw(st.booleans())

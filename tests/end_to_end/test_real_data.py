@@ -1,7 +1,7 @@
 """Real images with a pre-trained ViT-Ti/16, where both are at hand.
 
-``FCZOO_TEST_DATA`` is the folder that holds ``cifar-100-python`` and, where they are to be tested, ``tiny-imagenet-200`` and
-``mini-imagenet`` (whole or in part); ``FCZOO_TEST_VIT`` is the weight file.
+``FCZOO_TEST_DATA`` is the folder that holds ``cifar-100-python`` and, where they are to be tested,
+``tiny-imagenet-200`` and ``mini-imagenet`` (whole or in part); ``FCZOO_TEST_VIT`` is the weight file.
 """
 
 import os
@@ -63,9 +63,20 @@ def test_image_files_are_read_and_told_apart(name, folder, first, tmp_path, monk
 def bench():
     """All 100 classes at 96 pixels, few images: 60 local steps a task."""
     settings = fczoo.Settings.for_dataset(
-        "cifar100", data_root=DATA, backbone=VIT, tasks=5, clients=3, rounds=1, epochs=6, batch_size=4, train_per_class=6, test_per_class=4,
-        precision="bf16", augment="none", image_size=96,
-    )  # fmt: skip
+        "cifar100",
+        data_root=DATA,
+        backbone=VIT,
+        tasks=5,
+        clients=3,
+        rounds=1,
+        epochs=6,
+        batch_size=4,
+        train_per_class=6,
+        test_per_class=4,
+        precision="bf16",
+        augment="none",
+        image_size=96,
+    )
     return fczoo.Bench.open(settings)
 
 

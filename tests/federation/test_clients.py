@@ -76,7 +76,9 @@ def test_the_latest_images_of_every_client() -> None:
 
 
 def test_a_growing_population_by_hand() -> None:
-    """6 clients, 2 more a task, half of the earlier ones get new data: 6, 3 + 2, 4 + 2, 5 + 2, 6 + 2 of 6, 8, 10, 12, 14."""
+    """6 clients, 2 more a task, half of the earlier ones get new data: 6, 3 + 2, 4 + 2, 5 + 2,
+    6 + 2 of 6, 8, 10, 12, 14.
+    """
     bench, records = rounds(
         clients=6, joining=2, transition=0.5, participation=4, draw_among="joined", rounds=8
     )
@@ -90,7 +92,9 @@ def test_a_growing_population_by_hand() -> None:
 
 
 def test_old_clients_get_the_model_but_send_nothing() -> None:
-    """At the first round of a task nobody has its broadcast: bytes down count everyone drawn, bytes up those with data."""
+    """At the first round of a task nobody has its broadcast: bytes down count everyone drawn,
+    bytes up those with data.
+    """
     _, records = rounds(clients=6, joining=2, transition=0.5, participation=4, draw_among="joined", rounds=8)
     up, down = (
         {r["bytes_" + way] / 4 for r in records if r["task"] == 0 and len(r["clients"]) == 4}
@@ -103,7 +107,9 @@ def test_old_clients_get_the_model_but_send_nothing() -> None:
 
 
 def test_a_round_in_which_nobody_drawn_has_data() -> None:
-    """One of five clients has data of a later task and one is drawn: the other rounds leave the state as it is."""
+    """One of five clients has data of a later task and one is drawn:
+    the other rounds leave the state as it is.
+    """
     _, records = rounds(clients=5, transition=0.2, participation=0.2, draw_among="joined")
     empty = [r for r in records if not r["clients"]]
     assert empty and all(r["loss"] is None and r["bytes_up"] == 0 and r["task"] for r in empty)

@@ -1,6 +1,8 @@
-"""The same seed gives the same numbers: bit for bit where nothing differs, within stated tolerances where sums are ordered otherwise.
+"""The same seed gives the same numbers: bit for bit where nothing differs,
+within stated tolerances where sums are ordered otherwise.
 
-Clients together against one by one is part of ``test_conformance.py``, resumed against unhurt of ``test_resume.py``.
+Clients together against one by one is part of ``test_conformance.py``,
+resumed against unhurt of ``test_resume.py``.
 """
 
 import math

@@ -1,4 +1,6 @@
-"""Recorded outputs of FPPL's official code (tests/golden/README.md), reproduced through this package's own functions."""
+"""Recorded outputs of FPPL's official code (tests/methods/golden/README.md),
+reproduced through this package's own functions.
+"""
 
 import numpy as np
 import pytest
@@ -205,7 +207,9 @@ def test_fppl_partition(beta: float) -> None:
 
 
 def test_fppl_partition_over_the_data_set() -> None:
-    """The released split is drawn once and cut into tasks afterwards: added up over five tasks it is the recorded one."""
+    """The released split is drawn once and cut into tasks afterwards:
+    added up over five tasks it is the recorded one.
+    """
     labels, cut = np.repeat(np.arange(10), 100), tuple(Task(t, 2 * t, 2 * t + 2, 10, 5) for t in range(5))
     images = Images(np.zeros((1000, 1, 1, 3), np.uint8), labels)
     stream = Stream("toy", images, images, np.arange(1000), tuple(range(10)), tuple("abcdefghij"), cut)

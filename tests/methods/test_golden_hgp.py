@@ -1,4 +1,6 @@
-"""Recorded outputs of HGP's official code (tests/golden/README.md), reproduced through this package's own functions."""
+"""Recorded outputs of HGP's official code (tests/methods/golden/README.md),
+reproduced through this package's own functions.
+"""
 
 import torch
 from torch import Tensor
@@ -50,7 +52,9 @@ def test_hgp_forward_tells_readings_apart(micro: Backbone, images: Tensor) -> No
 
 
 def test_hgp_gaussians() -> None:
-    """Official: classes 4, 6, 7 of the task 4..7; class 5 has one image and is dropped there, but kept here."""
+    """Official: classes 4, 6, 7 of the task 4..7;
+    class 5 has one image and is dropped there, but kept here.
+    """
     g = golden("hgp_stats_diag")
     method, task = create_method("hgp"), Task(1, 4, 8, 8, 2)
     context = Context(task, 0, 1, {})

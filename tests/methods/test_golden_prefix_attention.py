@@ -1,4 +1,6 @@
-"""Recorded outputs of CODA-Prompt's prefix attention (tests/golden/README.md), reproduced through this package's own functions."""
+"""Recorded outputs of CODA-Prompt's prefix attention (tests/methods/golden/README.md),
+reproduced through this package's own functions.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +43,9 @@ def test_prefix_attention_of_the_backbone() -> None:
 
 
 def test_prefix_attention_by_concatenation() -> None:
-    """The same from the formula: rows in front of projected keys and values, each head a slice of the width."""
+    """The same from the formula: rows in front of projected keys and values,
+    each head a slice of the width.
+    """
     g = golden("prefix_attention")
     query, key, value = F.linear(g["in.x"], g["in.qkv_w"], g["in.qkv_b"]).chunk(3, -1)
 

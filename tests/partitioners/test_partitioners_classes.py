@@ -28,7 +28,9 @@ def test_quantity_owns_exactly_alpha_classes(
 
 
 def test_quantity_repair_covers_every_class() -> None:
-    """Six clients with one class each and six classes: a draw covers all in 6!/6^6 = 1.5 % of cases, the repair always."""
+    """Six clients with one class each and six classes:
+    a draw covers all in 6!/6^6 = 1.5 % of cases, the repair always.
+    """
     labels = np.repeat(np.arange(6), 12)
     for seed in range(10):
         counts = table(Quantity(1, max_tries=1)(labels, 6, numpy_stream("test", seed)), labels)
@@ -61,7 +63,9 @@ def test_overlap_owns_whole_classes(labels: np.ndarray, clients: int, fraction: 
 
 
 def test_overlap_draws_each_class_equally_often() -> None:
-    """6 of 10 classes a client: a class has 600 of 1000 owners, give or take 5 standard deviations sqrt(1000 x 0.6 x 0.4) = 15.5."""
+    """6 of 10 classes a client: a class has 600 of 1000 owners,
+    give or take 5 standard deviations sqrt(1000 x 0.6 x 0.4) = 15.5.
+    """
     labels = np.repeat(np.arange(10), 2)
     owners = (table(split("overlap:0.6", labels, 1000, 0), labels) > 0).sum(0)
     assert np.abs(owners - 600).max() < 78
@@ -73,7 +77,9 @@ def test_overlap_draws_each_class_equally_often() -> None:
 @some
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), seeds)
 def test_shards_are_whole(alpha: int, per_class: int, size: int, clients: int, seed: int) -> None:
-    """Four classes of ``per_class`` shards of ``size`` images: a client holds ``alpha`` different shards, all of one class each."""
+    """Four classes of ``per_class`` shards of ``size`` images:
+    a client holds ``alpha`` different shards, all of one class each.
+    """
     assume(alpha <= 4 * per_class)
     labels = np.repeat(np.arange(4), per_class * size)
     for part in split(f"shards:{alpha},shards={4 * per_class}", labels, clients, seed):
@@ -89,8 +95,9 @@ def test_shards_are_whole(alpha: int, per_class: int, size: int, clients: int, s
 def test_shards_are_distributed_as_in_the_released_code(
     alpha: int, recorded: tuple[float, float, float]
 ) -> None:
-    """Means over 40 seeds of PILoRA's own split of 10 x 400 images: classes a client holds, largest share of a class (0
-    where nobody has it), classes nobody has."""
+    """Means over 40 seeds of PILoRA's own split of 10 x 400 images: classes a client holds, largest share of
+    a class (0 where nobody has it), classes nobody has.
+    """
     labels = np.repeat(np.arange(10), 400)
     counts = np.array([table(split(f"shards:{alpha}", labels, 10, seed), labels) for seed in range(40)])
     held = counts > 0

@@ -91,8 +91,9 @@ def test_dirichlet_skew_grows_as_beta_falls() -> None:
 def test_dirichlet_is_distributed_as_in_released_code(
     spec: str, recorded: tuple[float, float, float]
 ) -> None:
-    """Means over 40 seeds of their own splits of 10 x 100 images over 10 clients: classes a client holds, largest share of
-    a class, standard deviation of the clients' sizes."""
+    """Means over 40 seeds of their own splits of 10 x 100 images over 10 clients: classes a client holds,
+    largest share of a class, standard deviation of the clients' sizes.
+    """
     labels = np.repeat(np.arange(10), 100)
     counts = np.array(
         [table(split(f"{spec},max_tries=10000", labels, 10, seed), labels) for seed in range(40)]
@@ -148,7 +149,9 @@ def test_dirichlet_stops_at_the_first_good_draw(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("draw", ["split", "sample"])
 def test_dirichlet_of_vanishing_beta(draw: str) -> None:
-    """A class goes to one client, which may be full already and then leaves no share at all; still every image has an owner."""
+    """A class goes to one client, which may be full already and then leaves no share at all;
+    still every image has an owner.
+    """
     labels = np.repeat(np.arange(3), 20)
     for seed in range(10):
         parts = Dirichlet(1e-6, draw, cap=True, min_size=1, max_tries=2)(
@@ -169,7 +172,9 @@ def test_dirichlet_of_vanishing_beta(draw: str) -> None:
     seeds,
 )
 def test_dirichlet_over_the_data_set(clients: int, beta: float, draw: str, cap: str, seed: int) -> None:
-    """Disjoint and covering, with the least size kept over all tasks together; a client may have nothing in one of them."""
+    """Disjoint and covering, with the least size kept over all tasks together;
+    a client may have nothing in one of them.
+    """
     partition = make_partition(
         toy_stream(), f"dirichlet:{beta},scope=dataset,draw={draw},cap={cap},max_tries=5", clients, seed
     )

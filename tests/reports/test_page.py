@@ -37,7 +37,9 @@ NAMES = ("accuracy", "forgetting", "bytes", "partition", "loss", "time")
 
 @pytest.fixture(scope="module")
 def page(make_run, tmp_path_factory) -> Path:
-    """The page of two experiments, one of them with an unfinished run and an option that tries to be markup."""
+    """The page of two experiments, one of them with an unfinished
+    run and an option that tries to be markup.
+    """
     place = tmp_path_factory.mktemp("page")
     make_run(place / "runs" / "a", {"one": {0: 70.0, 1: 72.0, 2: 74.0}, "two": {0: 60.0, 1: 80.0, 2: 50.0}})
     make_run(place / "runs" / "b", {"three": {0: 40.0}}, {"note": HOSTILE}, rounds=9)

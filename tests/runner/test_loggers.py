@@ -1,4 +1,7 @@
-"""Trackers: what they are given, and what happens without them. Their own packages are tested where installed."""
+"""Trackers: what they are given, and what happens without them.
+
+Their own packages are tested where installed.
+"""
 
 import logging
 import sys

@@ -1,4 +1,6 @@
-"""Class statistics far from the other clients': what is left out, worked out by hand, and what no minority can do."""
+"""Class statistics far from the other clients': what is left out, worked out by hand,
+and what no minority can do.
+"""
 
 import pytest
 import torch
@@ -42,7 +44,9 @@ def test_geometric_medians_by_hand():
 
 
 def test_labelled_rows_by_hand():
-    """Class 2: distances 0, 1, 1 and 100 from the middle of the honest, so the last is left out; class 3 has two clients, who may differ."""
+    """Class 2: distances 0, 1, 1 and 100 from the middle of the honest, so the last is left out;
+    class 3 has two clients, who may differ.
+    """
     honest = [pool(0, c2=[0.0, 0.0]), pool(1, c2=[1.0, 0.0], c3=[0.0, 0.0]), pool(2, c2=[-1.0, 0.0])]
     kept, left = leave_out([*honest, pool(3, c2=[100.0, 0.0], c3=[500.0, 0.0])], ROWS, 3, SECOND)
     assert left == {3: [2]}
@@ -61,7 +65,9 @@ def test_a_huge_mean_does_not_hide_a_large_one():
 
 
 def test_sums_by_hand():
-    """Means 1, 1, 3 and -50 of class 2 in sums of different counts; class 3, which client 3 alone has, is no outlier; 0 images say nothing."""
+    """Means 1, 1, 3 and -50 of class 2 in sums of different counts; class 3, which client 3 alone has,
+    is no outlier; 0 images say nothing.
+    """
     counts, sums = [[2, 0], [4, 0], [1, 0], [2, 5], [0, 0]], [[2, 0], [4, 0], [3, 0], [-100, 900], [0, 0]]
     payloads = [
         {
