@@ -325,7 +325,7 @@ def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
 @click.option("--data-root", type=click.Path(path_type=Path), help="Folder that holds it.  [FCZOO_HOME/data]")
 def check(name: str, data_root: Path | None) -> None:
     """Read a local copy and show its numbers beside the official ones."""
-    from fczoo.data.verify import check as verify
+    from fczoo.data.verify import verify
 
     table, wrong = verify(name, data_root)
     click.echo(table)

@@ -17,16 +17,18 @@ class Images(NamedTuple):
     labels: np.ndarray  # int64 [N]
 
     def take(self, index: np.ndarray, size: int | None = None) -> "Images":
-        """Some of the images, ``index`` ascending. Raises FczooError for a ``size`` other than the one they have."""
+        """The images at the positions ``index``, ascending.
+
+        Raises FczooError for a ``size`` in pixels other than the one that they have.
+        """
         if size not in (None, self.pixels.shape[1]):
-            raise FczooError(
-                f"these images come at {self.pixels.shape[1]} pixels; --stored-size is for data sets of image files"
-            )
+            pixels = f"these images come at {self.pixels.shape[1]} pixels"
+            raise FczooError(f"{pixels}; --stored-size is for data sets of image files")
         return self if len(index) == len(self.labels) else Images(self.pixels[index], self.labels[index])
 
 
 class Split(Protocol):
-    """Training or test part of a data set: ``Images`` in memory, or ``ImageFiles`` that are decoded when they are taken."""
+    """Training or test part of a data set: ``Images`` in memory, or ``ImageFiles``, decoded when taken."""
 
     @property
     def labels(self) -> np.ndarray: ...
@@ -63,7 +65,7 @@ class Official(NamedTuple):
 
 @dataclass(frozen=True)
 class Defaults:
-    """The schedule that ``bench`` uses on a data set unless told otherwise; data sets name only what differs."""
+    """The schedule that ``bench`` uses unless told otherwise; a data set names only what differs."""
 
     backbone: str = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
     tasks: int = 10
@@ -89,18 +91,23 @@ class Dataset(ABC):
     official: ClassVar[Official | None] = None
     archives: ClassVar[
         tuple[Archive, ...]
-    ] = ()  # what ``fczoo data fetch`` downloads; empty where that may or can not be
+    ] = ()  # downloads; empty where the terms forbid or nobody hosts them
 
     @abstractmethod
     def load(self, root: Path) -> ImageData:
-        """Read the data below ``root``. Raises FczooError saying what is missing or corrupt and how to get it."""
+        """Read the data below ``root``.
+
+        Raises FczooError that says what is missing or corrupt and how to get it.
+        """
 
     def locate(self, root: Path) -> Path:
-        """The data set's own folder, also when ``root`` is that folder. Raises FczooError when it is not there."""
-        place = root if root.name == Path(self.folder).name else root / self.folder
-        if not place.is_dir():
+        """The data set's own folder, also when ``root`` is that folder.
+
+        Raises FczooError when it is not there.
+        """
+        folder = root if root.name == Path(self.folder).name else root / self.folder
+        if not folder.is_dir():
             fetch = f"run `fczoo data fetch {self.name}`, " if self.archives else ""
-            raise FczooError(
-                f"no folder {self.folder} in {root}; {fetch}unpack {self.source} there or give its place with --data-root"
-            )
-        return place
+            advice = f"{fetch}unpack {self.source} there or give its place with --data-root"
+            raise FczooError(f"no folder {self.folder} in {root}; {advice}")
+        return folder

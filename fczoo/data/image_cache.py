@@ -107,11 +107,11 @@ def _verify(stem: Path, pixels: np.ndarray, checksums: list[str]) -> None:
     """Compare some blocks with their checksums. Raises FczooError for one that differs."""
     per_block = _images_per_block(pixels.shape[1])
     affordable = max(1, VERIFIED // (per_block * _image_bytes(pixels.shape[1])))
-    blocks = range(len(checksums))
+    blocks: Sequence[int] = range(len(checksums))
     if len(checksums) > affordable:
         blocks = random.SystemRandom().sample(blocks, affordable)  # a generator that no result depends on
     for block in blocks:
-        found = hashlib.sha256(pixels[block * per_block : (block + 1) * per_block]).hexdigest()
+        found = hashlib.sha256(pixels[block * per_block : (block + 1) * per_block].data).hexdigest()
         if found != checksums[block]:
             raise FczooError(
                 f"the pixels in {stem}.u8 have changed since they were decoded; delete that file"

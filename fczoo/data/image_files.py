@@ -182,7 +182,7 @@ def one_folder(
 
 
 def held_out(folders: dict[str, list[str]], seed: int) -> set[str]:
-    """A fifth of the images, the same on every machine: of 30,000 exactly 6,000, of every class about a fifth.
+    """A fifth of the images, the same on every machine: 6,000 of 30,000, about a fifth of every class.
 
     Each class gives the images whose sha256 of ``SEED:NAME`` comes first, so that neither the order of
     the files nor a library's random numbers matter. The images missing to a fifth of the whole come from

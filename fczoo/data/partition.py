@@ -1,4 +1,4 @@
-"""Who owns what: one split of the training images over clients and tasks, made once a run, saved and hashed."""
+"""The split of the training images over clients and tasks: made once for a run, saved and hashed."""
 
 import hashlib
 import json
@@ -52,9 +52,9 @@ class Partition:
         return np.array([[len(c) for c in task] for task in self.tasks])
 
     def save(self, path: Path) -> None:
-        write_safely(
-            path, f"{json.dumps({'format': FORMAT, 'sha256': self.sha256, **self._content()})}\n".encode()
-        )
+        """Write the partition as JSON, with its hash."""
+        content = {"format": FORMAT, "sha256": self.sha256, **self._content()}
+        write_safely(path, f"{json.dumps(content)}\n".encode())
 
     def _content(self) -> dict[str, Any]:
         tasks = [[c.tolist() for c in task] for task in self.tasks]
@@ -80,17 +80,14 @@ def make_partition(
     joined = tuple(map(population.joined, tasks)) if joining else ()
     if spec.startswith("file:"):
         return _matching(load_partition(Path(spec[5:])), stream, population.joined(len(tasks) - 1), joined)
-    partitioner = PARTITIONERS.create(spec)
-    whole = getattr(partitioner, "scope", "task") == "dataset"
-    if whole and (joining or transition < 1):
-        raise FczooError(
-            f"{spec} splits the whole data set at once, which needs the same clients in every task; take scope=task"
-        )
-    parts = (
-        _split_whole(stream, partitioner, clients, seed)
-        if whole
-        else _split_tasks(stream, partitioner, population, seed)
-    )
+    partitioner: Partitioner = PARTITIONERS.create(spec)
+    if getattr(partitioner, "scope", "task") == "dataset":
+        if joining or transition < 1:
+            problem = f"{spec} splits the whole data set at once"
+            raise FczooError(f"{problem}, which needs the same clients in every task; take scope=task")
+        parts = _split_whole(stream, partitioner, clients, seed)
+    else:
+        parts = _split_tasks(stream, partitioner, population, seed)
     return Partition(stream.name, spec, seed, stream.class_order, parts, joined)
 
 
@@ -99,23 +96,18 @@ def _split_tasks(
 ) -> tuple[tuple[np.ndarray, ...], ...]:
     tasks, everyone = [], population.joined(len(stream.tasks) - 1)
     for task in stream.tasks:
-        here, receivers = stream.positions(stream.train, task), population.receivers(task.index, seed)
+        images, receivers = stream.positions(stream.train, task), population.receivers(task.index, seed)
         if not len(receivers):
-            raise FczooError(
-                f"no client gets data of task {task.index + 1}; raise --transition, --clients or --joining"
-            )
-        if len(here) < len(receivers) and getattr(partitioner, "disjoint", True):
-            raise FczooError(
-                f"task {task.index + 1} has {len(here)} training images for {len(receivers)} clients; lower --clients or --tasks"
-            )
-        parts = partitioner(
-            stream.train.labels[here] - task.start,
-            len(receivers),
-            numpy_stream("partition", seed, task.index),
-        )
-        owned = [here[:0]] * everyone
+            problem = f"no client gets data of task {task.index + 1}"
+            raise FczooError(f"{problem}; raise --transition, --clients or --joining")
+        if len(images) < len(receivers) and getattr(partitioner, "disjoint", True):
+            problem = f"task {task.index + 1} has {len(images)} training images for {len(receivers)} clients"
+            raise FczooError(f"{problem}; lower --clients or --tasks")
+        labels = stream.train.labels[images] - task.start
+        parts = partitioner(labels, len(receivers), numpy_stream("partition", seed, task.index))
+        owned = [images[:0]] * everyone
         for client, part in zip(receivers, parts, strict=True):
-            owned[client] = here[part]
+            owned[client] = images[part]
         tasks.append(tuple(np.sort(stream.train_index[positions]) for positions in owned))
     return tuple(tasks)
 
@@ -124,26 +116,26 @@ def _split_whole(
     stream: Stream, partitioner: Partitioner, clients: int, seed: int
 ) -> tuple[tuple[np.ndarray, ...], ...]:
     if len(stream.train_index) < clients:
-        raise FczooError(
-            f"{stream.name} has {len(stream.train_index)} training images for {clients} clients; lower --clients"
-        )
+        problem = f"{stream.name} has {len(stream.train_index)} training images for {clients} clients"
+        raise FczooError(f"{problem}; lower --clients")
     parts = partitioner(stream.train.labels, clients, numpy_stream("partition", seed))
-    places = [
-        np.intersect1d(part, stream.positions(stream.train, task)) for task in stream.tasks for part in parts
-    ]
-    owned = [stream.train_index[p] for p in places]
-    return tuple(tuple(owned[i : i + clients]) for i in range(0, len(owned), clients))
+    tasks = []
+    for task in stream.tasks:
+        images = stream.positions(stream.train, task)
+        tasks.append(tuple(stream.train_index[np.intersect1d(part, images)] for part in parts))
+    return tuple(tasks)
 
 
 def load_partition(path: Path) -> Partition:
-    """Read a saved partition. Raises FczooError when it is missing, malformed or does not match its own hash."""
+    """Read a saved partition.
+
+    Raises FczooError when it is missing, malformed or does not match its own hash.
+    """
     try:
         content = json.loads(path.read_text())
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}, expected {FORMAT!r}")
-        tasks = tuple(
-            tuple(np.array(c, dtype=np.int64).reshape(-1) for c in task) for task in content["tasks"]
-        )
+        tasks = tuple(tuple(map(_positions, task)) for task in content["tasks"])
         if not tasks or len({len(t) for t in tasks}) != 1 or not tasks[0]:
             raise ValueError("tasks must all list the same clients")
         joined = tuple(map(int, content.get("joined", ())))
@@ -162,44 +154,35 @@ def load_partition(path: Path) -> Partition:
     return partition
 
 
+def _positions(client: Any) -> np.ndarray:
+    return np.array(client, dtype=np.int64).reshape(-1)
+
+
 def _matching(partition: Partition, stream: Stream, clients: int, joined: tuple[int, ...]) -> Partition:
-    want = (stream.name, stream.class_order, len(stream.tasks), clients, joined)
-    have = (
-        partition.dataset,
-        partition.class_order,
-        len(partition.tasks),
-        partition.clients,
-        partition.joined,
+    """The saved partition, if it fits the run. Raises FczooError naming the first difference."""
+    differences = (
+        ("data set", partition.dataset, stream.name),
+        ("class order", partition.class_order, stream.class_order),
+        ("number of tasks", len(partition.tasks), len(stream.tasks)),
+        ("number of clients", partition.clients, clients),
+        ("number of clients joining at each task", partition.joined, joined),
     )
-    labels = (
-        "data set",
-        "class order",
-        "number of tasks",
-        "number of clients",
-        "number of clients joining at each task",
-    )
-    for what, ours, theirs in zip(labels, want, have, strict=True):
-        if ours != theirs:
-            raise FczooError(f"the saved partition has another {what} than this run: {theirs} against {ours}")
+    for what, saved, ours in differences:
+        if saved != ours:
+            raise FczooError(f"the saved partition has another {what} than this run: {saved} against {ours}")
     nobody = several = 0
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):
         owned, owners = np.unique(np.concatenate(parts), return_counts=True)
         if not len(owned):
             raise FczooError(f"the saved partition gives nobody an image of task {task.index + 1}")
-        known = stream.train_index[stream.positions(stream.train, task)]
-        if not np.isin(owned, known).all():
-            raise FczooError(
-                f"the saved partition names images that task {task.index + 1} of this run does not have; use the same --train-per-class"
-            )
-        nobody, several = nobody + len(known) - len(owned), several + int((owners > 1).sum())
+        images = stream.train_index[stream.positions(stream.train, task)]
+        if not np.isin(owned, images).all():
+            problem = f"the saved partition names images that task {task.index + 1} of this run does not have"
+            raise FczooError(f"{problem}; use the same --train-per-class")
+        nobody, several = nobody + len(images) - len(owned), several + int((owners > 1).sum())
+    total = len(stream.train_index)
     if nobody:
-        log.warning(
-            "the saved partition leaves %d of %d training images to nobody", nobody, len(stream.train_index)
-        )
+        log.warning("the saved partition leaves %d of %d training images to nobody", nobody, total)
     if several:
-        log.warning(
-            "the saved partition gives %d of %d training images to several clients",
-            several,
-            len(stream.train_index),
-        )
+        log.warning("the saved partition gives %d of %d training images to several clients", several, total)
     return partition

@@ -1,4 +1,4 @@
-"""Clients over time: how many have joined by a task, and who of them gets its data."""
+"""Clients over time: how many have joined by a task, and which of them get its data."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,6 @@ class Population:
         if task == 0:
             return np.arange(self.first)
         earlier = self.joined(task - 1)
-        drawn = numpy_stream("population", seed, task).choice(
-            earlier, int(self.transition * earlier + 1e-9), replace=False
-        )
+        number = int(self.transition * earlier + 1e-9)
+        drawn = numpy_stream("population", seed, task).choice(earlier, number, replace=False)
         return np.concatenate([np.sort(drawn), np.arange(earlier, self.joined(task))])

@@ -13,26 +13,26 @@ from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.types import Task
-from fczoo.data.dataset import ImageData, Images
+from fczoo.data.dataset import Dataset, ImageData, Images, Split
 
 _NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A data set cut into tasks. Labels are renumbered in order of arrival; ``*_index`` are the original positions."""
+    """A data set cut into tasks, its labels renumbered in order of arrival."""
 
     name: str
     train: Images
     test: Images
-    train_index: np.ndarray
+    train_index: np.ndarray  # positions in the data set's own training part
     class_order: tuple[int, ...]  # original label of each class, in order of arrival
     classes: tuple[str, ...]  # names in order of arrival
     tasks: tuple[Task, ...]
     split: str = "official"  # how the test part was chosen
 
     def positions(self, images: Images, task: Task) -> np.ndarray:
-        """Where the images of one task are."""
+        """Positions among ``images`` of those of one task, ascending."""
         return np.flatnonzero((images.labels >= task.start) & (images.labels < task.stop))
 
 
@@ -54,7 +54,8 @@ def make_stream(
     images are labels only. ``stored_size`` is the side in pixels at which images of files are kept; None:
     the data set's own.
     """
-    data: ImageData = DATASETS.get(dataset)().load(root or home() / "data")
+    reader: Dataset = DATASETS.get(dataset)()
+    data: ImageData = reader.load(root or home() / "data")
     count = len(data.classes)
     arriving = make_tasks(dataset, count, tasks)
     order = _class_order(dataset, count, class_order_seed, class_order)
@@ -62,10 +63,11 @@ def make_stream(
     arrival[order] = np.arange(count)
     train_index = _first(data.train.labels, train_per_class)
     test_index = _first(data.test.labels, test_per_class)
-    train, test = (
-        part.take(index, stored_size) if pixels else Images(_NO_PIXELS, part.labels[index])
-        for part, index in ((data.train, train_index), (data.test, test_index))
-    )
+
+    def take(part: Split, index: np.ndarray) -> Images:
+        return part.take(index, stored_size) if pixels else Images(_NO_PIXELS, part.labels[index])
+
+    train, test = take(data.train, train_index), take(data.test, test_index)
     return Stream(
         dataset,
         Images(train.pixels, arrival[train.labels]),
@@ -86,40 +88,42 @@ def make_tasks(dataset: str, classes: int, tasks: int | Sequence[int]) -> tuple[
 
 
 def task_sizes(dataset: str, classes: int, tasks: int | Sequence[int]) -> list[int]:
-    """Classes of each task: of so many tasks, as equal as they can be with larger ones first, or as listed."""
+    """Number of classes of each task: as listed, or of so many tasks as equal as can be, larger ones first.
+
+    Raises FczooError when the classes cannot be cut in this way.
+    """
     if isinstance(tasks, int):
         if not 1 <= tasks <= classes:
-            raise FczooError(
-                f"{dataset} has {classes} classes and cannot be cut into {tasks} tasks; choose --tasks between 1 and {classes}"
-            )
+            problem = f"{dataset} has {classes} classes and cannot be cut into {tasks} tasks"
+            raise FczooError(f"{problem}; choose --tasks between 1 and {classes}")
         return [len(part) for part in np.array_split(np.arange(classes), tasks)]
     if min(tasks, default=0) < 1 or sum(tasks) != classes:
-        raise FczooError(
-            f"--tasks {','.join(map(str, tasks))} adds up to {sum(tasks)} classes, but {dataset} has {classes}; each task needs one or more"
-        )
+        listed = f"--tasks {','.join(map(str, tasks))} adds up to {sum(tasks)} classes"
+        raise FczooError(f"{listed}, but {dataset} has {classes}; each task needs one or more")
     return list(tasks)
 
 
 def _class_order(
-    dataset: str, count: int, seed: int | None, given: Literal["natural"] | Sequence[int]
+    dataset: str, count: int, seed: int | None, order: Literal["natural"] | Sequence[int]
 ) -> np.ndarray:
-    if given == "natural":
+    """Original label of each class, in order of arrival."""
+    if order == "natural":
         return np.arange(count) if seed is None else numpy_stream("class order", seed).permutation(count)
     if seed is not None:
-        raise FczooError(
-            "--class-order lists the classes and --class-order-seed shuffles them; give one of the two"
-        )
-    if sorted(given) != list(range(count)):
-        raise FczooError(
-            f"--class-order must name each of the labels 0 to {count - 1} of {dataset} once; it has {len(given)} entries"
-        )
-    return np.array(given)
+        problem = "--class-order lists the classes and --class-order-seed shuffles them"
+        raise FczooError(f"{problem}; give one of the two")
+    if sorted(order) != list(range(count)):
+        wanted = f"each of the labels 0 to {count - 1} of {dataset} once"
+        raise FczooError(f"--class-order must name {wanted}; it has {len(order)} entries")
+    return np.array(order)
 
 
 def _first(labels: np.ndarray, per_class: int | None) -> np.ndarray:
+    """Positions of the first ``per_class`` images of every class, ascending; None: of all."""
     if per_class is None:
         return np.arange(len(labels))
-    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in np.unique(labels)]))
+    first = [np.flatnonzero(labels == c)[:per_class] for c in np.unique(labels)]
+    return np.sort(np.concatenate(first))
 
 
 BLOCK = 1024  # images that are hashed at once, so that a data set on disk need not fit into memory

@@ -1,4 +1,4 @@
-"""What ``fczoo data check`` finds in a copy, beside the numbers of the whole data set."""
+"""Compares a local copy of a data set with the official numbers (``fczoo data check``)."""
 
 import os
 import sys
@@ -17,21 +17,22 @@ from fczoo.data.image_files import ImageFiles, UnreadableImage, prepare
 SHOWN = 10  # unreadable files that are named
 
 
-def check(name: str, root: Path | None = None) -> tuple[str, list[str]]:
-    """Count and read everything; returns a table and what is wrong, empty for a whole copy.
+def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
+    """Count and read everything; returns a table, and the differences in words, none for a whole copy.
 
     Raises FczooError for a copy that cannot be loaded at all: missing, of another layout, or with a wrong
     checksum.
     """
     dataset: Dataset = DATASETS.get(name)()
     root = (root or home() / "data").expanduser()
-    place = dataset.locate(root) if dataset.folder or dataset.source else None
+    folder = dataset.locate(root) if dataset.folder or dataset.source else None
     data = dataset.load(root)
     official = dataset.official or Official(None, None)
     broken = [reason for split in (data.train, data.test) for reason in unreadable(split)]
-    rows, wrong = [("classes", str(len(data.classes)), str(dataset.classes or "-"))], []
+    rows = [("classes", str(len(data.classes)), str(dataset.classes or "-"))]
+    differences = []
     if dataset.classes and len(data.classes) != dataset.classes:
-        wrong.append(f"{len(data.classes)} classes, not {dataset.classes}")
+        differences.append(f"{len(data.classes)} classes, not {dataset.classes}")
     for label, split, total, each in (
         ("training images", data.train, official.train, official.train_per_class),
         ("test images", data.test, official.test, official.test_per_class),
@@ -40,12 +41,12 @@ def check(name: str, root: Path | None = None) -> tuple[str, list[str]]:
         rows.append((label, str(len(split.labels)), str(total or "-")))
         rows.append(("  a class", _range(counts), str(each or "-")))
         if total and total != len(split.labels):
-            wrong.append(f"{len(split.labels)} {label}, not {total}")
+            differences.append(f"{len(split.labels)} {label}, not {total}")
         elif each and (counts != each).any():
-            wrong.append(f"{_range(counts)} {label} a class, not {each}")
+            differences.append(f"{_range(counts)} {label} a class, not {each}")
     rows.append(("unreadable files", str(len(broken)), "0"))
     if broken:
-        wrong.append(f"{len(broken)} unreadable files")
+        differences.append(f"{len(broken)} unreadable files")
     table = tabulate(
         rows,
         ["", "found", "official"],
@@ -53,8 +54,10 @@ def check(name: str, root: Path | None = None) -> tuple[str, list[str]]:
         disable_numparse=True,
         colalign=("left", "right", "right"),
     )
-    more = [f"... and {len(broken) - SHOWN} more"] if len(broken) > SHOWN else []
-    return "\n".join([f"{name}: {place or 'comes with its package'}", table, *broken[:SHOWN], *more]), wrong
+    lines = [f"{name}: {folder or 'comes with its package'}", table, *broken[:SHOWN]]
+    if len(broken) > SHOWN:
+        lines.append(f"... and {len(broken) - SHOWN} more")
+    return "\n".join(lines), differences
 
 
 def unreadable(split: Split) -> list[str]:

@@ -11,7 +11,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import nearest
 from fczoo.data.dataset import Images
 
-QUERY_BLOCK = 64  # query features are computed in fixed blocks of neighbours, so that they do not depend on who asks first
+QUERY_BLOCK = 64  # images whose query features are computed at once: fixed, so that the order does not matter
 DRAWS = 6  # random numbers that one augmented image uses
 ON_DEVICE = 8 << 30  # bytes of pixels that may be moved to an accelerator as a whole
 
@@ -20,9 +20,7 @@ ON_DEVICE = 8 << 30  # bytes of pixels that may be moved to an accelerator as a 
 class Augment:
     """Random view of a training image."""
 
-    scale: tuple[float, float] | None = (
-        None  # area of the random crop, which is then resized to the input size
-    )
+    scale: tuple[float, float] | None = None  # area of the random crop, which is resized to the input size
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # its aspect ratio, log-uniform
     flip: float = 0.0  # probability of a horizontal flip
     brightness: float = 0.0  # factor drawn from 1 - b to 1 + b
@@ -61,10 +59,10 @@ class ImageStore:
         self._mean = torch.tensor(backbone.config.mean, device=backbone.device).view(1, 3, 1, 1)
         self._std = torch.tensor(backbone.config.std, device=backbone.device).view(1, 3, 1, 1)
         self._features = torch.empty(0)
-        self._known = torch.zeros(math.ceil(len(self.labels) / QUERY_BLOCK), dtype=torch.bool)
+        self._computed = torch.zeros(math.ceil(len(self.labels) / QUERY_BLOCK), dtype=torch.bool)
 
     def view(self, index: Tensor) -> Tensor:
-        """Test view [B, 3, S, S]: the middle ``test_crop`` of each side, resized (bicubic, antialiased) and normalised."""
+        """Test view [B, 3, S, S]: the middle ``test_crop`` of each side, resized and normalised."""
         return self._normalise(self._resized(index))
 
     def augmented(self, index: Tensor, augment: Augment, draws: Tensor) -> Tensor:
@@ -83,13 +81,13 @@ class ImageStore:
     def query(self, index: Tensor) -> Tensor:
         """Frozen feature [B, D] of the test view, computed once an image and kept."""
         for block in torch.unique(index.cpu() // QUERY_BLOCK).tolist():
-            if not self._known[block]:
+            if not self._computed[block]:
                 rows = torch.arange(block * QUERY_BLOCK, min((block + 1) * QUERY_BLOCK, len(self.labels)))
                 features = self.backbone(self.view(rows))
                 if not len(self._features):
                     self._features = features.new_empty(len(self.labels), features.shape[1])
                 self._features[rows.to(features.device)] = features
-                self._known[block] = True
+                self._computed[block] = True
         return self._features[index.to(self._features.device)].clone()
 
     def _raw(self, index: Tensor) -> Tensor:
@@ -104,9 +102,8 @@ class ImageStore:
         return _resample(x, middle, middle)
 
     def _normalise(self, x: Tensor) -> Tensor:
-        return (
-            x.sub_(self._mean).div_(self._std).to(self.backbone.dtype)
-        )  # in place: fresh memory costs more than the sums
+        # in place, as fresh memory costs more than the sums
+        return x.sub_(self._mean).div_(self._std).to(self.backbone.dtype)
 
 
 def resampling(pixels: int, size: int, start: Tensor, extent: Tensor) -> Tensor:
@@ -119,31 +116,31 @@ def resampling(pixels: int, size: int, start: Tensor, extent: Tensor) -> Tensor:
     step = extent * pixels / size  # source pixels a point
     centre = start[:, None] * pixels + (torch.arange(size, device=start.device) + 0.5) * step[:, None]
     gap = centre[:, :, None] - (torch.arange(pixels, device=start.device) + 0.5)
-    gap.div_(step.clamp(min=1)[:, None, None]).abs_().clamp_(
-        max=2
-    )  # in place, as fresh memory costs more than the sums
+    # in place, as fresh memory costs more than the sums
+    gap.div_(step.clamp(min=1)[:, None, None]).abs_().clamp_(max=2)
     near = gap.mul(1.5).sub_(2.5).mul_(gap.square()).add_(1)  # (1.5 g - 2.5) g^2 + 1 for g < 1
-    far = (
-        gap.mul(-0.5).add_(2.5).mul_(gap).sub_(4).mul_(gap).add_(2)
-    )  # ((-0.5 g + 2.5) g - 4) g + 2, which is 0 at g = 2
-    weights = torch.where(gap < 1, near, far)
+    far = gap.mul(-0.5).add_(2.5).mul_(gap).sub_(4).mul_(gap).add_(2)  # ((-0.5 g + 2.5) g - 4) g + 2
+    weights: Tensor = torch.where(gap < 1, near, far)  # far is 0 at g = 2
     return weights.div_(weights.sum(-1, keepdim=True))
 
 
 def _resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Two matrix products, one an axis, by weights [S, pixels] or [B, S, pixels]: faster than gathering pixels, on any device."""
-    wide = (x.flatten(1, 2) @ columns.mT).unflatten(1, x.shape[1:3])
+    """Images [B, 3, H, W] resampled by weights [S, pixels] or [B, S, pixels] for either axis.
+
+    Two matrix products are faster than gathering pixels, on any device.
+    """
+    wide: Tensor = (x.flatten(1, 2) @ columns.mT).unflatten(1, x.shape[1:3])
     return (rows.unsqueeze(-3) @ wide).clamp_(0, 1)
 
 
 def _crops(augment: Augment, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Left, top, width and height [B] of random crops, as fractions; one that would stick out is cut to the image.
+    """Left, top, width and height [B] of random crops, as fractions; a crop ends at the image's border.
 
-    Without crops they are [1]: all images keep the whole and share the weights of its resampling.
+    Without crops they are [1]: all images are kept whole and share the weights of their resampling.
     """
     if augment.scale is None:
-        nothing, all_of_it = torch.zeros(1, device=draws.device), torch.ones(1, device=draws.device)
-        return nothing, nothing, all_of_it, all_of_it
+        zero, one = torch.zeros(1, device=draws.device), torch.ones(1, device=draws.device)
+        return zero, zero, one, one
     low, high = augment.scale
     area = low + (high - low) * draws[:, 0]
     stretch = math.log(augment.ratio[0]) + math.log(augment.ratio[1] / augment.ratio[0]) * draws[:, 1]

@@ -11,7 +11,7 @@ from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Official
 from fczoo.data.image_files import held_out
 from fczoo.data.stream import make_stream
-from fczoo.data.verify import check
+from fczoo.data.verify import verify
 from helpers_datasets import IDS, eurosat, tinyimagenet
 
 
@@ -72,7 +72,7 @@ def test_a_list_beside_the_images_replaces_the_rule(tmp_path: Path) -> None:
 
 def test_check_of_a_part_says_what_is_missing(tmp_path: Path) -> None:
     tinyimagenet(tmp_path)
-    table, wrong = check("tinyimagenet", tmp_path)
+    table, wrong = verify("tinyimagenet", tmp_path)
     assert "100000" in table and "400" in table and "unreadable" in table
     assert wrong == ["400 training images, not 100000", "200 test images, not 10000"]
 
@@ -80,10 +80,10 @@ def test_check_of_a_part_says_what_is_missing(tmp_path: Path) -> None:
 def test_check_of_a_whole_copy_and_of_broken_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eurosat(tmp_path)
     monkeypatch.setattr(DATASETS.get("eurosat"), "official", Official(48, 12))
-    assert check("eurosat", tmp_path)[1] == []
+    assert verify("eurosat", tmp_path)[1] == []
     broken = tmp_path / "eurosat" / "2750" / "Land2" / "Land2_3.jpg"
     broken.write_bytes(broken.read_bytes()[:100])
-    table, wrong = check("eurosat", tmp_path)
+    table, wrong = verify("eurosat", tmp_path)
     assert wrong == ["1 unreadable files"] and f"cannot read image {broken}" in table
 
 
