@@ -1,5 +1,7 @@
 """The check of an attack."""
 
+from typing import Any
+
 import torch
 
 from fczoo.core.registry import ATTACKS
@@ -52,12 +54,12 @@ class _Losses(Silent):
     def __init__(self) -> None:
         self.values: list[float] = []
 
-    def round(self, record: dict) -> None:
+    def round(self, record: dict[str, Any]) -> None:
         self.values.append(record["loss"])
 
 
 def _check_run(spec: str) -> None:
-    def losses(**settings: object) -> list[float]:
+    def losses(**settings: Any) -> list[float]:
         seen = _Losses()
         toy_bench(**settings).run(small_method("fedavg", tune="head"), 0, seen)
         return seen.values

@@ -31,8 +31,7 @@ def tried(check: Callable[[Draw], None], times: int = TIMES) -> None:
         from hypothesis.errors import Flaky
     except ImportError:
         for seed in range(times):
-            rng = np.random.default_rng(seed)
-            check(lambda low, high, rng=rng: int(rng.integers(low, high + 1)))
+            check(_draws(np.random.default_rng(seed)))
         return
 
     @settings(max_examples=times, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -49,6 +48,10 @@ def tried(check: Callable[[Draw], None], times: int = TIMES) -> None:
         attempt()
     except Flaky:  # what fails once and passes the next time has failed
         raise failed[-1] from None
+
+
+def _draws(rng: np.random.Generator) -> Draw:
+    return lambda low, high: int(rng.integers(low, high + 1))
 
 
 @contextmanager

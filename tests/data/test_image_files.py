@@ -1,13 +1,7 @@
-"""Image files of every kind, the squares made of them, and the cache that keeps those."""
+"""Image files of every kind, the squares made of them, and folders of one's own."""
 
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -22,25 +16,7 @@ from fczoo.data.image_files import ImageFiles, UnreadableImage, class_folders, p
 from fczoo.data.stream import make_stream
 from fczoo.data.views import AUGMENTS, DRAWS, ImageStore
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
-    return tmp_path / "home" / "cache" / "images"
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> ImageFiles:
-    """Twelve noisy images of 20x16 in three classes."""
-    rng, names = np.random.default_rng(0), []
-    for i in range(12):
-        name = f"class{i % 3}/{i}.png"
-        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (16, 20, 3), dtype=np.uint8)).save(tmp_path / "data" / name)
-        names.append(name)
-    return ImageFiles("toy", tmp_path / "data", tuple(names), np.arange(12) % 3, 16)
-
-
+pytestmark = pytest.mark.usefixtures("cache")
 EVERY = np.arange(12)
 
 # ---------------------------------------------------------------- one image
@@ -134,157 +110,6 @@ def test_a_named_pipe_is_no_image(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "image.png")
     with pytest.raises(UnreadableImage, match="it is no ordinary file"):
         prepare(tmp_path / "image.png", 8)
-
-
-# ---------------------------------------------------------------- the cache
-
-
-def test_images_are_decoded_once(files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = files.take(EVERY)
-    assert isinstance(first.pixels, np.memmap) and first.labels.tolist() == files.labels.tolist()
-    for pixels, name in zip(first.pixels, files.names, strict=True):
-        assert np.array_equal(pixels, prepare(files.root / name, 16))
-    before = {p.name: p.stat().st_mtime_ns for p in cache.iterdir()}
-    monkeypatch.setattr("fczoo.data.image_files.prepare", None)  # would fail
-    assert np.array_equal(files.take(EVERY).pixels, first.pixels)
-    assert {p.name: p.stat().st_mtime_ns for p in cache.iterdir()} == before
-
-
-def test_a_part_of_the_images_is_decoded_alone(files: ImageFiles, cache: Path) -> None:
-    some = files.take(np.array([1, 5, 7]), 8)
-    assert some.pixels.shape == (3, 8, 8, 3) and some.labels.tolist() == [1, 2, 1]
-    assert np.array_equal(some.pixels[1], prepare(files.root / files.names[5], 8))
-    assert [p.stat().st_size for p in cache.glob("*.u8")] == [3 * 8 * 8 * 3]
-
-
-@pytest.mark.parametrize("change", ["size", "file", "list", "preparation"])
-def test_another_source_size_or_preparation_has_a_cache_of_its_own(
-    change: str, files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files.take(EVERY)
-    index, size = EVERY, None
-    if change == "size":
-        size = 8
-    elif change == "file":
-        Image.new("RGB", (20, 16), (1, 2, 3)).save(files.root / files.names[4])
-    elif change == "list":
-        index = EVERY[1:]
-    else:
-        monkeypatch.setattr("fczoo.data.image_files.PREPARATION", "another one")
-    again = files.take(index, size)
-    assert len(list(cache.glob("*.u8"))) == 2
-    if change == "file":
-        assert (again.pixels[4] == [1, 2, 3]).all()
-
-
-def test_what_is_written_to_the_array_stays_out_of_the_cache(files: ImageFiles) -> None:
-    pixels = files.take(EVERY).pixels
-    kept = pixels.copy()
-    pixels[:] = 0
-    assert np.array_equal(files.take(EVERY).pixels, kept)
-
-
-def test_a_corrupt_image_is_named_and_leaves_no_cache(files: ImageFiles, cache: Path) -> None:
-    broken = files.root / files.names[7]
-    whole = broken.read_bytes()
-    broken.write_bytes(whole[:100])
-    with pytest.raises(FczooError, match=rf"cannot read image {broken}: .*fczoo data check toy"):
-        files.take(EVERY)
-    assert not [p for p in cache.iterdir() if p.suffix != ".lock"]
-    broken.write_bytes(whole)
-    assert len(files.take(EVERY).pixels) == 12
-
-
-@pytest.mark.parametrize("harm", ["no index", "torn index", "short pixels", "other index"])
-def test_half_a_cache_is_none(harm: str, files: ImageFiles, cache: Path) -> None:
-    expected = files.take(EVERY).pixels.copy()
-    index, pixels = next(cache.glob("*.json")), next(cache.glob("*.u8"))
-    if harm == "no index":
-        index.unlink()
-    elif harm == "torn index":
-        index.write_text(index.read_text()[:40])
-    elif harm == "short pixels":
-        pixels.write_bytes(pixels.read_bytes()[:-1])
-    else:
-        index.write_text(json.dumps({**json.loads(index.read_text()), "size": 99}))
-    if harm != "short pixels":
-        pixels.write_bytes(bytes(pixels.stat().st_size))
-    assert np.array_equal(files.take(EVERY).pixels, expected)
-
-
-@pytest.mark.parametrize("position", [0, 12 * 16 * 16 * 3 // 2, -1])
-def test_changed_pixels_are_refused(position: int, files: ImageFiles, cache: Path) -> None:
-    files.take(EVERY)
-    file = next(cache.glob("*.u8"))
-    pixels = bytearray(file.read_bytes())
-    pixels[position] ^= 1
-    file.write_bytes(pixels)
-    with pytest.raises(FczooError, match=rf"^the pixels in {file} have changed .*; delete that file$"):
-        files.take(EVERY)
-    file.unlink()
-    assert np.array_equal(files.take(EVERY).pixels[7], prepare(files.root / files.names[7], 16))
-
-
-def test_of_a_large_cache_some_blocks_are_verified_each_time(
-    files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks of one image, of which three are verified each time; one of them has changed."""
-    monkeypatch.setattr("fczoo.data.image_cache.BLOCK", 1)
-    monkeypatch.setattr("fczoo.data.image_cache.VERIFIED", 3 * 16 * 16 * 3)
-    files.take(EVERY)
-    file = next(cache.glob("*.u8"))
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
-    outcomes = set()
-    for _ in range(200):
-        try:
-            files.take(EVERY)
-            outcomes.add("not seen")
-        except FczooError:
-            outcomes.add("seen")
-    assert outcomes == {"seen", "not seen"}
-
-
-def test_a_cache_without_checksums_is_made_again(files: ImageFiles, cache: Path) -> None:
-    """As versions before the checksums left it."""
-    files.take(EVERY)
-    index, pixels = next(cache.glob("*.json")), next(cache.glob("*.u8"))
-    content = json.loads(index.read_text())
-    assert len(content.pop("sha256 of blocks")) == 1
-    index.write_text(json.dumps(content))
-    pixels.write_bytes(bytes(pixels.stat().st_size))
-    assert np.array_equal(files.take(EVERY).pixels[7], prepare(files.root / files.names[7], 16))
-
-
-def test_a_killed_build_is_made_again(files: ImageFiles, cache: Path) -> None:
-    script = (
-        "import time, numpy as np; from pathlib import Path; import fczoo.data.image_files as f\n"
-        "good = f.prepare\n"
-        "def slow(path, size):\n"
-        "    if path.stem == '9': time.sleep(60)\n"
-        "    return good(path, size)\n"
-        "f.prepare = slow\n"
-        f"files = f.ImageFiles('toy', Path({str(files.root)!r}), {files.names!r}, np.arange(12) % 3, 16)\n"
-        "files.take(np.arange(12))"
-    )
-    child = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 60
-    while not list(cache.glob("*.tmp")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert list(cache.glob("*.tmp")) and not list(cache.glob("*.json"))
-    assert np.array_equal(files.take(EVERY).pixels[9], prepare(files.root / files.names[9], 16))
-    assert not list(cache.glob("*.tmp"))
-
-
-def test_a_full_disk_is_seen_before_it_is_filled(
-    files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 100, 100))
-    with pytest.raises(FczooError, match=r"12 images at 16 pixels need .* --stored-size"):
-        files.take(EVERY)
-    assert not list(cache.glob("*.u8*"))
 
 
 # ---------------------------------------------------------------- folders of one's own

@@ -1,0 +1,151 @@
+"""Archives that reach out of their folder, are broken, or unpack to too much: nothing of them is kept."""
+
+import errno
+import gzip
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fczoo import FczooError
+from fczoo.core.registry import DATASETS
+from fczoo.data.dataset import Archive, Dataset
+from fczoo.data.fetch import fetch
+from fczoo.data.unpack import unpack
+from helpers_server import Server, entry, published, tarred
+
+
+def zipped(name: str, mode: int = 0) -> bytes:
+    out, info = io.BytesIO(), zipfile.ZipInfo("toy/placeholder")
+    info.filename, info.external_attr = (
+        name,
+        mode << 16,
+    )  # as written, without the clean-up of the constructor
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("toy/good", "x")
+        archive.writestr(info, "../../evil")
+    return out.getvalue()
+
+
+EVIL = {
+    "parent": tarred(entry("toy/good"), entry("toy/../../evil")),
+    "absolute": tarred(entry("/tmp/evil")),
+    "symbolic link": tarred(entry("toy/link", tarfile.SYMTYPE, "/etc"), entry("toy/link/evil")),
+    "link inside": tarred(entry("toy/good"), entry("toy/link", tarfile.SYMTYPE, "good")),
+    "hard link": tarred(entry("toy/link", tarfile.LNKTYPE, "../../evil")),
+    "device": tarred(entry("toy/device", tarfile.CHRTYPE)),
+    "pipe": tarred(entry("toy/pipe", tarfile.FIFOTYPE)),
+    "drive": tarred(entry("C:evil")),
+    "backslash": tarred(entry("..\\evil")),
+    "zip parent": zipped("toy/../../evil"),
+    "zip absolute": zipped("/evil"),
+    "zip link": zipped("toy/link", 0o120777),
+    "zip backslash": zipped("..\\..\\evil"),
+    "zip nameless": zipped(""),
+}
+
+
+@pytest.mark.parametrize("kind", EVIL)
+def test_archives_that_reach_out_are_refused_whole(
+    kind: str, toy: type[Dataset], server: Server, tmp_path: Path
+) -> None:
+    root = tmp_path / "deep" / "root"
+    toy.archives = (published(EVIL[kind]),)
+    server.files["toy.tar.gz"] = EVIL[kind]
+    with pytest.raises(
+        FczooError, match=r"neither a file nor a folder|leads out of the folder|member without a name"
+    ):
+        fetch("toy", root, server.url)
+    assert [p.name for p in tmp_path.rglob("*") if p.name not in ("deep", "root")] == [".fetch-toy.lock"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no archive at all", tarred(entry("toy/good"))[:-20], tarred(entry("other/good"))],
+    ids=["empty", "no archive", "cut short", "another folder"],
+)
+def test_what_cannot_be_unpacked_leaves_nothing(
+    content: bytes, toy: type[Dataset], server: Server, tmp_path: Path
+) -> None:
+    toy.archives = (published(content, "toy.bin"),)
+    server.files["toy.bin"] = content
+    with pytest.raises(FczooError, match=r"no tar, zip or gz|cannot unpack|holds no folder toy"):
+        fetch("toy", tmp_path, server.url)
+    assert [p.name for p in tmp_path.iterdir()] == [".fetch-toy.lock"]
+
+
+def test_a_broken_gz_file(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.gz"
+    file.write_bytes(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03abc")
+    with pytest.raises(FczooError, match=r"cannot unpack numbers\.gz"):
+        unpack(file, tmp_path / "out")
+
+
+def bomb(kind: str) -> bytes:
+    """Archives of 4 MiB of one letter, or of many empty files, in a few kilobytes."""
+    out, letters = io.BytesIO(), b"x" * (4 << 20)
+    if kind == "gz":
+        return gzip.compress(letters)
+    if kind == "zip":
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("toy/letters", letters)
+        return out.getvalue()
+    if kind == "tar":
+        return tarred(entry("toy/letters"), content=letters)
+    return tarred(*(entry(f"toy/{i}") for i in range(4000)), content=b"")
+
+
+@pytest.mark.parametrize("kind", ["gz", "zip", "tar", "many empty files"])
+def test_an_archive_that_unpacks_to_too_much_is_refused(
+    kind: str, toy: type[Dataset], server: Server, tmp_path: Path
+) -> None:
+    content, name = bomb(kind), "toy.gz" if kind == "gz" else "toy.bin"
+    server.files[name] = content
+    toy.archives = (Archive(f"http://original.invalid/{name}"),)
+    with pytest.raises(FczooError, match=r"bytes, unpacks to more than \d+; nothing of it was kept"):
+        fetch("toy", tmp_path, server.url)
+    assert [p.name for p in tmp_path.iterdir()] == [".fetch-toy.lock"]
+    toy.archives = (published(content, name),)  # with a checksum its publisher vouches for it
+    if kind == "gz":
+        toy.archives = (toy.archives[0]._replace(into="toy"),)
+    fetch("toy", tmp_path, server.url)
+    assert any((tmp_path / "toy").iterdir())
+
+
+def test_a_full_disk_leaves_the_download_alone(
+    toy: type[Dataset], server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = tarred(entry("toy/good"), entry("toy/better"))
+    toy.archives, server.files["toy.tar.gz"] = (published(content),), content
+    extract = tarfile.TarFile.extract
+
+    def fill(self: tarfile.TarFile, member: tarfile.TarInfo, *rest: object, **options: object) -> None:
+        if member.name == "toy/better":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        extract(self, member, *rest, **options)
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", fill)
+    with pytest.raises(
+        FczooError, match="No space left on device; mend that and run it again, the download is kept"
+    ):
+        fetch("toy", tmp_path, server.url)
+    assert [p.name for p in (tmp_path / ".fetch-toy").iterdir()] == ["toy.tar.gz"]
+    monkeypatch.undo()
+    DATASETS._entries["toy"] = toy
+    fetch("toy", tmp_path, server.url)
+    assert sorted(p.name for p in (tmp_path / "toy").iterdir()) == ["better", "fetched.json", "good"]
+
+
+def test_without_the_data_filter_nothing_leads_out_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11.0 to 3.11.3."""
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    for kind, content in EVIL.items():
+        (tmp_path / "toy.bin").write_bytes(content)
+        with pytest.raises(FczooError, match="nothing of it was kept"):
+            unpack(tmp_path / "toy.bin", tmp_path / "deep" / "out")
+        assert not list(tmp_path.rglob("evil*")), kind

@@ -1,0 +1,78 @@
+"""A server of files that behaves badly in every way that servers do, and archives to serve."""
+
+import hashlib
+import io
+import tarfile
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+
+from fczoo.data.dataset import Archive
+
+CONTENT = np.random.default_rng(0).bytes(50_000)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves ``files``; notes the requested ranges and misbehaves as told."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.ranges: list[str | None] = []
+        self.cut: int | None = None  # bytes after which the connection is closed
+        self.hold = False  # keep it open instead
+        self.ranged = True  # whether Range is understood
+        self.sized = True  # whether the length is told
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        server, wanted = self.server, self.headers.get("Range")
+        server.ranges.append(wanted)
+        content = server.files.get(self.path.lstrip("/"))
+        if content is None:
+            self.send_error(404)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and server.ranged else 0
+        if wanted and start >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if server.sized:
+            self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        self.wfile.write(content[start:] if server.cut is None else content[start : start + server.cut])
+        self.wfile.flush()
+        while server.hold:
+            time.sleep(0.01)
+
+    def log_message(self, *_: object) -> None:
+        """No lines in the test's output."""
+
+
+def published(content: bytes, name: str = "toy.tar.gz") -> Archive:
+    return Archive(f"http://original.invalid/{name}", hashlib.md5(content).hexdigest(), len(content))
+
+
+def tarred(*members: tarfile.TarInfo, content: bytes = b"x") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for member in members:
+            member.size = len(content) if member.isfile() else 0
+            archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
