@@ -1,17 +1,28 @@
 """Words of the command line, read."""
 
-import click
+import re
+from collections.abc import Sequence
 
 from fczoo.core.errors import FczooError
+from fczoo.core.options import WIDEST, quoted
+
+MOST_SEEDS = 10_000
 
 
-def words(_: click.Context, __: click.Parameter, value: str | None) -> list[str]:
-    """A comma-separated list."""
-    return [w.strip() for w in (value or "").split(",") if w.strip()]
+def words(value: str | Sequence[str] | None, option: str) -> list[str]:
+    """The words of a comma-separated list. Raises FczooError where one stands there twice."""
+    listed = value.split(",") if isinstance(value, str) else [str(v) for v in value or ()]
+    found = [w.strip() for w in listed if w.strip()]
+    for word in found:
+        if found.count(word) > 1:
+            raise FczooError(f"{option} names {quoted(word)} twice; give every name once")
+    return found
 
 
-def specs(value: str | None) -> list[str]:
+def specs(value: str | Sequence[str] | None) -> list[str]:
     """A comma-separated list of NAME:FIELD=VALUE,FIELD=VALUE: a word that only sets a field belongs to the one before it."""
+    if value is not None and not isinstance(value, str):
+        return list(dict.fromkeys(map(str, value)))
     found: list[str] = []
     for word in (value or "").split(","):
         if found and "=" in word and ":" not in word.partition("=")[0]:
@@ -21,21 +32,37 @@ def specs(value: str | None) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def parse_changes(changes: tuple[str, ...]) -> dict[str, dict[str, str]]:
+def parse_changes(changes: Sequence[str]) -> dict[str, dict[str, str]]:
     """``hgp.lr=0.1`` -> {"hgp": {"lr": "0.1"}}. Raises FczooError for another form."""
     out: dict[str, dict[str, str]] = {}
     for change in changes:
         place, sign, value = change.partition("=")
         method, dot, field = place.partition(".")
         if not (sign and dot and method and field):
-            raise FczooError(f"cannot read --set {change!r}; write METHOD.FIELD=VALUE, e.g. hgp.lr=0.001")
+            raise FczooError(
+                f"cannot read --set {quoted(change)}; write METHOD.FIELD=VALUE, e.g. hgp.lr=0.001"
+            )
         out.setdefault(method, {})[field] = value
     return out
 
 
-def parse_seeds(seeds: list[str]) -> list[int]:
-    """Distinct whole numbers from 0 up. Raises FczooError otherwise."""
-    seeds = seeds or ["0"]
-    if not all(s.isdecimal() for s in seeds) or len(set(seeds)) < len(seeds):
-        raise FczooError(f"--seeds is {','.join(seeds)!r}; give distinct whole numbers such as 0,1,2")
-    return [int(s) for s in seeds]
+def parse_seeds(value: str | int | Sequence[int | str]) -> list[int]:
+    """``0,1,5-7`` -> [0, 1, 5, 6, 7]. Raises FczooError for what is no list of distinct whole numbers from 0 up."""
+    listed = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+    seeds: list[int] = []
+    for word in (str(w).strip() for w in listed if str(w).strip()):
+        ends = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", word, re.ASCII)
+        if ends is None:
+            raise FczooError(f"--seeds has {quoted(word)}; give distinct whole numbers such as 0,1,2 or 0-4")
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if not first <= last <= WIDEST or last - first >= MOST_SEEDS:
+            raise FczooError(
+                f"--seeds has {word}; a range goes up, to {WIDEST} at most, by {MOST_SEEDS:,} seeds at most"
+            )
+        seeds += range(first, last + 1)
+    if len(set(seeds)) < len(seeds):
+        twice = next(s for s in seeds if seeds.count(s) > 1)
+        raise FczooError(f"--seeds has {twice} twice; give distinct whole numbers such as 0,1,2 or 0-4")
+    if not seeds:
+        raise FczooError("--seeds is empty; give distinct whole numbers such as 0,1,2 or 0-4")
+    return seeds

@@ -1,4 +1,4 @@
-"""What ``list``, ``show`` and ``doctor`` print."""
+"""What ``show`` and ``doctor`` print."""
 
 import dataclasses
 import inspect
@@ -14,11 +14,10 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from tabulate import tabulate
 
 from fczoo.backbones.load import load_backbone
-from fczoo.backbones.timm_vit import backbone_names
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.method import Method
-from fczoo.core.options import describe_type, nearest, quirks
+from fczoo.core.options import describe_type, nearest
 from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
@@ -26,46 +25,22 @@ from fczoo.core.registry import (
     METHODS,
     PARTITIONERS,
     PLUGINS,
-    PROTOCOLS,
     create_method,
 )
 from fczoo.core.tree import Tree, nbytes
 from fczoo.federation.environment import versions
-from fczoo.federation.settings import Settings
+from fczoo.federation.settings import GROUPS, Settings
 from fczoo.runner.cost import measure
 from fczoo.security.privacy import disclosed
 
 
-def listing(kind: str) -> str:
-    """Names of one kind, each with a line on what it is."""
-    if kind == "backbones":
-        return "\n".join(backbone_names())
-    if kind == "quirks":
-        return tabulate(
-            _quirks(), ["option", "what it does", "seen in"], tablefmt="simple", maxcolwidths=[None, 80, 60]
-        )
-    if kind in ("methods", "baselines"):
-        baselines = METHODS.names("fczoo.baselines")
-        names = baselines if kind == "baselines" else [n for n in METHODS.names() if n not in baselines]
-        entries = {n: METHODS.get(n) for n in names}
-    else:
-        registry = {
-            "datasets": DATASETS,
-            "partitioners": PARTITIONERS,
-            "aggregators": AGGREGATORS,
-            "attacks": ATTACKS,
-            "protocols": PROTOCOLS,
-        }[kind]
-        entries = {n: registry.get(n) for n in registry.names()}
-    lines = [
-        (name, getattr(entry, "about", "") or (inspect.getdoc(entry) or "").split("\n")[0])
-        for name, entry in entries.items()
-    ]
-    return tabulate(lines, tablefmt="plain")
-
-
 def show(name: str, dataset: str) -> str:
-    """Everything about a method, data set, partitioner, aggregator or attack. Raises FczooError for an unknown name."""
+    """Everything about a method, data set, partitioner, aggregator, attack or, as ``settings``, the settings.
+
+    Raises FczooError for an unknown name.
+    """
+    if name == "settings":
+        return _settings_page()
     pages = (
         (METHODS, _method_page),
         (DATASETS, _dataset_page),
@@ -74,22 +49,8 @@ def show(name: str, dataset: str) -> str:
     for registry, page in pages:
         if name in registry.names():
             return page(registry.get(name), dataset)
-    known = [n for registry, _ in pages for n in registry.names()]
+    known = ["settings", *(n for registry, _ in pages for n in registry.names())]
     raise FczooError(f"nothing is called {name!r}; {nearest(name, known)}")
-
-
-def _quirks() -> list[tuple[str, str, str]]:
-    """Deviations found in released code: option, what it changes, where it was seen."""
-    owners = [
-        *((n, METHODS.get(n)) for n in METHODS.names()),
-        ("bench", Settings),
-        *((n, PARTITIONERS.get(n)) for n in PARTITIONERS.names()),
-    ]
-    return [
-        (f"{owner}.{name}={value}", cls.__dataclass_fields__[name].metadata["meaning"], place)
-        for owner, cls in owners
-        for name, value, place in quirks(cls)
-    ]
 
 
 def doctor() -> str:
@@ -165,8 +126,18 @@ def _method_page(cls: type[Method], dataset: str) -> str:
     return "\n\n".join(parts)
 
 
+def _settings_page() -> str:
+    settings = Settings()
+    tables = [f"{group.capitalize()}:\n{_options_table(settings, group)}" for group in GROUPS]
+    return "\n\n".join(
+        ["Settings of a run, on digits: options of fczoo bench, fields of fczoo.Settings", *tables]
+    )
+
+
 def _dataset_page(cls: Any, _: str) -> str:
-    table = tabulate(dataclasses.asdict(cls.defaults).items(), tablefmt="plain")
+    meanings = {f.name: f.metadata["meaning"] for f in dataclasses.fields(Settings)}
+    defaults = dataclasses.asdict(cls.defaults)
+    table = tabulate([(k, v, meanings[k]) for k, v in defaults.items()], tablefmt="plain")
     facts = [
         ("Source", cls.source or "comes with its package"),
         ("Layout", cls.layout),
@@ -193,9 +164,11 @@ def _options_page(entry: Any, _: str) -> str:
     return f"{entry.name}: {inspect.getdoc(entry)}{table}"
 
 
-def _options_table(instance: Any) -> str:
+def _options_table(instance: Any, group: str = "") -> str:
     hints, rows = get_type_hints(type(instance)), []
     for field in dataclasses.fields(instance):
+        if group and field.metadata["group"] != group:
+            continue
         value, meaning = getattr(instance, field.name), field.metadata.get("meaning", "")
         rows.append((field.name, _word(value), describe_type(hints[field.name]), meaning))
     return tabulate(

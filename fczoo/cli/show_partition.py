@@ -12,8 +12,6 @@ from fczoo.core.errors import FczooError
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 
-SHOWN = 20  # clients up to which the tables of all tasks are printed
-
 
 def class_counts(partition: Partition, stream: Stream) -> np.ndarray:
     """Images, [tasks, clients, classes]; classes in order of arrival."""
@@ -25,22 +23,20 @@ def class_counts(partition: Partition, stream: Stream) -> np.ndarray:
     return out
 
 
-def describe_split(partition: Partition, stream: Stream) -> str:
-    """A line a task and, for few clients, a table of images per client and class for each task."""
+def describe_split(partition: Partition, stream: Stream, full: bool) -> str:
+    """A line a task and, in ``full``, a table of images per client and class for each task."""
     counts = class_counts(partition, stream)
     parts = [
         f"{partition.dataset}: {partition.spec}, partition seed {partition.seed}, sha256 {partition.sha256}",
         _tasks_table(partition, stream, counts),
     ]
-    if partition.clients <= SHOWN:
-        parts += [
-            f"Task {t.index + 1}, images per client and class (original labels):\n{_clients_table(counts[t.index], stream, t.start, t.stop)}"
-            for t in stream.tasks
-        ]
-    else:
-        parts.append(
-            f"Images per client and class: too many clients to print, give --table FILE for all {partition.clients}."
+    if not full:
+        return "\n\n".join(
+            [*parts, "Images per client and class: --full prints them, --table FILE writes them."]
         )
+    for task in stream.tasks:
+        title = f"Task {task.index + 1}, images per client and class (original labels):"
+        parts.append(f"{title}\n{_clients_table(counts[task.index], stream, task.start, task.stop)}")
     return "\n\n".join(parts)
 
 
@@ -87,13 +83,22 @@ def write_export(path: Path, partition: Partition, stream: Stream) -> None:
     )
 
 
-def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
-    """Heat map of images per client and class, tasks side by side. Raises FczooError without matplotlib."""
+def check_plot(path: Path) -> None:
+    """Raise FczooError without matplotlib, and for a kind of picture that it does not write."""
     try:
         from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise FczooError("a heat map needs matplotlib; run pip install 'fczoo[plot]'") from error
+    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    if path.suffix.removeprefix(".").lower() not in kinds:
+        raise FczooError(f"--plot {path} names no kind of picture; end it in one of .{', .'.join(kinds)}")
+
+
+def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
+    """Heat map of images per client and class, tasks side by side, where ``check_plot`` has nothing against it."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     counts = class_counts(partition, stream).sum(0)
     clients, classes = counts.shape
     figure = Figure(

@@ -6,12 +6,14 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fczoo.core.errors import FczooError
 
 LARGEST = 1e30  # of any option, so that what is computed from it in single precision is a number
+WIDEST = 2**63 - 1  # of any whole number: 64 bits
+QUOTED = 60  # characters of a wrong value that a message repeats
 _UNIONS = (types.UnionType, typing.Union)
 
 
@@ -22,20 +24,23 @@ def option(
     low: float | None = None,
     high: float | None = None,
     quirk: str | Mapping[Any, str] = "",
+    group: str = "",
 ) -> Any:
     """A dataclass field with a one-line meaning (shown by ``fczoo show``) and optional inclusive limits.
 
     ``quirk`` says where the deviation that the option switches on was seen, or for each value that is one
-    (shown by ``fczoo list quirks``).
+    (shown by ``fczoo list quirks``). ``group`` is the heading under which ``fczoo bench --help`` lists it.
     """
-    return dataclasses.field(
-        default=default, metadata={"meaning": meaning, "low": low, "high": high, "quirk": quirk}
-    )
+    metadata = {"meaning": meaning, "low": low, "high": high, "quirk": quirk, "group": group}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def build(cls: type, label: str, values: Mapping[str, Any]) -> Any:
+def build(
+    cls: type, label: str, values: Mapping[str, Any], spelled: Callable[[str], str] | None = None
+) -> Any:
     """``cls(**values)`` with words parsed by the fields' types.
 
+    ``spelled`` says how users write a field (``rounds`` -> ``--rounds``); without it, messages say ``LABEL.FIELD``.
     Raises FczooError for an unknown field, naming the nearest one, and for a value that does not fit.
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}
@@ -43,9 +48,16 @@ def build(cls: type, label: str, values: Mapping[str, Any]) -> Any:
     parsed = {}
     for key, value in values.items():
         if key not in fields:
-            raise FczooError(f"{label} has no option {key!r}; {nearest(key, list(fields))}")
-        parsed[key] = _parse(value, hints[key], f"{label}.{key}")
+            raise FczooError(f"{label} has no option {quoted(key)}; {nearest(key, list(fields))}")
+        name = spelled(key) if spelled else f"{label}.{key}"
+        parsed[key] = _parse(value, hints[key], name)
+        _check_limits(parsed[key], fields[key], name)
     return cls(**parsed)
+
+
+def flag(field: str) -> str:
+    """How the command line spells a setting: ``batch_size`` -> ``--batch-size``."""
+    return f"--{field.replace('_', '-')}"
 
 
 def quirks(cls: type) -> list[tuple[str, Any, str]]:
@@ -63,20 +75,31 @@ def quirks(cls: type) -> list[tuple[str, Any, str]]:
 def check_options(instance: Any) -> None:
     """Raise FczooError where a field of a dataclass instance has the wrong type or is outside its limits."""
     hints = typing.get_type_hints(type(instance))
-    owner = getattr(instance, "name", "") or type(instance).__name__
     for field in dataclasses.fields(instance):
-        label, given = f"{owner}.{field.name}", getattr(instance, field.name)
+        label = f"{getattr(instance, 'name', '') or type(instance).__name__}.{field.name}"
+        given = getattr(instance, field.name)
         value = _parse(given, hints[field.name], label)
         if value != given:  # a word or list that only build() reads
-            raise FczooError(f"{label} is {given!r}; it must be {describe_type(hints[field.name])}")
-        low, high = field.metadata.get("low"), field.metadata.get("high")
-        for number in value if isinstance(value, tuple) else (value,):
-            if not isinstance(number, int | float):
-                continue
-            if (low is not None and number < low) or (high is not None and number > high):
-                raise FczooError(f"{label} is {number}; it must be {_limits(low, high)}")
-            if isinstance(number, float) and abs(number) > LARGEST:
-                raise FczooError(f"{label} is {number}; it must be at most {LARGEST:g}")
+            raise FczooError(f"{label} is {quoted(given)}; it must be {describe_type(hints[field.name])}")
+        _check_limits(value, field, label)
+
+
+def _check_limits(value: Any, field: dataclasses.Field, label: str) -> None:
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    for number in value if isinstance(value, tuple) else (value,):
+        if not isinstance(number, int | float):
+            continue
+        largest = LARGEST if isinstance(number, float) else WIDEST
+        if (low is not None and number < low) or (high is not None and number > high):
+            raise FczooError(f"{label} is {quoted(number)}; it must be {_limits(low, high)}")
+        if abs(number) > largest:
+            raise FczooError(f"{label} is {quoted(number)}; it must be at most {largest}")
+
+
+def quoted(value: Any) -> str:
+    """A value as messages repeat it: its beginning, where it is long."""
+    text = repr(value)
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}... ({len(text)} characters)"
 
 
 def nearest(word: str, names: list[str]) -> str:
@@ -99,12 +122,14 @@ def describe_type(hint: Any) -> str:
 
 
 def _limits(low: float | None, high: float | None) -> str:
+    least, most = (str(n) if isinstance(n, int) else f"{n:g}" for n in (low or 0, high or 0))
     if low is None:
-        return f"at most {high:g}"
-    return f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+        return f"at most {most}"
+    return f"at least {least}" if high is None else f"between {least} and {most}"
 
 
-def _parse(value: Any, hint: Any, label: str) -> Any:
+def _parse(given: Any, hint: Any, label: str) -> Any:
+    value = given
     if typing.get_origin(hint) in _UNIONS:
         if isinstance(value, str) and value.lower() == "none" and types.NoneType in typing.get_args(hint):
             return None
@@ -125,14 +150,14 @@ def _parse(value: Any, hint: Any, label: str) -> Any:
         if isinstance(value, str) and hint is not str:
             value = _word(value)
         if hint is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) < 1e308 else math.inf
         if (
             isinstance(value, hint)
             and not (hint is int and isinstance(value, bool))
             and not (hint is float and not math.isfinite(value))
         ):
             return value
-    raise FczooError(f"{label} is {value!r}; it must be {describe_type(hint)}")
+    raise FczooError(f"{label} is {quoted(given)}; it must be {describe_type(hint)}")
 
 
 def _word(word: str) -> Any:
@@ -140,5 +165,5 @@ def _word(word: str) -> Any:
         return word == "on"
     try:
         return json.loads(word.strip().lower())
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or brackets without end
         return word

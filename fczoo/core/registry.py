@@ -173,5 +173,5 @@ def create_method(name: str, dataset: str | None = None, **options: Any) -> "Met
     """
     cls = METHODS.get(name)
     tuned = cls.tuned.get(dataset, {}) if dataset else {}
-    method: Method = build(cls, name, {**tuned, **options})
+    method: Method = build(cls, name, {**tuned, **options}, f"--set {name}.{{}}".format)
     return method

@@ -1,20 +1,17 @@
 """The settings of a run: everything but the method."""
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
-
 from fczoo.core.errors import FczooError
-from fczoo.core.options import build, check_options, option
-from fczoo.core.registry import DATASETS, PARTITIONERS, PROTOCOLS
+from fczoo.core.options import build, check_options, flag, option
+from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, PROTOCOLS, make_aggregator
 
-HALF, IMAGENET, CLIP = (
-    ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
-    (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD),
-)
+HALF = ((0.5,) * 3, (0.5,) * 3)
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 RELEASED_NORM = {
     "cifar100": HALF,
     "imagenet_r": HALF,
@@ -25,90 +22,155 @@ RELEASED_NORM = {
 }
 """Mean and standard deviation by data set in fed-mammoth, the code released with HGP."""
 
+GROUPS = DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = (
+    "data",
+    "population",
+    "training",
+    "machine",
+    "robustness",
+)
+"""Groups of settings, as ``fczoo bench --help`` lists them."""
+
+MOST_CLIENTS = 1_000_000
+
 
 @dataclass(frozen=True)
 class Settings:
     """Everything about a run but the method. ``for_dataset`` fills in a data set's own schedule."""
 
-    dataset: str = option("digits", "registered data set")
+    dataset: str = option("digits", "registered data set; see `fczoo list datasets`", group=DATA)
     protocol: str | None = option(
-        None, "registered protocol that these settings follow where nothing else was given"
+        None,
+        "a paper's own settings, followed where nothing else is given; see `fczoo list protocols`",
+        group=TRAINING,
     )
-    data_root: str | None = option(None, "folder that holds the data; none: FCZOO_HOME/data")
-    backbone: str = option("vit_nano_32", "name, weight file, or NAME:FILE")
-    image_size: int | None = option(None, "input size; none: the checkpoint's own", low=1)
-    mean: tuple[float, ...] | None = option(None, "input mean; none: the checkpoint's own")
-    std: tuple[float, ...] | None = option(None, "input standard deviation; none: the checkpoint's own")
+    data_root: str | None = option(None, "folder that holds the data; none: FCZOO_HOME/data", group=DATA)
+    backbone: str = option("vit_nano_32", "name, weight file, or NAME:FILE", group=TRAINING)
+    image_size: int | None = option(None, "input size; none: the checkpoint's own", low=1, group=TRAINING)
+    mean: tuple[float, ...] | None = option(None, "input mean; none: the checkpoint's own", group=TRAINING)
+    std: tuple[float, ...] | None = option(
+        None, "input standard deviation; none: the checkpoint's own", group=TRAINING
+    )
     norm_by_dataset: bool = option(
         False,
         "mean and standard deviation by data set, whatever the checkpoint was trained with",
         quirk="fed-mammoth",
+        group=TRAINING,
     )
-    partition: str = option("dirichlet:0.5", "partitioner, or file:PATH of a saved partition")
+    partition: str = option(
+        "dirichlet:0.5",
+        "iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, shards:ALPHA, or file:PATH of a saved partition",
+        group=POPULATION,
+    )
     tasks: int | tuple[int, ...] = option(
-        5, "tasks into which the classes are cut, or the number of classes of each", low=1
+        5,
+        "tasks into which the classes are cut, or the classes of each: 50,10,10,10,10,10",
+        low=1,
+        group=DATA,
     )
-    clients: int = option(5, "clients at the start", low=1)
-    joining: int = option(0, "new clients at each later task", low=0)
-    transition: float = option(1.0, "part of the earlier clients that get data of a new task", low=0, high=1)
+    clients: int = option(5, "clients at the start", low=1, high=MOST_CLIENTS, group=POPULATION)
+    joining: int = option(0, "new clients at each later task", low=0, high=MOST_CLIENTS, group=POPULATION)
+    transition: float = option(
+        1.0, "part of the earlier clients that get data of a new task", low=0, high=1, group=POPULATION
+    )
     participation: float = option(
-        1.0, "part of the clients that train in a round or, above 1, their number", low=0
+        1.0, "part of the clients that train in a round or, above 1, their number", low=0, group=POPULATION
     )
     draw_among: Literal["data", "joined"] = option(
-        "data", "participants are drawn among clients with data of the task, or all that have joined"
+        "data",
+        "participants are drawn among clients with data of the task, or all that have joined",
+        group=POPULATION,
     )
     client_draw: Literal["round", "task"] = option(
-        "round", "draw participants for each round, or once a task", quirk={"task": "fed-mammoth"}
+        "round",
+        "draw participants for each round, or once a task",
+        quirk={"task": "fed-mammoth"},
+        group=POPULATION,
     )
-    rounds: int = option(3, "rounds a task", low=1)
-    epochs: int = option(2, "local epochs a round", low=1)
-    batch_size: int = option(16, "local batch size", low=1)
-    augment: str = option("none", "random view of the training images")
+    rounds: int = option(3, "rounds a task", low=1, group=TRAINING)
+    epochs: int = option(2, "local epochs a round", low=1, group=TRAINING)
+    batch_size: int = option(16, "local batch size", low=1, group=TRAINING)
+    augment: str = option(
+        "none", "random view of the training images: none, flip, crop, pilora, fppl or hgp", group=TRAINING
+    )
     test_crop: float = option(
         1.0,
         "part of each side that the test view keeps; 0.875: resize to 256, cut out the middle 224",
         low=0.1,
         high=1,
+        group=TRAINING,
     )
     cache_queries: bool = option(
-        False, "keep query features of the test view in training, too, instead of one forward a step"
+        False,
+        "keep query features of the test view in training, too, instead of one forward a step",
+        group=TRAINING,
     )
-    train_per_class: int | None = option(None, "first training images of each class; none: all", low=1)
-    test_per_class: int | None = option(None, "first test images of each class; none: all", low=1)
+    train_per_class: int | None = option(
+        None, "first training images of each class; none: all", low=1, group=DATA
+    )
+    test_per_class: int | None = option(None, "first test images of each class; none: all", low=1, group=DATA)
     stored_size: int | None = option(
-        None, "side in pixels at which image files are kept; none: the data set's own", low=1
+        None, "side in pixels at which image files are kept; none: the data set's own", low=1, group=DATA
     )
     class_order: Literal["natural"] | tuple[int, ...] = option(
-        "natural", "natural, or original labels in order of arrival", low=0
+        "natural", "natural, or original labels in order of arrival", low=0, group=DATA
     )
-    class_order_seed: int | None = option(None, "shuffles the classes; none: as class_order says", low=0)
-    partition_seed: int = option(0, "seed of the split over clients", low=0)
-    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "auto: cuda, else mps, else cpu")
+    class_order_seed: int | None = option(
+        None, "shuffles the classes; none: as class_order says", low=0, group=DATA
+    )
+    partition_seed: int = option(0, "seed of the split over clients", low=0, group=POPULATION)
+    device: Literal["auto", "cpu", "cuda", "mps"] = option(
+        "auto", "auto: cuda, else mps, else cpu", group=MACHINE
+    )
     precision: Literal["fp32", "bf16", "fp64"] = option(
-        "fp32", "type in which the frozen weights are held and computed"
+        "fp32", "type in which the frozen weights are held and computed", group=MACHINE
     )
     deterministic: bool = option(
-        False, "use only operations that give the same bits each time, or fail; slower on CUDA"
+        False, "use only operations that give the same bits each time, or fail; slower on CUDA", group=MACHINE
     )
-    together: Literal["auto"] | int = option("auto", "clients in one forward; auto: 1 on the CPU", low=1)
-    aggregator: str | None = option(None, "aggregator of whatever a method averages; none: the method's own")
+    together: Literal["auto"] | int = option(
+        "auto", "clients in one forward; auto: 1 on the CPU", low=1, group=MACHINE
+    )
+    aggregator: str | None = option(
+        None,
+        "aggregator of whatever a method averages; none: the method's own; see `fczoo list aggregators`",
+        group=ROBUSTNESS,
+    )
     outliers: float | None = option(
         None,
         "class statistics further from the clients' centre than this many median distances are left out; none: kept",
         low=1,
+        group=ROBUSTNESS,
     )
     drop_rate: float = option(
-        0.0, "probability that a client of a round is not heard of again in it", low=0, high=1
+        0.0,
+        "probability that a client of a round is not heard of again in it",
+        low=0,
+        high=1,
+        group=ROBUSTNESS,
     )
-    min_clients: int = option(1, "sound uploads without which a run stops", low=1)
-    attack: str | None = option(None, "what hostile clients do; none: there are none")
-    attackers: float = option(0.2, "part of the clients that are hostile, with an attack", low=0, high=1)
+    min_clients: int = option(1, "sound uploads without which a run stops", low=1, group=ROBUSTNESS)
+    attack: str | None = option(
+        None,
+        "what hostile clients do, such as sign-flip or scale:10; none: there are none; see `fczoo list attacks`",
+        group=ROBUSTNESS,
+    )
+    attackers: float = option(
+        0.2, "part of the clients that are hostile, with an attack", low=0, high=1, group=ROBUSTNESS
+    )
     min_class_count: int = option(
-        1, "images of a class without which a client withholds its statistics", low=1
+        1, "images of a class without which a client withholds its statistics", low=1, group=ROBUSTNESS
     )
-    dp_clip: float | None = option(None, "largest norm C of an uploaded change; none: not clipped", low=1e-12)
-    dp_noise: float = option(0.0, "standard deviation of the noise on each coordinate, in C", low=0)
-    dp_delta: float = option(1e-5, "delta for which epsilon is stated", low=1e-30, high=0.5)
+    dp_clip: float | None = option(
+        None, "largest norm C of an uploaded change; none: not clipped", low=1e-12, group=ROBUSTNESS
+    )
+    dp_noise: float = option(
+        0.0,
+        "standard deviation of the noise on each coordinate, in C; epsilon is stated",
+        low=0,
+        group=ROBUSTNESS,
+    )
+    dp_delta: float = option(1e-5, "delta for which epsilon is stated", low=1e-30, high=0.5, group=ROBUSTNESS)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -164,25 +226,45 @@ class Settings:
     def for_dataset(dataset: str, **changes: Any) -> "Settings":
         """The data set's own schedule or, with ``protocol``, that protocol's, changed where a value other than None is given.
 
-        Raises FczooError for unknown names and values that do not fit.
+        The word ``none`` stands for None where a setting may be None. Raises FczooError for unknown names and values
+        that do not fit.
         """
         given = {k: v for k, v in changes.items() if v is not None}
         defaults = {"dataset": dataset, **asdict(DATASETS.get(dataset).defaults)}
-        stated = PROTOCOLS.get(given["protocol"]).stated(dataset) if "protocol" in given else {}
+        protocol = given.get("protocol", "none")
+        stated = {} if protocol == "none" else PROTOCOLS.get(protocol).stated(dataset)
         if "class_order" in given:
             stated.pop("class_order_seed", None)
         plain = {k: v.value for k, v in stated.items() if not callable(v.value)}
-        tasks = build(Settings, "bench", {**defaults, **plain, **given}).task_count
-        return build(
-            Settings, "bench", {**defaults, **{k: v.given(tasks) for k, v in stated.items()}, **given}
-        )
+        tasks = build(Settings, "bench", {**defaults, **plain, **given}, flag).task_count
+        ruled = {k: v.given(tasks) for k, v in stated.items()}
+        return build(Settings, "bench", {**defaults, **ruled, **given}, flag)
+
+    @cached_property
+    def partitioner(self) -> Any:
+        """What splits the data over the clients; None where a saved partition does.
+
+        Raises FczooError for an unknown name and for a value that does not fit.
+        """
+        return None if self.partition.startswith("file:") else PARTITIONERS.create(self.partition)
+
+    def check(self) -> None:
+        """Raise FczooError for a name that nothing has or a value that does not fit, before anything is loaded."""
+        from fczoo.data.views import get_augment  # imports torch
+
+        _ = self.partitioner, self.normalisation
+        get_augment(self.augment)
+        if self.aggregator is not None:
+            make_aggregator(self.aggregator)
+        if self.attack is not None:
+            ATTACKS.create(self.attack)
 
     def method_options(self, method: str) -> dict[str, Any]:
         """What the protocol states for a method on this data set and partition; nothing without a protocol."""
         if self.protocol is None:
             return {}
-        partitioner = None if self.partition.startswith("file:") else PARTITIONERS.create(self.partition)
-        return PROTOCOLS.get(self.protocol).options(method, self.dataset, getattr(partitioner, "beta", None))
+        beta = getattr(self.partitioner, "beta", None)
+        return PROTOCOLS.get(self.protocol).options(method, self.dataset, beta)
 
 
 def shorten(word: str | None) -> str | None:

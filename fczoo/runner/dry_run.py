@@ -1,6 +1,6 @@
 """What a bench would do, without doing it: the whole configuration, its work, traffic and memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -15,14 +15,13 @@ from fczoo.core.tree import nbytes
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition, make_partition
 from fczoo.data.stream import Stream, make_tasks
-from fczoo.data.views import get_augment
 from fczoo.federation.benchmark import open_stream
 from fczoo.federation.device import DTYPES, pick_device
 from fczoo.federation.rounds import group_size
-from fczoo.federation.settings import Settings
+from fczoo.federation.settings import GROUPS, Settings
 from fczoo.reports.words import plain, table
 from fczoo.runner.cost import Measured, measure
-from fczoo.runner.grid import create_methods
+from fczoo.runner.grid import Job
 
 COPIES = 4  # of what a client trains: value, gradient and two moments
 LEGEND = (
@@ -33,20 +32,17 @@ LEGEND = (
 )
 
 
-def dry_run(
-    methods: Sequence[str], seeds: Sequence[int], settings: Settings, options: Mapping[str, Mapping[str, Any]]
-) -> str:
+def dry_run(job: Job) -> str:
     """Settings and hyper-parameters with their origin, image-steps, bytes, operations and memory. Nothing is trained or written.
 
     Raises FczooError for input that cannot work. Data and weights may be missing; what is, is said.
     """
-    built = create_methods(methods, settings, options)
-    get_augment(settings.augment)
+    built, settings = job.create(), job.settings
     about, found = _data(settings)
     steps = image_steps(settings, *found) if found else []
     clients = settings.clients + settings.joining * (settings.task_count - 1)
     work = [_work(m, measure(m, settings, work=True), settings, clients, sum(steps)) for m in built]
-    runs = f"Settings of {len(built) * len(seeds)} runs, seeds {', '.join(map(str, seeds))}"
+    runs = f"Settings of {len(built) * len(job.seeds)} runs, seeds {', '.join(map(str, job.seeds))}"
     by_task = (
         f"{' + '.join(f'{s:,.0f}' for s in steps)} = {sum(steps):,.0f}"
         if steps
@@ -55,9 +51,13 @@ def dry_run(
     head = ["method", "trained", "MB up", "MB down", "GFLOP an image-step", "PFLOP a run", "GB"]
     return "\n\n".join(
         [
-            f"{runs}:\n{table(_settings(settings), ['setting', 'value', 'from'])}",
+            f"{runs}:",
             *(
-                f"{m.name}:\n{table(_options(m, settings, options.get(m.name, {})), ['option', 'value', 'from'])}"
+                f"{group.capitalize()}:\n{table(rows, ['setting', 'value', 'from', 'meaning'])}"
+                for group, rows in _settings(settings).items()
+            ),
+            *(
+                f"{m.name}:\n{table(_options(m, settings, job.options.get(m.name, {})), ['option', 'value', 'from'])}"
                 for m in built
             ),
             f"{about}\nWeights: {weights_needed(settings.backbone) or f'{settings.backbone} is at hand'}",
@@ -126,10 +126,11 @@ def _expected(settings: Settings, classes: int, images: int) -> Stream:
     )
 
 
-def _settings(settings: Settings) -> list[tuple[Any, ...]]:
+def _settings(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:
+    """Setting, value, origin and meaning, by the groups of ``fczoo bench --help``."""
     stated = PROTOCOLS.get(settings.protocol).stated(settings.dataset) if settings.protocol else {}
     dataset = asdict(DATASETS.get(settings.dataset).defaults)
-    rows = []
+    groups: dict[str, list[tuple[Any, ...]]] = {group: [] for group in GROUPS}
     for field in fields(Settings):
         value, origin = getattr(settings, field.name), "given"
         if field.name in stated and value == stated[field.name].given(settings.task_count):
@@ -138,8 +139,9 @@ def _settings(settings: Settings) -> list[tuple[Any, ...]]:
             origin = "data set"
         elif field.name not in stated and value == field.default:
             origin = "default"
-        rows.append((field.name, plain(value), origin))
-    return rows
+        row = field.name, plain(value), origin, field.metadata["meaning"]
+        groups[field.metadata["group"]].append(row)
+    return groups
 
 
 def _options(method: Method, settings: Settings, given: Mapping[str, Any]) -> list[tuple[Any, ...]]:

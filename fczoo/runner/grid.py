@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fczoo.federation.environment import hardware, versions
 from fczoo.federation.observer import Several
 from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings, shorten
-from fczoo.reports.runs import ABOUT, FAILURE, PARTITION, RESULT, read_about, read_cells
+from fczoo.reports.runs import ABOUT, FAILURE, PARTITION, RESULT, WHERE, read_about, read_cells
 from fczoo.reports.text import write_summary
 from fczoo.runner.recorder import Recorder
 from fczoo.runner.resume import LOCK, Interrupted, Interrupts, check_same, only_process
@@ -40,15 +40,23 @@ class Conduct:
     diagnostics: bool = False
 
 
-def run_grid(
-    methods: Sequence[str],
-    seeds: Sequence[int],
-    grid: Sequence[Settings],
-    options: Options,
-    out: Path,
-    conduct: Conduct = Conduct(),
-) -> tuple[list[Path], int]:
-    """Run every method with every seed in every setting; returns the run folders, one a setting, and how many runs failed.
+@dataclass(frozen=True)
+class Job:
+    """The runs of one folder: methods and seeds in one setting."""
+
+    settings: Settings
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+    options: Options = field(default_factory=dict)
+
+    def create(self) -> list[Method]:
+        """The methods. Raises FczooError for any name or value that does not fit, before anything is loaded."""
+        self.settings.check()
+        return create_methods(self.methods, self.settings, self.options)
+
+
+def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = Conduct()) -> tuple[list[Path], int]:
+    """Run all jobs, each in its folder below ``out``; returns these folders, and how many runs failed.
 
     A folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and ``rounds.jsonl``, and
     ``summary.{json,csv,md}``, brought up to date after each run. What an earlier command has finished there is kept and
@@ -60,42 +68,63 @@ def run_grid(
     and Interrupted after SIGINT or SIGTERM.
     """
     check_loggers(conduct.loggers)
-    places = {place: settings for settings in grid for place in [folder_of(settings, grid, out)]}
-    if len(places) < len(grid):
-        raise FczooError(
-            "two settings of the grid would share a folder; give partition files different names"
-        )
+    places = {out / folder: job for folder, job in jobs.items()}
+    built = {folder: job.create() for folder, job in places.items()}
+    _check_once(places, built)
     if conduct.resume and not any((place / ABOUT).is_file() for place in places):
         raise FczooError(f"no run to resume in {out}; leave --resume out to begin one there")
     for place in {out, *places}:
         _check_free(place, places)
     opened = lru_cache(1)(Bench.open)  # one setting is loaded once; of several, one at a time is in memory
-    built = {folder: create_methods(methods, settings, options) for folder, settings in places.items()}
     with only_process(out):
         abouts = {
-            folder: _describe(folder, opened(settings), built[folder], seeds)
-            for folder, settings in places.items()
+            folder: _describe(folder, opened(job.settings), built[folder], job.seeds)
+            for folder, job in places.items()
         }
-        for folder, settings in places.items():
-            bench = opened(settings)
-            _begin(folder, bench, abouts[folder], built[folder], seeds)
+        for folder, job in places.items():
+            bench = opened(job.settings)
+            _begin(folder, bench, abouts[folder], built[folder], job.seeds)
             for method in built[folder]:
-                for seed in seeds:
+                for seed in job.seeds:
                     _run_cell(folder, out, bench, method, seed, conduct)
             _summarise(folder)  # a run may have been ended between its last result and the summary
-    failed = sum((p / m / f"seed{s}" / FAILURE).exists() for p in places for m in methods for s in seeds)
+    failed = sum(
+        (folder / m / f"seed{s}" / FAILURE).exists()
+        for folder, job in places.items()
+        for m in job.methods
+        for s in job.seeds
+    )
     return list(places), failed
 
 
-def folder_of(settings: Settings, grid: Sequence[Settings], out: Path) -> Path:
-    """``out``, with a level for the data set and one for the partition where the grid has several."""
+def folder_of(settings: Settings, grid: Sequence[Settings]) -> Path:
+    """A level for the data set and one for the partition where the grid has several."""
+    folder = Path()
     for name in ("dataset", "partition"):
         if len({getattr(s, name) for s in grid}) > 1:
-            out /= (shorten(getattr(settings, name)) or "").replace(":", "_")
-    return out
+            folder /= folder_name(getattr(settings, name))
+    return folder
 
 
-def _check_free(folder: Path, places: Mapping[Path, Settings]) -> None:
+def folder_name(spec: str) -> str:
+    """``dirichlet:0.5`` -> ``dirichlet_0.5``: a word of the command line as the name of a folder."""
+    return (shorten(spec) or "").replace(":", "_")
+
+
+def _check_once(places: Mapping[Path, Job], built: Mapping[Path, Sequence[Method]]) -> None:
+    """Raise FczooError where two folders would get the same run: their tables could not be shown together."""
+    seen: dict[tuple[Settings, Method, int], Path] = {}
+    usual: dict[str, Any] = {f.name: f.default for f in fields(Settings) if f.name in WHERE}
+    for folder, job in places.items():
+        for method, seed in ((m, s) for m in built[folder] for s in job.seeds):
+            other = seen.setdefault((replace(job.settings, **usual), method, seed), folder)
+            if other != folder:
+                raise FczooError(
+                    f"{method.name} with seed {seed} would run in {other} and in {folder}; leave one out"
+                )
+
+
+def _check_free(folder: Path, places: Mapping[Path, Job]) -> None:
     """Raise FczooError when a folder holds something else than runs."""
     inner = {p for place in places for p in (place, *place.parents)}  # levels of the grid
     if (folder / ABOUT).is_file() or not folder.exists():
@@ -197,8 +226,6 @@ def _summarise(folder: Path) -> None:
 
 def create_methods(methods: Sequence[str], settings: Settings, options: Options) -> list[Method]:
     """Methods by name; ``options`` beat the protocol's values, which beat those for the data set and the defaults."""
-    if stray := set(options) - set(methods):
-        raise FczooError(f"--set {min(stray)}.… names no method of this run ({', '.join(methods)})")
     return [
         create_method(name, settings.dataset, **{**settings.method_options(name), **options.get(name, {})})
         for name in methods

@@ -43,7 +43,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         for kind, name in (("save", "p.json"), ("table", "p.csv"), ("export", "e.json"))
         for word in (f"--{kind}", str(folder / name))
     ]
-    return folder, invoke(*SPLIT, *files)
+    return folder, invoke(*SPLIT, "--full", *files)
 
 
 def test_it_is_the_split_of_bench(written, tmp_path):
@@ -141,7 +141,7 @@ def test_a_growing_population(tmp_path):
         (60, 55),
         (70, 64),
     ]  # int(0.9 n) + 10
-    assert "too many clients to print" in printed
+    assert "--full prints them" in printed and "original labels" not in printed
     assert [len(t["clients"]) for t in json.loads((tmp_path / "e.json").read_text())["tasks"]] == [
         30,
         40,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fczoo import FczooError, create_method
-from fczoo.cli.show import listing
+from fczoo.cli.listing import listing
 from fczoo.core.options import quirks
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import drop, select

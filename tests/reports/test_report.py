@@ -246,7 +246,7 @@ def changed(path: Path, **fields: object) -> None:
         (lambda f: changed(f / "bench.json", seeds=["0"]), "seeds has another form than fczoo writes"),
         (
             lambda f: changed(f / "bench.json", settings={"clients": -1}),
-            "Settings.clients is -1; it must be at least 1",
+            "settings.clients is -1; it must be between 1 and 1000000",
         ),
         (lambda f: changed(f / "one/seed0/result.json", accuracy=[[90.0], [70.0]]), "do not go with"),
         (lambda f: changed(f / "one/seed0/result.json", metrics={}), "lacks the metric"),

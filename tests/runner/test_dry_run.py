@@ -88,11 +88,9 @@ def test_dry_run_of_a_missing_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path
     ):
         assert word in done.stdout
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
-    assert (
-        rows["backbone"] == ["vit_nano_32", "given"]
-        and rows["rounds"] == ["5", "protocol", "hgp"]
-        and rows["precision"] == ["fp32", "default"]
-    )
+    assert rows["backbone"][:2] == ["vit_nano_32", "given"]
+    assert rows["rounds"] == ["5", "protocol", "hgp", "rounds", "a", "task"]
+    assert rows["precision"][:2] == ["fp32", "default"]
     assert rows["lr"] == ["0.003", "protocol", "hgp"] and rows["init"] == ["normal", "default"]
     assert not any(tmp_path.iterdir())
 
@@ -103,11 +101,8 @@ def test_dry_run_says_where_values_come_from() -> None:
     )
     assert done.exit_code == 0, done.output
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
-    assert (
-        rows["rounds"] == ["7", "given"]
-        and rows["epochs"] == ["2", "data", "set"]
-        and rows["lr"] == ["0.5", "--set"]
-    )
+    assert rows["rounds"][:2] == ["7", "given"] and rows["lr"] == ["0.5", "--set"]
+    assert rows["epochs"] == ["2", "data", "set", "local", "epochs", "a", "round"]
     assert rows["server_lr"] == ["0.003", "data", "set"]
     assert "1,437 training and 360 test images" in done.stdout and f"= {1437 * 7 * 2:,}" in done.stdout
     assert rows["hgp"][:2] == [f"{129_290:,}", "0.519"] and rows["fedncm"][0] == "0"

@@ -18,7 +18,7 @@ from fczoo.core.files import write_safely
 from fczoo.core.registry import METHODS
 from fczoo.federation.checkpoint import Checkpoint, Snapshot, settled
 from fczoo.federation.settings import Settings
-from fczoo.runner.grid import Conduct, run_grid
+from fczoo.runner.grid import Conduct, Job, run_grid
 from fczoo.runner.recorder import Recorder
 from fczoo.runner.resume import Interrupted, Interrupts, check_same, only_process
 
@@ -173,9 +173,11 @@ SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 2, "epochs": 1, "t
 
 
 def grid(out: Path, options=None, **changes):
-    return run_grid(
-        ["fedncm"], [0], [Settings.for_dataset("digits", **{**SMALL, **changes})], options or {}, out
-    )
+    return run_grid({Path(): job(options, **changes)}, out)
+
+
+def job(options=None, **changes) -> Job:
+    return Job(Settings.for_dataset("digits", **{**SMALL, **changes}), ("fedncm",), (0,), options or {})
 
 
 @pytest.fixture(scope="module")
@@ -227,14 +229,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 def test_resume_needs_something_to_resume(tmp_path):
     with pytest.raises(FczooError, match="no run to resume"):
-        run_grid(
-            ["fedncm"],
-            [0],
-            [Settings.for_dataset("digits", **SMALL)],
-            {},
-            tmp_path / "run",
-            Conduct(resume=True),
-        )
+        run_grid({Path(): job()}, tmp_path / "run", Conduct(resume=True))
     assert not list(tmp_path.iterdir())
 
 
@@ -317,8 +312,9 @@ def test_a_real_process_is_stopped_and_goes_on(tmp_path, number, code):
         or not json.loads((out / "fedavg" / "seed0" / "result.json").read_text())["finished"]
     )
     settings = Settings.for_dataset("digits", **{**SMALL, "rounds": 40, "device": "cpu"})
-    run_grid(["fedavg"], [0], [settings], {"fedavg": {"tune": "head"}}, out, Conduct(resume=True))
-    run_grid(["fedavg"], [0], [settings], {"fedavg": {"tune": "head"}}, tmp_path / "unhurt")
+    jobs = {Path(): Job(settings, ("fedavg",), (0,), {"fedavg": {"tune": "head"}})}
+    run_grid(jobs, out, Conduct(resume=True))
+    run_grid(jobs, tmp_path / "unhurt")
     assert rounds(out / "fedavg" / "seed0") == rounds(tmp_path / "unhurt" / "fedavg" / "seed0")
     for name in ("result.json", "partition.json"):
         one, two = (next(f.rglob(name)).read_text() for f in (out, tmp_path / "unhurt"))

@@ -1,0 +1,122 @@
+"""``fczoo bench``."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fczoo.cli.options import OUTPUT, RUNS, GroupedCommand, complete, grouped, settings_options
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import METHODS
+
+
+@click.command(cls=GroupedCommand)
+@grouped(
+    RUNS,
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings file: TOML with these options and [[cells]] of a grid, or the bench.json of a run folder, "
+    "which runs it again. The command line beats it.",
+)
+@grouped(
+    RUNS,
+    "--methods",
+    metavar="NAMES",
+    shell_complete=complete(METHODS),
+    help="names, separated by commas; see `fczoo list methods`  [the protocol's]",
+)
+@grouped(
+    RUNS,
+    "--seeds",
+    metavar="SEEDS",
+    help="training seeds, separated by commas; 0-4 are five  [the protocol's, or 0]",
+)
+@grouped(
+    RUNS,
+    "--set",
+    multiple=True,
+    metavar="METHOD.FIELD=VALUE",
+    help="hyper-parameter of a method; `fczoo show METHOD` has them all",
+)
+@settings_options()
+@grouped(
+    OUTPUT,
+    "--out",
+    metavar="FOLDER",
+    type=click.Path(),
+    help="run folder; one that holds part of the same runs is carried on  [results/run-DATE-TIME]",
+)
+@grouped(
+    OUTPUT,
+    "--resume/--no-resume",
+    default=None,
+    help="carry on in --out, or in the newest results/run-*, and begin nothing new",
+)
+@grouped(
+    OUTPUT,
+    "--log",
+    metavar="NAMES",
+    shell_complete=complete(None, ("tensorboard", "wandb", "mlflow")),
+    help="tensorboard, wandb, mlflow: send the numbers there, too  [none]",
+)
+@grouped(
+    OUTPUT,
+    "--diagnostics/--no-diagnostics",
+    default=None,
+    help="also record what clients predict, confusion between tasks, drift; takes longer",
+)
+@grouped(
+    OUTPUT,
+    "--dry-run/--no-dry-run",
+    default=None,
+    help="print the whole configuration, its work, traffic and memory, and stop",
+)
+@grouped(
+    OUTPUT,
+    "--skip-failed/--no-skip-failed",
+    default=None,
+    help="carry on after a run that fails; the exit code tells",
+)
+def bench(config: Path | None, **given: Any) -> None:
+    """Run methods on one data stream, or on each of a grid of them, and print their tables.
+
+    --dataset and --partition take lists, separated by commas.
+    """
+    from fczoo.cli.arguments import words
+    from fczoo.cli.config import merged, read_config, request
+    from fczoo.cli.plan import SETTINGS, plan
+    from fczoo.reports.runs import read_experiments
+    from fczoo.reports.tables import SHORT
+    from fczoo.reports.text import sections
+    from fczoo.runner.grid import Conduct, run_grid
+    from fczoo.runner.resume import last_run
+    from fczoo.runner.trackers import check_loggers
+
+    said = {name: value for name, value in given.items() if value is not None}
+    command = request({**said, "set": list(given["set"])}, given, "fczoo bench")
+    shared, cells = read_config(config, SETTINGS, given) if config else ({}, [])
+    jobs = plan(shared, cells, command)
+    wishes = merged(shared, command)
+    loggers, resume = words(wishes.get("log"), "--log"), wishes.get("resume", False)
+    if wishes.get("dry_run"):
+        from fczoo.runner.dry_run import dry_run
+
+        check_loggers(loggers)
+        click.echo("\n\n".join(map(dry_run, jobs.values())))
+        return
+    results = Path("results")
+    begun = (
+        last_run(results) if resume and "out" not in wishes else results / time.strftime("run-%Y%m%d-%H%M%S")
+    )
+    out = Path(wishes.get("out", begun))
+    conduct = Conduct(
+        resume, wishes.get("skip_failed", False), tuple(loggers), wishes.get("diagnostics", False)
+    )
+    folders, failed = run_grid(jobs, out, conduct)
+    click.echo(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}")
+    if failed:
+        raise FczooError(
+            f"{failed} of the runs failed; the table says which and why, and the same command tries them again"
+        )

@@ -1,0 +1,116 @@
+"""``fczoo partition`` and ``fczoo data``: who owns what, and where the images come from."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fczoo.cli.options import OUTPUT, GroupedCommand, complete, grouped, settings_options
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import DATASETS
+
+STREAM = (
+    "dataset",
+    "data_root",
+    "tasks",
+    "train_per_class",
+    "test_per_class",
+    "class_order",
+    "class_order_seed",
+    "protocol",
+    "partition",
+    "partition_seed",
+    "clients",
+    "joining",
+    "transition",
+)
+"""Settings that say which images arrive when and at whom."""
+
+
+@click.command(cls=GroupedCommand)
+@settings_options(STREAM)
+@grouped(OUTPUT, "--full", is_flag=True, help="also a table of images per client and class for every task")
+@grouped(
+    OUTPUT,
+    "--save",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="partition file for `--partition file:PATH`",
+)
+@grouped(
+    OUTPUT,
+    "--table",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="CSV of images per task, client and class",
+)
+@grouped(
+    OUTPUT,
+    "--plot",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="heat map, e.g. as PNG, PDF or SVG; needs matplotlib (extra `plot`)",
+)
+@grouped(
+    OUTPUT,
+    "--export",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="plain JSON for other software: positions and labels by task and client",
+)
+def partition(
+    dataset: str | None,
+    full: bool,
+    save: Path | None,
+    table: Path | None,
+    plot: Path | None,
+    export: Path | None,
+    **given: Any,
+) -> None:
+    """Show, and write if asked, the split over clients and tasks that `bench` uses with the same options."""
+    from fczoo.federation.settings import Settings
+
+    settings = Settings.for_dataset(dataset or "digits", **given)
+    _ = settings.partitioner  # a misspelt one is told before data are looked for
+
+    from fczoo.cli.show_partition import check_plot, describe_split, write_export, write_plot, write_table
+    from fczoo.federation.benchmark import open_stream
+
+    if plot:
+        check_plot(plot)
+    stream, made = open_stream(settings, pixels=False)
+    click.echo(describe_split(made, stream, full))
+    if save:
+        made.save(save)
+    for path, write in ((table, write_table), (plot, write_plot), (export, write_export)):
+        if path:
+            write(path, made, stream)
+
+
+@click.group()
+def data() -> None:
+    """Download data sets and verify local copies."""
+
+
+@data.command()
+@click.argument("name", shell_complete=complete(DATASETS))
+@click.option("--data-root", type=click.Path(path_type=Path), help="Folder to put it in.  [FCZOO_HOME/data]")
+@click.option("--mirror", metavar="URL", help="Another address that has the same files, also file:///FOLDER.")
+def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
+    """Download a data set from its official source. A download that broke off is resumed."""
+    from fczoo.data.fetch import fetch as get
+
+    click.echo(get(name, data_root, mirror))
+
+
+@data.command()
+@click.argument("name", shell_complete=complete(DATASETS))
+@click.option("--data-root", type=click.Path(path_type=Path), help="Folder that holds it.  [FCZOO_HOME/data]")
+def check(name: str, data_root: Path | None) -> None:
+    """Read a local copy and show its numbers beside the official ones."""
+    from fczoo.data.verify import verify
+
+    table, wrong = verify(name, data_root)
+    click.echo(table)
+    if wrong:
+        raise FczooError(f"this is not the whole of {name}: {'; '.join(wrong)}")

@@ -1,0 +1,40 @@
+"""``fczoo list``, ``show`` and ``doctor``: what there is, and all about it."""
+
+import click
+
+from fczoo.cli.listing import KINDS, complete_names, kinds, listing
+from fczoo.core.errors import FczooError
+
+
+@click.command("list")
+@click.argument("kind", required=False, metavar="[KIND]", type=click.Choice(list(KINDS)))
+def list_command(kind: str | None) -> None:
+    """Names of one kind; without KIND, what kinds there are."""
+    click.echo(listing(kind) if kind else kinds())
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="[protocol] NAME", shell_complete=complete_names)
+@click.option("--dataset", help="Data set whose values are shown.  [digits; of a protocol, all]")
+def show(names: tuple[str, ...], dataset: str | None) -> None:
+    """All about a method, data set, partitioner, aggregator, attack, the settings or, as `show protocol NAME`, a protocol."""
+    if len(names) > 1 and (names[0] != "protocol" or len(names) > 2):
+        raise FczooError(f"cannot show {' '.join(names)!r}; write one name, or protocol and its name")
+    if names == ("protocol",):
+        click.echo(f"{listing('protocols')}\n\nfczoo show protocol NAME has all about one.")
+    elif len(names) == 2:
+        from fczoo.cli.show_protocol import protocol_page
+
+        click.echo(protocol_page(names[1], dataset))
+    else:
+        from fczoo.cli.show import show as page
+
+        click.echo(page(names[0], dataset or "digits"))
+
+
+@click.command()
+def doctor() -> None:
+    """Versions, devices, data and weights on this machine."""
+    from fczoo.cli.show import doctor as page
+
+    click.echo(page())

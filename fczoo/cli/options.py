@@ -1,0 +1,96 @@
+"""Command-line options: those of ``Settings``, made from its fields, and their headings in ``--help``."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import Field, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import click
+
+from fczoo.core.options import describe_type, flag
+from fczoo.core.registry import AGGREGATORS, ATTACKS, DATASETS, METHODS, PARTITIONERS, PROTOCOLS, Registry
+from fczoo.data.dataset import Defaults
+from fczoo.federation.settings import GROUPS, Settings
+from fczoo.reports.words import plain
+
+RUNS, OUTPUT = "runs", "output"  # headings of options that are no settings
+NAMED: dict[str, Registry] = {
+    "methods": METHODS,
+    "dataset": DATASETS,
+    "protocol": PROTOCOLS,
+    "partition": PARTITIONERS,
+    "aggregator": AGGREGATORS,
+    "attack": ATTACKS,
+}
+"""Options whose words are names, and where these are found."""
+
+
+class GroupedOption(click.Option):
+    """An option that ``--help`` lists below a heading."""
+
+    def __init__(self, *arguments: Any, group: str = "options", **more: Any):
+        super().__init__(*arguments, **more)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose ``--help`` lists options below headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record:
+                sections.setdefault(getattr(param, "group", "options"), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading.capitalize()):
+                formatter.write_dl(records)
+
+
+def grouped(group: str, *names: str, **more: Any) -> Callable:
+    """``click.option`` below a heading."""
+    return click.option(*names, cls=GroupedOption, group=group, **more)
+
+
+def settings_options(names: Iterable[str] = ()) -> Callable[[Callable], Callable]:
+    """Decorator that adds the options of ``Settings``, or some of them, by group. Their words are read by ``Settings``."""
+    wanted = [f for f in fields(Settings) if not names or f.name in names]
+
+    def add(command: Callable) -> Callable:
+        ordered = [f for group in GROUPS for f in wanted if f.metadata["group"] == group]
+        for field in reversed(ordered):
+            command = _setting(field)(command)
+        return command
+
+    return add
+
+
+def _setting(field: Field) -> Callable:
+    hint, name = get_type_hints(Settings)[field.name], flag(field.name)
+    default = plain(field.default)
+    if field.name in {f.name for f in fields(Defaults)}:
+        default = "by data set"
+    more: dict[str, Any] = {"help": field.metadata["meaning"], "default": None}
+    if hint is bool:
+        name = f"{name}/--no-{name.removeprefix('--')}"
+    else:
+        more["help"] += "" if default == "none" else f"  [{default}]"
+        more["metavar"] = describe_type(hint).replace(" | none", "").replace(" ", "")
+        more["shell_complete"] = complete(NAMED.get(field.name), _choices(hint))
+    return grouped(field.metadata["group"], name, **more)
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """The words among an option's values."""
+    parts = (hint, *get_args(hint))
+    return tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+
+
+def complete(registry: Registry | None, words: tuple[str, ...] = ()) -> Callable:
+    """What a shell offers for the last word of a comma-separated list. Nothing is imported to find names."""
+
+    def offer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        known = [*words, *(registry.names() if registry else ())]
+        return [f"{before}{comma}{word}" for word in known if word.startswith(last)]
+
+    return offer

@@ -1,0 +1,86 @@
+"""From the options of a command to the jobs that it means."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fczoo.cli.arguments import parse_seeds, specs, words
+from fczoo.cli.config import Request, merged
+from fczoo.core.errors import FczooError
+from fczoo.core.options import nearest
+from fczoo.core.registry import METHODS, PROTOCOLS
+from fczoo.federation.settings import Settings
+from fczoo.runner.grid import Job, folder_name, folder_of
+
+SETTINGS = [f.name for f in fields(Settings)]
+
+
+def plan(shared: Request, cells: Sequence[Request], command: Request) -> dict[Path, Job]:
+    """A job for each folder below the run's own: of the settings file, its cells and the command line, which beats both.
+
+    Raises FczooError for unknown names and values that do not fit.
+    """
+    names = [cell.get("name") or _name(cell) for cell in cells]
+    jobs: dict[Path, Job] = {}
+    for name, cell in zip(names or [""], cells or [{}], strict=True):
+        if name and (Path(name).name != name or "\\" in name):
+            raise FczooError(f"name = {name!r} of a cell cannot name a folder; take letters and digits")
+        for folder, job in _jobs(merged(shared, cell, command)).items():
+            if name / folder in jobs:
+                raise FczooError(f"two cells are called {name}; give each a name of its own: name = ...")
+            jobs[name / folder] = job
+    running = {method for job in jobs.values() for method in job.methods}
+    if stray := set(command["set"]) - running:
+        raise FczooError(f"--set {min(stray)}.… names no method of this run ({', '.join(sorted(running))})")
+    for layer in (shared, *cells):
+        for method in layer.get("set", {}):
+            if method not in METHODS.names():
+                raise FczooError(f"set.{method} names no method; {nearest(method, METHODS.names())}")
+    return jobs
+
+
+def _jobs(request: Request) -> dict[Path, Job]:
+    given: dict[str, Any] = {name: request[name] for name in SETTINGS if name in request}
+    if "attackers" in given and given.get("attack", "none") == "none":
+        raise FczooError(
+            "--attackers is given without --attack, so nobody would be hostile; give both or none"
+        )
+    datasets, partitions = specs(given.pop("dataset", "digits")), specs(given.pop("partition", None))
+    if not datasets:
+        raise FczooError("--dataset is empty; see `fczoo list datasets`")
+    grid = [
+        Settings.for_dataset(dataset, partition=partition, **given)
+        for dataset in datasets
+        for partition in partitions or (None,)
+    ]
+    jobs: dict[Path, Job] = {}
+    for settings in grid:
+        protocol = PROTOCOLS.get(settings.protocol) if settings.protocol else None
+        methods = words(request.get("methods"), "--methods") or list(protocol.proposes if protocol else ())
+        if not methods:
+            raise FczooError("no methods are named; give --methods or --protocol")
+        proposed = protocol.seeds.value if protocol else [0]
+        seeds = parse_seeds(request["seeds"]) if "seeds" in request else proposed
+        options = {m: v for m, v in request["set"].items() if m in methods}
+        folder = folder_of(settings, grid)
+        if folder in jobs:
+            raise FczooError(
+                "two settings of the grid would share a folder; give partition files different names"
+            )
+        jobs[folder] = Job(settings, tuple(methods), tuple(seeds), options)
+    return jobs
+
+
+def _name(cell: Mapping[str, Any]) -> str:
+    """A cell's folder, where it has no name: what it says other than the rest of the file."""
+    said = {k: v for k, v in cell.items() if k != "set"}
+    said |= {f"{method}.{k}": v for method, values in cell["set"].items() for k, v in values.items()}
+    name = ",".join(f"{k}={folder_name(_word(v))}" for k, v in said.items())
+    if not name or len(name) > 100:
+        raise FczooError(f"a cell that says {len(said)} things needs a name for its folder: name = ...")
+    return name
+
+
+def _word(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,165 @@
+"""Settings files: any option, cells of a grid, and run folders given back."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+
+TINY = """
+methods = ["fedncm"]
+train-per-class = 8
+test_per_class = 4
+rounds = 1
+epochs = 1
+tasks = [4, 6]
+clients = 3
+"""
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(main, ["bench", *arguments])
+    assert done.exit_code == code, done.output
+    return done.stdout if code == 0 else done.stderr
+
+
+def about(folder: Path) -> dict:
+    return json.loads((folder / "bench.json").read_text())
+
+
+@pytest.fixture
+def config(tmp_path: Path):
+    def write(text: str) -> str:
+        (tmp_path / "runs.toml").write_text(TINY + text)
+        return str(tmp_path / "runs.toml")
+
+    return write
+
+
+def test_a_file_gives_options_and_the_command_line_beats_it(config, tmp_path: Path) -> None:
+    file = config('seeds = "0-1"\npartition = "iid"\nout = "unused"\n[set.fedncm]\ndistance = "cosine"\n')
+    out = tmp_path / "run"
+    run("--config", file, "--partition", "dirichlet:0.3", "--clients", "2", "--out", str(out))
+    made = about(out)
+    settings = made["settings"]
+    assert (settings["tasks"], settings["train_per_class"], settings["clients"]) == ([4, 6], 8, 2)
+    assert settings["partition"] == "dirichlet:0.3" and made["seeds"] == [0, 1]
+    assert made["methods"] == {"fedncm": {"distance": "cosine"}}
+
+
+def test_options_of_methods_are_merged_one_by_one(config) -> None:
+    file = config("[set.hgp]\nlr = 0.25\nprefix_len = 3\n[set.fppl]\nlr = 0.5\n")
+    page = run("--config", file, "--methods", "hgp", "--set", "hgp.lr=0.125", "--dry-run")
+    rows = {line.split()[0]: line.split()[1:] for line in page.splitlines() if line.strip()}
+    assert rows["lr"] == ["0.125", "--set"] and rows["prefix_len"] == ["3", "--set"]
+    assert rows["tasks"][:2] == ["4,6", "given"]
+
+
+def test_cells_are_the_settings_of_one_grid(config, tmp_path: Path) -> None:
+    cells = """
+[[cells]]
+name = "few"
+clients = 2
+
+[[cells]]
+partition = ["iid", "dirichlet:0.5"]
+seeds = [3]
+
+[[cells]]
+methods = "fedclm,fedncm"
+set = ["fedncm.distance=cosine"]
+"""
+    out = tmp_path / "grid"
+    printed = run("--config", config(cells), "--out", str(out))
+    found = {p.parent.relative_to(out).as_posix(): about(p.parent) for p in out.rglob("bench.json")}
+    split = "partition=iid-dirichlet_0.5,seeds=3"
+    last = "methods=fedclm,fedncm,fedncm.distance=cosine"
+    assert found.keys() == {"few", f"{split}/iid", f"{split}/dirichlet_0.5", last}
+    assert found["few"]["settings"]["clients"] == 2 and found[f"{split}/iid"]["seeds"] == [3]
+    assert list(found[last]["methods"]) == ["fedclm", "fedncm"]
+    assert found[last]["methods"]["fedncm"] == {"distance": "cosine"}
+    assert printed.count("digits: 2 tasks of 4 to 6 classes") == 3  # one table a stream and schedule
+    assert run("--config", config(cells), "--out", str(out)) == printed
+
+
+def test_a_run_folder_is_given_back(config, tmp_path: Path) -> None:
+    """The same configuration, split and numbers, whatever else the file or today's defaults say."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    run("--config", config('[set.fedncm]\ndistance = "cosine"\n'), "--out", str(first))
+    (first / "bench.json").write_text(json.dumps({**about(first), "earlier_commands": [["fczoo"]]}))
+    run("--config", str(first / "bench.json"), "--out", str(second))
+    old, new = about(first), about(second)
+    for part in ("methods", "seeds", "settings", "partition", "backbone", "data"):
+        assert old[part] == new[part], part
+    one, two = (json.loads((p / "fedncm/seed0/result.json").read_text()) for p in (first, second))
+    assert one["accuracy"] == two["accuracy"]
+
+
+def test_an_older_run_folder_is_given_back_with_the_defaults_of_its_time(config, tmp_path: Path) -> None:
+    """A setting that there was not yet has its neutral value, also where the protocol says another one today."""
+    first = tmp_path / "first"
+    run("--config", config('protocol = "quick"\nmin_clients = 1\n'), "--out", str(first))
+    old = about(first)
+    recorded = {k: v for k, v in old["settings"].items() if k not in ("outliers", "dp_delta", "test_crop")}
+    (first / "bench.json").write_text(json.dumps({**old, "settings": recorded}))
+    page = run("--config", str(first / "bench.json"), "--dry-run")
+    rows = {line.split()[0]: line.split()[1:] for line in page.splitlines() if line.strip()}
+    assert [rows[k][0] for k in ("outliers", "dp_delta", "test_crop")] == ["none", "1e-05", "1"]
+    assert rows["protocol"][0] == "quick" and rows["clients"][0] == "3"
+
+
+def test_a_folder_with_a_saved_split_brings_it_along(config, tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    run("--config", config("partition_seed = 5\n"), "--out", str(first))
+    run("--config", config(f'partition = "file:{first}/partition.json"\n'), "--out", str(second))
+    run("--config", str(second / "bench.json"), "--out", str(third))
+    assert about(third)["partition"]["sha256"] == about(first)["partition"]["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("batchsize = 3", "no option is called 'batchsize'; did you mean batch_size"),
+        ("batch-size = 3\nbatch_size = 3", "batch_size is given twice"),
+        ("batch_size = 0", "--batch-size is 0; it must be at least 1"),
+        ("batch_size = [[1]]", "--batch-size is [[1]]; it must be int"),
+        ("methods = 3", "methods is 3; it must be a word, or a list of words"),
+        ("protocol = 3", "protocol is 3; it must be a word"),
+        ("resume = 'yes'", "resume is 'yes'; it must be true or false"),
+        ("seeds = 1.5", "seeds is 1.5; it must be a whole number"),
+        ("seeds = [0, 0]", "--seeds has 0 twice"),
+        ("set = 3", "set is 3; it must be a table for each method"),
+        ("[set.hgpp]\nlr = 1", "set.hgpp names no method; did you mean hgp"),
+        ("[set.fedncm]\nlrr = 1", "fedncm has no option 'lrr'"),
+        ("[set.backbone]\nrounds = 1", "--set backbone.rounds is unknown"),
+        ("cells = 3", "write [[cells]]"),
+        ("[[cells]]\nout = 'x'", "cell 1 of"),
+        ("[[cells]]\nname = '../x'", "cannot name a folder"),
+        ("[[cells]]\n", "needs a name"),
+        ("[[cells]]\nclients = 2\n[[cells]]\nclients = 2", "two cells are called clients=2"),
+        ("[[cells]]\nname = 'a'\n[[cells]]\nname = 'b'", "fedncm with seed 0 would run in"),
+        ("attackers = 0.3", "--attackers is given without --attack"),
+        ("rounds = ", "is no valid TOML"),
+        ("mean = " + "[" * 100_000, "is no valid TOML"),
+        ("config = 'x'", "no option is called 'config'"),
+    ],
+)
+def test_what_a_file_cannot_say(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    taken = {line.split("=")[0].strip().replace("-", "_") for line in text.splitlines()}
+    head = "\n".join(line for line in TINY.splitlines() if line.split(" ")[0] not in taken)
+    Path("runs.toml").write_text(f"{head}\n{text}\n")
+    told = run("--config", "runs.toml", code=1)
+    assert says in told and told.count("\n") == 1 and [p.name for p in tmp_path.iterdir()] == ["runs.toml"]
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    assert "no settings file at" in run("--config", str(tmp_path / "a.toml"), code=1)
+    assert "is no settings file" in run("--config", str(tmp_path / "a.yaml"), code=1)
+    assert "no run description at" in run("--config", str(tmp_path / "bench.json"), code=1)
+    (tmp_path / "a.toml").write_bytes(b"\xff\xfe")
+    assert "is no valid TOML" in run("--config", str(tmp_path / "a.toml"), code=1)
