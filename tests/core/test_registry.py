@@ -1,0 +1,162 @@
+"""The registries that make things from names, and the settings of methods and runs."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from fczoo import FczooError, Settings, create_method, option
+from fczoo.core.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, Registry
+from fczoo.federation.settings import shorten
+
+
+@pytest.mark.parametrize(
+    ("registry", "typo", "complaint"),
+    [
+        (METHODS, "pilra", "no method is called 'pilra'; did you mean pilora"),
+        (METHODS, "", "no method is called ''; known: "),
+        (DATASETS, "cifar1000", "no data set is called 'cifar1000'; did you mean cifar100"),
+        (PARTITIONERS, "iidd", "no partitioner is called 'iidd'; did you mean iid"),
+        (AGGREGATORS, "fedavgg", "no aggregator is called 'fedavgg'; did you mean fedavg"),
+    ],
+)
+def test_unknown_names_give_the_nearest(registry: Registry, typo: str, complaint: str) -> None:
+    with pytest.raises(FczooError) as caught:
+        registry.get(typo)
+    assert complaint in str(caught.value)
+
+
+def test_names_are_filled_in_and_sorted() -> None:
+    assert {"fcilpt", "fedavg", "fedncm", "fppl", "hgp", "pilora"} <= set(METHODS.names())
+    assert METHODS.names() == sorted(METHODS.names())
+    assert set(METHODS.names("fczoo.baselines")) >= {"fedavg", "fedncm"}
+    assert not {"fedavg", "fedncm"} & set(METHODS.names("fczoo.methods"))
+    for registry in (METHODS, DATASETS, PARTITIONERS, AGGREGATORS):
+        for name in registry.names():
+            assert registry.get(name).name == name
+
+
+def test_two_things_of_one_name() -> None:
+    registry = Registry("thing", "register_thing")
+    first = type("First", (), {"__module__": "here"})
+    second = type("Second", (), {"__module__": "there"})
+    again = type("First", (), {"__module__": "here"})  # the same module read once more
+    assert registry.register("a")(first) is first and first.name == "a"
+    with pytest.raises(FczooError, match="thing 'a' is defined twice, in here and in there; rename one"):
+        registry.register("a")(second)
+    assert registry.get("a") is first
+    registry.register("a")(again)
+    assert registry.get("a") is again
+    registry.register("b")(second)
+    assert registry.names() == ["a", "b"] and registry.names("here") == ["a"]
+
+
+def test_an_empty_registry_says_so() -> None:
+    with pytest.raises(FczooError, match="no thing is called 'a'; known: none"):
+        Registry("thing", "register_thing").get("a")
+
+
+def test_specs_beat_by_options() -> None:
+    @dataclass(frozen=True)
+    class Knobs:
+        rate: float = option(0.5, "a number")
+        rank: int = option(4, "a whole number")
+        sort: bool = option(True, "a switch")
+
+    registry = Registry("thing", "register_thing")
+    registry.register("knobs")(Knobs)
+    assert registry.create("knobs:0.1").rate == 0.1
+    assert registry.create("knobs:rank=3,sort=false", rate=1.5) == registry.create(
+        "knobs:1.5,rank=3,sort=false"
+    )
+    assert registry.create("knobs:rank=3", rank=5).rank == 5
+
+
+# ---------------------------------------------------------------- methods and settings
+
+
+@pytest.mark.parametrize(
+    ("method", "dataset", "expected"),
+    [
+        ("pilora", None, {"lr_prototype": 2e-2, "lr_lora": 1e-5, "rank": 4}),
+        ("pilora", "cifar100", {"lr_prototype": 2e-2, "lr_lora": 1e-5}),
+        ("pilora", "tinyimagenet", {"lr_prototype": 5e-3, "lr_lora": 5e-6, "rank": 4}),
+        ("hgp", "cub200", {"lr": 1e-1}),
+        ("hgp", "eurosat", {"lr": 1e-3}),
+        ("fcilpt", "cifar100", {"size": 10, "chosen": 5, "length": 5, "common_length": 5}),
+        ("fcilpt", "miniimagenet", {"size": 19, "chosen": 4, "length": 6, "common_length": 5}),
+        ("fcilpt", "tinyimagenet", {"size": 24, "chosen": 8, "length": 5, "common_length": 1}),
+        ("fppl", "no such data set", {"lr": 1e-3, "length": 20}),
+    ],
+)
+def test_methods_take_the_papers_values(method: str, dataset: str | None, expected: dict) -> None:
+    made = create_method(method, dataset)
+    assert {k: getattr(made, k) for k in expected} == expected
+
+
+def test_options_beat_tuned_values() -> None:
+    method = create_method("pilora", "tinyimagenet", lr_lora="1e-4", blocks="0,2", merge="first")
+    assert (method.lr_lora, method.lr_prototype, method.blocks, method.merge) == (1e-4, 5e-3, (0, 2), "first")
+
+
+@pytest.mark.parametrize("name", METHODS.names("fczoo."))
+def test_every_tuned_value_is_an_option(name: str) -> None:
+    for dataset in METHODS.get(name).tuned:
+        assert create_method(name, dataset).name == name
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "complaint"),
+    [
+        ("pilroa", {}, "did you mean pilora"),
+        ("pilora", {"rnak": 8}, "pilora has no option 'rnak'; did you mean rank"),
+        ("pilora", {"rank": 0}, "pilora.rank is 0; it must be at least 1"),
+        ("pilora", {"temperature": 0}, "pilora.temperature is 0"),
+        ("hgp", {"lr": 4e37}, "hgp.lr is 4e+37; it must be at most 1e+30"),
+        ("fcilpt", {"size": 3}, "fcilpt.chosen is 5, more than the 3 prompts"),
+        ("hgp", {"logit_norm": 0}, "hgp.logit_norm is 0"),
+        ("fppl", {"fusion": "firm"}, "fppl.fusion is 'firm'; it must be soft | hard"),
+    ],
+)
+def test_methods_refuse_wrong_options(method: str, options: dict, complaint: str) -> None:
+    with pytest.raises(FczooError) as caught:
+        create_method(method, **options)
+    assert complaint in str(caught.value)
+
+
+def test_settings_of_a_data_set() -> None:
+    settings = Settings.for_dataset("digits", rounds="7", clients=None, mean="0.1,0.2,0.3")
+    defaults = DATASETS.get("digits").defaults
+    assert (settings.rounds, settings.clients, settings.mean) == (7, defaults.clients, (0.1, 0.2, 0.3))
+    assert (settings.backbone, settings.partition) == (defaults.backbone, defaults.partition)
+    assert Settings.for_dataset("cifar100").tasks == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"rounds": 0}, "must be at least 1"),
+        ({"participation": 1.5}, "must be a part up to 1 or a whole number"),
+        ({"precision": "fp16"}, "must be fp32 | bf16 | fp64"),
+        ({"batchsize": 3}, "did you mean batch_size"),
+        ({"partition_seed": -1}, "must be at least 0"),
+        ({"class_order_seed": -1}, "must be at least 0"),
+    ],
+)
+def test_settings_refuse_wrong_values(changes: dict, complaint: str) -> None:
+    with pytest.raises(FczooError) as caught:
+        Settings.for_dataset("digits", **changes)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "short"),
+    [
+        ("vit_nano_32", "vit_nano_32"),
+        ("/a/b/c.safetensors", "c.safetensors"),
+        ("vit:/a/c.npz", "vit:c.npz"),
+        ("data/sets/", "sets"),
+        (None, None),
+    ],
+)
+def test_recorded_paths_do_not_tell_where_files_lay(word, short):
+    assert shorten(word) == short
