@@ -17,31 +17,30 @@ class Cars196(Dataset):
 
     classes = 196
     folder = "stanford_cars"
-    source = "a copy of Stanford Cars (its page ai.stanford.edu/~jkrause/cars/car_dataset.html is gone, so there is no official archive)"
-    layout = "stanford_cars/{cars_train/*.jpg,cars_test/*.jpg,devkit/{cars_meta,cars_train_annos}.mat,cars_test_annos_withlabels.mat}"
+    source = (
+        "a copy of Stanford Cars (its page ai.stanford.edu/~jkrause/cars/car_dataset.html is gone, "
+        "so there is no official archive)"
+    )
+    layout = (
+        "stanford_cars/{cars_train/*.jpg,cars_test/*.jpg,devkit/{cars_meta,cars_train_annos}.mat,"
+        "cars_test_annos_withlabels.mat}"
+    )
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(8_144, 8_041)
     about = "Stanford Cars, 196 classes, 8,144 training and 8,041 test images, kept at 256x256"
     defaults = Defaults(partition="dirichlet:1.0")
 
     def load(self, root: Path) -> ImageData:
-        place = self.locate(root)
+        folder, parts = self.locate(root), []
         try:
-            readers = [
-                Reader(str(place.parent), split, loader=str) for split in ("train", "test")
-            ]  # str: paths instead of images
-            listed = [[reader[i] for i in range(len(reader))] for reader in readers]
-            classes = tuple(map(str, readers[0].classes))
+            for split in ("train", "test"):
+                reader = Reader(str(folder.parent), split, loader=str)  # str: paths instead of images
+                paths, numbers = zip(*(reader[i] for i in range(len(reader))), strict=True)
+                names = tuple(Path(path).relative_to(folder).as_posix() for path in paths)
+                labels = np.array([int(number) for number in numbers], np.int64)
+                parts.append(ImageFiles(self.name, folder, names, labels, 256))
+            classes = tuple(map(str, reader.classes))
         except (RuntimeError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise FczooError(
-                f"Stanford Cars in {place} is incomplete or has another layout ({error}); expected: {self.layout}"
-            ) from error
-        parts = []
-        for samples in listed:
-            names = tuple(Path(path).relative_to(place).as_posix() for path, _ in samples)
-            parts.append(
-                ImageFiles(
-                    self.name, place, names, np.array([int(label) for _, label in samples], np.int64), 256
-                )
-            )
+            problem = f"Stanford Cars in {folder} is incomplete or has another layout ({error})"
+            raise FczooError(f"{problem}; expected: {self.layout}") from error
         return ImageData(parts[0], parts[1], classes)

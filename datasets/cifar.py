@@ -1,4 +1,7 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), Python version: pickles, which torchvision opens only after their checksums matched."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), Python version.
+
+They are pickles; torchvision opens them only when their checksums match.
+"""
 
 from pathlib import Path
 from typing import ClassVar
@@ -17,13 +20,12 @@ class PickledCIFAR(Dataset):
     reader: ClassVar[type[datasets.CIFAR10]]
 
     def load(self, root: Path) -> ImageData:
-        place = self.locate(root)
+        folder = self.locate(root)
         try:
-            parts = [self.reader(str(place.parent), train=train, download=False) for train in (True, False)]
+            parts = [self.reader(str(folder.parent), train=train, download=False) for train in (True, False)]
         except RuntimeError as error:
-            raise FczooError(
-                f"{self.name} in {place} is incomplete or corrupt (checksums differ); unpack {self.source} again"
-            ) from error
+            problem = f"{self.name} in {folder} is incomplete or corrupt (checksums differ)"
+            raise FczooError(f"{problem}; unpack {self.source} again") from error
         train, test = (Images(p.data, np.asarray(p.targets, np.int64)) for p in parts)
         return ImageData(train, test, tuple(parts[0].classes))
 

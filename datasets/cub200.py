@@ -12,7 +12,7 @@ from fczoo.data.image_files import ImageFiles
 
 @register_dataset("cub200")
 class CUB200(Dataset):
-    """5,994 training and 5,794 test images by ``train_test_split.txt``; whole images, bounding boxes are not used."""
+    """5,994 training and 5,794 test images by ``train_test_split.txt``; bounding boxes are not used."""
 
     classes = 200
     folder = "CUB_200_2011"
@@ -34,24 +34,21 @@ class CUB200(Dataset):
     defaults = Defaults(partition="dirichlet:1.0")
 
     def load(self, root: Path) -> ImageData:
-        place = self.locate(root)
-        files, labels, train, names = (
-            _table(place / name)
-            for name in ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
-        )
+        folder = self.locate(root)
+        files, labels = _table(folder / "images.txt"), _table(folder / "image_class_labels.txt")
+        train, names = _table(folder / "train_test_split.txt"), _table(folder / "classes.txt")
         try:
             parts = []
             for wanted in ("1", "0"):
                 ids = [i for i in files if train[i] == wanted]
+                paths = tuple(files[i] for i in ids)
                 numbers = np.array([int(labels[i]) - 1 for i in ids], np.int64)
-                parts.append(
-                    ImageFiles(self.name, place / "images", tuple(files[i] for i in ids), numbers, 256)
-                )
-            classes = tuple(names[str(i + 1)].partition(".")[2].replace("_", " ") for i in range(len(names)))
+                parts.append(ImageFiles(self.name, folder / "images", paths, numbers, 256))
+            numbered = [names[str(i + 1)] for i in range(len(names))]  # such as 001.Black_footed_Albatross
+            classes = tuple(name.partition(".")[2].replace("_", " ") for name in numbered)
         except (KeyError, ValueError) as error:
-            raise FczooError(
-                f"the lists in {place} do not fit each other ({error}); unpack {self.source} again"
-            ) from error
+            problem = f"the lists in {folder} do not fit each other ({error})"
+            raise FczooError(f"{problem}; unpack {self.source} again") from error
         return ImageData(parts[0], parts[1], classes)
 
 
@@ -60,8 +57,7 @@ def _table(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise FczooError(f"no file {path}; unpack {CUB200.source} again")
     rows = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip()]
-    if odd := [row for row in rows if len(row) != 2]:
-        raise FczooError(
-            f"{path} has the line {odd[0][0]!r}, expected ID VALUE; unpack {CUB200.source} again"
-        )
+    if wrong := [row for row in rows if len(row) != 2]:
+        problem = f"{path} has the line {wrong[0][0]!r}, expected ID VALUE"
+        raise FczooError(f"{problem}; unpack {CUB200.source} again")
     return {key: value.strip() for key, value in rows}

@@ -31,12 +31,8 @@ class Digits(Dataset):
     def load(self, root: Path) -> ImageData:
         digits = load_digits()
         grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
-        pixels = np.stack(
-            [
-                np.asarray(Image.fromarray(g).resize((32, 32), Image.Resampling.BICUBIC).convert("RGB"))
-                for g in grey
-            ]
-        )
+        larger = [Image.fromarray(image).resize((32, 32), Image.Resampling.BICUBIC) for image in grey]
+        pixels = np.stack([np.asarray(image.convert("RGB")) for image in larger])
         labels = digits.target.astype(np.int64)
         train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
         train, test = np.sort(train), np.sort(test)

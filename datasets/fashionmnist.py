@@ -1,4 +1,4 @@
-"""Fashion-MNIST (Xiao et al., 2017), read by torchvision: ten kinds of clothes, small enough for quick work."""
+"""Fashion-MNIST (Xiao et al., 2017), read by torchvision: ten kinds of clothes, for quick work."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ SHA256 = (
 
 @register_dataset("fashionmnist")
 class FashionMNIST(Dataset):
-    """60,000 training and 10,000 test images of 28x28 grey pixels in 10 classes, repeated in three channels."""
+    """60,000 training and 10,000 test images of 28x28 grey pixels in 10 classes, in three equal channels."""
 
     classes = 10
     folder = "FashionMNIST/raw"
@@ -45,15 +45,17 @@ class FashionMNIST(Dataset):
     )
 
     def load(self, root: Path) -> ImageData:
-        place = self.locate(root)
+        folder = self.locate(root)
         try:
-            parts = [Reader(str(place.parent.parent), train=train, download=False) for train in (True, False)]
+            top = str(folder.parent.parent)
+            parts = [Reader(top, train=train, download=False) for train in (True, False)]
         except (RuntimeError, ValueError, AssertionError, OSError) as error:
-            raise FczooError(
-                f"Fashion-MNIST in {place} is incomplete or corrupt; unpack {self.source} again"
-            ) from error
-        train, test = (
-            Images(np.repeat(p.data.numpy()[..., None], 3, -1), p.targets.numpy().astype(np.int64))
-            for p in parts
-        )
+            problem = f"Fashion-MNIST in {folder} is incomplete or corrupt"
+            raise FczooError(f"{problem}; unpack {self.source} again") from error
+        train, test = (_rgb(part) for part in parts)
         return ImageData(train, test, tuple(Reader.classes))
+
+
+def _rgb(part: Reader) -> Images:
+    pixels = np.repeat(part.data.numpy()[..., None], 3, -1)
+    return Images(pixels, part.targets.numpy().astype(np.int64))

@@ -29,8 +29,8 @@ class ImageFolder(Dataset):
         return root
 
     def load(self, root: Path) -> ImageData:
-        place = self.locate(root)
+        folder = self.locate(root)
         for test in ("test", "val"):
-            if (place / "train").is_dir() and (place / test).is_dir():
-                return two_folders(self.name, place / "train", place / test, 256)
-        return one_folder(self.name, place, 256)
+            if (folder / "train").is_dir() and (folder / test).is_dir():
+                return two_folders(self.name, folder / "train", folder / test, 256)
+        return one_folder(self.name, folder, 256)

@@ -34,5 +34,5 @@ class ImageNetR(Dataset):
     defaults = Defaults()
 
     def load(self, root: Path) -> ImageData:
-        place = self.locate(root)
-        return one_folder(self.name, place, 256, class_names(class_ids(place), place / "README.txt"))
+        folder = self.locate(root)
+        return one_folder(self.name, folder, 256, class_names(class_ids(folder), folder / "README.txt"))

@@ -13,7 +13,7 @@ SEED = 0  # of the draw; another one is another data set
 
 @register_dataset("imagenet_subset")
 class ImageNetSubset(Dataset):
-    """200 of the 1,000 classes, drawn by seed 0 from the sorted WordNet ids; the validation images are the test set.
+    """200 of the 1,000 classes, drawn by seed 0 from the sorted WordNet ids; tested on the validation images.
 
     PILoRA does not say which classes it used, so its numbers are not comparable class by class. ``val``
     must be sorted into class folders. Class names come from ``LOC_synset_mapping.txt`` where it lies in
@@ -31,14 +31,12 @@ class ImageNetSubset(Dataset):
     defaults = Defaults()
 
     def load(self, root: Path) -> ImageData:
-        place = self.locate(root)
-        ids = class_ids(place / "train")
+        folder = self.locate(root)
+        ids = class_ids(folder / "train")
         if len(ids) != 1000:
-            raise FczooError(
-                f"{place / 'train'} has {len(ids)} class folders; the draw needs all 1,000 of ImageNet-1k"
-            )
-        chosen = sorted(
-            ids[i] for i in numpy_stream("imagenet subset", SEED).permutation(1000)[: self.classes]
-        )
-        names = class_names(chosen, place / "LOC_synset_mapping.txt")
-        return two_folders(self.name, place / "train", place / "val", 256, names, chosen)
+            problem = f"{folder / 'train'} has {len(ids)} class folders"
+            raise FczooError(f"{problem}; the draw needs all 1,000 of ImageNet-1k")
+        drawn = numpy_stream("imagenet subset", SEED).permutation(1000)[: self.classes]
+        chosen = sorted(ids[i] for i in drawn)
+        names = class_names(chosen, folder / "LOC_synset_mapping.txt")
+        return two_folders(self.name, folder / "train", folder / "val", 256, names, chosen)

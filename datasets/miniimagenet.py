@@ -19,7 +19,10 @@ class MiniImageNet(Dataset):
 
     classes = 100
     folder = "mini-imagenet"
-    source = "a copy made from ImageNet-1k (image-net.org; its terms forbid redistribution, so there is no official archive)"
+    source = (
+        "a copy made from ImageNet-1k (image-net.org; its terms forbid redistribution, "
+        "so there is no official archive)"
+    )
     layout = "mini-imagenet/{train,val}/CLASS/*.jpg, or mini-imagenet/CLASS/*.jpg"
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(50_000, 10_000, 500, 100)
@@ -27,8 +30,8 @@ class MiniImageNet(Dataset):
     defaults = Defaults()
 
     def load(self, root: Path) -> ImageData:
-        place = self.locate(root)
+        folder = self.locate(root)
         for test in ("test", "val"):
-            if (place / test).is_dir():
-                return two_folders(self.name, place / "train", place / test, 84)
-        return one_folder(self.name, place, 84)
+            if (folder / test).is_dir():
+                return two_folders(self.name, folder / "train", folder / test, 84)
+        return one_folder(self.name, folder, 84)

@@ -12,7 +12,9 @@ from fczoo.data.image_files import ImageFiles, class_folders, class_names, part
 
 @register_dataset("tinyimagenet")
 class TinyImageNet(Dataset):
-    """Classes in the order of their WordNet ids. The labelled ``val`` part is the test set; the unlabelled ``test`` is not used.
+    """Classes in the order of their WordNet ids. The labelled part ``val`` is the test set.
+
+    The part ``test`` has no labels and is not used.
 
     Stanford publishes no checksum of the archive; the MD5 here is the one that many independent loaders
     check.
@@ -38,22 +40,20 @@ class TinyImageNet(Dataset):
     defaults = Defaults()
 
     def load(self, root: Path) -> ImageData:
-        place = self.locate(root)
-        folders = class_folders(place / "train", "images")
+        folder = self.locate(root)
+        folders = class_folders(folder / "train", "images")
         ids = list(folders)
-        notes = place / "val" / "val_annotations.txt"
+        notes = folder / "val" / "val_annotations.txt"
         if not notes.is_file():
-            raise FczooError(
-                f"no file {notes}; without it the test images have no labels, so unpack {self.source} again"
-            )
+            problem = f"no file {notes}; without it the test images have no labels"
+            raise FczooError(f"{problem}, so unpack {self.source} again")
         pairs = [line.split("\t")[:2] for line in notes.read_text().splitlines()]
         number = {name: i for i, name in enumerate(ids)}
-        if odd := [pair for pair in pairs if len(pair) < 2 or pair[1] not in number]:
-            raise FczooError(
-                f"{notes} has the line {' '.join(odd[0])!r}, which names no class of {place / 'train'}; the copy is incomplete"
-            )
+        if wrong := [pair for pair in pairs if len(pair) < 2 or pair[1] not in number]:
+            line = f"the line {' '.join(wrong[0])!r}, which names no class of {folder / 'train'}"
+            raise FczooError(f"{notes} has {line}; the copy is incomplete")
         labels = np.array([number[name] for _, name in pairs], np.int64)
-        test = ImageFiles(self.name, place / "val" / "images", tuple(file for file, _ in pairs), labels, 64)
+        test = ImageFiles(self.name, folder / "val" / "images", tuple(file for file, _ in pairs), labels, 64)
         return ImageData(
-            part(self.name, place / "train", folders, 64), test, class_names(ids, place / "words.txt")
+            part(self.name, folder / "train", folders, 64), test, class_names(ids, folder / "words.txt")
         )

@@ -26,6 +26,7 @@ from fczoo.core.errors import FczooError, first_line
 log = logging.getLogger("fczoo")
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".bin")
+UNUSED = ("head.", "head_dist.", "pre_logits.")  # prefixes of weights behind the feature
 _WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}  # timm's ViT family: 64 channels a head
 
 
@@ -53,29 +54,27 @@ def load_backbone(
     else:
         weights, digest = _read(path, name), _sha256(path)
         config = _config(name, path, weights)
-    weights = {
-        k: v.float() for k, v in weights.items() if not k.startswith(("head.", "head_dist.", "pre_logits."))
-    }
+    weights = {k: v.float() for k, v in weights.items() if not k.startswith(UNUSED)}
     if broken := next((k for k, v in weights.items() if not v.isfinite().all()), None):
         raise FczooError(f"weight {broken} of {spec} is not finite; get the file anew")
     if image_size is not None and image_size != config.image_size:
         config, weights = _resized(config, weights, image_size)
     config = _replace(config, mean=mean, std=std)
     if len(config.mean) != 3 or len(config.std) != 3 or min(config.std) <= 0:
-        raise FczooError(
-            f"input mean {config.mean} and std {config.std} must be three numbers each, and std above 0"
-        )
+        problem = f"input mean {config.mean} and std {config.std}"
+        raise FczooError(f"{problem} must be three numbers each, and std above 0")
     return Backbone(config, weights, digest)
 
 
 def weights_needed(spec: str) -> str:
-    """How to get the weights of ``spec``, in words; empty where they are at hand."""
+    """How to get the weights of ``spec``, in words; empty where they are on this machine."""
     name, path = _split(spec)
     if path is not None:
         return "" if path.is_file() else f"there is no weight file at {path} either"
     if name == BUNDLED.name:
         return ""
-    return f"its backbone {name} comes from timm's hub as the run starts, or from a file: --backbone {name}:FILE.safetensors"
+    download = f"its backbone {name} comes from timm's hub as the run starts"
+    return f"{download}, or from a file: --backbone {name}:FILE.safetensors"
 
 
 def _split(spec: str) -> tuple[str, Path | None]:
@@ -97,9 +96,8 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
 
         if path.suffix == ".npz":  # Flax checkpoints of the original ViT release name their tensors otherwise
             if not (name or timm.models.is_model(path.stem.split(".")[0])):
-                raise FczooError(
-                    f"the name of {path} is no timm model's, and .npz files do not name one; give --backbone NAME:{path.name}"
-                )
+                problem = f"the name of {path} is no timm model's, and .npz files do not name one"
+                raise FczooError(f"{problem}; give --backbone NAME:{path.name}")
             model: Any = timm_model(name or path.stem, pretrained=False)
             model.load_pretrained(str(path))
             return dict(model.state_dict())
@@ -107,9 +105,8 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
     except FczooError:
         raise
     except (SafetensorError, RuntimeError, ValueError, OSError, KeyError, EOFError, AttributeError) as error:
-        raise FczooError(
-            f"cannot read weights from {path}: {first_line(error)}; check that the file is complete"
-        ) from error
+        problem = f"cannot read weights from {path}: {first_line(error)}"
+        raise FczooError(f"{problem}; check that the file is complete") from error
     except Exception as error:  # unpickling errors of torch.load share no base class
         raise FczooError(f"{path} is no plain weight file: {first_line(error)}") from error
 
@@ -127,9 +124,8 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
         depth = len({k.split(".")[1] for k in weights if k.startswith("blocks.")})
         mlp = weights["blocks.0.mlp.fc1.weight"].shape[0]
     except (KeyError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
-        raise FczooError(
-            f"{path} does not hold a plain ViT in timm's names ({error}); give NAME:FILE for another layout"
-        ) from error
+        problem = f"{path} does not hold a plain ViT in timm's names ({error})"
+        raise FczooError(f"{problem}; give NAME:FILE for another layout") from error
     if path.stem in timm.list_pretrained():
         found = timm_config(path.stem, timm_model(path.stem, pretrained=False))
         if (found.dim, found.depth, found.patch_size, found.image_size) == (dim, depth, patch, size):
@@ -137,30 +133,27 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
     if (dim, patch, size, depth) == (BUNDLED.dim, BUNDLED.patch_size, BUNDLED.image_size, BUNDLED.depth):
         return BUNDLED
     if dim not in _WIDTHS:
-        raise FczooError(
-            f"the number of heads cannot be told from {path} (width {dim}); give NAME:FILE with a timm name"
-        )
+        problem = f"the number of heads cannot be told from {path} (width {dim})"
+        raise FczooError(f"{problem}; give NAME:FILE with a timm name")
     guess = f"vit_{_WIDTHS[dim]}_patch{patch}_{size}"
     mean, std = input_statistics(guess)
-    log.warning(
-        "%s is taken for %s by its shapes, with input mean %s and std %s; else give NAME:FILE",
-        path.name,
-        guess,
-        mean,
-        std,
-    )
+    doubt = "%s is taken for %s by its shapes, with input mean %s and std %s; else give NAME:FILE"
+    log.warning(doubt, path.name, guess, mean, std)
     return ViTConfig(guess, size, patch, dim, depth, dim // 64, mlp, mean=mean, std=std)
 
 
 def _resized(
     config: ViTConfig, weights: dict[str, Tensor], image_size: int
 ) -> tuple[ViTConfig, dict[str, Tensor]]:
-    from timm.layers import resample_abs_pos_embed
+    """The configuration and weights for another input size in pixels: the position embedding is resampled.
+
+    Raises FczooError where ``image_size`` is no multiple of the patch size.
+    """
+    from timm.layers.pos_embed import resample_abs_pos_embed
 
     if image_size < 1 or image_size % config.patch_size:
-        raise FczooError(
-            f"image size {image_size} is no multiple of the patch size {config.patch_size} of {config.name}"
-        )
+        model = f"the patch size {config.patch_size} of {config.name}"
+        raise FczooError(f"image size {image_size} is no multiple of {model}")
     side = image_size // config.patch_size
     pos = resample_abs_pos_embed(weights["pos_embed"], [side, side], num_prefix_tokens=1)
     return _replace(config, image_size=image_size), {**weights, "pos_embed": pos}

@@ -33,39 +33,47 @@ def backbone_names() -> list[str]:
 
 
 def input_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Input mean and standard deviation of a timm model by its name; 0.5 each for an unknown one."""
     import timm
 
-    known = (
-        timm.models.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
-    )
-    return (tuple(known.mean), tuple(known.std)) if known else ((0.5,) * 3, (0.5,) * 3)
+    published = None
+    if timm.models.is_model(name):
+        published = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    return (tuple(published.mean), tuple(published.std)) if published else ((0.5,) * 3, (0.5,) * 3)
 
 
 def from_timm(name: str) -> tuple[ViTConfig, dict[str, Tensor]]:
+    """Configuration and published weights of a timm model.
+
+    Raises FczooError for an unknown name, for what is no plain ViT, and when the weights cannot be had.
+    """
     config = architecture(name)  # refuses what is no plain ViT before anything is fetched
     return config, dict(timm_model(name, pretrained=True).state_dict())
 
 
 def timm_model(name: str, pretrained: bool) -> Any:
+    """The timm model of that name without a classification head, with random or published weights.
+
+    Raises FczooError for an unknown name and when the weights cannot be had.
+    """
     import timm
 
     architecture = name.split(".")[0]
     if not timm.models.is_model(architecture):
-        known = [BUNDLED.name, *timm.list_models("vit_*")]
-        raise FczooError(f"no backbone is called {name!r}; {nearest(architecture, known)}")
+        names = [BUNDLED.name, *timm.list_models("vit_*")]
+        raise FczooError(f"no backbone is called {name!r}; {nearest(architecture, names)}")
     try:
-        with _quiet(
-            "huggingface_hub", "timm"
-        ):  # each failed try would warn, and the error below says what is wrong
+        with _quiet("huggingface_hub", "timm"):  # each failed try would warn; the error below says enough
             return timm.create_model(name, pretrained=pretrained, num_classes=0)
     except Exception as error:  # the hub client raises errors of several libraries
-        raise FczooError(
-            f"cannot get the weights of {name}: {first_line(error)}; without network give a file: --backbone {name}:FILE.safetensors"
-        ) from error
+        problem = f"cannot get the weights of {name}: {first_line(error)}"
+        advice = f"without network give a file: --backbone {name}:FILE.safetensors"
+        raise FczooError(f"{problem}; {advice}") from error
 
 
 @contextmanager
 def _quiet(*loggers: str) -> Iterator[None]:
+    """Only errors of these loggers are shown inside."""
     before = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -85,12 +93,9 @@ def timm_config(name: str, model: Any) -> ViTConfig:
 
     if type(model) is not VisionTransformer:
         refuse(f"it is a {type(model).__name__}")
-    block, cfg = model.blocks[0], model.pretrained_cfg
-    if (
-        type(block) is not Block
-        or not isinstance(block.mlp.act, torch.nn.GELU)
-        or block.mlp.act.approximate != "none"
-    ):
+    block, published = model.blocks[0], model.pretrained_cfg
+    exact_gelu = isinstance(block.mlp.act, torch.nn.GELU) and block.mlp.act.approximate == "none"
+    if type(block) is not Block or not exact_gelu:
         refuse("its blocks are not pre-norm blocks with exact GELU")
     if model.global_pool != "token" or getattr(model, "no_embed_class", False):
         refuse("it does not pool a class token with a position embedding")
@@ -103,8 +108,8 @@ def timm_config(name: str, model: Any) -> ViTConfig:
         block.attn.num_heads,
         block.mlp.fc1.out_features,
         model.norm.eps,
-        tuple(cfg["mean"]),
-        tuple(cfg["std"]),
+        tuple(published["mean"]),
+        tuple(published["std"]),
     )
     extra = {k for k in model.state_dict() if not k.startswith("head.")} ^ config.shapes().keys()
     if extra:

@@ -131,5 +131,5 @@ def draw_features(
 def _matrix_roots(covariances: Tensor) -> Tensor:
     """A with A A^T = S + ``JITTER`` for each S [g, D, D], by its eigenvectors, as S may lack full rank."""
     values, vectors = torch.linalg.eigh(covariances.double())
-    scale: Tensor = (values.clamp(min=0) + JITTER).sqrt()
-    return vectors * scale[:, None]
+    roots: Tensor = vectors * (values.clamp(min=0) + JITTER).sqrt()[:, None]
+    return roots

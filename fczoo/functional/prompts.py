@@ -20,5 +20,5 @@ def gather_prompts(table: Tensor, index: Tensor) -> Tensor:
     Its gradient is the same in every run. The gradient of ``table[index]`` is not: where images share a row,
     indexing adds up their gradients in the order in which threads finish.
     """
-    rows: Tensor = F.embedding(index, table.flatten(1))
-    return rows.unflatten(-1, table.shape[1:])
+    rows: Tensor = F.embedding(index, table.flatten(1)).unflatten(-1, table.shape[1:])
+    return rows

@@ -50,30 +50,28 @@ class Dirichlet:
             parts = self._once(labels, clients, rng)
             if min(map(len, parts)) >= smallest:
                 return parts
-        log.warning(
-            "dirichlet:%g left a client below %d images in %d draws; the last draw was repaired",
-            self.beta,
-            smallest,
-            self.max_tries,
-        )
+        problem = "dirichlet:%g left a client below %d images in %d draws; the last draw was repaired"
+        log.warning(problem, self.beta, smallest, self.max_tries)
         return _repair(parts, smallest)
 
     def _once(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         owners = np.empty(len(labels), np.int64)
         sizes = np.zeros(clients, np.int64)
         for c in np.unique(labels):
-            here = rng.permutation(np.flatnonzero(labels == c))
+            images = rng.permutation(np.flatnonzero(labels == c))
             shares = rng.dirichlet(np.full(clients, self.beta))
             if self.cap:
                 shares = shares * (sizes < len(labels) / clients)
             # a tiny beta can underflow to all zeros: then everything goes to one client drawn at random
             shares = shares / shares.sum() if shares.sum() > 0 else np.eye(clients)[rng.integers(clients)]
             if self.draw == "sample":
-                owners[here] = rng.choice(clients, len(here), p=shares)
+                owners[images] = rng.choice(clients, len(images), p=shares)
             else:
-                cuts = (np.cumsum(shares)[:-1] * len(here) + 1e-9).astype(np.int64)  # 24.999... images are 25
-                owners[here] = np.repeat(np.arange(clients), np.diff([0, *cuts, len(here)]))
-            sizes += np.bincount(owners[here], minlength=clients)
+                cuts = (np.cumsum(shares)[:-1] * len(images) + 1e-9).astype(
+                    np.int64
+                )  # 24.999... images are 25
+                owners[images] = np.repeat(np.arange(clients), np.diff([0, *cuts, len(images)]))
+            sizes += np.bincount(owners[images], minlength=clients)
         return [np.flatnonzero(owners == k) for k in range(clients)]
 
 

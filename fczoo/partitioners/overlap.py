@@ -29,6 +29,8 @@ class Overlap:
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         classes = np.unique(labels)
         owned = max(1, round(self.fraction * len(classes)))
-        return [
-            np.flatnonzero(np.isin(labels, rng.choice(classes, owned, replace=False))) for _ in range(clients)
-        ]
+        parts = []
+        for _ in range(clients):
+            own = rng.choice(classes, owned, replace=False)
+            parts.append(np.flatnonzero(np.isin(labels, own)))
+        return parts

@@ -38,20 +38,17 @@ class Quantity:
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         classes = np.unique(labels)
         if self.alpha > len(classes):
-            raise FczooError(
-                f"quantity:{self.alpha} asks for more classes than the {len(classes)} of a task; lower alpha or --tasks"
-            )
+            problem = f"quantity:{self.alpha} asks for more classes than the {len(classes)} of a task"
+            raise FczooError(f"{problem}; lower alpha or --tasks")
         if self.alpha * clients < len(classes):
-            raise FczooError(
-                f"quantity:{self.alpha} with {clients} clients cannot cover the {len(classes)} classes of a task; raise either"
-            )
+            problem = f"quantity:{self.alpha} with {clients} clients cannot cover the {len(classes)} classes"
+            raise FczooError(f"{problem} of a task; raise either")
         owns = self._owners(clients, len(classes), rng)
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for i, c in enumerate(classes):
             owners = rng.permutation(np.flatnonzero(owns[:, i]))
-            for client, share in zip(
-                owners, np.array_split(rng.permutation(np.flatnonzero(labels == c)), len(owners)), strict=True
-            ):
+            shares = np.array_split(rng.permutation(np.flatnonzero(labels == c)), len(owners))
+            for client, share in zip(owners, shares, strict=True):
                 parts[client].append(share)
         return [np.concatenate(p) for p in parts]
 

@@ -1,4 +1,4 @@
-"""Label skew by shards of neighbouring labels (McMahan et al., 2017), drawn as PILoRA's released code does."""
+"""Label skew by shards of neighbouring labels (McMahan et al., 2017), drawn as in PILoRA's released code."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +13,7 @@ from fczoo.core.registry import register_partitioner
 @register_partitioner("shards")
 @dataclass(frozen=True)
 class Shards:
-    """The task's images, sorted by label, are cut into shards; every client draws ``alpha`` of them for itself.
+    """The task's images, sorted by label, are cut into shards, of which every client draws ``alpha``.
 
     Clients overlap and most images are left to nobody. PILoRA's released code draws this way (its paper
     describes ``quantity``), and draws anew in every round; here a client keeps its shards for the whole
@@ -30,15 +30,13 @@ class Shards:
 
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         if self.alpha > self.shards:
-            raise FczooError(
-                f"shards:{self.alpha} draws more than the {self.shards} shards of a task; lower alpha or raise shards"
-            )
+            problem = f"shards:{self.alpha} draws more than the {self.shards} shards of a task"
+            raise FczooError(f"{problem}; lower alpha or raise shards")
         if self.shards > len(labels):
-            raise FczooError(
-                f"a task of {len(labels)} images cannot be cut into {self.shards} shards; lower shards or --tasks"
-            )
-        cut = np.array_split(labels.argsort(kind="stable"), self.shards)
-        return [
-            np.concatenate([cut[i] for i in rng.choice(self.shards, self.alpha, replace=False)])
-            for _ in range(clients)
-        ]
+            problem = f"a task of {len(labels)} images cannot be cut into {self.shards} shards"
+            raise FczooError(f"{problem}; lower shards or --tasks")
+        shards, parts = np.array_split(labels.argsort(kind="stable"), self.shards), []
+        for _ in range(clients):
+            drawn = rng.choice(self.shards, self.alpha, replace=False)
+            parts.append(np.concatenate([shards[i] for i in drawn]))
+        return parts
