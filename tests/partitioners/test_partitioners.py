@@ -114,7 +114,7 @@ def test_specs_name_fields() -> None:
         ("dirichlet:-1", "must be at least 1e-06"),
         ("dirichlet:0.5,0.1", "cannot read '0.1'"),
         ("dirichlet:bta=0.5", "has no option 'bta'; did you mean beta"),
-        ("dirichlet:min_size=2.5", "dirichlet.min_size is 2.5; it must be int"),
+        ("dirichlet:min_size=2.5", "dirichlet.min_size is '2.5'; it must be int"),
         ("dirichlet:draw=cut", "must be split | sample"),
         ("dirichlet:max_tries=0", "must be at least 1"),
         ("quantity:0", "must be at least 1"),
