@@ -1,5 +1,7 @@
 """What ``fczoo list`` prints. Most kinds are read from source, so that nothing heavy is imported."""
 
+from typing import Any
+
 import click
 from tabulate import tabulate
 
@@ -18,7 +20,7 @@ KINDS = {
     "backbones": "pre-trained vision transformers",
     "quirks": "options that follow released code against its paper",
 }
-REGISTRIES: dict[str, Registry] = {
+REGISTRIES: dict[str, Registry[Any]] = {
     "datasets": DATASETS,
     "partitioners": PARTITIONERS,
     "aggregators": AGGREGATORS,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import Field, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -12,8 +12,10 @@ from fczoo.data.dataset import Defaults
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.reports.words import plain
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 RUNS, OUTPUT = "runs", "output"  # headings of options that are no settings
-NAMED: dict[str, Registry] = {
+NAMED: dict[str, Registry[Any]] = {
     "methods": METHODS,
     "dataset": DATASETS,
     "protocol": PROTOCOLS,
@@ -46,16 +48,16 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def grouped(group: str, *names: str, **more: Any) -> Callable:
+def grouped(group: str, *names: str, **more: Any) -> Callable[[Command], Command]:
     """``click.option`` below a heading."""
     return click.option(*names, cls=GroupedOption, group=group, **more)
 
 
-def settings_options(names: Iterable[str] = ()) -> Callable[[Callable], Callable]:
+def settings_options(names: Iterable[str] = ()) -> Callable[[Command], Command]:
     """Decorator that adds the options of ``Settings``, or some of them, by group. Their words are read by ``Settings``."""
     wanted = [f for f in fields(Settings) if not names or f.name in names]
 
-    def add(command: Callable) -> Callable:
+    def add(command: Command) -> Command:
         ordered = [f for group in GROUPS for f in wanted if f.metadata["group"] == group]
         for field in reversed(ordered):
             command = _setting(field)(command)
@@ -64,7 +66,7 @@ def settings_options(names: Iterable[str] = ()) -> Callable[[Callable], Callable
     return add
 
 
-def _setting(field: Field) -> Callable:
+def _setting(field: Field[Any]) -> Callable[[Command], Command]:
     hint, name = get_type_hints(Settings)[field.name], flag(field.name)
     default = plain(field.default)
     if field.name in {f.name for f in fields(Defaults)}:
@@ -85,7 +87,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
     return tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
 
 
-def complete(registry: Registry | None, words: tuple[str, ...] = ()) -> Callable:
+def complete(registry: Registry[Any] | None, words: tuple[str, ...] = ()) -> Callable[..., list[str]]:
     """What a shell offers for the last word of a comma-separated list. Nothing is imported to find names."""
 
     def offer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

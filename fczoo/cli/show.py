@@ -14,6 +14,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from tabulate import tabulate
 
 from fczoo.backbones.load import load_backbone
+from fczoo.core.discovery import PLUGINS
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.method import Method
@@ -24,7 +25,6 @@ from fczoo.core.registry import (
     DATASETS,
     METHODS,
     PARTITIONERS,
-    PLUGINS,
     create_method,
 )
 from fczoo.core.tree import Tree, nbytes

@@ -124,7 +124,7 @@ def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
 
 def _original(stream: Stream, index: np.ndarray) -> list[int]:
     labels = stream.train.labels[np.searchsorted(stream.train_index, index)]
-    return np.array(stream.class_order)[labels].tolist()
+    return [stream.class_order[label] for label in labels]
 
 
 def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> str:

@@ -7,9 +7,11 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fczoo.core.errors import FczooError
+
+Made = TypeVar("Made")
 
 LARGEST = 1e30  # of any option, so that what is computed from it in single precision is a number
 WIDEST = 2**63 - 1  # of any whole number: 64 bits
@@ -36,14 +38,14 @@ def option(
 
 
 def build(
-    cls: type, label: str, values: Mapping[str, Any], spelled: Callable[[str], str] | None = None
-) -> Any:
+    cls: type[Made], label: str, values: Mapping[str, Any], spelled: Callable[[str], str] | None = None
+) -> Made:
     """``cls(**values)`` with words parsed by the fields' types.
 
     ``spelled`` says how users write a field (``rounds`` -> ``--rounds``); without it, messages say ``LABEL.FIELD``.
     Raises FczooError for an unknown field, naming the nearest one, and for a value that does not fit.
     """
-    fields = {f.name: f for f in dataclasses.fields(cls)}
+    fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     hints = typing.get_type_hints(cls)
     parsed = {}
     for key, value in values.items():
@@ -84,7 +86,7 @@ def check_options(instance: Any) -> None:
         _check_limits(value, field, label)
 
 
-def _check_limits(value: Any, field: dataclasses.Field, label: str) -> None:
+def _check_limits(value: Any, field: dataclasses.Field[Any], label: str) -> None:
     low, high = field.metadata.get("low"), field.metadata.get("high")
     for number in value if isinstance(value, tuple) else (value,):
         if not isinstance(number, int | float):

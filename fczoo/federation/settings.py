@@ -264,7 +264,8 @@ class Settings:
         if self.protocol is None:
             return {}
         beta = getattr(self.partitioner, "beta", None)
-        return PROTOCOLS.get(self.protocol).options(method, self.dataset, beta)
+        options: dict[str, Any] = PROTOCOLS.get(self.protocol).options(method, self.dataset, beta)
+        return options
 
 
 def shorten(word: str | None) -> str | None:
