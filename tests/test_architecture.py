@@ -36,9 +36,12 @@ def sources(*folders: str) -> list[Path]:
     return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
 
 
-def modules(folder: Path, package: str = "") -> set[Path]:
-    """Python files below a folder, by their place in an installation of ``package``."""
-    return {Path(*package.split("."), file.relative_to(folder)) for file in folder.rglob("*.py")}
+def contents(folder: Path, package: str = "") -> set[Path]:
+    """Files below a folder, by their place in an installation of ``package``."""
+    found = {
+        Path(*package.split("."), file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()
+    }
+    return {file for file in found if "__pycache__" not in file.parts}
 
 
 def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -77,9 +80,9 @@ def test_modules_import_from_where_a_thing_is_defined():
 
 
 def test_every_package_of_the_tree_is_installed(site):
-    tree = {file for package, folder in FOLDERS.items() for file in modules(ROOT / folder, package)}
-    assert modules(site) == tree
-    assert {".".join(file.parent.parts) for file in tree} <= set(PACKAGES)
+    tree = {file for package, folder in FOLDERS.items() for file in contents(ROOT / folder, package)}
+    assert contents(site / "fczoo", "fczoo") == tree
+    assert {".".join(file.parent.parts) for file in tree if file.suffix == ".py"} <= set(PACKAGES)
 
 
 @pytest.mark.parametrize("name", ["tests", "benchmarks", "docs", "results"])
