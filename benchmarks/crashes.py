@@ -42,7 +42,7 @@ SIZE = [
     "--device",
     "cpu",
 ]
-ASIDE = {"seconds", "peak MB", "peak_memory", "phases", "command", "started", "bytes_per_second"}
+ASIDE = {"sha256", "seconds", "peak MB", "peak_memory", "phases", "command", "started", "bytes_per_second"}
 DISK = 64_000_000  # bytes of the small file system
 
 

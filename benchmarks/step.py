@@ -13,6 +13,7 @@ process of its own a side. Weights are random, images synthetic: nothing is fetc
 
 import ctypes
 import json
+import math
 import os
 import platform
 import statistics
@@ -45,7 +46,7 @@ from fczoo.federation.batches import Client
 from fczoo.federation.device import DTYPES
 from fczoo.federation.downlink import broadcast
 from fczoo.federation.engine import Engine, Plan
-from fczoo.federation.environment import peak_memory, versions
+from fczoo.federation.environment import peak_memory, reset_peak_memory, versions
 
 OTHERS = (
     ViTConfig("vit_tiny_patch16_224", 224, 16, 192, 12, 3, 768),
@@ -310,16 +311,14 @@ def speedup(slow: list[float], fast: list[float]) -> float:
 
 def peak_mib(case: Case, variant: Variant | None) -> float:
     """Largest memory during one round: of the process beyond its imports, or of CUDA's allocator."""
-    before, forget = peak_memory(torch.device("cpu"))["process"], Path("/proc/self/clear_refs")
+    device = torch.device(case.device)
+    before = peak_memory(device).get("run", math.nan)  # without Linux, no memory is measured
     run: Side = fczoo_side(case, variant) if variant else Reference(case)
-    if case.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    elif forget.exists():  # Linux; elsewhere the peak may be that of the preparation
-        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # what glibc keeps of it
-        forget.write_text("5")
+    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # what glibc keeps of the preparation
+    reset_peak_memory(device)
     run()
-    peak = peak_memory(torch.device(case.device))
-    return (peak["cuda"] if case.device == "cuda" else peak["process"] - before) / 2**20
+    peak = peak_memory(device)
+    return (peak["cuda"] if case.device == "cuda" else peak.get("run", math.nan) - before) / 2**20
 
 
 def largest_difference(first: list[Tree], second: list[Tree]) -> float:

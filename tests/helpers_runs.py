@@ -78,7 +78,7 @@ def write_run(
             result.phases, result.client_storage, result.peak_memory = (
                 {"training": 1.0, "evaluation": 0.5},
                 3_000_000,
-                {"process": 5_000_000},
+                {"run": 5_000_000},
             )
             place = folder / method / f"seed{seed}"
             place.mkdir(parents=True)

@@ -22,7 +22,6 @@ LONGEST = 300  # lines of a file
 LONG = {  # files above, to be divided; nothing may be added
     "benchmarks/step.py",
     "fczoo/federation/rounds.py",
-    "fczoo/reports/tables.py",
     "baselines/glfc.py",
     "tests/cli/test_cli.py",
     "tests/methods/test_conformance.py",

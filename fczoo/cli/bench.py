@@ -87,8 +87,8 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.cli.arguments import words
     from fczoo.cli.config import merged, read_config, request
     from fczoo.cli.plan import SETTINGS, plan
+    from fczoo.reports.columns import SHORT
     from fczoo.reports.runs import read_experiments
-    from fczoo.reports.tables import SHORT
     from fczoo.reports.text import sections
     from fczoo.runner.grid import Conduct, run_grid
     from fczoo.runner.resume import last_run

@@ -84,16 +84,17 @@ def request_of_run(path: Path) -> Request:
 
     Only where data and weights lie may have to be said: a run folder tells nobody.
     """
-    from fczoo.reports.runs import PARTITION, filled, read_about  # imports torch
+    from fczoo.reports.run_folder import PARTITION, read_about  # imports torch
+    from fczoo.reports.runs import filled
 
     about = read_about(path.parent)
-    settings = filled(about["settings"])
+    settings = filled(about.settings)
     if settings["attack"] is None:
         del settings["attackers"]
     if settings["partition"].startswith("file:"):
         settings["partition"] = f"file:{path.parent / PARTITION}"
     words = {name: "none" if value is None else value for name, value in settings.items()}
-    return {**words, "methods": list(about["methods"]), "seeds": about["seeds"], "set": about["methods"]}
+    return {**words, "methods": list(about.methods), "seeds": about.seeds, "set": about.methods}
 
 
 def _wanted(name: str, value: Any) -> str:

@@ -10,7 +10,7 @@ from fczoo.core.options import describe_type, flag
 from fczoo.core.registry import AGGREGATORS, ATTACKS, DATASETS, METHODS, PARTITIONERS, PROTOCOLS, Registry
 from fczoo.data.dataset import Defaults
 from fczoo.federation.settings import GROUPS, Settings
-from fczoo.reports.words import plain
+from fczoo.reports.words import option_word
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -68,7 +68,7 @@ def settings_options(names: Iterable[str] = ()) -> Callable[[Command], Command]:
 
 def _setting(field: Field[Any]) -> Callable[[Command], Command]:
     hint, name = get_type_hints(Settings)[field.name], flag(field.name)
-    default = plain(field.default)
+    default = option_word(field.default)
     if field.name in {f.name for f in fields(Defaults)}:
         default = "by data set"
     more: dict[str, Any] = {"help": field.metadata["meaning"], "default": None}

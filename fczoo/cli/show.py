@@ -30,6 +30,7 @@ from fczoo.core.registry import (
 from fczoo.core.tree import Tree, nbytes
 from fczoo.federation.environment import versions
 from fczoo.federation.settings import GROUPS, Settings
+from fczoo.reports.words import option_word
 from fczoo.runner.cost import measure
 from fczoo.security.privacy import disclosed
 
@@ -99,7 +100,7 @@ def _method_page(cls: type[Method], dataset: str) -> str:
     parts.append(f"Hyper-parameters on {dataset} (--set {cls.name}.FIELD=VALUE):\n{_options_table(method)}")
     if cls.tuned:
         others = (
-            f"{d} ({', '.join(f'{k}={_word(v)}' for k, v in values.items())})"
+            f"{d} ({', '.join(f'{k}={option_word(v)}' for k, v in values.items())})"
             for d, values in cls.tuned.items()
         )
         parts.append(f"Values by data set: {'; '.join(others)}.")
@@ -170,7 +171,7 @@ def _options_table(instance: Any, group: str = "") -> str:
         if group and field.metadata["group"] != group:
             continue
         value, meaning = getattr(instance, field.name), field.metadata.get("meaning", "")
-        rows.append((field.name, _word(value), describe_type(hints[field.name]), meaning))
+        rows.append((field.name, option_word(value), describe_type(hints[field.name]), meaning))
     return tabulate(
         rows,
         ["field", "value", "type", "meaning"],
@@ -194,7 +195,3 @@ def _tree_table(tree: Tree) -> str:
         )
         rows.append((group, shape, sum(tree[n].numel() for n in names)))
     return tabulate(rows, tablefmt="plain")
-
-
-def _word(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)

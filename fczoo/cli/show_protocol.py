@@ -8,7 +8,7 @@ from typing import Any
 from fczoo.core.registry import DATASETS, METHODS, PROTOCOLS
 from fczoo.federation.settings import Settings
 from fczoo.papers.protocol import ByBeta, Protocol, Stated
-from fczoo.reports.words import plain, table
+from fczoo.reports.words import option_word, word_table
 
 DEFAULTS = {f.name: f.default for f in fields(Settings)}
 
@@ -24,10 +24,10 @@ def protocol_page(name: str, dataset: str | None) -> str:
 
 def _overview(cls: type[Protocol]) -> str:
     shown = ("tasks", "rounds", "epochs", "batch_size", "clients", "partition")
-    rows = [(d, *(plain(_values(cls, d).get(field, "")) for field in shown)) for d in cls.datasets]
+    rows = [(d, *(option_word(_values(cls, d).get(field, "")) for field in shown)) for d in cls.datasets]
     more = " Other data sets may be used, too." if cls.any_dataset else ""
     head = ["data set", *(f.replace("_", " ") for f in shown)]
-    return f"{table(rows, head)}\n\nEverything with its source: fczoo show protocol {cls.name} --dataset NAME.{more}"
+    return f"{word_table(rows, head)}\n\nEverything with its source: fczoo show protocol {cls.name} --dataset NAME.{more}"
 
 
 def _values(cls: type[Protocol], dataset: str) -> dict[str, Any]:
@@ -39,14 +39,14 @@ def _values(cls: type[Protocol], dataset: str) -> dict[str, Any]:
 def _on(cls: type[Protocol], dataset: str) -> list[str]:
     stated, values = cls.stated(dataset), _values(cls, dataset)
     rows = [(field, _stated(values[field]), stated[field].source) for field in DEFAULTS if field in stated]
-    rows.append(("seeds", plain(cls.seeds.value), cls.seeds.source))
+    rows.append(("seeds", option_word(cls.seeds.value), cls.seeds.source))
     missing = (
         ""
         if dataset in DATASETS.names()
         else f" No data set of that name is installed; known: {', '.join(DATASETS.names())}."
     )
     parts = [
-        f"On {dataset} (fczoo bench --protocol {cls.name} --dataset {dataset}):{missing}\n{table(rows, ['setting', 'value', 'source'])}"
+        f"On {dataset} (fczoo bench --protocol {cls.name} --dataset {dataset}):{missing}\n{word_table(rows, ['setting', 'value', 'source'])}"
     ]
     if dataset in cls.partitions:
         parts.append(f"Its splits (--partition): {'  '.join(cls.partitions[dataset])}")
@@ -63,16 +63,20 @@ def _on(cls: type[Protocol], dataset: str) -> list[str]:
     ]
     if options:
         parts.append(
-            f"Hyper-parameters; other options keep the method's own values:\n{table(options, ['method', 'option', 'value', 'source'])}"
+            f"Hyper-parameters; other options keep the method's own values:\n{word_table(options, ['method', 'option', 'value', 'source'])}"
         )
     return parts
 
 
 def _stated(value: Any) -> str:
-    return " | ".join(map(plain, value.values.values())) if isinstance(value, ByBeta) else plain(value)
+    return (
+        " | ".join(map(option_word, value.values.values()))
+        if isinstance(value, ByBeta)
+        else option_word(value)
+    )
 
 
 def _source(stated: Stated) -> str:
     if not isinstance(stated.value, ByBeta):
         return stated.source
-    return f"{stated.source}, at beta {' | '.join(map(plain, stated.value.values))}"
+    return f"{stated.source}, at beta {' | '.join(map(option_word, stated.value.values))}"

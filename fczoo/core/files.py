@@ -1,14 +1,21 @@
 """Files that a crash cannot leave half written, JSON with one-line errors, and fczoo's own folder."""
 
 import contextlib
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import platformdirs
 
 from fczoo.core.errors import FczooError
+
+T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # in a file
+Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  # in a file; neither infinite nor NaN
 
 
 def write_safely(path: Path, content: bytes) -> None:
@@ -53,11 +60,55 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise FczooError(f"no {what} at {path}") from None
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FczooError(f"{path} is no valid {what}: {error}") from error
     if not isinstance(content, dict):
         raise FczooError(f"{path} is no valid {what}: it holds no JSON object")
     return content
+
+
+def read_record(path: Path, what: str, kind: type[T], version: str) -> T:
+    """An object of type ``kind`` from a JSON file that ``write_record`` wrote, or an older fczoo without version.
+
+    Raises FczooError, naming file and field, when it is missing, of another version, of another form, or when its
+    content does not match its SHA-256.
+    """
+    content = read_json(path, what)
+    sealed = "format" in content or "sha256" in content
+    if sealed and content.get("format") != version:
+        raise FczooError(
+            f"{path} is no valid {what}: format is {content.get('format')!r}, expected {version!r}"
+        )
+    if sealed and content.get("sha256") != content_sha256(content):
+        raise FczooError(
+            f"{path} is no valid {what}: its content does not match its sha256; it was changed or is damaged"
+        )
+    try:
+        return typed(content, kind)
+    except ValueError as error:
+        raise FczooError(f"{path} is no valid {what}: {error}") from error
+
+
+def write_record(path: Path, version: str, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with its format's version and a SHA-256 over all of it."""
+    record = {"format": version, **through_json(content)}
+    write_json(path, {**record, "sha256": content_sha256(record)})
+
+
+def content_sha256(content: Mapping[str, Any]) -> str:
+    """Hash of a JSON object without its own ``sha256``, whatever its spacing and order."""
+    hashed = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
+
+
+def typed(content: Any, kind: type[T]) -> T:
+    """A value read from JSON as an object of type ``kind``. Raises ValueError, in one line that names the field."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        fault, _, place = str(error).partition(" - at `")
+        field = place.strip("`").removeprefix("$").removeprefix(".")
+        raise ValueError(f"{field}: {fault}" if field else fault) from error
 
 
 def read_lines(path: Path, what: str) -> list[dict[str, Any]]:

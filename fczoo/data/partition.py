@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import write_safely
+from fczoo.core.files import Count, read_json, typed, write_safely
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.types import Partitioner
@@ -126,36 +127,47 @@ def _split_whole(
     return tuple(tasks)
 
 
+class _PartitionFile(msgspec.Struct):
+    """A partition file's content."""
+
+    format: str
+    sha256: str
+    dataset: str
+    spec: str
+    seed: Count
+    class_order: list[int]
+    tasks: list[list[list[Count]]]
+    joined: list[Count] = []
+
+
 def load_partition(path: Path) -> Partition:
-    """Read a saved partition.
-
-    Raises FczooError when it is missing, malformed or does not match its own hash.
-    """
+    """Read a saved partition. Raises FczooError when it is missing, malformed or does not match its own hash."""
+    content = read_json(path, "partition file")
     try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
-            raise ValueError(f"format {content['format']!r}, expected {FORMAT!r}")
-        tasks = tuple(tuple(map(_positions, task)) for task in content["tasks"])
-        if not tasks or len({len(t) for t in tasks}) != 1 or not tasks[0]:
-            raise ValueError("tasks must all list the same clients")
-        joined = tuple(map(int, content.get("joined", ())))
-        if joined and (len(joined) != len(tasks) or not all(0 < n <= len(tasks[0]) for n in joined)):
-            raise ValueError("joined must count clients at each task")
-        if any(len(client) for task, n in zip(tasks, joined, strict=False) for client in task[n:]):
-            raise ValueError("a client owns images before it has joined")
-        order = tuple(map(int, content["class_order"]))
-        partition = Partition(content["dataset"], content["spec"], int(content["seed"]), order, tasks, joined)
-        if partition.sha256 != content["sha256"]:
-            raise ValueError("its content does not match its sha256")
-    except FileNotFoundError:
-        raise FczooError(f"no partition file at {path}") from None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        return _partition(typed(content, _PartitionFile))
+    except ValueError as error:
         raise FczooError(f"{path} is no valid partition file: {error}; save one with a bench run") from error
+
+
+def _partition(file: _PartitionFile) -> Partition:
+    """Raises ValueError where parts of the file contradict each other."""
+    if file.format != FORMAT:
+        raise ValueError(f"format is {file.format!r}, expected {FORMAT!r}")
+    if not file.tasks or len({len(clients) for clients in file.tasks}) != 1 or not file.tasks[0]:
+        raise ValueError("tasks: all must list the same clients")
+    if file.joined and len(file.joined) != len(file.tasks):
+        raise ValueError("joined: it must count clients at each task")
+    for clients, number in zip(file.tasks, file.joined, strict=False):
+        if not 0 < number <= len(clients):
+            raise ValueError("joined: it must count clients at each task")
+        if any(clients[number:]):
+            raise ValueError("joined: a client owns images before it has joined")
+    tasks = tuple(tuple(np.array(c, dtype=np.int64) for c in clients) for clients in file.tasks)
+    order, joined = tuple(file.class_order), tuple(file.joined)
+    partition = Partition(file.dataset, file.spec, file.seed, order, tasks, joined)
+    if partition.sha256 != file.sha256:
+        raise ValueError("its content does not match its sha256")
     return partition
-
-
-def _positions(client: Any) -> np.ndarray:
-    return np.array(client, dtype=np.int64).reshape(-1)
 
 
 def _matching(partition: Partition, stream: Stream, clients: int, joined: tuple[int, ...]) -> Partition:

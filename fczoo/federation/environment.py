@@ -4,7 +4,6 @@ import hashlib
 import importlib
 import os
 import platform
-import sys
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,33 +14,38 @@ import torch
 from fczoo import __version__
 from fczoo.core.registry import DATASETS, METHODS, PLUGINS, load_plugins
 
+RESET_PEAK = Path("/proc/self/clear_refs")  # 5, written there, resets VmHWM; see proc(5)
+
 
 def hardware() -> dict[str, Any]:
     """What the times were measured on: processor, cores that this process may use, graphics processors."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        name = next(
-            (
-                line.partition(":")[2].strip()
-                for line in info.read_text().splitlines()
-                if line.startswith("model name")
-            ),
-            name,
-        )
+        lines = info.read_text().splitlines()
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = models[0] if models else name
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"cpu": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
 
 
-def peak_memory(device: torch.device) -> dict[str, int]:
-    """Largest resident set of this process so far and, on CUDA, of the allocator since the run began; bytes."""
-    if sys.platform == "win32":
-        return {}
-    import resource
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin to measure ``peak_memory`` anew, as every run does."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    if os.access(RESET_PEAK, os.W_OK):
+        RESET_PEAK.write_text("5")
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    return {**peak, "cuda": torch.cuda.max_memory_allocated()} if device.type == "cuda" else peak
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Bytes at most since ``reset_peak_memory``: of the process (``run``, where Linux tells) and of CUDA's allocator."""
+    peak = {}
+    if os.access(RESET_PEAK, os.W_OK):
+        status = Path("/proc/self/status").read_text()
+        peak["run"] = 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    if device.type == "cuda":
+        peak["cuda"] = torch.cuda.max_memory_allocated()
+    return peak
 
 
 def versions() -> dict[str, str]:

@@ -23,7 +23,7 @@ from fczoo.federation.checkpoint import Checkpoint, Snapshot, settled
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.downlink import Ledger, broadcast
 from fczoo.federation.engine import Engine, Plan
-from fczoo.federation.environment import peak_memory, versions
+from fczoo.federation.environment import peak_memory, reset_peak_memory, versions
 from fczoo.federation.evaluate import accuracy_row
 from fczoo.federation.observer import Observer
 from fczoo.federation.result import PROGRESS, Result
@@ -91,8 +91,7 @@ class Run:
     def run(self) -> Result:
         tasks_done, rounds_done = self._restore()
         self.begin = time.perf_counter() - self.result.seconds
-        if self.backbone.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        reset_peak_memory(self.backbone.device)
         rounds = self.rounds * len(self.stream.tasks)
         self.observer.start(
             self.method,

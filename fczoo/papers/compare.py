@@ -11,11 +11,13 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
 from fczoo.core.registry import METHODS, PARTITIONERS, create_method
 from fczoo.papers.printed import DATASETS, Number, Paper, get_paper, plain_split
-from fczoo.reports.runs import WHERE, Experiment, Line, read_experiments
-from fczoo.reports.tables import COLUMNS, Entry, entry_of
-from fczoo.reports.words import said
+from fczoo.reports.columns import COLUMNS
+from fczoo.reports.describe import describe
+from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line, read_experiments
+from fczoo.reports.tables import Entry, entry_of
+from fczoo.reports.words import setting_word
 
-IGNORED = (*WHERE, "partition_seed")  # what cannot change what is compared, or no paper states
+IGNORED = (*WITHOUT_EFFECT, "partition_seed")  # what cannot change what is compared, or no paper states
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def compare(places: Sequence[Path], key: str) -> str:
         found = [c for line in experiment.lines for c in comparisons(experiment, line, paper)]
         if found:
             tables |= {c.number.table for c in found}
-            parts += [experiment.describe(), _table(found), _differences(found)]
+            parts += [describe(experiment), _table(found), _differences(found)]
             without = [line.label for line in experiment.lines if not any(c.line is line for c in found)]
             parts += (
                 [f"Without a row in {paper.name}'s tables of this data set: {', '.join(without)}."]
@@ -70,7 +72,7 @@ def comparisons(experiment: Experiment, line: Line, paper: Paper) -> list[Compar
         and paper.method_here(n)[0] == method
         and n.metric_here is not None
     ]
-    split = plain_split(experiment.abouts[0]["partition"]["spec"])
+    split = plain_split(experiment.about.partition["spec"])
     same = [n for n in numbers if n.spec == split and n.tasks == experiment.task_count]
     ours = {n: entry_of(line, COLUMNS[n.metric_here]) for n in same or numbers if n.metric_here}
     return [
@@ -84,8 +86,8 @@ def differences(experiment: Experiment, line: Line, paper: Paper, number: Number
     """Every setting and hyper-parameter in which the runs behind a line and a printed number differ, as far as they are known."""
     ours = {
         **experiment.settings,
-        "partition": experiment.abouts[0]["partition"]["spec"],
-        "backbone": experiment.abouts[0]["backbone"]["name"],
+        "partition": experiment.about.partition["spec"],
+        "backbone": experiment.about.backbone["name"],
     }
     try:
         settings = paper.settings(number)
@@ -93,7 +95,9 @@ def differences(experiment: Experiment, line: Line, paper: Paper, number: Number
         return [str(error)]
     stated, theirs = paper.protocol.stated(settings.dataset), through_json(settings.portable())
     found = [*paper.open]
-    for name in (n for n in theirs if n not in IGNORED and _meaning(n, ours[n]) != _meaning(n, theirs[n])):
+    for name in (
+        n for n in theirs if n not in IGNORED and _comparable(n, ours[n]) != _comparable(n, theirs[n])
+    ):
         known = name in stated or name in (
             "dataset",
             "tasks",
@@ -105,7 +109,7 @@ def differences(experiment: Experiment, line: Line, paper: Paper, number: Number
         found.append(
             _differs(name, ours[name], theirs[name])
             if known
-            else f"{name} {said(name, ours[name])} (paper: not stated)"
+            else f"{name} {setting_word(name, ours[name])} (paper: not stated)"
         )
     seeds: tuple[int, ...] = paper.protocol.seeds.given(settings.task_count)
     if len(line.seeds) < len(seeds):
@@ -122,7 +126,7 @@ def differences(experiment: Experiment, line: Line, paper: Paper, number: Number
     return found
 
 
-def _meaning(name: str, value: Any) -> Any:
+def _comparable(name: str, value: Any) -> Any:
     """A setting so that two ways of writing the same are equal."""
     if name == "partition" and not str(value).startswith("file:"):
         return PARTITIONERS.create(value)
@@ -130,7 +134,7 @@ def _meaning(name: str, value: Any) -> Any:
 
 
 def _differs(name: str, ours: Any, theirs: Any) -> str:
-    return f"{name} {said(name, ours)} (paper: {said(name, theirs)})"
+    return f"{name} {setting_word(name, ours)} (paper: {setting_word(name, theirs)})"
 
 
 def plus_minus(mean: float, std: float | None) -> str:

@@ -12,8 +12,8 @@ from fczoo.core.options import nearest
 from fczoo.federation.settings import Settings
 from fczoo.papers.compare import Comparison, comparisons, plus_minus
 from fczoo.papers.printed import DATASETS, Number, Paper, papers, plain_split
-from fczoo.reports.runs import Experiment, Line, read_experiments, run_folders
-from fczoo.reports.words import word
+from fczoo.reports.runs import Experiment, Line, places_below, read_experiments
+from fczoo.reports.words import option_word
 
 ALLOWED = 1.0  # points that are put down to versions and machines
 
@@ -44,9 +44,9 @@ class Card:
             settings.partition,
         ]
         if settings.tasks != Settings.for_dataset(settings.dataset, protocol=method).tasks:
-            words += ["--tasks", word(settings.tasks)]
+            words += ["--tasks", option_word(settings.tasks)]
         for field, value in self.paper.method_here(self.numbers[0])[1].items():
-            words += ["--set", f"{method}.{field}={word(value)}"]
+            words += ["--set", f"{method}.{field}={option_word(value)}"]
         return [*words, "--out", f"results/{self.name.replace('/', '-').replace(':', '_')}", *extra]
 
 
@@ -102,33 +102,35 @@ def tolerance(comparison: Comparison) -> float:
 def status(card: Card, experiments: Sequence[Experiment]) -> list[str]:
     """One line for each run of the card that result files show; ``never run`` without one."""
     lines = []
-    for e in experiments:
-        about = e.abouts[0]
-        if (about["settings"]["dataset"], e.task_count) != (
-            DATASETS[card.numbers[0].dataset],
-            card.numbers[0].tasks,
-        ):
-            continue
-        if plain_split(about["partition"]["spec"]) != card.numbers[0].spec:
-            continue
-        for line in (line for line in e.lines if line.results[0].method == card.paper.key):
-            about = line.cells[0].about
-            machine = about.get("hardware", {})
-            where = (
-                ", ".join(map(str, machine.get("gpus") or [machine.get("cpu")]))
-                if machine
-                else f"an unrecorded {about['device']}"
-            )
-            lines.append(
-                f"run on {about.get('started', 'an unrecorded day')[:10]}, {where}: {verdict(card, e, line)} [{line.cells[0].folder.parent}]"
-            )
+    for experiment in experiments:
+        number, about = card.numbers[0], experiment.about
+        ran = (about.settings["dataset"], experiment.task_count, plain_split(about.partition["spec"]))
+        if ran == (DATASETS[number.dataset], number.tasks, number.spec):
+            lines += [
+                f"run on {_when_and_where(line)}: {verdict(card, experiment, line)} [{_place(line)}]"
+                for line in experiment.lines
+                if line.results[0].method == card.paper.key
+            ]
     return lines or ["never run"]
 
 
+def _when_and_where(line: Line) -> str:
+    """Day and machine of a line's first run."""
+    about = line.cells[0].about
+    day, machine = about.started[:10] or "an unrecorded day", about.hardware
+    if not machine:
+        return f"{day}, an unrecorded {about.device}"
+    return f"{day}, {', '.join(map(str, machine.get('gpus') or [machine.get('cpu')]))}"
+
+
+def _place(line: Line) -> Path:
+    """Where the runs of a line stand."""
+    return Path(line.cells[0].place).parent
+
+
 def listing(results: Path) -> str:
-    """Every card with what the result files below a folder say about it."""
-    there = results.is_dir() and any(results.rglob("bench.json"))
-    experiments = read_experiments(run_folders([results])) if there else []
+    """Every card with what the run folders and archives below a folder say about it."""
+    experiments = read_experiments([results]) if results.exists() and places_below(results) else []
     rows = []
     for card in reversed(cards().values()):
         printed = ", ".join(f"{n.metric} {plus_minus(n.value, n.std)}" for n in card.numbers)

@@ -10,33 +10,31 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.files import read_lines
 from fczoo.core.metrics import drops, seen_accuracy
+from fczoo.federation.result import Result
 from fczoo.reports.drawing import COLOURS, INK, STYLE, band, coloured, heat, ink_of_style, legend, pyplot
 from fczoo.reports.insights import insights
-from fczoo.reports.runs import ROUNDS, Experiment, Line
+from fczoo.reports.run_folder import ROUNDS
+from fczoo.reports.runs import Experiment, Line
 
 
 def figures(experiment: Experiment, ink: str = INK) -> Iterator[tuple[str, str, Any]]:
-    """(name, caption, figure) of everything that can be drawn, text in the colour ``ink``; the caller closes each figure."""
-
-    with pyplot().rc_context(
-        {
-            **STYLE,
-            **dict.fromkeys(
-                ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink
-            ),
-        }
-    ):
+    """(name, caption, figure) of everything that can be drawn, text in the colour ``ink``; the caller closes each."""
+    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    with pyplot().rc_context({**STYLE, **dict.fromkeys(inked, ink)}):
         for name, caption, draw in PLOTS:
-            yield name, caption, draw(experiment)
+            if draw is not loss_curves or _has_rounds(experiment):
+                yield name, caption, draw(experiment)
         for line in experiment.lines:
-            yield (
-                f"matrix {line.label}",
-                f"{line.label}: accuracy on each task after each task, %, mean over seeds",
-                accuracy_matrix(line),
-            )
+            caption = f"{line.label}: accuracy on each task after each task, %, mean over seeds"
+            yield f"matrix {line.label}", caption, accuracy_matrix(line)
         for line in experiment.lines:
             for name, caption, figure in insights(line):
                 yield f"why {name} {line.label}", caption, figure
+
+
+def _has_rounds(experiment: Experiment) -> bool:
+    """False for runs of an archive, which keeps no rounds."""
+    return any(cell.folder for line in experiment.lines for cell in line.cells)
 
 
 def accuracy_curves(experiment: Experiment) -> Any:
@@ -54,21 +52,14 @@ def accuracy_curves(experiment: Experiment) -> Any:
 
 
 def forgetting_map(experiment: Experiment) -> Any:
-    """For every method and old task the drop from its best accuracy to its last, mean over seeds; below 0: it became better."""
-    tasks = len(experiment.first.task_sizes)
-    figure, axes = pyplot().subplots(
-        figsize=(max(4.0, 1.6 + 0.42 * tasks), 0.9 + 0.27 * len(experiment.lines))
-    )
-    heat(
-        axes,
-        np.array([np.mean([drops(r.accuracy) for r in line.results], 0) for line in experiment.lines]),
-        "{:.0f}",
-        "RdBu_r",
-        -100,
-        100,
-    )
+    """For every method and old task the drop from its best accuracy to its last, mean over seeds; below 0: a gain."""
+    tasks, lines = len(experiment.first.task_sizes), experiment.lines
+    size = (max(4.0, 1.6 + 0.42 * tasks), 0.9 + 0.27 * len(lines))
+    figure, axes = pyplot().subplots(figsize=size)
+    lost = np.array([np.mean([drops(r.accuracy) for r in line.results], 0) for line in lines])
+    heat(axes, lost, "{:.0f}", "RdBu_r", -100, 100)
     axes.set(xlabel="task", xticks=np.arange(tasks - 1) + 0.5, xticklabels=range(1, tasks))
-    axes.set_yticks(np.arange(len(experiment.lines)) + 0.5, [line.label for line in experiment.lines])
+    axes.set_yticks(np.arange(len(lines)) + 0.5, [line.label for line in lines])
     return figure
 
 
@@ -100,7 +91,7 @@ def accuracy_against_bytes(experiment: Experiment) -> Any:
 
 def partition_map(experiment: Experiment) -> Any:
     """Training images of every client in every task."""
-    counts = experiment.partition.counts()
+    counts = np.array(experiment.split.counts)
     figure, axes = pyplot().subplots(
         figsize=(max(3.5, 1 + 0.45 * counts.shape[1]), 1 + 0.36 * counts.shape[0])
     )
@@ -120,55 +111,40 @@ def loss_curves(experiment: Experiment) -> Any:
     """Mean training loss of the clients in each round, mean over seeds."""
     figure, axes = pyplot().subplots(figsize=(5.2, 3))
     for line, colour, turn in coloured(experiment):
-        curves = [_losses(cell.folder / ROUNDS) for cell in line.cells]
-        if shortest := min(map(len, curves)):
-            band(
-                axes,
-                np.arange(1, shortest + 1),
-                np.array([c[:shortest] for c in curves]),
-                line.label,
-                colour,
-                turn,
-                marker="",
-            )
+        curves = [_losses(cell.folder / ROUNDS) for cell in line.cells if cell.folder]
+        shortest = min(map(len, curves), default=0)
+        if shortest:
+            rounds, losses = np.arange(1, shortest + 1), np.array([c[:shortest] for c in curves])
+            band(axes, rounds, losses, line.label, colour, turn, marker="")
     axes.set(xlabel="round", ylabel="loss, each method's own")
     axes.xaxis.get_major_locator().set_params(integer=True)
     return legend(figure, axes)
 
 
+PHASES = ("training", "server", "surveys", "evaluation")
+
+
 def time_bars(experiment: Experiment) -> Any:
     """Seconds of a run by phase, mean over seeds; ``other`` is what no phase was recorded for."""
-    figure, axes = pyplot().subplots(figsize=(5.2, 1.2 + 0.34 * len(experiment.lines)))
-    phases = [
-        p
-        for p in ("training", "server", "surveys", "evaluation")
-        if any(p in r.phases for line in experiment.lines for r in line.results)
-    ]
-    start = np.zeros(len(experiment.lines))
+    lines = experiment.lines
+    figure, axes = pyplot().subplots(figsize=(5.2, 1.2 + 0.34 * len(lines)))
+    results = [r for line in lines for r in line.results]
+    phases = [phase for phase in PHASES if any(phase in r.phases for r in results)]
+    labels, start = [line.label for line in lines], np.zeros(len(lines))
     for phase, colour in zip((*phases, "other"), COLOURS, strict=False):
-        length = np.array(
-            [
-                np.mean(
-                    [
-                        r.seconds - sum(r.phases.values()) if phase == "other" else r.phases.get(phase, 0)
-                        for r in line.results
-                    ]
-                )
-                for line in experiment.lines
-            ]
-        )
-        axes.barh(
-            [line.label for line in experiment.lines],
-            length.clip(min=0),
-            left=start,
-            label=phase,
-            color=colour,
-            height=0.65,
-        )
-        start += length.clip(min=0)
+        means = [np.mean([_seconds(r, phase) for r in line.results]) for line in lines]
+        length = np.array(means).clip(min=0)
+        axes.barh(labels, length, left=start, label=phase, color=colour, height=0.65)
+        start += length
     axes.invert_yaxis()
     axes.set(xlabel="seconds a run")
     return legend(figure, axes)
+
+
+def _seconds(result: Result, phase: str) -> float:
+    if phase == "other":
+        return result.seconds - sum(result.phases.values())
+    return result.phases.get(phase, 0.0)
 
 
 def accuracy_matrix(line: Line) -> Any:

@@ -1,4 +1,4 @@
-"""Figures of the diagnostics of a run; ``fczoo.plots`` draws them where a run has any."""
+"""Figures of the diagnostics of a run; the page draws them where a run has any."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +16,8 @@ Records = dict[str, list[dict[str, Any]]]  # kind -> its records, by task
 def insights(line: Line) -> Iterator[tuple[str, str, Any]]:
     """(name, caption, figure) of what one line's first seed recorded. Raises FczooError where that makes no sense."""
     folder = line.cells[0].folder
+    if folder is None:  # an archive keeps no diagnostics
+        return
     try:
         yield from _insights(line, read(folder))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -10,14 +10,15 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from fczoo import __version__
+from fczoo.reports.columns import GROUPS
+from fczoo.reports.describe import describe, notes
 from fczoo.reports.drawing import to_svg
 from fczoo.reports.figures import figures, write_figures
+from fczoo.reports.formats import number
 from fczoo.reports.runs import Experiment, read_experiments
-from fczoo.reports.tables import Table, make_table, number
-from fczoo.reports.text import GROUPS, TEST, notes
-from fczoo.reports.words import said
-
-EVERYWHERE = ("versions", "hardware")
+from fczoo.reports.tables import Table, make_table
+from fczoo.reports.text import TEST
+from fczoo.reports.words import setting_word
 
 
 def write_page(places: Sequence[Path], out: Path, pictures: Path | None = None) -> None:
@@ -43,31 +44,33 @@ def _section(experiment: Experiment, index: int) -> dict[str, Any]:
         (name, caption, Markup(to_svg(figure, f"{index} {name}")))
         for name, caption, figure in figures(experiment)
     ]
-    first, last = experiment.describe().split("\n")
     return {
-        "title": f"{experiment.settings['dataset']}, {experiment.abouts[0]['partition']['spec']}",
-        "about": [first, last],
+        "title": f"{experiment.settings['dataset']}, {experiment.about.partition['spec']}",
+        "about": describe(experiment).split("\n"),
         "tables": [_table(t) for t in tables],
         "tested": any(len(line.seeds) > 1 for line in experiment.lines),
         "notes": notes(experiment),
         "figures": [f for f in drawn if not f[0].startswith(("matrix ", "why "))],
         "matrices": [f for f in drawn if f[0].startswith("matrix ")],
         "insights": [f for f in drawn if f[0].startswith("why ")],
-        "settings": [(k, said(k, v)) for k, v in experiment.settings.items()],
+        "settings": [(k, setting_word(k, v)) for k, v in experiment.settings.items()],
         "methods": [
-            (line.label, [(k, said(k, v)) for k, v in line.results[0].options.items()])
+            (line.label, [(k, setting_word(k, v)) for k, v in line.results[0].options.items()])
             for line in experiment.lines
         ],
         "facts": _facts(experiment),
-        "commands": list(
-            dict.fromkeys(
-                shlex.join(c)
-                for a in experiment.abouts
-                for c in (*a.get("earlier_commands", []), a.get("command", []))
-                if c
-            )
-        ),
+        "commands": _commands(experiment),
     }
+
+
+def _commands(experiment: Experiment) -> list[str]:
+    """The commands behind the runs, each once, as a shell takes them."""
+    commands: dict[str, None] = {}
+    for about in (runs.about for runs in experiment.runs):
+        for words in (*about.earlier_commands, about.command):
+            if words:
+                commands[shlex.join(words)] = None
+    return list(commands)
 
 
 def _table(table: Table) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def _table(table: Table) -> dict[str, Any]:
         (
             label,
             [
-                (number(e, c), e.mark if e else "", bool(e and e.open))
+                (number(e, c), e.mark if e else "", bool(e and e.like_best))
                 for e, c in zip(row, table.columns, strict=True)
             ],
             n,
@@ -90,13 +93,11 @@ def _table(table: Table) -> dict[str, Any]:
 def _facts(experiment: Experiment) -> list[tuple[str, str]]:
     """Versions, hardware and hashes, each once."""
     facts: dict[tuple[str, str], None] = {}
-    for about in experiment.abouts:
-        for group in EVERYWHERE:
-            for key, value in about.get(group, {}).items():
-                facts[(key, ", ".join(map(str, value)) if isinstance(value, list) else str(value))] = None
-        facts |= {("device", about["device"]): None, ("started", about.get("started", "not recorded")): None}
-        facts |= {
-            ("backbone sha256", about["backbone"]["sha256"]): None,
-            ("partition sha256", about["partition"]["sha256"]): None,
-        }
-    return [(k, v) for k, v in facts if v]
+    for about in (runs.about for runs in experiment.runs):
+        for name, value in {**about.versions, **about.hardware}.items():
+            facts[name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)] = None
+        facts["device", about.device] = None
+        facts["started", about.started or "not recorded"] = None
+        facts["backbone sha256", about.backbone["sha256"]] = None
+        facts["partition sha256", about.partition["sha256"]] = None
+    return [(name, value) for name, value in facts if value]

@@ -1,33 +1,31 @@
-"""Values and settings in words."""
+"""Values of options and settings in words, and plain tables of words."""
 
 from typing import Any
 
 from tabulate import tabulate
 
 
-def word(value: Any) -> str:
-    """An option's value as ``--set`` takes it."""
+def option_word(value: Any) -> str:
+    """An option's value as ``--set`` takes it: ``none``, ``true``, ``0.5``, ``1``, ``0,1,2``."""
     if isinstance(value, list | tuple):
-        return ",".join(map(word, value))
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def said(name: str, value: Any) -> str:
-    """A setting's value in words."""
+        return ",".join(map(option_word, value))
     if value is None:
-        return "natural" if name == "class_order_seed" else "all" if name.endswith("_per_class") else "none"
-    return word(value)
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
-    """Plain table whose last column is wrapped."""
-    return tabulate(
-        rows, head, tablefmt="simple", disable_numparse=True, maxcolwidths=[*[None] * (len(head) - 1), 80]
-    )
+def setting_word(name: str, value: Any) -> str:
+    """A setting's value as a reader understands it; what ``none`` means depends on the setting."""
+    if value is None and name == "class_order_seed":
+        return "natural"
+    if value is None and name.endswith("_per_class"):
+        return "all"
+    return option_word(value)
 
 
-def plain(value: Any) -> str:
-    """A value as it is written on the command line."""
-    if isinstance(value, tuple):
-        return ",".join(map(plain, value))
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
+    """A plain table whose last column is wrapped."""
+    widths = [*[None] * (len(head) - 1), 80]
+    return tabulate(rows, head, tablefmt="simple", disable_numparse=True, maxcolwidths=widths)

@@ -19,7 +19,7 @@ from fczoo.federation.benchmark import open_stream
 from fczoo.federation.device import DTYPES, pick_device
 from fczoo.federation.rounds import group_size
 from fczoo.federation.settings import GROUPS, Settings
-from fczoo.reports.words import plain, table
+from fczoo.reports.words import option_word, word_table
 from fczoo.runner.cost import Measured, measure
 from fczoo.runner.grid import Job
 
@@ -53,16 +53,16 @@ def dry_run(job: Job) -> str:
         [
             f"{runs}:",
             *(
-                f"{group.capitalize()}:\n{table(rows, ['setting', 'value', 'from', 'meaning'])}"
+                f"{group.capitalize()}:\n{word_table(rows, ['setting', 'value', 'from', 'meaning'])}"
                 for group, rows in _settings(settings).items()
             ),
             *(
-                f"{m.name}:\n{table(_options(m, settings, job.options.get(m.name, {})), ['option', 'value', 'from'])}"
+                f"{m.name}:\n{word_table(_options(m, settings, job.options.get(m.name, {})), ['option', 'value', 'from'])}"
                 for m in built
             ),
             f"{about}\nWeights: {weights_needed(settings.backbone) or f'{settings.backbone} is at hand'}",
             f"Image-steps of a run, images x epochs x rounds, by task: {by_task}",
-            f"{table(work, head)}\n\n{LEGEND}",
+            f"{word_table(work, head)}\n\n{LEGEND}",
         ]
     )
 
@@ -139,7 +139,7 @@ def _settings(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:
             origin = "data set"
         elif field.name not in stated and value == field.default:
             origin = "default"
-        row = field.name, plain(value), origin, field.metadata["meaning"]
+        row = field.name, option_word(value), origin, field.metadata["meaning"]
         groups[field.metadata["group"]].append(row)
     return groups
 
@@ -154,7 +154,7 @@ def _options(method: Method, settings: Settings, given: Mapping[str, Any]) -> li
         name: next((layer for layer, values in layers.items() if name in values), "default")
         for name in asdict(method)
     }  # type: ignore[call-overload]
-    return [(name, plain(getattr(method, name)), place) for name, place in origin.items()]
+    return [(name, option_word(getattr(method, name)), place) for name, place in origin.items()]
 
 
 def _work(method: Method, seen: Measured, settings: Settings, clients: int, steps: float) -> tuple[Any, ...]:

@@ -21,7 +21,16 @@ from fczoo.federation.environment import hardware, versions
 from fczoo.federation.observer import Several
 from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings, shorten
-from fczoo.reports.runs import ABOUT, FAILURE, PARTITION, RESULT, WHERE, read_about, read_cells
+from fczoo.reports.run_folder import (
+    ABOUT,
+    FAILURE,
+    PARTITION,
+    RESULT,
+    read_about,
+    read_cells,
+    write_about,
+)
+from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.reports.text import write_summary
 from fczoo.runner.recorder import Recorder
 from fczoo.runner.resume import LOCK, Interrupted, Interrupts, check_same, only_process
@@ -114,7 +123,7 @@ def folder_name(spec: str) -> str:
 def _check_once(places: Mapping[Path, Job], built: Mapping[Path, Sequence[Method]]) -> None:
     """Raise FczooError where two folders would get the same run: their tables could not be shown together."""
     seen: dict[tuple[Settings, Method, int], Path] = {}
-    usual: dict[str, Any] = {f.name: f.default for f in fields(Settings) if f.name in WHERE}
+    usual: dict[str, Any] = {f.name: f.default for f in fields(Settings) if f.name in WITHOUT_EFFECT}
     for folder, job in places.items():
         for method, seed in ((m, s) for m in built[folder] for s in job.seeds):
             other = seen.setdefault((replace(job.settings, **usual), method, seed), folder)
@@ -153,7 +162,11 @@ def _describe(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequ
         "command": [shorten(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    return _joined(folder, read_about(folder), through_json(about)) if (folder / ABOUT).is_file() else about
+    return (
+        _joined(folder, read_about(folder).plain(), through_json(about))
+        if (folder / ABOUT).is_file()
+        else about
+    )
 
 
 def _begin(
@@ -162,7 +175,7 @@ def _begin(
     """Write the folder's description and partition, and make a place for every run."""
     folder.mkdir(parents=True, exist_ok=True)
     bench.partition.save(folder / PARTITION)
-    write_json(folder / ABOUT, about)
+    write_about(folder, about)
     for method, seed in ((m, s) for m in methods for s in seeds):
         (folder / method.name / f"seed{seed}").mkdir(parents=True, exist_ok=True)
 

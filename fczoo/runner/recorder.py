@@ -3,17 +3,15 @@
 import json
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import write_json
 from fczoo.core.method import Method
-from fczoo.federation.result import Result
-from fczoo.reports.runs import RESULT, ROUNDS
+from fczoo.federation.result import Result, write_result
+from fczoo.reports.run_folder import RESULT, ROUNDS
 
 
 class Recorder:
@@ -59,7 +57,7 @@ class Recorder:
 
     def task(self, result: Result) -> None:
         done = len(result.accuracy)
-        write_json(self.folder / RESULT, {"finished": done == len(result.task_sizes), **asdict(result)})
+        write_result(self.folder / RESULT, result)
         if self.bar.disable:
             a_t = f"{result.metrics['A_N']:.1f} % over the classes seen"
             print(

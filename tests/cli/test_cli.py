@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 from fczoo.core.metrics import all_metrics
 from fczoo.data.partition import load_partition
+from fczoo.reports.run_folder import write_about
 
 TINY = [
     "--train-per-class",
@@ -83,8 +84,9 @@ def test_bench_prints_what_was_run_and_one_row_a_method(folder):
         "hgp",
         "fedncm",
     ]
-    assert [line for line in printed.splitlines() if "other than" in line] == [
-        "hgp: prefix_len=4, server_lr=0.003, other than by default"
+    assert [line for line in printed.splitlines() if line.startswith("hgp: ")] == [
+        "hgp: prefix_len=4, other than by default",
+        "hgp: server_lr=0.003, the method's values for digits",
     ]
 
 
@@ -105,7 +107,7 @@ def test_run_folder_holds_everything_needed_to_check_the_table(folder):
         assert [len(row) for row in result["accuracy"]] == [1, 2, 3] and result["test_counts"] == [16, 12, 12]
         assert result["metrics"] == all_metrics(result["accuracy"], result["test_counts"])
         assert len(result["backbone"]["sha256"]) == 64 and result["partition"]["sha256"] == partition.sha256
-        assert result["versions"]["torch"] and result["peak_memory"]["process"] > 0 and result["bytes_up"] > 0
+        assert result["versions"]["torch"] and result["peak_memory"]["run"] > 0 and result["bytes_up"] > 0
     rounds = [json.loads(line) for line in (out / "hgp" / "seed0" / "rounds.jsonl").read_text().splitlines()]
     assert [r["task"] for r in rounds] == [0, 1, 2]
     assert (
@@ -185,7 +187,7 @@ def test_a_grid_carries_on_after_failures_and_tries_them_again(tmp_path):
         )
         about = json.loads((place / "bench.json").read_text())
         about["methods"]["pilora"]["lr_prototype"] = 0.02  # as if the failure had been the machine's
-        (place / "bench.json").write_text(json.dumps(about))
+        write_about(place, about)
     again = CliRunner().invoke(main, ["bench", *head, "--out", str(out)])
     assert (
         again.exit_code == 0

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
+from fczoo.reports.run_folder import write_about
 
 TINY = """
 methods = ["fedncm"]
@@ -88,7 +89,7 @@ def test_a_run_folder_is_given_back(config, tmp_path: Path) -> None:
     """The same configuration, split and numbers, whatever else the file or today's defaults say."""
     first, second = tmp_path / "first", tmp_path / "second"
     run("--config", config('[set.fedncm]\ndistance = "cosine"\n'), "--out", str(first))
-    (first / "bench.json").write_text(json.dumps({**about(first), "earlier_commands": [["fczoo"]]}))
+    write_about(first, {**about(first), "earlier_commands": [["fczoo"]]})
     run("--config", str(first / "bench.json"), "--out", str(second))
     old, new = about(first), about(second)
     for part in ("methods", "seeds", "settings", "partition", "backbone", "data"):

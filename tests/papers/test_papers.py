@@ -219,31 +219,27 @@ def test_a_card_is_the_exact_command():
 
 
 @pytest.mark.parametrize(
-    ("last", "changes", "says"),
+    ("faa", "changes", "says"),
     [
+        ((90.1, 90.15, 90.2), {}, "reproduced within 0.0 points (FAA)"),  # printed 90.16 +- 0.24
+        ((88.5, 88.55, 88.6), {}, "not reproduced: FAA 88.5 ± 0.0, paper 90.2 ± 0.2, allowed ±1.0"),
+        # our own spread of 1 allows twice sqrt(1 + 0.24^2)
+        ((88.5, 89.5, 87.5), {}, "reproduced within 1.7 points"),
         (
-            {0: 100.2, 1: 100.3, 2: 100.4},
-            {},
-            "reproduced within 0.0 points (FAA)",
-        ),  # FAA 90.1, 90.15, 90.2; printed 90.16 +- 0.24
-        ({0: 97.0, 1: 97.1, 2: 97.2}, {}, "not reproduced: FAA 88.5 ± 0.0, paper 90.2 ± 0.2, allowed ±1.0"),
-        (
-            {0: 97.0, 1: 99.0, 2: 95.0},
-            {},
-            "reproduced within 1.7 points",
-        ),  # our own spread of 1 allows twice sqrt(1 + 0.24^2)
-        (
-            {0: 100.0, 1: 100.0, 2: 100.0},
+            (90.0, 90.0, 90.0),
             {"rounds": 1},
             "not reproduced: the run differs from the paper's in rounds 1 (paper: 5)",
         ),
     ],
 )
-def test_verdicts(make_run, tmp_path, last, changes, says):
-    card = get_card(CARD)
-    (experiment,) = read_experiments(
-        [make_run(tmp_path / "run", {"hgp": last}, reading(), B16, **followed(**changes))]
-    )
+def test_verdicts(make_run, tmp_path, faa, changes, says):
+    card, runs = get_card(CARD), {"hgp": dict.fromkeys(range(3), 0.0)}
+    folder = make_run(tmp_path / "run", runs, reading(), B16, **followed(**changes))
+    for seed, value in enumerate(faa):
+        path = folder / "hgp" / f"seed{seed}" / "result.json"
+        content = {**json.loads(path.read_text()), "accuracy": [[90.0], [value, value]], "metrics": {}}
+        path.write_text(json.dumps(content))
+    (experiment,) = read_experiments([folder])
     assert verdict(card, experiment, experiment.lines[0]).startswith(says)
     (line,) = status(card, [experiment])
     assert says in line and str(tmp_path / "run" / "hgp") in line

@@ -15,8 +15,10 @@ from scipy import stats
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
+from fczoo.reports.columns import ACCURACY, COLUMNS
+from fczoo.reports.formats import to_text
 from fczoo.reports.runs import read_experiments
-from fczoo.reports.tables import ACCURACY, COLUMNS, Entry, make_table, marked, supported, to_text
+from fczoo.reports.tables import Entry, make_table, marked, significant
 from fczoo.reports.text import report
 
 THREE = {
@@ -87,14 +89,14 @@ def test_the_paired_test_is_the_textbook_one():
     a, b = Entry({0: 70.0, 1: 72.0, 2: 75.0}), Entry({0: 69.0, 1: 70.0, 2: 74.5, 9: 0.0})
     d = np.array([1.0, 2.0, 0.5])
     p = 2 * stats.t.sf(d.mean() / (d.std(ddof=1) / 3**0.5), 2)
-    assert supported(a, b) is bool(p < 0.05)
+    assert significant(a, b) is bool(p < 0.05)
     assert (
-        supported(Entry({0: 1.0}), Entry({0: 2.0})) is None
-        and supported(Entry({0: 1.0, 1: 2.0}), Entry({2: 1.0, 3: 1.0})) is None
+        significant(Entry({0: 1.0}), Entry({0: 2.0})) is None
+        and significant(Entry({0: 1.0, 1: 2.0}), Entry({2: 1.0, 3: 1.0})) is None
     )
     assert (
-        supported(Entry({0: 5.0, 1: 5.0}), Entry({0: 4.0, 1: 4.0})) is True
-        and supported(Entry({0: 5.0, 1: 6.0}), Entry({0: 5.0, 1: 6.0})) is False
+        significant(Entry({0: 5.0, 1: 5.0}), Entry({0: 4.0, 1: 4.0})) is True
+        and significant(Entry({0: 5.0, 1: 6.0}), Entry({0: 5.0, 1: 6.0})) is False
     )
 
 
@@ -180,11 +182,15 @@ def test_runs_with_the_same_protocol_share_a_table_and_others_do_not(make_run, t
     ]
 
 
-def test_the_same_run_twice_is_refused(make_run, tmp_path):
-    for name in "ab":
-        make_run(tmp_path / name, {"one": THREE["one"]})
+def test_the_same_run_twice_counts_once_and_is_refused_with_other_numbers(make_run, tmp_path):
+    make_run(tmp_path / "a", {"one": THREE["one"]})
+    make_run(tmp_path / "b", {"one": {0: 70.0, 5: 71.0}})
+    (experiment,) = read_experiments([tmp_path])
+    assert [line.seeds for line in experiment.lines] == [[0, 1, 2, 5]]
+    make_run(tmp_path / "c", {"one": {5: 71.5}})
     with pytest.raises(
-        FczooError, match=r"one with seed 0 is in .*a/one/seed0 and in .*b/one/seed0; give one"
+        FczooError,
+        match=r"one with seed 5 is in .*b/one/seed5 and, with other numbers, in .*c/one/seed5; give one",
     ):
         read_experiments([tmp_path])
 
@@ -194,7 +200,7 @@ def test_unfinished_and_failed_runs_are_named_and_stay_out_of_the_table(folder):
     result = json.loads((folder / "three" / "seed0" / "result.json").read_text())
     write_json(
         folder / "three" / "seed0" / "result.json",
-        {**result, "finished": False, "accuracy": result["accuracy"][:1]},
+        {**result, "finished": False, "accuracy": result["accuracy"][:1], "metrics": {}},
     )
     (folder / "one" / "seed2" / "result.json").unlink()
     text = report([folder], "text")
@@ -223,7 +229,7 @@ def test_settings_are_read_as_they_are_meant_and_latex_takes_every_sign(folder, 
     assert experiment.settings["participation"] == 1.0 and experiment.task_count == 2
     assert (
         "$<$0.001" not in report([folder], "text")
-        and "one & " in report([folder], "latex")
+        and re.search(r"^ *one +& ", report([folder], "latex"), re.MULTILINE)
         and " < " not in report([folder], "latex")
     )
 
@@ -238,19 +244,33 @@ def changed(path: Path, **fields: object) -> None:
         (lambda f: (f / "bench.json").unlink(), "no run folder at or below"),
         (lambda f: (f / "bench.json").write_text("{"), "no valid run description"),
         (lambda f: (f / "bench.json").write_text("[]"), "holds no JSON object"),
-        (lambda f: (f / "bench.json").write_text("{}"), "it lacks backbone"),
+        (lambda f: (f / "bench.json").write_text("{}"), "Object missing required field `methods`"),
         (
             lambda f: changed(f / "bench.json", methods={"../one": {}}),
-            "methods.'../one' has another form than fczoo writes",
+            "methods: '../one' is no name of a method",
         ),
-        (lambda f: changed(f / "bench.json", seeds=["0"]), "seeds has another form than fczoo writes"),
+        (lambda f: changed(f / "bench.json", seeds=["0"]), "seeds[0]: Expected `int`, got `str`"),
         (
             lambda f: changed(f / "bench.json", settings={"clients": -1}),
             "settings.clients is -1; it must be between 1 and 1000000",
         ),
         (lambda f: changed(f / "one/seed0/result.json", accuracy=[[90.0], [70.0]]), "do not go with"),
-        (lambda f: changed(f / "one/seed0/result.json", metrics={}), "lacks the metric"),
-        (lambda f: changed(f / "one/seed0/result.json", seed="two\nlines"), r"seed is 'two\nlines'"),
+        (
+            lambda f: changed(f / "one/seed0/result.json", metrics={"A_N": 99.0}),
+            "metrics.A_N is 99, but its accuracies give 75",
+        ),
+        (
+            lambda f: changed(f / "one/seed0/result.json", accuracy=[[90.0], [170.0, 80.0]]),
+            "accuracy: a value is no percentage",
+        ),
+        (
+            lambda f: changed(f / "one/seed0/result.json", seed="two\nlines"),
+            "seed: Expected `int`, got `str`",
+        ),
+        (
+            lambda f: changed(f / "one/seed0/result.json", format="fczoo-result-9"),
+            "format is 'fczoo-result-9', expected 'fczoo-result-1'",
+        ),
         (lambda f: (f / "one/seed0/result.json").write_text('{"method": "one"}'), "no valid result file"),
         (lambda f: [p.unlink() for p in f.rglob("result.json")], "no run is finished"),
     ],

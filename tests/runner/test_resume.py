@@ -22,7 +22,7 @@ from fczoo.runner.grid import Conduct, Job, run_grid
 from fczoo.runner.recorder import Recorder
 from fczoo.runner.resume import Interrupted, Interrupts, check_same, only_process
 
-TIMES = ("seconds", "peak_memory", "phases")
+TIMES = ("seconds", "peak_memory", "phases", "sha256")
 
 
 class Crash(Exception):

@@ -1,0 +1,260 @@
+"""Finished runs of many run folders in one CSV file: a row a run, with everything that tables and comparisons need."""
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import Count, Number, content_sha256, typed, write_safely
+from fczoo.core.metrics import METRICS
+from fczoo.federation.result import Result, consistent
+from fczoo.reports.run_folder import About, Cell, Runs, Split, checked
+from fczoo.reports.words import option_word
+
+FORMAT = "fczoo-archive-1"
+NATURAL = "natural"
+SETTING = "settings."  # begins the names of the columns of settings
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """One run. Text stands as it is, everything else as JSON; metrics and settings have columns of their own."""
+
+    format: str
+    folder: str
+    method: str
+    seed: Count
+    options: dict[str, Any]
+    remark: str
+    accuracy: list[list[float]]
+    test_counts: list[Count]
+    task_sizes: list[Count]
+    class_order: str  # natural, or original labels in order of arrival
+    trained_scalars: Count
+    bytes_up: Count
+    bytes_down: Count
+    client_rounds: Count
+    uploaded: dict[str, Count]
+    rejected: list[dict[str, Any]]
+    privacy: dict[str, Number]
+    seconds: Number
+    phases: dict[str, Number]
+    client_storage: Count | None
+    server_storage: Count | None
+    peak_memory: dict[str, Count]
+    backbone: str  # its name
+    backbone_sha256: str
+    backbone_shape: dict[str, Any]
+    partition: str  # as --partition takes it
+    partition_seed: Count
+    partition_sha256: str
+    train_images: Count
+    train_counts: list[list[Count]]  # images, [task][client]
+    data: dict[str, Any]
+    split: str
+    device: str
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    started: str
+    command: str  # as a shell takes it
+    earlier_commands: list[str]
+
+
+TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
+ONCE = ("backbone_shape", "train_counts", "hardware", "earlier_commands")
+"""Columns that are long and the same for all runs of a folder: only its first row has them."""
+
+
+def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
+    """Write every finished run to a CSV file; returns how many were written and how many unfinished ones were left out.
+
+    Raises FczooError where two run folders have the same name.
+    """
+    rows, names = [], set()
+    for runs in found:
+        if runs.name in names:
+            raise FczooError(f"two run folders are called {runs.name}; give a folder that holds both")
+        names.add(runs.name)
+        finished = [(cell, cell.result) for cell in runs.cells if cell.result is not None]
+        for index, (cell, result) in enumerate(finished):
+            row = _cells(runs, cell, result)
+            rows.append({**row, **dict.fromkeys(ONCE, "")} if index else row)
+    columns = dict.fromkeys(column for row in rows for column in row)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*columns, "sha256"], lineterminator="\n", restval="")
+    writer.writeheader()
+    for row in rows:
+        whole = {column: row.get(column, "") for column in columns}
+        writer.writerow({**whole, "sha256": content_sha256(whole)})
+    write_safely(path, out.getvalue().encode())
+    return len(rows), sum(len(runs.cells) for runs in found) - len(rows)
+
+
+def _cells(runs: Runs, cell: Cell, result: Result) -> dict[str, str]:
+    """One run's row, column by column."""
+    about = runs.about
+    natural = result.class_order == list(range(sum(result.task_sizes)))
+    row = Row(
+        format=FORMAT,
+        folder=runs.name,
+        method=result.method,
+        seed=result.seed,
+        options=result.options,
+        remark=result.remark,
+        accuracy=result.accuracy,
+        test_counts=result.test_counts,
+        task_sizes=result.task_sizes,
+        class_order=NATURAL if natural else option_word(result.class_order),
+        trained_scalars=result.trained_scalars,
+        bytes_up=result.bytes_up,
+        bytes_down=result.bytes_down,
+        client_rounds=result.client_rounds,
+        uploaded=result.uploaded,
+        rejected=result.rejected,
+        privacy=result.privacy,
+        seconds=result.seconds,
+        phases=result.phases,
+        client_storage=result.client_storage,
+        server_storage=result.server_storage,
+        peak_memory=result.peak_memory,
+        backbone=about.backbone["name"],
+        backbone_sha256=about.backbone["sha256"],
+        backbone_shape={k: v for k, v in about.backbone.items() if k not in ("name", "sha256")},
+        partition=about.partition["spec"],
+        partition_seed=runs.split.seed,
+        partition_sha256=about.partition["sha256"],
+        train_images=runs.split.images,
+        train_counts=runs.split.counts,
+        data=about.data,
+        split=about.split,
+        device=about.device,
+        hardware=about.hardware,
+        versions=result.versions or about.versions,
+        started=about.started,
+        command=shlex.join(about.command),
+        earlier_commands=[shlex.join(command) for command in about.earlier_commands],
+    )
+    plain = msgspec.to_builtins(row)
+    texts = {k: v if k in TEXTS else json.dumps(v, separators=(",", ":")) for k, v in plain.items()}
+    metrics = {name: json.dumps(value) for name, value in result.metrics.items()}
+    settings = {f"{SETTING}{name}": option_word(value) for name, value in about.settings.items()}
+    return {**texts, **metrics, **settings}
+
+
+def read_archive(path: Path) -> list[Runs]:
+    """What ``write_archive`` wrote, by run folder. Raises FczooError, naming row and column, for anything else."""
+    folders: dict[str, list[Cell]] = {}
+    first: dict[str, Row] = {}
+    for number, cells in enumerate(_rows(path), 2):
+        try:
+            row = _row(cells, first)
+            cell = _cell(path, row, cells)
+        except ValueError as error:
+            raise FczooError(f"{path} is no valid archive of runs: line {number}: {error}") from error
+        first.setdefault(row.folder, row)
+        folders.setdefault(row.folder, []).append(cell)
+    return [_runs(path, first[name], cells) for name, cells in folders.items()]
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            yield from csv.DictReader(file, strict=True)
+    except (ValueError, csv.Error) as error:
+        raise FczooError(f"{path} is no valid archive of runs: {error}") from error
+
+
+def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
+    if cells.get("format") != FORMAT:
+        raise ValueError(f"format is {cells.get('format')!r}, expected {FORMAT!r}")
+    if None in cells or None in cells.values() or cells.get("sha256") != content_sha256(cells):
+        raise ValueError("its content does not match its sha256; it was changed or is damaged")
+    content: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Row):
+        if field.name not in cells:
+            raise ValueError(f"it lacks the column {field.name}")
+        text = cells[field.name]
+        if not text and field.name in ONCE:
+            if cells["folder"] not in first:
+                raise ValueError(f"{field.name} is empty in the first row of {cells['folder']}")
+            content[field.name] = getattr(first[cells["folder"]], field.name)
+            continue
+        try:
+            content[field.name] = text if field.name in TEXTS else json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{field.name}: {error}") from error
+    return typed(content, Row)
+
+
+def _cell(path: Path, row: Row, cells: Mapping[str, str]) -> Cell:
+    """The run of one row. Raises ValueError where the row contradicts itself."""
+    names = [name for name in cells if name.startswith(SETTING)]
+    about = checked(
+        About(
+            methods={row.method: row.options},
+            seeds=[row.seed],
+            settings={name.removeprefix(SETTING): cells[name] for name in names if cells[name]},
+            backbone={"name": row.backbone, "sha256": row.backbone_sha256, **row.backbone_shape},
+            partition={"spec": row.partition, "sha256": row.partition_sha256},
+            device=row.device,
+            split=row.split,
+            data=row.data,
+            hardware=row.hardware,
+            versions=row.versions,
+            started=row.started,
+            command=shlex.split(row.command),
+            earlier_commands=[shlex.split(command) for command in row.earlier_commands],
+        )
+    )
+    natural = row.class_order == NATURAL
+    result = Result(
+        method=row.method,
+        options=row.options,
+        settings=about.settings,
+        seed=row.seed,
+        backbone=about.backbone,
+        partition={**about.partition, "seed": row.partition_seed},
+        class_order=list(range(sum(row.task_sizes))) if natural else [*map(int, row.class_order.split(","))],
+        task_sizes=row.task_sizes,
+        test_counts=row.test_counts,
+        trained_scalars=row.trained_scalars,
+        remark=row.remark,
+        accuracy=row.accuracy,
+        metrics={name: float(cells[name]) for name in METRICS if cells.get(name)},
+        bytes_up=row.bytes_up,
+        bytes_down=row.bytes_down,
+        client_rounds=row.client_rounds,
+        uploaded=row.uploaded,
+        rejected=row.rejected,
+        privacy=row.privacy,
+        seconds=row.seconds,
+        phases=row.phases,
+        client_storage=row.client_storage,
+        server_storage=row.server_storage,
+        peak_memory=row.peak_memory,
+        versions=row.versions,
+    )
+    place = f"{path}: {row.folder}/{row.method}/seed{row.seed}"
+    return Cell(place, None, about, row.method, row.seed, consistent(result))
+
+
+def _runs(path: Path, row: Row, cells: Sequence[Cell]) -> Runs:
+    """The rows of one run folder, with one description for all of them."""
+    methods: dict[str, dict[str, Any]] = {}
+    for cell in cells:
+        methods |= cell.about.methods
+    seeds = sorted({cell.seed for cell in cells})
+    about = msgspec.structs.replace(cells[0].about, methods=methods, seeds=seeds)
+    split = Split(
+        spec=row.partition,
+        seed=row.partition_seed,
+        sha256=row.partition_sha256,
+        images=row.train_images,
+        counts=row.train_counts,
+    )
+    return Runs(row.folder, f"{path}: {row.folder}", about, tuple(cells), archived=split)

@@ -1,0 +1,136 @@
+"""What was run, in words: the heading of an experiment's tables and the notes below them."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import through_json
+from fczoo.core.options import build
+from fczoo.core.registry import METHODS
+from fczoo.federation.settings import Settings
+from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.words import option_word
+
+
+def describe(experiment: Experiment) -> str:
+    """What was run: data and split; backbone and schedule; and, where any is on, attack, defence and privacy."""
+    lines = [_data(experiment), _training(experiment), "; ".join(conditions(experiment))]
+    return "\n".join(line for line in lines if line)
+
+
+def _data(experiment: Experiment) -> str:
+    s, result, split = experiment.settings, experiment.first, experiment.split
+    sizes = sorted(set(result.task_sizes))
+    classes = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    if s["class_order"] != "natural":
+        order = "given class order"
+    elif s["class_order_seed"] is None:
+        order = "natural class order"
+    else:
+        order = f"class order seed {s['class_order_seed']}"
+    joining = f" and {s['joining']} more a task" if s["joining"] else ""
+    spec, sha256 = experiment.about.partition["spec"], experiment.about.partition["sha256"]
+    return (
+        f"{s['dataset']}: {len(result.task_sizes)} tasks of {classes} classes, "
+        f"{split.images} training and {sum(result.test_counts)} test images, {order}; "
+        f"{s['clients']} clients{joining}, {spec} (seed {split.seed}, {sha256[:8]}), "
+        f"participation {s['participation']:g}"
+    )
+
+
+def _training(experiment: Experiment) -> str:
+    s, backbone = experiment.settings, experiment.about.backbone
+    devices = ", ".join(dict.fromkeys(runs.about.device for runs in experiment.runs))
+    return (
+        f"{backbone['name']} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
+        f"{s['rounds']} rounds x {s['epochs']} epochs, batch {s['batch_size']}, augmentation {s['augment']}; "
+        f"seeds {', '.join(map(str, experiment.seeds))}"
+    )
+
+
+def conditions(experiment: Experiment) -> list[str]:
+    """Attack, defence, loss of uploads and privacy, as far as they are on: numbers with and without do not compare."""
+    s = experiment.settings
+    found = []
+    if s["attack"] is not None:
+        found.append(f"attack {s['attack']} by {s['attackers']:g} of the clients")
+    if s["aggregator"] is not None:
+        found.append(f"aggregator {s['aggregator']}")
+    if s["outliers"] is not None:
+        found.append(f"outliers beyond {s['outliers']:g} median distances left out")
+    if s["drop_rate"]:
+        found.append(f"drop rate {s['drop_rate']:g}")
+    if s["min_clients"] > 1:
+        found.append(f"at least {s['min_clients']} clients")
+    if s["min_class_count"] > 1:
+        found.append(f"statistics of at least {s['min_class_count']} images of a class")
+    if s["dp_clip"] is not None:
+        found.append(f"uploads clipped to norm {s['dp_clip']:g}")
+    if s["dp_noise"]:
+        found.append(f"noise {s['dp_noise']:g}{_epsilon(experiment)}")
+    return found
+
+
+def _epsilon(experiment: Experiment) -> str:
+    """The privacy that the noise gives, as the runs recorded it."""
+    privacy = [r.privacy for line in experiment.lines for r in line.results if "epsilon" in r.privacy]
+    if not privacy:
+        return ""
+    low, high = (choose(p["epsilon"] for p in privacy) for choose in (min, max))
+    epsilon = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    return f", epsilon {epsilon} at delta {experiment.settings['dp_delta']:g}"
+
+
+def notes(experiment: Experiment) -> list[str]:
+    """What must be known of single methods, and one line for each run that has no final numbers."""
+    found = [f"{line.label}: {line.remark}" for line in experiment.lines if line.remark]
+    for line in experiment.lines:
+        texts = (*_changed_options(experiment, line), _rejections(line))
+        found += [f"{line.label}: {text}" for text in texts if text]
+    return found + [f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished]
+
+
+def _changed_options(experiment: Experiment, line: Line) -> list[str]:
+    """The options of a method that are not its defaults: what the user set, then the protocol's and the data set's."""
+    name, options = line.cells[0].method, line.results[0].options
+    if name not in METHODS.names():  # a plug-in that is not installed here
+        return []
+    cls, dataset = METHODS.get(name), experiment.settings["dataset"]
+    defaults = through_json({f.name: f.default for f in fields(cls)})
+    usual = through_json(dict(cls.tuned.get(dataset, {})))
+    stated = through_json(_protocol_options(line, name))
+    expected = {**defaults, **usual, **stated}
+    by_user = {k: v for k, v in options.items() if k in defaults and v != expected[k]}
+    kept = {k: v for k, v in options.items() if k in defaults and k not in by_user and v != defaults[k]}
+    texts = (
+        (by_user, "other than by default"),
+        ({k: v for k, v in kept.items() if k in stated}, "as the protocol states"),
+        ({k: v for k, v in kept.items() if k not in stated}, f"the method's values for {dataset}"),
+    )
+    return [f"{_listed(values)}, {text}" for values, text in texts if values]
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={option_word(value)}" for name, value in options.items())
+
+
+def _protocol_options(line: Line, method: str) -> dict[str, Any]:
+    """What the protocol that a run followed states for its method; nothing for a protocol that is not there."""
+    settings = line.cells[0].about.settings
+    names = {f.name for f in fields(Settings)} & settings.keys()
+    try:
+        followed: Settings = build(Settings, "settings", {name: settings[name] for name in names})
+        return followed.method_options(method)
+    except FczooError:  # of a plug-in that is not installed here
+        return {}
+
+
+def _rejections(line: Line) -> str:
+    """How many uploads were turned away or lost, with the three most frequent reasons."""
+    reasons = Counter(r["reason"] for result in line.results for r in result.rejected)
+    if not reasons:
+        return ""
+    often = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
+    return f"uploads turned away or lost: {reasons.total()}, {often}{'; …' if len(reasons) > 3 else ''}"

@@ -1,0 +1,182 @@
+"""A run folder, as ``bench`` writes it and reports read it."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import Count, read_json, read_record, through_json, typed, write_record
+from fczoo.core.options import build
+from fczoo.data.partition import load_partition
+from fczoo.federation.result import Result, read_result
+from fczoo.federation.settings import Settings
+
+FORMAT = "fczoo-bench-1"
+ABOUT = "bench.json"
+PARTITION = "partition.json"
+RESULT = "result.json"
+FAILURE = "failed.json"
+ROUNDS = "rounds.jsonl"
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``bench.json``: what was run. An empty field is one that an older version did not write."""
+
+    methods: dict[str, dict[str, Any]]  # with their options
+    seeds: list[Count]
+    settings: dict[str, Any]
+    backbone: dict[str, Any]  # name, sha256 and shape
+    partition: dict[str, Any]  # spec and sha256
+    device: str
+    split: str = ""
+    data: dict[str, Any] = {}
+    hardware: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
+    started: str = ""
+    command: list[str] = []
+    earlier_commands: list[list[str]] = []
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it, without the fields that were not written."""
+        content: dict[str, Any] = msgspec.to_builtins(self)
+        return content
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """What reports show of a partition."""
+
+    spec: str
+    seed: Count
+    sha256: str
+    images: Count  # training images that somebody owns
+    counts: list[list[Count]]  # images, [task][client]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method with one seed. ``problem`` says why it is not finished; such a cell takes part in no table."""
+
+    place: str  # where it was read, for messages
+    folder: Path | None  # None: it stands in an archive
+    about: About
+    method: str
+    seed: int
+    result: Result | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of one run folder, read from it or from an archive."""
+
+    name: str  # of the folder, below the place that was named
+    place: str  # where they were read, for messages
+    about: About
+    cells: tuple[Cell, ...]
+    folder: Path | None = None
+    archived: Split | None = None
+
+    @cached_property
+    def split(self) -> Split:
+        """The partition in short."""
+        if self.archived is not None:
+            return self.archived
+        assert self.folder is not None
+        partition = load_partition(self.folder / PARTITION)
+        owned = [part for task in partition.tasks for part in task]
+        return Split(
+            spec=partition.spec,
+            seed=partition.seed,
+            sha256=partition.sha256,
+            images=len(np.unique(np.concatenate(owned))),
+            counts=partition.counts().tolist(),
+        )
+
+
+class _Named(msgspec.Struct):
+    name: str
+    sha256: str
+
+
+class _Specified(msgspec.Struct):
+    spec: str
+    sha256: str
+
+
+class _Failure(msgspec.Struct):
+    error: str = "failed"
+
+
+def write_about(folder: Path, about: Mapping[str, Any]) -> None:
+    """Write ``bench.json``, with its format's version and a checksum."""
+    write_record(folder / ABOUT, FORMAT, about)
+
+
+def read_about(folder: Path) -> About:
+    """``bench.json`` of a run folder. Raises FczooError when it is damaged or says what cannot be."""
+    path = folder / ABOUT
+    try:
+        return checked(read_record(path, "run description", About, FORMAT))
+    except ValueError as error:
+        raise FczooError(f"{path} is no valid run description: {error}") from error
+
+
+def checked(about: About) -> About:
+    """The description read from a file, its settings as their types have them. Raises ValueError for an impossible one."""
+    for field, kind in (("backbone", _Named), ("partition", _Specified)):
+        try:
+            typed(getattr(about, field), kind)
+        except ValueError as error:
+            raise ValueError(f"{field}: {error}") from error
+    for method in about.methods:
+        if Path(method).name != method or "\\" in method:  # it names a folder
+            raise ValueError(f"methods: {method!r} is no name of a method")
+    names = {f.name for f in dataclasses.fields(Settings)} & about.settings.keys()
+    try:
+        read = dataclasses.asdict(build(Settings, "settings", {k: about.settings[k] for k in names}))
+    except FczooError as error:
+        raise ValueError(str(error)) from error
+    settings = {**about.settings, **through_json({k: read[k] for k in names})}
+    return msgspec.structs.replace(about, settings=settings)
+
+
+def read_folder(folder: Path, name: str) -> Runs:
+    """A run folder with all its runs. Raises FczooError for a damaged file."""
+    about = read_about(folder)
+    return Runs(name, str(folder), about, tuple(read_cells(folder, about)), folder)
+
+
+def read_cells(folder: Path, about: About) -> list[Cell]:
+    """Every method and seed for which a run folder has a place, finished or not."""
+    cells = []
+    for method in about.methods:
+        for seed in about.seeds:
+            place = folder / method / f"seed{seed}"
+            if place.is_dir():
+                result = read_result(place / RESULT) if (place / RESULT).is_file() else None
+                problem = _problem(place, result)
+                cells.append(
+                    Cell(str(place), place, about, method, seed, None if problem else result, problem)
+                )
+    return cells
+
+
+def _problem(place: Path, result: Result | None) -> str:
+    """Why a run is not finished; empty for one that is."""
+    failure = place / FAILURE
+    if failure.is_file():
+        try:
+            return typed(read_json(failure, "failure record"), _Failure).error
+        except ValueError as error:
+            raise FczooError(f"{failure} is no valid failure record: {error}") from error
+    if result is None:
+        return "not begun"
+    if not result.finished:
+        return f"stopped after task {len(result.accuracy)} of {len(result.task_sizes)}"
+    return ""
