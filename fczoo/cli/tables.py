@@ -31,11 +31,28 @@ FOLDERS = click.argument("folders", nargs=-1, required=True, type=click.Path(pat
     metavar="FOLDER",
     help="With --html: the page's figures as PNG and PDF, too.",
 )
-def report(folders: tuple[Path, ...], style: str, html: Path | None, figures: Path | None) -> None:
-    """Tables of any run folders, or of all below a folder."""
+@click.option(
+    "--archive",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write all finished runs to one CSV file, which `report`, `compare` and `reproduce` read as they read folders.",
+)
+def report(
+    folders: tuple[Path, ...], style: str, html: Path | None, figures: Path | None, archive: Path | None
+) -> None:
+    """Tables of any run folders and archives, or of all below a folder."""
     if figures and not html:
         raise FczooError("--figures are those of a page; give --html FILE, too")
-    if html:
+    if archive and html:
+        raise FczooError("--archive and --html each write a file of their own; give one of them")
+    if archive:
+        from fczoo.reports.archive import write_archive
+        from fczoo.reports.runs import read_runs
+
+        written, unfinished = write_archive(read_runs(folders), archive)
+        left_out = f", {unfinished} unfinished left out" if unfinished else ""
+        click.echo(f"{written} runs written to {archive}{left_out}")
+    elif html:
         from fczoo.reports.page import write_page
 
         write_page(folders, html, figures)

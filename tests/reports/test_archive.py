@@ -1,0 +1,129 @@
+"""Archives: every table made from one equals the table made from the run folders; what is damaged is named."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+from fczoo.core.files import write_json
+from fczoo.reports.archive import ONCE, write_archive
+from fczoo.reports.run_folder import Runs
+from fczoo.reports.runs import read_experiments, read_runs
+from fczoo.reports.text import report
+
+FORMATS = ("text", "markdown", "latex", "csv", "json")
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.fixture
+def folders(make_run, tmp_path: Path) -> Path:
+    """Three run folders, one of them with two seeds missing, a rejected upload and settings unlike the others'."""
+    place = tmp_path / "runs"
+    make_run(place / "a", {"one": {0: 70.0, 1: 72.3, 2: 74.1}, "two": {0: 60.0, 1: 62.1, 2: 63.9}})
+    make_run(place / "b" / "c", {"three": {0: 68.0}}, {"lr": 0.5, "blocks": [0, 1], "note": 'a "word", \n b'})
+    make_run(
+        place / "d",
+        {"one": {4: 1 / 3}},
+        rounds=9,
+        tasks=(5, 5),
+        attack="sign-flip:5",
+        train_per_class=7,
+        dp_clip=0.1,
+        class_order=tuple(range(9, -1, -1)),
+    )
+    path = place / "d" / "one" / "seed4" / "result.json"
+    more = {
+        "rejected": [{"task": 0, "moment": 0, "client": 1, "reason": "prompt is not finite"}],
+        "privacy": {"epsilon": 3.25, "delta": 1e-5},
+        "class_order": list(range(9, -1, -1)),
+        "remark": "odd\nremark",
+    }
+    write_json(path, {**json.loads(path.read_text()), **more})
+    return place
+
+
+def archived(place: Path, to: Path) -> Path:
+    done = CliRunner().invoke(main, ["report", str(place), "--archive", str(to)])
+    assert done.exit_code == 0, done.output
+    return to
+
+
+def content(runs: Runs) -> dict:
+    """What an archive keeps of a folder."""
+    about = runs.about.plain()
+    about["settings"] = {k: v for k, v in about["settings"].items() if v is not None}
+    about["methods"] = {c.method: c.result.options for c in runs.cells}
+    results = [{**vars(c.result), "settings": {}, "versions": {}, "partition": {}} for c in runs.cells]
+    return {"name": runs.name, "about": about, "results": results, "split": runs.split}
+
+
+def test_nothing_of_a_run_is_lost(folders, tmp_path):
+    found = read_runs([archived(folders, tmp_path / "all.csv")])
+    assert [content(r) for r in found] == [content(r) for r in read_runs([folders])]
+    assert [r.name for r in found] == ["a", "b/c", "d"]
+    again = tmp_path / "again.csv"
+    write_archive(found, again)
+    assert again.read_text() == (tmp_path / "all.csv").read_text()
+
+
+@pytest.mark.parametrize("style", FORMATS)
+def test_tables_of_an_archive_equal_those_of_the_folders(style, folders, tmp_path):
+    assert report([archived(folders, tmp_path / "all.csv")], style) == report([folders], style)
+
+
+@pytest.mark.parametrize("style", FORMATS)
+def test_attack_and_privacy_stand_in_every_format(style, folders):
+    text = report([folders / "d"], style).replace("\\\\", "\\")
+    assert "attack sign-flip:5 by 0.2 of the clients" in text and "clipped to norm 0.1" in text
+    assert "attack" not in report([folders / "a"], style)
+
+
+def test_a_page_and_a_comparison_read_an_archive(folders, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib (extra plot) is not installed")
+    archive, page = archived(folders, tmp_path / "all.csv"), tmp_path / "page.html"
+    done = CliRunner().invoke(main, ["report", str(archive), "--html", str(page)])
+    assert done.exit_code == 0 and "sign-flip:5" in page.read_text()
+
+
+def test_unfinished_runs_are_left_out_and_counted(folders, tmp_path):
+    (folders / "a" / "one" / "seed2" / "result.json").unlink()
+    done = CliRunner().invoke(main, ["report", str(folders), "--archive", str(tmp_path / "all.csv")])
+    assert done.output == f"7 runs written to {tmp_path / 'all.csv'}, 1 unfinished left out\n"
+
+
+def changed(path: Path, line: int, **cells: str) -> None:
+    rows = list(csv.DictReader(path.open(newline="")))
+    rows[line].update(cells)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ({"A_N": "99.0"}, "line 3: its content does not match its sha256"),
+        ({"format": "fczoo-archive-9"}, "line 3: format is 'fczoo-archive-9', expected 'fczoo-archive-1'"),
+    ],
+)
+def test_a_changed_archive_is_refused_in_one_line(cells, says, folders, tmp_path):
+    archive = archived(folders, tmp_path / "all.csv")
+    changed(archive, 1, **cells)
+    done = CliRunner().invoke(main, ["report", str(archive)])
+    assert done.exit_code == 1 and says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_first_row_says_what_the_others_of_its_folder_leave_out(folders, tmp_path):
+    archive = archived(folders, tmp_path / "all.csv")
+    rows = list(csv.DictReader(archive.open(newline="")))
+    assert all(rows[0][name] and not rows[1][name] for name in ONCE)
+
+
+def test_a_folder_and_its_archive_give_one_table(folders):
+    archived(folders, folders / "results.csv")
+    both = read_experiments([folders])
+    assert [len(e.lines) for e in both] == [3, 1] and sum(len(e.runs) for e in both) == 6
