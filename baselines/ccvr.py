@@ -1,7 +1,7 @@
 """CCVR: No Fear of Heterogeneity, Classifier Calibration for Federated Learning with Non-IID Data. Luo et al., NeurIPS 2021."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,9 +11,17 @@ from torch import Tensor
 from fczoo.aggregators.rows import gaussian_mixture, keep_latest
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
+from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, ServerAggregator, Task
+from fczoo.core.types import (
+    Batch,
+    Context,
+    ServerAggregator,
+    ServerContext,
+    Task,
+    Training,
+)
 from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, no_gaussians, pooled
 from fczoo.functional.heads import train_head
 from fczoo.functional.losses import normalised_cross_entropy
@@ -30,13 +38,6 @@ class CCVR(TunedWithStatistics):
 
     paper = "Luo et al., NeurIPS 2021; mixture, current task and normalised logits as in HGP's comparison"
     private = ("gauss.",)
-    uploads = {
-        "gauss.label": "counts",
-        "gauss.count": "counts",
-        "gauss.mean": "class means",
-        "gauss.var": "class variances",
-        "gauss.cov": "class variances",
-    }
 
     gaussian: Literal["mixture", "pooled"] = option(
         "mixture", "clients' Gaussians side by side, or one a class with their pooled moments (paper)"
@@ -61,6 +62,10 @@ class CCVR(TunedWithStatistics):
         quirk="fed-mammoth",
     )
 
+    def training(self) -> Training:
+        spread = "cov" if self.covariance == "full" else "var"
+        return replace(super().training(), uploads={"gauss.": rows("count", "mean", spread)}, stats="test")
+
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         state = super().begin_task(state, task, backbone, rng)
         keep = self.calibrated == "all" and "gauss.label" in state
@@ -76,19 +81,17 @@ class CCVR(TunedWithStatistics):
             sums = {k: 3 * v for k, v in sums.items()}
         return {**train, **gaussians(sums, ctx.task.start, single=False)}
 
-    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         return gaussian_mixture(payloads, average)
 
-    def server_update(
-        self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator
-    ) -> Tree:
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         state = {**state, **drop(merged, "gauss."), **keep_latest(state, merged, "gauss.")}
         gauss = select(state, "gauss.")
         if not len(gauss["gauss.label"]):  # no client has two images of any class
             return state
         return {
             **state,
-            **self.calibrate(state, pooled(gauss) if self.gaussian == "pooled" else gauss, task, rng),
+            **self.calibrate(state, pooled(gauss) if self.gaussian == "pooled" else gauss, ctx.task, ctx.rng),
         }
 
     def calibrate(self, head: Tree, gauss: Tree, task: Task, rng: torch.Generator) -> Tree:

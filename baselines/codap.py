@@ -1,6 +1,5 @@
 """CODA-Prompt in federated learning: Continual Decomposed Attention-based Prompting. Smith et al., CVPR 2023."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop
-from fczoo.core.types import Batch, Context, Optim, Task
+from fczoo.core.types import Batch, Context, Optim, Task, Training
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
 
@@ -53,11 +52,9 @@ class CODAPrompt(Method):
         quirk="GT-RIPL/CODA-Prompt",
     )
 
-    def inputs(self) -> frozenset[str]:
-        return frozenset({"images", "query"})
-
-    def optims(self) -> Mapping[str, Optim]:
-        return {p: Optim(lr=self.lr) for p in ("component.", "head.")}
+    def training(self) -> Training:
+        optims = {p: Optim(lr=self.lr) for p in ("component.", "head.")}
+        return Training(optims, inputs=["images", "query"])
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         share, dim = self.components // task.count, backbone.dim
@@ -131,7 +128,7 @@ class CODAPrompt(Method):
         )
 
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        return head_logits(tree, backbone(batch.x, self.prefixes(tree, batch.q)))
+        return head_logits(tree, backbone(batch.x, self.prefixes(tree, batch.query)))
 
 
 def orthonormal(old: Tensor, draws: Tensor) -> Tensor:

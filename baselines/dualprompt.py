@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
@@ -12,10 +11,10 @@ from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Optim, Task
+from fczoo.core.types import Batch, Context, Evidence, Finding, Optim, Task, Training
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.prompts import cosine, highest
+from fczoo.functional.prompts import choice_shares, cosine, highest
 
 PARTS = "kv"
 
@@ -66,14 +65,9 @@ class DualPrompt(Method):
         quirk="JH-LEE-KR, mammoth's default, fed-mammoth",
     )
 
-    def inputs(self) -> frozenset[str]:
-        return frozenset({"images", "query"})
-
-    def clip_norm(self) -> float | None:
-        return self.clip
-
-    def optims(self) -> Mapping[str, Optim]:
-        return {p: Optim(lr=self.lr) for p in ("general.", "expert.", "head.")}
+    def training(self) -> Training:
+        optims = {p: Optim(lr=self.lr) for p in ("general.", "expert.", "head.")}
+        return Training(optims, inputs=["images", "query"], clip_norm=self.clip)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if not state:
@@ -110,16 +104,18 @@ class DualPrompt(Method):
         loss = task_cross_entropy(self._logits(backbone, train, batch, experts), batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
-        return loss - self.pull * batch.mean(cosine(batch.q, train["expert.key"][None])[:, 0]), {}
+        return loss - self.pull * batch.mean(cosine(batch.query, train["expert.key"][None])[:, 0]), {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        chosen = self.match(state, batch.q)
+        chosen = self.match(state, batch.query)
         names = [k.removeprefix("expert.") for k in select(state, "expert.") if k != "expert.key"]
         experts = {name: self._slots(state, name)[chosen] for name in names}
         return self._logits(backbone, state, batch, experts)[:, : task.stop]
 
-    def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return F.one_hot(self.match(state, batch.q), len(self._slots(state, "key")))
+    def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
+        state = evidence.state
+        slots = len(self._slots(state, "key"))
+        return choice_shares(evidence, lambda batch: self.match(state, batch.query), slots)
 
     def match(self, state: Tree, query: Tensor) -> Tensor:
         """Number of the task [B] whose key is nearest to each image's query, among the tasks trained so far."""

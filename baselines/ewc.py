@@ -1,15 +1,16 @@
 """EWC in federated learning: Overcoming catastrophic forgetting in neural networks. Kirkpatrick et al., PNAS 2017."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
+from fczoo.core.payload import whole
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Moment, Task
+from fczoo.core.types import Batch, Context, Moment, ServerContext, Task, Training
 from fczoo.functional.fisher import fisher_sums
 
 LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts
@@ -47,6 +48,9 @@ class EWC(Tuned):
         quirk="fed-mammoth: that round only brings the global weights",
     )
 
+    def training(self) -> Training:
+        return replace(super().training(), uploads={"fisher.": whole("parameters")})
+
     def surveys(self) -> frozenset[Moment]:
         return frozenset({"end"})
 
@@ -76,9 +80,9 @@ class EWC(Tuned):
     def _labelled(self, batch: Batch, task: Task) -> Batch:
         return batch._replace(y=batch.y % task.size + task.start) if self.modulo_labels else batch
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         state = {**drop(state, "anchor."), **{f"anchor.{k}": v for k, v in self.trained(state).items()}}
         for name, value in select(sums, "fisher.").items():
-            mean = value / sums["num_samples"]
+            mean = value / ctx.num_samples
             state[name] = self.decay * state[name] + mean if name in state else mean
         return state

@@ -1,7 +1,6 @@
 """FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data. McMahan et al., AISTATS 2017."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -9,10 +8,10 @@ from fczoo.baselines.finetune import Tuned
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import Content
+from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Moment, Task
+from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
 from fczoo.functional.gaussians import class_sums
 
 
@@ -30,10 +29,9 @@ class FedAvg(Tuned):
         "random", "new head rows: random, or the classes' mean features (HeadTune, Legate et al., 2023)"
     )
 
-    @property
-    def uploads(self) -> Mapping[str, Content]:  # type: ignore[override]
-        """Class statistics, where head rows start from them."""
-        return {"class.count": "counts", "class.sum": "class means"} if self.start == "means" else {}
+    def training(self) -> Training:
+        statistics = {"class.": per_class("count", "sum")} if self.start == "means" else {}
+        return replace(super().training(), uploads=statistics)
 
     def surveys(self) -> frozenset[Moment]:
         return frozenset({"begin"}) if self.start == "means" else frozenset()
@@ -41,9 +39,10 @@ class FedAvg(Tuned):
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
         return class_sums(self.features(backbone, state, batch), batch, task)
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         weight, bias = state["head.weight"].clone(), state["head.bias"].clone()
         means = torch.nn.functional.normalize(sums["class.sum"], dim=-1)
         held = sums["class.count"] > 0
-        weight[task.start : task.stop][held], bias[task.start : task.stop][held] = means[held].to(weight), 0
+        new = slice(ctx.task.start, ctx.task.stop)
+        weight[new][held], bias[new][held] = means[held].to(weight), 0
         return {**state, "head.weight": weight, "head.bias": bias}

@@ -1,6 +1,6 @@
 """FedCLM: class means of federatedly fine-tuned features, a baseline of PILoRA. Guo et al., ECCV 2024."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
+from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Moment, Task
+from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import nearest_mean, with_means
 
@@ -27,12 +28,14 @@ class FedCLM(Tuned):
 
     paper = "baseline of Guo et al., PILoRA, ECCV 2024"
     private = ("mean", "count")
-    uploads = {"class.count": "counts", "class.sum": "class means"}
 
     tune: Literal["full", "lora", "head"] = option(
         "lora", "what is trained besides the head: all weights, LoRA pairs, or nothing"
     )
     distance: Literal["euclid", "cosine"] = option("euclid", "distance between feature and class mean")
+
+    def training(self) -> Training:
+        return replace(super().training(), uploads={"class.": per_class("count", "sum")})
 
     def surveys(self) -> frozenset[Moment]:
         return frozenset({"end"})
@@ -44,8 +47,8 @@ class FedCLM(Tuned):
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
         return class_sums(self.features(backbone, state, batch), batch, task)
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
-        return {**state, **with_means(state, sums, task)}
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        return {**state, **with_means(state, sums, ctx.task)}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         features = self.features(backbone, state, batch)

@@ -9,9 +9,10 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import option
+from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Moment, Task
+from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import nearest_mean, with_means
 
@@ -26,12 +27,11 @@ class FedNCM(Method):
 
     paper = "Legate et al., NeurIPS 2023"
     private = ("mean", "count")
-    uploads = {"class.count": "counts", "class.sum": "class means"}
 
     distance: Literal["euclid", "cosine"] = option("euclid", "distance between feature and class mean")
 
-    def inputs(self) -> frozenset[str]:
-        return frozenset({"query"})
+    def training(self) -> Training:
+        return Training(inputs=["query"], uploads={"class.": per_class("count", "sum")})
 
     def surveys(self) -> frozenset[Moment]:
         return frozenset({"begin"})
@@ -40,12 +40,12 @@ class FedNCM(Method):
         return state or {"mean": torch.zeros(task.classes, backbone.dim), "count": torch.zeros(task.classes)}
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        return class_sums(batch.q, batch, task)
+        return class_sums(batch.query, batch, task)
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
-        return with_means(state, sums, task)
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        return with_means(state, sums, ctx.task)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return nearest_mean(
-            batch.q, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance
+            batch.query, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance
         )

@@ -1,7 +1,7 @@
 """FedProto with a shared model: Federated Prototype Learning across Heterogeneous Clients. Tan et al., AAAI 2022."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,9 +11,17 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
+from fczoo.core.payload import Payload, per_class
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, ServerAggregator, Task
+from fczoo.core.tree import Tree, drop
+from fczoo.core.types import (
+    Batch,
+    Context,
+    ServerAggregator,
+    ServerContext,
+    Task,
+    Training,
+)
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import head_logits, nearest_mean
 from fczoo.functional.losses import task_cross_entropy
@@ -30,9 +38,7 @@ class FedProto(TunedWithStatistics):
     """
 
     paper = "Tan et al., AAAI 2022; centralised form as in HGP's comparison"
-    averaging = "uniform"
     private = ("all.",)
-    uploads = {"class.count": "counts", "class.sum": "class means"}
     tuned = {
         **HGP_RATES,
         "imagenet_a": {"lr": 3e-5, "lr_backbone": 3e-5},
@@ -46,6 +52,10 @@ class FedProto(TunedWithStatistics):
     infer: Literal["head", "ncm"] = option(
         "head", "answer of the linear head, or the nearest prototype, those of old tasks as they were"
     )
+
+    def training(self) -> Training:
+        statistics = {"class.": per_class("count", "sum")}
+        return replace(super().training(), uploads=statistics, averaging="uniform", stats="test")
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         dim = backbone.dim
@@ -81,27 +91,20 @@ class FedProto(TunedWithStatistics):
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
         return class_sums(self.statistics_features(backbone, train, batch), batch, ctx.task)
 
-    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
-        sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in select(payloads[0], "class.")}
-        return {**average([drop(p, "class.") for p in payloads]), **sums}
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in payloads[0].only("class.")}
+        return {**average([p.drop("class.") for p in payloads]), **sums}
 
-    def server_update(
-        self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator
-    ) -> Tree:
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         count, total = merged["class.count"], merged["class.sum"]
         now = {"mean": total / count[:, None].clamp(min=1), "known": (count > 0).to(total)}  # G
-        every = {
-            k: torch.cat(
-                [state[f"all.{k}"][: task.start], v.to(state["all.mean"]), state[f"all.{k}"][task.stop :]]
-            )
-            for k, v in now.items()
-        }
-        return {
-            **state,
-            **drop(merged, "class."),
-            **{f"prototype.{k}": v for k, v in now.items()},
-            **{f"all.{k}": v for k, v in every.items()},
-        }
+        state = {**state, **drop(merged, "class.")}
+        for name, value in now.items():
+            state[f"prototype.{name}"] = value
+            every = state[f"all.{name}"].clone()
+            every[ctx.task.start : ctx.task.stop] = value.to(every)
+            state[f"all.{name}"] = every
+        return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         features = self.features(backbone, state, batch)

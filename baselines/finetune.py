@@ -1,6 +1,5 @@
 """What most baselines share: a linear head, and a choice of what else is trained beneath it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Optim, Task
+from fczoo.core.types import Batch, Context, Optim, Task, Training
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
@@ -43,18 +42,13 @@ class Tuned(Method):
     rank: int = option(4, "LoRA rank, with tune=lora", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v, with tune=lora", low=0)
 
-    def inputs(self) -> frozenset[str]:
-        return (
-            frozenset({"query"}) if self.tune == "head" else frozenset({"images"})
-        )  # frozen features are kept by the engine
-
-    def optims(self) -> Mapping[str, Optim]:
-        slow = {
-            "full": {"full.": Optim(lr=self.lr_backbone)},
-            "lora": {"lora.": Optim(lr=self.lr_backbone)},
-            "head": {},
-        }[self.tune]
-        return {"head.": Optim(lr=self.lr), **slow}
+    def training(self) -> Training:
+        optims = {"head.": Optim(lr=self.lr)}
+        if self.tune == "head":
+            return Training(
+                optims, inputs=["query"]
+            )  # frozen features, which the engine computes once and keeps
+        return Training({**optims, f"{self.tune}.": Optim(lr=self.lr_backbone)})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         return state or {**linear_head(task, backbone.dim, rng), **self._start(backbone, rng)}
@@ -67,7 +61,7 @@ class Tuned(Method):
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         """Features [B, D] under the trained weights of ``tree``."""
-        return batch.q if self.tune == "head" else backbone(batch.x, select(tree, "full.", "lora."))
+        return batch.query if self.tune == "head" else backbone(batch.x, select(tree, "full.", "lora."))
 
     def logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         """Logits [B, C] over all classes of the run."""
@@ -76,11 +70,11 @@ class Tuned(Method):
     def recalled(self, prefix: str, backbone: Backbone, shared: Tree, batch: Batch) -> Tensor:
         """Logits [B, C] of the model that the server keeps under ``prefix``; [B, 0] while it keeps none."""
         model = {k.removeprefix(prefix): v for k, v in select(shared, prefix).items()}
-        return self.logits(backbone, model, batch) if model else batch.q.new_empty(len(batch.y), 0)
+        return self.logits(backbone, model, batch) if model else batch.query.new_empty(len(batch.y), 0)
 
     def trained(self, tree: Tree) -> Tree:
         """The part of a tree that clients train."""
-        return select(tree, *self.optims())
+        return select(tree, *self.training().optims)
 
     def _start(self, backbone: Backbone, rng: torch.Generator) -> Tree:
         """Plugs as a run starts: all weights, LoRA pairs with B = 0, or none."""

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -14,9 +14,18 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
+from fczoo.core.payload import Payload, samples
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, LocalData, ServerAggregator, Task
+from fczoo.core.types import (
+    Batch,
+    Context,
+    LocalData,
+    ServerAggregator,
+    ServerContext,
+    Task,
+    Training,
+)
 from fczoo.functional.heads import head_logits
 from fczoo.functional.herding import herding
 from fczoo.functional.inversion import SIZE, image_gradient, lenet, reconstruct
@@ -42,9 +51,7 @@ class GLFC(Tuned):
     """
 
     paper = "Dong et al., Federated Class-Incremental Learning, CVPR 2022"
-    averaging = "uniform"
     private = ("best.", "monitor.")
-    uploads = {"image_gradient.": "gradients of single images"}
     tuned = {"digits": {"memory": 20, "proxy": "last"}}
 
     memory: int = option(
@@ -95,8 +102,15 @@ class GLFC(Tuned):
         )
         return "; ".join(filter(None, [f"keeps {self.memory} images a client, {upload}", super().remark()]))
 
-    def inputs(self) -> frozenset[str]:
-        return super().inputs() | ({"images"} if self.proxy == "reconstruct" else set())
+    def training(self) -> Training:
+        training = super().training()
+        return replace(
+            training,
+            inputs={*training.inputs, *(["images"] if self.proxy == "reconstruct" else [])},
+            uploads={"image_gradient.": samples("gradients of single images")},
+            averaging="uniform",
+            exemplars="exemplar.index",
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if not state:
@@ -217,7 +231,7 @@ class GLFC(Tuned):
     def relations(self, logits: Tensor, batch: Batch, old: int) -> Tensor:
         """L_RD: binary cross-entropy against the old model's answers for its classes and the labels for the others."""
         target = torch.cat(
-            [batch.t[:, :old].sigmoid(), F.one_hot(batch.y, logits.shape[1])[:, old:].to(logits)], 1
+            [batch.teacher[:, :old].sigmoid(), F.one_hot(batch.y, logits.shape[1])[:, old:].to(logits)], 1
         )
         return batch.mean(F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1))
 
@@ -262,23 +276,21 @@ class GLFC(Tuned):
 
     # --- server
 
-    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
-        noticed = [select(p, "image_gradient.") for p in payloads if select(p, "image_gradient.")]
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        noticed = [p for p in (p.only("image_gradient.") for p in payloads) if p]
         pool = {k: torch.cat([g[k] for g in noticed]) for k in noticed[0]} if noticed else {}
-        return {**average([drop(p, "image_gradient.") for p in payloads]), **pool}
+        return {**average([p.drop("image_gradient.") for p in payloads]), **pool}
 
-    def server_update(
-        self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator
-    ) -> Tree:
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         pool, state = select(merged, "image_gradient."), {**state, **drop(merged, "image_gradient.")}
         for i in range(len(pool["image_gradient.lenet.linear.bias"]) if pool else 0):
             target = {k.removeprefix("image_gradient."): v[i] for k, v in pool.items()}
             images, label = reconstruct(
-                state, target, self.inversion_steps, self.inversion_inner, self.reconstructions, rng
+                state, target, self.inversion_steps, self.inversion_inner, self.reconstructions, ctx.rng
             )
             state["monitor.image"] = torch.cat([state["monitor.image"], images])
             state["monitor.label"] = torch.cat([state["monitor.label"], label.expand(len(images))])
-        accuracy = self._monitored(backbone, state, task)
+        accuracy = self._monitored(ctx.backbone, state, ctx.task)
         if accuracy < state["best.accuracy"]:
             return state
         return {

@@ -1,6 +1,6 @@
 """Joint training on all classes seen so far: the upper bound, which keeps what the task forbids to keep."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -12,7 +12,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, Scope, Task
+from fczoo.core.types import Batch, Context, Task, Training
 
 
 @register_method("joint")
@@ -35,8 +35,8 @@ class Joint(Tuned):
             ", in one place" if self.setting == "central" else ""
         )
 
-    def scope(self) -> Scope:
-        return "pooled" if self.setting == "central" else "seen"
+    def training(self) -> Training:
+        return replace(super().training(), scope="pooled" if self.setting == "central" else "seen")
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         return super().begin_task({}, task, backbone, rng)

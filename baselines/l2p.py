@@ -14,10 +14,10 @@ from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, Optim, Task
+from fczoo.core.types import Batch, Context, Evidence, Finding, Optim, Task, Training
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.prompts import cosine, highest
+from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, highest
 
 
 @register_method("l2p")
@@ -62,14 +62,9 @@ class L2P(Method):
                 f"l2p.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise l2p.size"
             )
 
-    def inputs(self) -> frozenset[str]:
-        return frozenset({"images", "query"})
-
-    def clip_norm(self) -> float | None:
-        return self.clip
-
-    def optims(self) -> Mapping[str, Optim]:
-        return {"pool.": Optim(lr=self.lr), "head.": Optim(lr=self.lr)}
+    def training(self) -> Training:
+        optims = {p: Optim(lr=self.lr) for p in ("pool.", "head.")}
+        return Training(optims, inputs=["images", "query"], clip_norm=self.clip)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state:
@@ -95,21 +90,21 @@ class L2P(Method):
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return self._logits(backbone, state, batch, self.choose(state, batch)[1])[:, : task.stop]
 
-    def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return F.one_hot(self.choose(state, batch)[1], self.size).sum(1)
+    def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
+        return choice_shares(evidence, lambda batch: self.choose(evidence.state, batch)[1], self.size)
 
     def choose(self, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cosine similarities to all keys [B, M] and numbers of the N chosen prompts [B, N]."""
-        similarity = cosine(batch.q, tree["pool.key"])
+        similarity = cosine(batch.query, tree["pool.key"])
         chosen = highest(similarity, self.chosen)
         if self.selection == "batch":
             votes = (F.one_hot(chosen, self.size).sum(1) * batch.w[:, None]).sum(0)
-            chosen = highest(votes, self.chosen).expand(len(batch.q), -1)
+            chosen = highest(votes, self.chosen).expand(len(batch.query), -1)
         return similarity, chosen
 
     def prompts(self, tree: Tree, chosen: Tensor) -> Tensor:
         """Prompt tokens of each image, [B, N L_p, D], in the order of choice."""
-        return tree["pool.prompt"][chosen].flatten(1, 2) + tree["position"]
+        return gather_prompts(tree["pool.prompt"], chosen).flatten(1, 2) + tree["position"]
 
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
         return head_logits(tree, backbone(batch.x, {"tokens": self.prompts(tree, chosen)}, pool=self.pooled))

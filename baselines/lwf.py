@@ -54,5 +54,5 @@ class LwF(Tuned):
     def distillation(self, logits: Tensor, batch: Batch, task: Task) -> Tensor:
         """Mean over the images of -sum_c q_c log p_c over the old classes, q the teacher's and p the student's softmax."""
         classes = slice(task.start, task.stop) if self.distill_current else slice(0, task.start)
-        target = (batch.t[:, classes] / self.temperature).softmax(-1)
+        target = (batch.teacher[:, classes] / self.temperature).softmax(-1)
         return batch.mean(-(target * (logits[:, classes] / self.temperature).log_softmax(-1)).sum(-1))

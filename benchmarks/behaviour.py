@@ -41,7 +41,7 @@ class RandomL2P(L2P):
     """Prompts chosen without regard to the image."""
 
     def choose(self, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-        return super().choose(tree, batch)[0], highest(at_random(batch.q, self.size), self.chosen)
+        return super().choose(tree, batch)[0], highest(at_random(batch.query, self.size), self.chosen)
 
 
 class RandomDualPrompt(DualPrompt):

@@ -141,7 +141,7 @@ def fczoo_side(case: Case, variant: Variant) -> Side:
     clients = [
         Client(k, index) for k, index in enumerate(torch.arange(case.clients * case.each).split(case.each))
     ]
-    ctx = Context(TASK, 0, 1, drop(broadcast(method, state), *method.optims()))
+    ctx = Context(TASK, 0, 1, drop(broadcast(method, state), *method.training().optims))
     return partial(
         Engine(method, backbone, ImageStore(case.images(), backbone), plan).train, state, clients, ctx
     )
@@ -178,7 +178,7 @@ class Reference:
         )
 
     def __call__(self) -> None:
-        clip, prefixes = self.method.clip_norm(), self.method.optims()
+        clip, prefixes = self.method.training().clip_norm, self.method.training().optims
         for index in torch.arange(len(self.images.labels)).split(self.case.each):
             self.own = {k: nn.Parameter(v.clone()) for k, v in select(self.state, *prefixes).items()}
             optimizer = torch.optim.Adam(self.own.values(), next(iter(prefixes.values())).lr)
@@ -279,13 +279,18 @@ def check(case: Case) -> None:
         torch.arange(4),
     )
     trees = [
-        {k: nn.Parameter(v.clone()) for k, v in select(reference.state, *reference.method.optims()).items()}
+        {
+            k: nn.Parameter(v.clone())
+            for k, v in select(reference.state, *reference.method.training().optims).items()
+        }
         for _ in range(2)
     ]
     reference.own, backbone = trees[0], Backbone(CONFIGS[case.backbone], reference.vit.state_dict())
     y = y.to(case.device)
     batch = Batch(x, y, torch.ones_like(y, dtype=x.dtype), backbone(x))
-    ctx = Context(TASK, 0, 1, drop(broadcast(reference.method, reference.state), *reference.method.optims()))
+    ctx = Context(
+        TASK, 0, 1, drop(broadcast(reference.method, reference.state), *reference.method.training().optims)
+    )
     reference.loss(x, y).backward()
     reference.method.loss(backbone, trees[1], batch, ctx)[0].backward()
     grads = [[{k: v.grad for k, v in tree.items() if v.grad is not None}] for tree in trees]
@@ -460,7 +465,10 @@ def main(
         print(f"\n{backbone}: transforms, images/s\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)
         for case in cases:
             variants = [Variant(p, k) for p in precisions for k in widths]
-            if "query" in create_method(case.method).inputs() and not get_augment(case.augment).fixed:
+            if (
+                "query" in create_method(case.method).training().inputs
+                and not get_augment(case.augment).fixed
+            ):
                 variants += [Variant(p, widths[0], cached=True) for p in precisions]
             steps += (rows := measure_steps(case, variants, memory))
             print(f"\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)

@@ -13,11 +13,21 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import option
+from fczoo.core.payload import Payload, whole
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree, drop
-from fczoo.core.types import Batch, Context, Optim, Scope, ServerAggregator, Task
+from fczoo.core.tree import Tree
+from fczoo.core.types import (
+    Batch,
+    Context,
+    Evidence,
+    Finding,
+    Optim,
+    ServerAggregator,
+    Task,
+    Training,
+)
 from fczoo.functional.heads import head_logits, linear_head
-from fczoo.functional.prompts import cosine, highest
+from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, highest
 
 
 @register_method("fcilpt")
@@ -31,8 +41,6 @@ class FCILPT(Method):
     """
 
     paper = "Liu et al., Federated Class-Incremental Learning with Prompting (arXiv 2310.08948)"
-    averaging = "uniform"
-    uploads = {"usage": "counts"}
     tuned = {
         "digits": {"lr": 3e-2},
         "miniimagenet": {"size": 19, "chosen": 4, "length": 6},
@@ -82,14 +90,14 @@ class FCILPT(Method):
         )
         return "; ".join(filter(None, [kept, super().remark()]))
 
-    def scope(self) -> Scope:
-        return "task" if self.old_clients == "idle" else "latest"
-
-    def inputs(self) -> frozenset[str]:
-        return frozenset({"images", "query"})
-
-    def optims(self) -> Mapping[str, Optim]:
-        return {p: Optim("adam", lr=self.lr) for p in ("pool.", "common", "head.")}
+    def training(self) -> Training:
+        return Training(
+            optims={p: Optim("adam", lr=self.lr) for p in ("pool.", "common", "head.")},
+            inputs=["images", "query"],
+            uploads={"usage": whole("counts")},
+            averaging="uniform",
+            scope="task" if self.old_clients == "idle" else "latest",
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state:
@@ -112,7 +120,7 @@ class FCILPT(Method):
         last = ctx.task.classes if self.support == "all" else ctx.task.stop
         logits = head_logits(train, self._features(backbone, train, batch, chosen))[:, first:last]
         if self.support == "local":
-            logits = torch.where(batch.n[first:last] > 0, logits, torch.finfo(logits.dtype).min)
+            logits = torch.where(batch.count[first:last] > 0, logits, torch.finfo(logits.dtype).min)
         elif self.support == "task" and first < ctx.task.start:
             old, new = (
                 batch.y < ctx.task.start,
@@ -124,26 +132,25 @@ class FCILPT(Method):
         usage = (F.one_hot(chosen, self.size).to(batch.w) * batch.w[:, None, None]).sum((0, 1))
         return entropy + far / self.strength, {"usage": usage}
 
-    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
-        return (
-            sort_by_usage(payloads, average) if self.sort else average([drop(p, "usage") for p in payloads])
-        )
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        return sort_by_usage(payloads, average) if self.sort else average([p.drop("usage") for p in payloads])
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         _, chosen = self.choose(backbone, state, batch)
         return head_logits(state, self._features(backbone, state, batch, chosen))[:, : task.stop]
 
-    def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return F.one_hot(self.choose(backbone, state, batch)[1], self.size).sum(1)
+    def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
+        backbone, state = evidence.backbone, evidence.state
+        return choice_shares(evidence, lambda batch: self.choose(backbone, state, batch)[1], self.size)
 
     def choose(self, backbone: Backbone, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cosine similarities and numbers of the N keys nearest to each image's query, [B, N] each, nearest first."""
-        query = batch.q if self.query == "cls" else backbone.class_token().expand_as(batch.q)
+        query = batch.query if self.query == "cls" else backbone.class_token().expand_as(batch.query)
         similarity = cosine(query, tree["pool.key"])
         chosen = highest(similarity, self.chosen)
         return similarity.gather(1, chosen), chosen
 
     def _features(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
-        prompts = tree["pool.prompt"][chosen].flatten(1, 2)  # [B, N L_p, D]
+        prompts = gather_prompts(tree["pool.prompt"], chosen).flatten(1, 2)  # [B, N L_p, D]
         common = tree["common"].expand(len(prompts), -1, -1)
         return backbone(batch.x, {"tokens": torch.cat([prompts, common], 1)}, pool=self.pooled)

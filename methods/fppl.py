@@ -1,6 +1,6 @@
 """FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework. He et al., arXiv 2411.01904."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,9 +12,10 @@ from fczoo.aggregators.rows import keep_latest, prototype_pool
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import option
+from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Optim, ServerAggregator, Task
+from fczoo.core.types import Batch, Context, Optim, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
@@ -33,7 +34,6 @@ class FPPL(Method):
     paper = "He et al., FPPL (arXiv 2411.01904)"
     frozen = ("past.",)
     private = ("local.",)
-    uploads = {"local.": "class means"}
     tuned = {"digits": {"server_lr": 1e-2}}
 
     length: int = option(20, "tokens L_p of a prompt in each block", low=1)
@@ -53,14 +53,13 @@ class FPPL(Method):
         "test", "view of the images in the local prototypes", quirk={"train": "ycheoo/FPPL"}
     )
 
-    def stats_view(self) -> Literal["test", "train"]:
-        return self.view
-
-    def inputs(self) -> frozenset[str]:
-        return frozenset({"images", "query"})
-
-    def optims(self) -> Mapping[str, Optim]:
-        return {p: Optim("adam", lr=self.lr) for p in ("prompt.", "fusion.", "head.")}
+    def training(self) -> Training:
+        return Training(
+            optims={p: Optim("adam", lr=self.lr) for p in ("prompt.", "fusion.", "head.")},
+            inputs=["images", "query"],
+            uploads={"local.": rows("mean")},
+            stats=self.view,
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         backbone.check_blocks(self.blocks, "fppl.blocks")
@@ -105,29 +104,21 @@ class FPPL(Method):
         means = sums["class.sum"][held] / sums["class.count"][held, None]
         return {**train, "local.label": held.nonzero()[:, 0] + ctx.task.start, "local.mean": means}
 
-    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         return prototype_pool(payloads, average)
 
-    def server_update(
-        self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator
-    ) -> Tree:
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         state = {**state, **drop(merged, "local."), **keep_latest(state, merged, "local.")}
         label, mean = state["local.label"], state["local.mean"]
-        now = label >= task.start
-        hot = F.one_hot(label[now] - task.start, task.size).to(mean)
+        now = label >= ctx.task.start
+        hot = F.one_hot(label[now] - ctx.task.start, ctx.task.size).to(mean)
         count = hot.sum(0)
         state["prototype.mean"] = hot.mT @ mean[now] / count[:, None].clamp(min=1)  # G: clients count equally
         state["prototype.known"] = (count > 0).to(mean)
         if not self.debias:
             return state
-        return {
-            **state,
-            **(
-                self._debias(state, mean, label, rng)
-                if self.pool
-                else self._debias(state, mean[now], label[now], rng)
-            ),
-        }
+        used = slice(None) if self.pool else now
+        return {**state, **self._debias(state, mean[used], label[used], ctx.rng)}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return head_logits(state, self._features(backbone, state, batch))[:, : task.stop]
@@ -145,7 +136,7 @@ class FPPL(Method):
         return {f"deep.{i}": torch.einsum("bt,tld->bld", weights, p) for i, p in prompts.items()}
 
     def _features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        return backbone(batch.x, self.fused_prompts(tree, batch.q))
+        return backbone(batch.x, self.fused_prompts(tree, batch.query))
 
     def _debias(self, state: Tree, x: Tensor, y: Tensor, rng: torch.Generator) -> Tree:
         """The head trained on prototypes, one sample each, with cross-entropy over the classes that have one."""
@@ -153,8 +144,8 @@ class FPPL(Method):
         head = {k: v.clone().requires_grad_() for k, v in select(state, "head.").items()}
         optimizer = torch.optim.Adam(head.values(), self.server_lr)
         for _ in range(self.server_epochs):
-            for rows in torch.randperm(len(y), generator=rng, device=rng.device).split(self.server_batch):
+            for drawn in torch.randperm(len(y), generator=rng, device=rng.device).split(self.server_batch):
                 optimizer.zero_grad()
-                F.cross_entropy(head_logits(head, x[rows])[:, classes], target[rows]).backward()
+                F.cross_entropy(head_logits(head, x[drawn])[:, classes], target[drawn]).backward()
                 optimizer.step()
         return {k: v.detach() for k, v in head.items()}

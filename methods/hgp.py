@@ -1,6 +1,6 @@
 """HGP: Federated Class-Incremental Learning with Hierarchical Generative Prototypes. Salami et al., arXiv 2406.02447."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +11,10 @@ from fczoo.aggregators.rows import gaussian_mixture, keep_latest
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import option
+from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Optim, ServerAggregator, Task
+from fczoo.core.types import Batch, Context, Optim, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, no_gaussians
 from fczoo.functional.heads import head_logits, linear_head, train_head
 from fczoo.functional.losses import normalised_cross_entropy, task_cross_entropy
@@ -31,12 +32,6 @@ class HGP(Method):
 
     paper = "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes (arXiv 2406.02447)"
     private = ("gauss.",)
-    uploads = {
-        "gauss.label": "counts",
-        "gauss.count": "counts",
-        "gauss.mean": "class means",
-        "gauss.var": "class variances",
-    }
     tuned = {
         "digits": {"server_lr": 3e-3},
         "imagenet_r": {"lr": 3e-2},
@@ -87,11 +82,13 @@ class HGP(Method):
         False, "statistics of images in [0, 1], without the normalisation of training", quirk="fed-mammoth"
     )
 
-    def optims(self) -> Mapping[str, Optim]:
-        return {p: Optim("adam", lr=self.lr, schedule=self.schedule) for p in ("prefix.", "head.")}
-
-    def clip_norm(self) -> float | None:
-        return self.clip
+    def training(self) -> Training:
+        return Training(
+            optims={p: Optim("adam", lr=self.lr, schedule=self.schedule) for p in ("prefix.", "head.")},
+            uploads={"gauss.": rows("count", "mean", "var")},
+            clip_norm=self.clip,
+            stats="test",
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state:
@@ -114,14 +111,12 @@ class HGP(Method):
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         return {**train, **gaussians(sums, ctx.task.start, self.keep_single)}
 
-    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         return gaussian_mixture(payloads, average)
 
-    def server_update(
-        self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator
-    ) -> Tree:
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         state = {**state, **drop(merged, "gauss."), **keep_latest(state, merged, "gauss.")}
-        return {**state, **self._rebalance(state, task, rng)}
+        return {**state, **self._rebalance(state, ctx.task, ctx.rng)}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return head_logits(state, backbone(batch.x, select(state, "prefix.")))[:, : task.stop]
@@ -151,10 +146,10 @@ class HGP(Method):
         )
 
     def _prefixes(self, dim: int, rng: torch.Generator) -> Tree:
-        def rows() -> Tensor:
+        def prefix() -> Tensor:
             if self.init == "normal":
                 return 0.02 * torch.randn(self.prefix_len, dim, generator=rng)
             bound = dim**-0.5 if self.init == "uniform" else 0.0
             return torch.empty(self.prefix_len, dim).uniform_(-bound, bound, generator=rng)
 
-        return {f"prefix.{i}.{part}": rows() for i in self.blocks for part in "kv"}
+        return {f"prefix.{i}.{part}": prefix() for i in self.blocks for part in "kv"}

@@ -8,15 +8,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.aggregators.prototypes import prototype_reweight
+from fczoo.aggregators.prototypes import prototype_reweight, uploaded_weights
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import option
+from fczoo.core.payload import Payload, per_class
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Moment, Optim, ServerAggregator, Task
+from fczoo.core.tree import Tree, select
+from fczoo.core.types import (
+    Batch,
+    Context,
+    Evidence,
+    Finding,
+    Moment,
+    Optim,
+    ServerAggregator,
+    ServerContext,
+    Task,
+    Training,
+)
 from fczoo.functional.gaussians import class_sums
-from fczoo.functional.lora import lora_pairs
+from fczoo.functional.lora import lora_cosines, lora_pairs
 
 
 @register_method("pilora")
@@ -30,7 +42,6 @@ class PILoRA(Method):
 
     paper = "Guo et al., PILoRA, ECCV 2024"
     frozen = ("past.", "frozen.before")
-    uploads = {"class.count": "counts", "class.mean": "class means", "class.sum": "class means"}
     tuned = {"tinyimagenet": {"lr_prototype": 5e-3, "lr_lora": 5e-6}, "digits": {"head_tune": True}}
 
     rank: int = option(4, "rank r of each LoRA matrix", low=1)
@@ -78,14 +89,17 @@ class PILoRA(Method):
         False, "start new prototypes at the class means of the frozen features (FedNCM's HeadTune)"
     )
 
-    def optims(self) -> Mapping[str, Optim]:
-        return {
-            "lora.": Optim(lr=self.lr_lora, weight_decay=self.weight_decay, schedule=self.schedule),
-            "prototype": Optim(lr=self.lr_prototype, weight_decay=self.weight_decay, schedule=self.schedule),
-        }
-
-    def inputs(self) -> frozenset[str]:
-        return frozenset({"images", "query"}) if self.head_tune else frozenset({"images"})
+    def training(self) -> Training:
+        decay, schedule = self.weight_decay, self.schedule
+        return Training(
+            optims={
+                "lora.": Optim(lr=self.lr_lora, weight_decay=decay, schedule=schedule),
+                "prototype": Optim(lr=self.lr_prototype, weight_decay=decay, schedule=schedule),
+            },
+            inputs=["images", "query"] if self.head_tune else ["images"],
+            uploads={"class.": per_class("count", "mean", "sum")},
+            stats="test" if self.means == "after" else "none",
+        )
 
     def surveys(self) -> frozenset[Moment]:
         return frozenset({"begin"}) if self.head_tune else frozenset()
@@ -129,23 +143,21 @@ class PILoRA(Method):
         return penalty
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        if self.means == "running":
-            return {}
         return class_sums(backbone(batch.x, self._local(train, ctx)), batch, ctx.task)
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         count = sums["class.count"]
         return {**train, "class.count": count, "class.mean": sums["class.sum"] / count[:, None].clamp(min=1)}
 
-    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         if self.reweight == "average":
-            return average([drop(p, "class.") for p in payloads])
+            return average([p.drop("class.") for p in payloads])
         return prototype_reweight(payloads, average, self.temperature, squared=self.reweight == "squared")
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        return class_sums(batch.q, batch, task)
+        return class_sums(batch.query, batch, task)
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         count = sums["class.count"][:, None]
         return {
             **state,
@@ -155,6 +167,17 @@ class PILoRA(Method):
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         features = backbone(batch.x, self._plugs(state))
         return -self.distances(features, self._table(state)[: task.stop])
+
+    def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
+        if not evidence.payloads:
+            return {"lora": {"matrix": lora_cosines(evidence.state).tolist()}} if evidence.task.index else {}
+        if self.reweight == "average":
+            return {}
+        weights = uploaded_weights(evidence.payloads, self.temperature, self.reweight == "squared")
+        counts = torch.stack([p["class.count"] for p in evidence.payloads])
+        share = counts / counts.sum(0).clamp(min=1)
+        clients = [p.client for p in evidence.payloads]
+        return {"reweight": {"clients": clients, "weights": weights.tolist(), "share": share.tolist()}}
 
     def distances(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """[B, C]: d(x, c) as root mean square, sqrt(|f - m_c|^2 / D), or as |f - m_c|^2."""

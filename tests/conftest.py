@@ -13,11 +13,12 @@ from torch import Tensor
 
 from fczoo import Bench, Context, Method, Result, Tree, create_method
 from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.payload import Payload
 from fczoo.core.types import Batch, Task
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
-from fczoo.data.views import Augment, ImageStore
-from fczoo.federation.batches import Client, make_inputs
+from fczoo.data.views import ImageStore
+from fczoo.federation.batches import Client, view_batches
 from fczoo.federation.engine import Engine
 from fczoo.testing.world import TASKS, small_method, toy_backbone, toy_bench, toy_partition, toy_stream
 from helpers_golden import golden
@@ -69,8 +70,8 @@ class Call:
     after: Tree  # the same state once the clients are done
     clients: list[Client]
     ctx: Context
-    payloads: list[Tree]
-    kept: list[Tree]  # the payloads' very tensors, which the server has used by the end of the run
+    payloads: list[Payload]
+    kept: list[Payload]  # the payloads' very tensors, which the server has used by the end of the run
 
 
 @dataclass
@@ -104,8 +105,8 @@ def watch(bench: Bench, method: Method, seed: int = 0) -> Record:
         state: Tree,
         clients: list[Client],
         ctx: Context,
-        work: Callable[[], list[Tree]],
-    ) -> list[Tree]:
+        work: Callable[[], list[Payload]],
+    ) -> list[Payload]:
         before = copied(state)
         payloads = work()
         calls.append(
@@ -116,18 +117,20 @@ def watch(bench: Bench, method: Method, seed: int = 0) -> Record:
                 copied(state),
                 list(clients),
                 ctx,
-                [copied(p) for p in payloads],
+                [p.holding(copied(p.tensors)) for p in payloads],
                 payloads,
             )
         )
         return payloads
 
-    def noted_train(self: Engine, state: Tree, clients: list[Client], ctx: Context, *rest: Any) -> list[Tree]:
+    def noted_train(
+        self: Engine, state: Tree, clients: list[Client], ctx: Context, *rest: Any
+    ) -> list[Payload]:
         return noted("train", self, state, clients, ctx, lambda: train(self, state, clients, ctx, *rest))
 
     def noted_survey(
         self: Engine, moment: str, state: Tree, clients: list[Client], ctx: Context
-    ) -> list[Tree]:
+    ) -> list[Payload]:
         return noted(moment, self, state, clients, ctx, lambda: survey(self, moment, state, clients, ctx))
 
     def noted_predict(self: Method, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
@@ -170,8 +173,8 @@ def batch_of() -> Callable[..., Batch]:
     """``batch_of(method, store, index)``: images and query features as ``method`` asks for them, test view."""
 
     def build(method: Method, store: ImageStore, index: Tensor) -> Batch:
-        x, q = make_inputs(method, store, index, Augment())
-        return Batch(x, store.labels[index], torch.ones(len(index), dtype=q.dtype), q)
+        (batch,) = view_batches(method, store, index, len(index))
+        return batch
 
     return build
 

@@ -1,13 +1,13 @@
 """What the tests of aggregators share: random uploads and how to compare them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fczoo import Tree
+from fczoo import Payload, Tree
 
 some = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 2**31)
@@ -22,27 +22,23 @@ def normal(rng: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
-def envelope(client: int, samples: int) -> Tree:
-    return {"num_samples": torch.tensor(samples), "client": torch.tensor(client)}
-
-
 def random_payloads(
     count: int, seed: int, own: Callable[[torch.Generator], Tree] = lambda rng: {}
-) -> list[Tree]:
+) -> list[Payload]:
     """``count`` uploads of a head and a prompt, with what ``own`` adds."""
     rng = rng_of(seed)
     samples = torch.randint(1, 200, (count,), generator=rng).tolist()
     return [
-        {"head": normal(rng, 4, 3), "prompt": normal(rng, 5), **own(rng), **envelope(k, samples[k])}
+        Payload({"head": normal(rng, 4, 3), "prompt": normal(rng, 5), **own(rng)}, k, samples[k])
         for k in range(count)
     ]
 
 
-def copy(payloads: Sequence[Tree]) -> list[Tree]:
-    return [{k: v.clone() for k, v in p.items()} for p in payloads]
+def copy(payloads: Sequence[Payload]) -> list[Payload]:
+    return [p.holding({k: v.clone() for k, v in p.items()}) for p in payloads]
 
 
-def same(a: Tree, b: Tree) -> bool:
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 

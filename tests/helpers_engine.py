@@ -1,15 +1,15 @@
 """A toy method whose training can be worked out by hand."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Context, Method, Optim, Task, Tree
+from fczoo import Batch, Context, Method, Optim, Task, Training, Tree, whole
 
 TASK = Task(0, 0, 2, 2, 1)
 DESCENT = Optim("sgd", lr=0.1)
+DECLARED = {name: whole("counts") for name in ("seen", "labels", "count", "weighted")}
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,17 @@ class Toy(Method):
     def __post_init__(self) -> None:
         """Not for users: the options need no check."""
 
-    def inputs(self) -> frozenset[str]:
-        return frozenset({"query"})
-
-    def optims(self) -> Mapping[str, Optim]:
-        return {"w": self.optim}
-
-    def clip_norm(self) -> float | None:
-        return self.clip
+    def training(self) -> Training:
+        return Training({"w": self.optim}, ["query"], DECLARED, clip_norm=self.clip)
 
     def begin_task(self, state, task, backbone, rng) -> Tree:
         return {"w": torch.zeros(2, dtype=torch.float64)}
 
     def loss(self, backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        return batch.mean((batch.q @ train["w"] - batch.y).square()), {
+        return batch.mean((batch.query @ train["w"] - batch.y).square()), {
             "seen": batch.w.sum(),
             "labels": (batch.y * batch.w).sum(),
         }
 
     def predict(self, backbone, state, batch: Batch, task: Task) -> Tensor:
-        return (batch.q[:, :1] - batch.q[:, :1]).expand(-1, task.stop) + torch.arange(task.stop)
+        return (batch.query[:, :1] - batch.query[:, :1]).expand(-1, task.stop) + torch.arange(task.stop)

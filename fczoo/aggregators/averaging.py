@@ -5,37 +5,32 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fczoo.core.payload import ENVELOPE
+from fczoo.core.payload import Payload
 from fczoo.core.registry import register_aggregator
-from fczoo.core.tree import Tree, drop, select
-
-
-def only(payloads: Sequence[Tree], *prefixes: str) -> list[Tree]:
-    """The payloads cut down to some prefixes, envelope kept."""
-    return [select(p, *prefixes, *ENVELOPE) for p in payloads]
+from fczoo.core.tree import Tree
 
 
 @register_aggregator("fedavg")
-def fedavg(payloads: Sequence[Tree]) -> Tree:
+def fedavg(payloads: Sequence[Payload]) -> Tree:
     """Mean weighted by sample counts, sum_k n_k / n x_k (McMahan et al., 2017)."""
-    n = torch.stack([p["num_samples"] for p in payloads]).double()
+    n = torch.tensor([p.num_samples for p in payloads], dtype=torch.float64)
     return _mean(payloads, n / n.sum())
 
 
 @register_aggregator("uniform")
-def uniform(payloads: Sequence[Tree]) -> Tree:
+def uniform(payloads: Sequence[Payload]) -> Tree:
     """Plain mean over the participants, 1/K sum_k x_k."""
     return _mean(payloads, torch.full((len(payloads),), 1 / len(payloads), dtype=torch.float64))
 
 
-def _mean(payloads: Sequence[Tree], weights: Tensor) -> Tree:
+def _mean(payloads: Sequence[Payload], weights: Tensor) -> Tree:
     """Weighted mean of every tensor: the first payload plus the weighted mean of the differences from it.
 
     A tensor that all clients return unchanged therefore stays bit for bit the same; a mere rounding
     difference would look like a gradient to Adam.
     """
     merged: Tree = {}
-    for name, first in drop(payloads[0], *ENVELOPE).items():
+    for name, first in payloads[0].items():
         gap = torch.zeros_like(first, dtype=torch.promote_types(first.dtype, torch.float32))
         for payload, weight in zip(payloads[1:], weights.tolist()[1:], strict=True):
             gap.add_(payload[name] - first, alpha=weight)

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from fczoo.aggregators.averaging import fedavg
-from fczoo.core.registry import register_aggregator
-from fczoo.core.tree import Tree, drop
+from fczoo.core.payload import Payload
+from fczoo.core.registry import register_merge
+from fczoo.core.tree import Tree
 from fczoo.core.types import ServerAggregator
 
 
-@register_aggregator("prototype_reweight")
+@register_merge("prototype_reweight")
 def prototype_reweight(
-    payloads: Sequence[Tree],
+    payloads: Sequence[Payload],
     average: ServerAggregator = fedavg,
     temperature: float = 0.2,
     squared: bool = False,
@@ -26,16 +27,18 @@ def prototype_reweight(
     Source: Guo et al., ECCV 2024, equations 11 to 14, with the temperature as divisor as in the released
     code.
     """
-    merged = average([drop(p, "prototype", "class.") for p in payloads])
+    merged = average([p.drop("prototype", "class.") for p in payloads])
     local = torch.stack([p["prototype"] for p in payloads])  # [K, c, D]
-    weights = prototype_weights(
-        local,
-        torch.stack([p["class.mean"] for p in payloads]),
-        torch.stack([p["class.count"] for p in payloads]) > 0,
-        temperature,
-        squared,
-    )
+    weights = uploaded_weights(payloads, temperature, squared)
     return {**merged, "prototype": torch.einsum("kc,kcd->cd", weights, local)}
+
+
+def uploaded_weights(payloads: Sequence[Payload], temperature: float, squared: bool) -> Tensor:
+    """``prototype_weights`` [K, c] of what clients have uploaded."""
+    prototypes, means, counts = (
+        torch.stack([p[name] for p in payloads]) for name in ("prototype", "class.mean", "class.count")
+    )
+    return prototype_weights(prototypes, means, counts > 0, temperature, squared)
 
 
 def prototype_weights(

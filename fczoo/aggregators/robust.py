@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fczoo.core.errors import FczooError
 from fczoo.core.options import check_options, option
-from fczoo.core.payload import ENVELOPE
+from fczoo.core.payload import Payload
 from fczoo.core.registry import register_aggregator
-from fczoo.core.tree import Tree, drop
+from fczoo.core.tree import Tree
 
 
 @register_aggregator("median")
-def median(payloads: Sequence[Tree]) -> Tree:
+def median(payloads: Sequence[Payload]) -> Tree:
     """Median of every coordinate; holds while more than half of the clients are honest.
 
     Source: Yin et al., ICML 2018.
@@ -40,7 +40,7 @@ class TrimmedMean:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def __call__(self, payloads: Sequence[Tree]) -> Tree:
+    def __call__(self, payloads: Sequence[Payload]) -> Tree:
         _need(payloads, 2 * self.trim + 1, f"trimmed_mean:{self.trim}")
         return _by_coordinate(payloads, lambda rows: _trimmed(rows, self.trim))
 
@@ -60,8 +60,8 @@ class Krum:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def __call__(self, payloads: Sequence[Tree]) -> Tree:
-        return drop(_by_score(payloads, self.hostile, "krum")[0], *ENVELOPE)
+    def __call__(self, payloads: Sequence[Payload]) -> Tree:
+        return dict(_by_score(payloads, self.hostile, "krum")[0])
 
 
 @register_aggregator("multi_krum")
@@ -77,7 +77,7 @@ class MultiKrum:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def __call__(self, payloads: Sequence[Tree]) -> Tree:
+    def __call__(self, payloads: Sequence[Payload]) -> Tree:
         best = _by_score(payloads, self.hostile, "multi_krum")[: len(payloads) - self.hostile]
         return _by_coordinate(best, lambda rows: rows.mean(0))
 
@@ -97,7 +97,7 @@ class NormClip:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def __call__(self, payloads: Sequence[Tree]) -> Tree:
+    def __call__(self, payloads: Sequence[Payload]) -> Tree:
         centre = median(payloads)
         distances = []
         for payload in _ordered(payloads):
@@ -114,19 +114,19 @@ class NormClip:
         return _by_coordinate(payloads, clipped_mean)
 
 
-def _by_coordinate(payloads: Sequence[Tree], merge: Callable[[Tensor], Tensor]) -> Tree:
+def _by_coordinate(payloads: Sequence[Payload], merge: Callable[[Tensor], Tensor]) -> Tree:
     """``merge`` of every tensor, stacked [K, ...] over the clients in float64, in the tensor's own type."""
     ordered = _ordered(payloads)
     merged: Tree = {}
-    for name, first in drop(ordered[0], *ENVELOPE).items():
+    for name, first in ordered[0].items():
         rows = torch.stack([p[name].double() for p in ordered])
         merged[name] = merge(rows).to(first.dtype)
     return merged
 
 
-def _ordered(payloads: Sequence[Tree]) -> list[Tree]:
+def _ordered(payloads: Sequence[Payload]) -> list[Payload]:
     """The payloads sorted by client, so that no sum's last bit depends on who answered first."""
-    return sorted(payloads, key=lambda p: int(p["client"]))
+    return sorted(payloads, key=lambda p: p.client)
 
 
 def _trimmed(rows: Tensor, trim: int) -> Tensor:
@@ -138,19 +138,19 @@ def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
     return (a.double() - b.double()).square().sum().cpu()
 
 
-def _by_score(payloads: Sequence[Tree], hostile: int, name: str) -> list[Tree]:
+def _by_score(payloads: Sequence[Payload], hostile: int, name: str) -> list[Payload]:
     """Uploads sorted by Krum's score, lowest first."""
     _need(payloads, hostile + 3, f"{name}:{hostile}")
     ordered, count = _ordered(payloads), len(payloads)
     distance = torch.zeros(count, count, dtype=torch.float64)
-    for name in drop(ordered[0], *ENVELOPE):
+    for name in ordered[0]:
         rows = torch.stack([p[name].double().flatten() for p in ordered])
         distance += torch.stack([(rows - row).square().sum(1) for row in rows]).cpu()
     nearest = distance.sort(1).values[:, 1 : count - hostile - 1]  # without itself
     return [ordered[i] for i in nearest.sum(1).argsort(stable=True)]
 
 
-def _need(payloads: Sequence[Tree], count: int, name: str) -> None:
+def _need(payloads: Sequence[Payload], count: int, name: str) -> None:
     if len(payloads) < count:
         advice = "bear fewer hostile clients or let more take part"
         raise FczooError(f"{name} needs {count} uploads, this round has {len(payloads)}; {advice}")

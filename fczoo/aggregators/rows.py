@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import torch
 
 from fczoo.aggregators.averaging import fedavg
-from fczoo.core.registry import register_aggregator
-from fczoo.core.tree import Tree, drop, select
+from fczoo.core.payload import Payload
+from fczoo.core.registry import register_merge
+from fczoo.core.tree import Tree, select
 from fczoo.core.types import ServerAggregator
 
 
-@register_aggregator("gaussian_mixture")
-def gaussian_mixture(payloads: Sequence[Tree], average: ServerAggregator = fedavg) -> Tree:
+@register_merge("gaussian_mixture")
+def gaussian_mixture(payloads: Sequence[Payload], average: ServerAggregator = fedavg) -> Tree:
     """HGP's server step: average the prompt and the head, concatenate the clients' Gaussians.
 
     Reads ``gauss.label`` [g], ``gauss.count`` [g], ``gauss.mean`` and ``gauss.var`` [g, D] of every
@@ -23,8 +24,8 @@ def gaussian_mixture(payloads: Sequence[Tree], average: ServerAggregator = fedav
     return collect_rows(payloads, "gauss.", average)
 
 
-@register_aggregator("prototype_pool")
-def prototype_pool(payloads: Sequence[Tree], average: ServerAggregator = fedavg) -> Tree:
+@register_merge("prototype_pool")
+def prototype_pool(payloads: Sequence[Payload], average: ServerAggregator = fedavg) -> Tree:
     """FPPL's server step: average prompt, fusion and head, concatenate the clients' class prototypes.
 
     Reads ``local.label`` [p] and ``local.mean`` [p, D] of every payload; adds ``local.client`` [p].
@@ -32,14 +33,14 @@ def prototype_pool(payloads: Sequence[Tree], average: ServerAggregator = fedavg)
     return collect_rows(payloads, "local.", average)
 
 
-def collect_rows(payloads: Sequence[Tree], prefix: str, average: ServerAggregator) -> Tree:
+def collect_rows(payloads: Sequence[Payload], prefix: str, average: ServerAggregator) -> Tree:
     """Concatenate the rows of all tensors that start with ``prefix``, and ``average`` the others.
 
     Adds ``PREFIXclient``, int64, the client that sent each row.
     """
-    rows = {k: torch.cat([p[k] for p in payloads]) for k in select(payloads[0], prefix)}
-    owner = torch.cat([p["client"].expand(len(p[f"{prefix}label"])) for p in payloads])
-    return {**average([drop(p, prefix) for p in payloads]), **rows, f"{prefix}client": owner}
+    rows = {k: torch.cat([p[k] for p in payloads]) for k in payloads[0].only(prefix)}
+    owner = torch.cat([torch.full_like(p[f"{prefix}label"], p.client) for p in payloads])
+    return {**average([p.drop(prefix) for p in payloads]), **rows, f"{prefix}client": owner}
 
 
 def keep_latest(state: Tree, merged: Tree, prefix: str) -> Tree:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from fczoo.aggregators.averaging import uniform
-from fczoo.core.registry import register_aggregator
-from fczoo.core.tree import Tree, drop, select
+from fczoo.core.payload import Payload
+from fczoo.core.registry import register_merge
+from fczoo.core.tree import Tree
 from fczoo.core.types import ServerAggregator
 
 
-@register_aggregator("sort_by_usage")
-def sort_by_usage(payloads: Sequence[Tree], average: ServerAggregator = uniform) -> Tree:
+@register_merge("sort_by_usage")
+def sort_by_usage(payloads: Sequence[Payload], average: ServerAggregator = uniform) -> Tree:
     """FCILPT's server step: sort every client's pool by usage, then average it rank by rank.
 
     Reads ``usage`` [M], ``pool.key`` [M, D] and ``pool.prompt`` [M, L, D]; the sort is stable, so equally
@@ -18,6 +19,6 @@ def sort_by_usage(payloads: Sequence[Tree], average: ServerAggregator = uniform)
     ranked = []
     for payload in payloads:
         order = payload["usage"].argsort(descending=True, stable=True)
-        pool = {k: v[order] for k, v in select(payload, "pool.").items()}
-        ranked.append({**drop(payload, "usage"), **pool})
+        pool = {k: v[order] for k, v in payload.only("pool.").items()}
+        ranked.append(payload.holding({**payload.drop("usage"), **pool}))
     return average(ranked)

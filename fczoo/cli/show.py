@@ -95,6 +95,7 @@ def _found(name: str, root: Path) -> str:
 
 def _method_page(cls: type[Method], dataset: str) -> str:
     method = create_method(cls.name, dataset)
+    training = method.training()
     seen = measure(method, Settings.for_dataset(dataset))
     parts = [f"{cls.name}: {inspect.getdoc(cls)}", f"Paper: {cls.paper}"]
     parts.append(f"Hyper-parameters on {dataset} (--set {cls.name}.FIELD=VALUE):\n{_options_table(method)}")
@@ -105,11 +106,14 @@ def _method_page(cls: type[Method], dataset: str) -> str:
         )
         parts.append(f"Values by data set: {'; '.join(others)}.")
     kept = ", ".join(p.rstrip(".") for p in cls.private) or "nothing"
-    parts.append(f"Averaged by: {cls.averaging}. Kept on the server: {kept}.")
+    parts.append(f"Averaged by: {training.averaging}. Kept on the server: {kept}.")
     parts.append(
         f"Measured for the first task of {dataset} on {seen.backbone}, a client with every class of it:"
     )
-    uploads = ("Sent up in a round", seen.sent), ("Sent up at the start or end of a task", seen.surveyed)
+    uploads = (
+        ("Sent up in a round", seen.sent.tensors),
+        ("Sent up at the start or end of a task", seen.surveyed.tensors),
+    )
     for label, tree in (
         ("Trained", seen.trained),
         *uploads,
@@ -118,7 +122,7 @@ def _method_page(cls: type[Method], dataset: str) -> str:
         if tree:
             parts.append(f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}")
     lines = (
-        f"{content} ({', '.join(names)}): {tells}" for content, names, tells in disclosed(method, seen.sent)
+        f"{content} ({', '.join(names)}): {tells}" for content, names, tells in disclosed(training, seen.sent)
     )
     parts.append("What a server could learn from an upload:\n" + "\n".join(lines))
     parts.append(

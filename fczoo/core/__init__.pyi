@@ -1,10 +1,41 @@
 from .errors import FczooError as FczooError
-from .method import Method as Method
-from .method import overrides as overrides
+from .method import (
+    Diagnoses as Diagnoses,
+)
+from .method import (
+    Distils as Distils,
+)
+from .method import (
+    Method as Method,
+)
+from .method import (
+    Remembers as Remembers,
+)
+from .method import (
+    Surveys as Surveys,
+)
 from .options import option as option
-from .payload import Content as Content
-from .payload import content_of as content_of
-from .payload import keep_rows as keep_rows
+from .payload import (
+    Content as Content,
+)
+from .payload import (
+    Group as Group,
+)
+from .payload import (
+    Payload as Payload,
+)
+from .payload import (
+    per_class as per_class,
+)
+from .payload import (
+    rows as rows,
+)
+from .payload import (
+    samples as samples,
+)
+from .payload import (
+    whole as whole,
+)
 from .tree import Tree as Tree
 from .tree import drop as drop
 from .tree import nbytes as nbytes
@@ -14,6 +45,12 @@ from .types import (
 )
 from .types import (
     Context as Context,
+)
+from .types import (
+    Evidence as Evidence,
+)
+from .types import (
+    Exchange as Exchange,
 )
 from .types import (
     LocalData as LocalData,
@@ -34,5 +71,11 @@ from .types import (
     ServerAggregator as ServerAggregator,
 )
 from .types import (
+    ServerContext as ServerContext,
+)
+from .types import (
     Task as Task,
+)
+from .types import (
+    Training as Training,
 )

@@ -2,140 +2,196 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import check_options, quirks
-from fczoo.core.payload import Content
+from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, LocalData, Moment, Optim, Scope, ServerAggregator, Task
+from fczoo.core.types import (
+    Batch,
+    Context,
+    Evidence,
+    Finding,
+    LocalData,
+    Moment,
+    ServerAggregator,
+    ServerContext,
+    Task,
+    Training,
+)
 
 
 class Method(ABC):
-    """A frozen dataclass of hyper-parameters plus pure functions over trees.
+    """A frozen dataclass of hyper-parameters plus pure functions over trees of tensors.
 
     A method says what one client's loss is on one batch, what a client uploads and how the server merges the uploads.
     Loops, devices, optimizers, loaders and logs belong to the engine.
 
-    State is split by the prefixes of its names: those in ``optims()`` are trained by the clients and uploaded, those in
-    ``private`` never leave the server, everything else is broadcast read-only.
+    State is split by the prefixes of its names: those in ``training().optims`` are trained by the clients and uploaded,
+    those in ``private`` never leave the server, everything else is broadcast read-only.
+
+    ======================  =======  ==================================================================================
+    called                  by       with, and what for
+    ======================  =======  ==================================================================================
+    training()              anybody  what clients train, on what, and what they upload
+    begin_task(...)         server   the state of the last task (empty at first); returns the new task's
+    survey("begin", ...)    client   each batch of its images, before the rounds: sums (``Surveys``)
+    absorb("begin", ...)    server   these sums over all clients; returns the state
+    prepare(...)            client   each round: what it remembers, before it trains (``Remembers``)
+    teach(...)              client   a batch: outputs of a teacher that stands still in the task (``Distils``)
+    loss(...)               client   each batch of each epoch: a scalar, and sums over the round
+    stats(...)              client   each batch of one pass after training: sums
+    finish(...)             client   what else it uploads (``Remembers``)
+    pack(...)               client   what it trained and the sums; returns the upload
+    aggregate(...)          server   the uploads of the round; returns one tree
+    server_update(...)      server   that tree; returns the state
+    survey("end", ...)      client   as above, after the last round; ``absorb("end", ...)`` follows
+    predict(...)            server   a batch of test images: logits over the classes seen so far
+    diagnose(...)           server   with ``--diagnostics``: numbers that explain the result (``Diagnoses``)
+    ======================  =======  ==================================================================================
+
+    A whole method::
+
+        @register_method("linear")
+        @dataclass(frozen=True)
+        class Linear(Method):
+            \"\"\"A linear head on frozen features.\"\"\"
+
+            lr: float = option(1e-2, "learning rate", low=0)
+
+            def training(self):
+                return Training(optims={"head.": Optim(lr=self.lr)}, inputs=["query"])
+
+            def begin_task(self, state, task, backbone, rng):
+                return state or linear_head(task, backbone.dim, rng)
+
+            def loss(self, backbone, train, batch, ctx):
+                return task_cross_entropy(head_logits(train, batch.query), batch, ctx.task), {}
+
+            def predict(self, backbone, state, batch, task):
+                return head_logits(state, batch.query)[:, : task.stop]
     """
 
     name: ClassVar[str] = ""  # filled by the registry
     paper: ClassVar[str] = ""
-    private: ClassVar[tuple[str, ...]] = ()
+    private: ClassVar[tuple[str, ...]] = ()  # state prefixes that never leave the server
     frozen: ClassVar[
         tuple[str, ...]
-    ] = ()  # state prefixes of what finished tasks left, row by row: rows join, none changes
-    averaging: ClassVar[str] = "fedavg"  # registered aggregator for the part that is averaged
-    uploads: ClassVar[Mapping[str, Content]] = {}  # payload prefix -> content, where it is not parameters
-    tuned: ClassVar[
-        Mapping[str, Mapping[str, Any]]
-    ] = {}  # data set -> hyper-parameters that differ from the defaults there
+    ] = ()  # state prefixes of finished tasks, row by row: rows join, none changes
+    tuned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # data set -> hyper-parameters that differ there
+
+    def __init_subclass__(cls) -> None:
+        """Raise TypeError for a method that has only a part of an optional protocol, which would never be called."""
+        super().__init_subclass__()
+        for protocol, members in OPTIONAL.items():
+            missing = [f"{name}()" for name in members if not hasattr(cls, name)]
+            defined = [f"{name}()" for name in members if hasattr(cls, name)]
+            if defined and missing:
+                raise TypeError(
+                    f"{cls.__name__} defines {', '.join(defined)} but not {', '.join(missing)}: {protocol} needs them all"
+                )
 
     def __post_init__(self) -> None:
         check_options(self)
 
-    def inputs(self) -> frozenset[str]:
-        """What batches must hold: ``images``, ``query`` (the frozen backbone's feature of the same view), or both."""
-        return frozenset({"images"})
-
-    def clip_norm(self) -> float | None:
-        """Largest norm of one client's gradient, over all tensors that it trains."""
-        return None
-
     def remark(self) -> str:
         """What a reader of its results must know: an upper bound, a cheap mode, a quirk. Shown under every table."""
-        on = [
+        switched = [
             f"{name}={getattr(self, name)}"
             for name, value, _ in quirks(type(self))
             if getattr(self, name) == value
         ]
-        return f"with {', '.join(on)}, as in released code" if on else ""
+        return f"with {', '.join(switched)}, as in released code" if switched else ""
 
-    def scope(self) -> Scope:
-        """Which images clients train on: the task's; those of the last task that gave them any; all so far, or all in one place.
+    # --- required
 
-        ``seen`` and ``pooled`` keep old images: upper bounds, not competitors.
-        """
-        return "task"
-
-    def surveys(self) -> frozenset[Moment]:
-        """Task boundaries at which clients report sums over their data without training."""
-        return frozenset()
-
-    def stats_view(self) -> Literal["test", "train"]:
-        """View of the images in the pass of ``stats``."""
-        return "test"
-
-    def optims(self) -> Mapping[str, Optim]:
-        """State prefix -> optimizer: what clients train. Empty: there are no rounds, only surveys."""
-        return {}
+    @abstractmethod
+    def training(self) -> Training:
+        """What clients train, on what, and what they upload."""
 
     @abstractmethod
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         """Server: the state for a new task. An empty ``state`` starts the run."""
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        """Client: a scalar loss, and sums that the engine accumulates over the steps of the round."""
-        raise TypeError(f"{type(self).__name__} trains something but does not define loss()")
-
-    def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        """Client: outputs [B, C] of a teacher that stands still during the task, handed to ``loss`` as ``batch.t``.
-
-        Computed without gradients; kept, image by image, where the view of the images is fixed.
-        """
-        raise TypeError(f"{type(self).__name__} does not define teach()")
-
-    def prepare(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
-        """Client: what it remembers, before it trains. A method that defines this or ``finish`` trains clients one by one.
-
-        The client trains on its images of the task and on those whose positions the memory holds as ``exemplar.index``.
-        """
-        return ctx.memory
-
-    def finish(self, backbone: Backbone, train: Tree, data: LocalData, ctx: Context) -> Tree:
-        """Client: what it uploads besides ``pack``, once it has trained."""
-        return {}
-
     @abstractmethod
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         """Server: logits over the classes seen so far, [B, task.stop]."""
 
-    def choices(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor | None:
-        """Server, for diagnostics: how often each image takes each prompt of a pool [B, M]; None without a pool."""
-        return None
+    # --- client
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        """A scalar loss, and sums that the engine accumulates over the steps of the round."""
+        raise TypeError(f"{type(self).__name__} trains something but does not define loss()")
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        """Client: sums over one pass of the local data after training."""
-        return {}
+        """Sums over one pass of the local data after training, if ``Training.stats`` asks for the pass."""
+        raise TypeError(f"{type(self).__name__} asks for a pass of stats but does not define stats()")
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        """Client: the upload."""
+        """The upload, from what was trained and the sums of ``loss`` and ``stats``."""
         return {**train, **sums}
 
-    def aggregate(self, payloads: Sequence[Tree], average: ServerAggregator) -> Tree:
-        """Server: merge the uploads. ``average`` is used for whatever is averaged."""
+    # --- server
+
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        """Merge the uploads. ``average`` is used for whatever is averaged."""
         return average(payloads)
 
-    def server_update(
-        self, state: Tree, merged: Tree, task: Task, backbone: Backbone, rng: torch.Generator
-    ) -> Tree:
-        """Server: fold the merged uploads into the state."""
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        """Fold the merged uploads into the state."""
         return {**state, **merged}
 
+
+@runtime_checkable
+class Surveys(Protocol):
+    """A method that asks all clients for sums over their data at the boundaries of a task, without training."""
+
+    def surveys(self) -> frozenset[Moment]:
+        """The boundaries at which it asks; none: it does not."""
+
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        """Client: sums over one pass of the local data at a task boundary; ``state`` is what the server broadcast."""
-        raise TypeError(f"{type(self).__name__} asks for a survey but does not define survey()")
+        """Client: sums over one pass of its images; ``state`` is what the server broadcast."""
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, task: Task) -> Tree:
-        """Server: fold the surveyed sums, added up over all clients, into the state."""
-        raise TypeError(f"{type(self).__name__} asks for a survey but does not define absorb()")
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """Server: fold the sums, added up over all clients, into the state."""
 
 
-def overrides(method: Method, name: str) -> bool:
-    """Whether a method has a function of its own in place of the interface's."""
-    return getattr(type(method), name) is not getattr(Method, name)
+@runtime_checkable
+class Distils(Protocol):
+    """A method with a teacher that stands still during a task."""
+
+    def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        """Client: the teacher's outputs [B, C], handed to ``loss`` as ``batch.teacher``.
+
+        Computed without gradients; kept, image by image, where the view of the images is fixed.
+        """
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A method whose clients keep something from round to round; they train one by one."""
+
+    def prepare(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
+        """Client: what it remembers, before it trains. ``ctx.memory`` is what it remembered before."""
+
+    def finish(self, backbone: Backbone, train: Tree, data: LocalData, ctx: Context) -> Tree:
+        """Client: what it uploads besides ``pack``, once it has trained."""
+
+
+@runtime_checkable
+class Diagnoses(Protocol):
+    """A method that can explain its results by numbers of its own."""
+
+    def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
+        """Kind of record -> its content. Called with the uploads of a task's last round, and at the end of the task."""
+
+
+OPTIONAL = {
+    protocol.__name__: sorted(name for name in vars(protocol) if not name.startswith("_"))
+    for protocol in (Surveys, Distils, Remembers, Diagnoses)
+}
+"""Optional protocol -> the functions that make it up."""

@@ -1,38 +1,151 @@
-"""What a client sends to the server, and what each part of it tells about the data behind it."""
+"""What a client uploads: the grammar of payloads, in one page.
 
-from collections.abc import Mapping
+A payload has a sender, the number of images behind it, and named tensors. Each tensor belongs to what clients train
+(``Training.optims``) or to a group that the method declares once, in ``Training.uploads``::
+
+    uploads={
+        "gauss.": rows("count", "mean", "var"),        # gauss.label [g], gauss.count [g], gauss.mean [g, D], ...
+        "class.": per_class("count", "sum"),           # class.count [c], class.sum [c, D], c classes of the task
+        "usage": whole("counts"),                      # one tensor, of the same shape from every client
+        "image_gradient.": samples("gradients of single images"),  # one row a chosen image; may be left out
+    }
+
+Guard, privacy, outlier removal, attacks, aggregators and byte counts read this declaration and nothing else. A tensor
+that is not declared is refused, so that no statistics travel without protection.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, drop, select
 
-Content = Literal["parameters", "counts", "class means", "class variances", "gradients of single images"]
-"""What a payload tells a server about the data behind it."""
+Content = Literal[
+    "parameters", "counts", "class means", "class variances", "second moments", "gradients of single images"
+]
+"""What a tensor tells a server about the data behind it."""
+
+STATISTICS: dict[str, Content] = {
+    "label": "counts",  # which class a row is about
+    "count": "counts",  # its images n
+    "mean": "class means",
+    "sum": "class means",  # n times the mean
+    "var": "class variances",
+    "squares": "class variances",  # sum of squares, a dimension
+    "cov": "class variances",
+    "products": "second moments",  # sum of outer products
+}
+"""The words of which groups of class statistics are made, and what each tells."""
+
+HEADER_BYTES = 16  # sender and number of images, two 64-bit integers
 
 
-def keep_rows(payload: Tree, prefix: str, keep: Tensor) -> Tree:
-    """The upload with only some rows [g] of its class statistics under a prefix.
+@dataclass(frozen=True)
+class Group:
+    """A declared part of an upload; made by ``whole``, ``per_class``, ``rows`` and ``samples``."""
 
-    Rows beside a ``label`` are cut out; of tensors with one row a class of the task the others become 0, whose count of 0
-    says that the client does not have the class.
+    layout: Literal["whole", "classes", "rows", "samples"]
+    content: Content | None = None  # of every tensor; None: by the name of the statistic
+    statistics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = set(self.statistics) - STATISTICS.keys()
+        if unknown:
+            raise TypeError(f"{min(unknown)!r} is no statistic of a class; take {', '.join(STATISTICS)}")
+
+    def tells(self, name: str) -> Content | None:
+        """What the tensor called ``name`` within the group tells; None where the group has no such tensor."""
+        if self.content is not None:
+            return self.content
+        return STATISTICS[name] if name in self.statistics else None
+
+
+def whole(content: Content) -> Group:
+    """Tensors of one shape from every client, merged as a whole. The key names a tensor, or a prefix ending in a dot."""
+    return Group("whole", content)
+
+
+def per_class(*statistics: str) -> Group:
+    """One row a class of the current task; a count of 0 says that the client does not have the class."""
+    return Group("classes", None, statistics)
+
+
+def rows(*statistics: str) -> Group:
+    """One row a class that the client holds; ``label`` [g] says which, each class at most once."""
+    return Group("rows", None, ("label", *statistics))
+
+
+def samples(content: Content) -> Group:
+    """One row a single image; a client may send none."""
+    return Group("samples", content)
+
+
+Uploads = Mapping[str, Group]
+"""Prefix (or whole name) -> group."""
+
+
+@dataclass(frozen=True, eq=False)
+class Payload(Mapping[str, Tensor]):
+    """One client's upload; reads like the dictionary of its tensors. Without tensors: nothing came."""
+
+    tensors: Tree
+    client: int = 0
+    num_samples: int = 1  # n_k, images on which the client has trained or which it has surveyed
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def holding(self, tensors: Tree) -> "Payload":
+        """Other tensors from the same sender."""
+        return Payload(tensors, self.client, self.num_samples)
+
+    def only(self, *prefixes: str) -> "Payload":
+        """The part whose names start with one of the prefixes."""
+        return self.holding(select(self.tensors, *prefixes))
+
+    def drop(self, *prefixes: str) -> "Payload":
+        """The part whose names start with none of the prefixes."""
+        return self.holding(drop(self.tensors, *prefixes))
+
+
+def group_of(name: str, uploads: Uploads) -> tuple[str, Group] | None:
+    """The declared prefix and group to which a tensor belongs; None where it is not declared."""
+    for prefix, group in uploads.items():
+        if name == prefix or (prefix.endswith(".") and name.startswith(prefix)):
+            return (prefix, group) if group.tells(name.removeprefix(prefix)) else None
+    return None
+
+
+def content_of(name: str, trained: Sequence[str], uploads: Uploads) -> Content | None:
+    """What a tensor of a payload tells: ``trained`` prefixes are parameters. None: nobody has declared it."""
+    found = group_of(name, uploads)
+    if found:
+        return found[1].tells(name.removeprefix(found[0]))
+    return "parameters" if name.startswith(tuple(trained)) else None
+
+
+def keep_classes(payload: Payload, prefix: str, group: Group, keep: Tensor) -> Payload:
+    """The upload with only some of a group's classes; ``keep`` [g] or [c] is true where a class stays.
+
+    Of ``rows`` the others are cut out. Of ``per_class`` they become 0, whose count of 0 says that the client does not
+    have the class.
     """
-    rows = select(payload, prefix)
-    if f"{prefix}label" in payload:
-        return {**payload, **{k: v[keep.to(v.device)] for k, v in rows.items()}}
-    return {
-        **payload,
-        **{
-            k: torch.where(keep.to(v.device).view(-1, *[1] * (v.dim() - 1)), v, torch.zeros_like(v))
-            for k, v in rows.items()
-        },
-    }
-
-
-def content_of(name: str, uploads: Mapping[str, Content]) -> Content:
-    """What a tensor of a payload tells, by ``Method.uploads``."""
-    return next((content for prefix, content in uploads.items() if name.startswith(prefix)), "parameters")
-
-
-ENVELOPE = ("num_samples", "client")
+    changed = {}
+    for name, value in select(payload.tensors, prefix).items():
+        mask = keep.to(value.device)
+        if group.layout == "rows":
+            changed[name] = value[mask]
+        else:
+            changed[name] = torch.where(
+                mask.view(-1, *[1] * (value.dim() - 1)), value, torch.zeros_like(value)
+            )
+    return payload.holding({**payload.tensors, **changed})

@@ -139,6 +139,7 @@ METHODS: Registry["type[Method]"] = Registry("method", "register_method", "fczoo
 DATASETS: Registry[Any] = Registry("data set", "register_dataset", "fczoo.datasets")
 PARTITIONERS: Registry[Any] = Registry("partitioner", "register_partitioner", "fczoo.partitioners")
 AGGREGATORS: Registry[Any] = Registry("aggregator", "register_aggregator", "fczoo.aggregators")
+MERGES: Registry[Any] = Registry("merge", "register_merge", "fczoo.aggregators")
 ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
 PROTOCOLS: Registry[Any] = Registry("protocol", "register_protocol", "fczoo.papers.protocols")
 
@@ -146,6 +147,7 @@ register_method = METHODS.register
 register_dataset = DATASETS.register
 register_partitioner = PARTITIONERS.register
 register_aggregator = AGGREGATORS.register
+register_merge = MERGES.register
 register_attack = ATTACKS.register
 register_protocol = PROTOCOLS.register
 
@@ -153,9 +155,15 @@ register_protocol = PROTOCOLS.register
 def make_aggregator(spec: str) -> "ServerAggregator":
     """Aggregator by ``NAME``, or ``NAME:VALUE`` where it has options.
 
-    Raises FczooError when there is none or a value does not fit.
+    Raises FczooError when there is none, when it merges what one method uploads and cannot stand in for averaging, or
+    when a value does not fit.
     """
     name, colon, _ = spec.partition(":")
+    if name in MERGES.names():
+        raise FczooError(
+            f"{name} merges what one method uploads and cannot replace averaging; "
+            f"take one of {', '.join(AGGREGATORS.names())}"
+        )
     entry: Any = AGGREGATORS.get(name)
     if isinstance(entry, type):
         aggregator: ServerAggregator = AGGREGATORS.create(spec)

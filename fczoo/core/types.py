@@ -1,19 +1,23 @@
 """The types that pass between methods, the engine and the server."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fczoo.core.backbone import Backbone
+from fczoo.core.payload import Payload, Uploads
 from fczoo.core.tree import Tree
 
 Moment = Literal["begin", "end"]
+"""The boundaries of a task at which clients may be surveyed."""
 
 Scope = Literal["task", "latest", "seen", "pooled"]
-"""Images of a client: its own of the task; its own of all tasks so far; everybody's of all tasks so far, in one place."""
+"""Images that a client trains on: its own of the task; its own of the last task that gave it any; its own of all tasks
+so far; everybody's of all tasks so far, in one place."""
 
 
 class Batch(NamedTuple):
@@ -22,11 +26,13 @@ class Batch(NamedTuple):
     x: Tensor  # [B, 3, H, W] normalised images; [B, 0] for a method that reads only frozen features
     y: Tensor  # [B] labels in order of arrival
     w: Tensor  # [B] 1 = real sample, 0 = padding
-    q: Tensor  # [B, D] feature of the frozen backbone; [B, 0] for a method that does not ask for it
-    t: Tensor = torch.empty(
+    query: Tensor  # [B, D] feature of the frozen backbone; [B, 0] for a method that does not ask for it
+    teacher: Tensor = torch.empty(
         0, 0
-    )  # [B, C] what the method's teacher says of the same view; [B, 0] without a teacher
-    n: Tensor = torch.empty(0)  # [C] images of each class on which the client trains; [0] outside of training
+    )  # [B, C] the teacher's outputs for the same view; [B, 0] without a teacher
+    count: Tensor = torch.empty(
+        0
+    )  # [C] images of each class on which the client trains; [0] outside of training
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Average of a [B] tensor over the real samples. Every loss averages through this."""
@@ -45,6 +51,7 @@ class Task:
 
     @property
     def size(self) -> int:
+        """Number of new classes."""
         return self.stop - self.start
 
 
@@ -56,9 +63,37 @@ class Context:
     round: int  # within the task
     rounds: int  # per task
     shared: Tree  # all that the server broadcast, trained tensors as the round begins included; read-only
-    memory: Tree = field(
-        default_factory=dict
-    )  # what this client keeps from round to round; see Method.prepare
+    memory: Tree = field(default_factory=dict)  # what this client keeps from round to round; see Remembers
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """What the server knows besides its state and the merged uploads."""
+
+    task: Task
+    round: int  # within the task; 0 in a survey at its beginning, ``rounds`` in one at its end
+    rounds: int  # per task
+    clients: int  # of the whole run
+    num_samples: int  # images behind the merged uploads
+    backbone: Backbone
+    rng: torch.Generator
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange between server and clients: a round of a task, or a survey at its beginning or end."""
+
+    task: Task
+    round: int = -1  # within the task; -1: a survey
+    survey: Moment | None = None
+
+    @property
+    def moment(self) -> int | str:
+        """As records name it: the number of the round, or the survey's."""
+        return self.survey or self.round
+
+    def __str__(self) -> str:
+        return f"task {self.task.index + 1}, {self.survey or f'round {self.round + 1}'}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +104,39 @@ class Optim:
     lr: float = 1e-3
     weight_decay: float = 0.0
     momentum: float = 0.0  # sgd only
-    schedule: str = "constant"  # a key of fczoo.schedules.SCHEDULES
+    schedule: str = "constant"  # a key of fczoo.core.schedules.SCHEDULES
+
+
+@dataclass(frozen=True)
+class Training:
+    """What clients train, on what, and what they upload: everything that a method declares about a round."""
+
+    optims: Mapping[str, Optim] = field(
+        default_factory=dict
+    )  # state prefix -> optimizer; empty: only surveys
+    inputs: Collection[str] = (
+        "images",
+    )  # what batches hold: images, query (frozen feature of the same view)
+    uploads: Uploads = field(
+        default_factory=dict
+    )  # declared groups beside what is trained; see core/payload.py
+    averaging: str = "fedavg"  # registered aggregator for the part that is averaged
+    clip_norm: float | None = None  # largest norm of one client's gradient, over all tensors that it trains
+    scope: Scope = "task"  # ``seen`` and ``pooled`` keep old images: upper bounds, not competitors
+    stats: Literal["test", "train", "none"] = (
+        "none"  # view of the images in the pass of ``stats``; none: no such pass
+    )
+    exemplars: str = ""  # memory tensor with positions of kept images, which join the client's training
+    active: Callable[[Task, int], Collection[str]] | None = (
+        None  # prefixes trained in a round; None: all of optims
+    )
+
+    def active_optims(self, task: Task, round: int) -> Mapping[str, Optim]:
+        """The optimizers of one round; none: the task has no such round."""
+        if self.active is None:
+            return self.optims
+        chosen = self.active(task, round)
+        return {prefix: optim for prefix, optim in self.optims.items() if prefix in chosen}
 
 
 class LocalData(Protocol):
@@ -79,15 +146,35 @@ class LocalData(Protocol):
     def index(self) -> Tensor:
         """Positions [n] of its images of the current task."""
 
-    def labels(self, index: Tensor) -> Tensor: ...
+    def labels(self, index: Tensor) -> Tensor:
+        """Labels [n] in order of arrival."""
+
     def batches(self, index: Tensor) -> Iterator[Batch]:
         """The test view of some images, in order."""
 
 
-class ServerAggregator(Protocol):
-    """Pure function from the payloads of one round to one tree. Payloads carry ``num_samples`` and ``client``."""
+@dataclass(frozen=True)
+class Evidence:
+    """What ``Diagnoses.diagnose`` may look at."""
 
-    def __call__(self, payloads: Sequence[Tree], /) -> Tree: ...
+    task: Task
+    tasks: Sequence[Task]  # of the whole run
+    state: Tree  # the server's
+    payloads: Sequence[
+        Payload
+    ]  # of the last round of the task, before they are merged; empty at the end of a task
+    backbone: Backbone
+    images: Callable[[Task], Iterator[Batch]]  # test images of a task
+
+
+Finding = Mapping[str, Any]
+"""What a method reports of itself: plain values and lists, as JSON keeps them."""
+
+
+class ServerAggregator(Protocol):
+    """Pure function from the payloads of one round to one tree."""
+
+    def __call__(self, payloads: Sequence[Payload], /) -> Tree: ...
 
 
 class Partitioner(Protocol):

@@ -1,11 +1,14 @@
-"""Clients, and the inputs of their batches."""
+"""Clients, and the batches on which they train and are tested: every ``Batch`` of a run is made here."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fczoo.core.method import Method
+from fczoo.core.types import Batch
 from fczoo.data.views import Augment, ImageStore
 
 
@@ -17,27 +20,64 @@ class Client:
     index: Tensor  # [n] positions
 
 
+class Rows(NamedTuple):
+    """Images of one client: positions in the store, and random draws of their training view (none: the test view)."""
+
+    index: Tensor  # [n]
+    draws: Tensor | None = None  # [n, DRAWS]
+
+    def part(self, start: int, stop: int) -> "Rows":
+        """The rows from ``start`` up to ``stop``."""
+        return Rows(self.index[start:stop], None if self.draws is None else self.draws[start:stop])
+
+
+def stacked_batch(
+    method: Method, store: ImageStore, rows: Sequence[Rows], augment: Augment, cache_queries: bool = False
+) -> Batch:
+    """One batch a client, stacked [k, B, ...] and padded to the longest; without draws in the test view."""
+    width = max(len(r.index) for r in rows)
+    index = torch.stack([pad(r.index, width) for r in rows])
+    weight = torch.stack([(torch.arange(width) < len(r.index)).float() for r in rows])
+    draws = None
+    if not augment.fixed and rows[0].draws is not None:
+        draws = torch.cat([pad(r.draws, width) for r in rows if r.draws is not None])
+    x, query = _inputs(method, store, index.flatten(), augment, draws, cache_queries)
+    y = store.labels[index.to(store.labels.device)]
+    none = query.new_empty(*index.shape, 0)
+    return Batch(
+        x.unflatten(0, index.shape), y, weight.to(query), query.unflatten(0, index.shape), none, none[:, 0]
+    )
+
+
+def view_batches(method: Method, store: ImageStore, index: Tensor, size: int) -> Iterator[Batch]:
+    """The test view of some images [n], in order, in batches of ``size``."""
+    for part in index.split(size):
+        yield Batch(*(v[0] for v in stacked_batch(method, store, [Rows(part)], Augment())))
+
+
 def pad(rows: Tensor, width: int) -> Tensor:
+    """Rows [n, ...] as [width, ...], filled up with the first."""
     return torch.cat([rows, rows[:1].expand(width - len(rows), *rows.shape[1:])])
 
 
-def make_inputs(
+def _inputs(
     method: Method,
     store: ImageStore,
     index: Tensor,
     augment: Augment,
-    draws: Tensor | None = None,
-    cache_queries: bool = False,
+    draws: Tensor | None,
+    cache_queries: bool,
 ) -> tuple[Tensor, Tensor]:
     """Images and query features that ``method`` asks for, flat over clients; the other one is empty [B, 0]."""
-    wanted, state_dtype = method.inputs(), torch.promote_types(store.backbone.dtype, torch.float32)
+    wanted = method.training().inputs
+    state_dtype = torch.promote_types(store.backbone.dtype, torch.float32)
     from_cache = "query" in wanted and (draws is None or cache_queries)
-    x = q = torch.empty(len(index), 0, dtype=state_dtype, device=store.backbone.device)
+    x = query = torch.empty(len(index), 0, dtype=state_dtype, device=store.backbone.device)
     if "images" in wanted or ("query" in wanted and not from_cache):
         x = store.view(index) if draws is None else store.augmented(index, augment, draws)
     if from_cache:
-        q = store.query(index)
+        query = store.query(index)
     elif "query" in wanted:
         with torch.no_grad():
-            q = store.backbone(x)
-    return (x if "images" in wanted else x.new_empty(len(index), 0)), q
+            query = store.backbone(x)
+    return (x if "images" in wanted else x.new_empty(len(index), 0)), query

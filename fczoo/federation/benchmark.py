@@ -60,7 +60,7 @@ class Bench(World):
 
     def check(self, method: Method) -> None:
         """Raise FczooError where ``method`` cannot start on this backbone, before anything is run or written."""
-        make_aggregator(self.settings.aggregator or method.averaging)
+        make_aggregator(self.settings.aggregator or method.training().averaging)
         self.uplink(method, 0).check()
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
 

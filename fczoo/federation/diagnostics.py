@@ -5,32 +5,32 @@ A record is one JSON object a line in ``diagnostics.jsonl``: ``task``, ``kind`` 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fczoo.aggregators.prototypes import prototype_weights
 from fczoo.core.files import read_lines
-from fczoo.core.method import Method, overrides
+from fczoo.core.method import Diagnoses, Method
+from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Task
-from fczoo.federation.evaluate import batches, predictions
+from fczoo.core.types import Batch, Evidence, Task
+from fczoo.federation.batches import view_batches
+from fczoo.federation.evaluate import predictions
 from fczoo.federation.world import World
 
 FILE = "diagnostics.jsonl"
 BATCH = 64  # test images that are looked at together
 KINDS = {
-    "clients": "client, accuracy on the task's test images and evenness of its answers: 1 = as spread over its classes as can be, 0 = one class",
+    "clients": "client, accuracy on the task's test images and evenness of its answers: 1 = as spread over its classes "
+    "as can be, 0 = one class",
     "confusion": "matrix[i][j]: share of task i's test images that are taken for a class of task j",
     "client drift": "by trained prefix, mean over clients of |theirs - server's| / |server's| after local training",
     "task drift": "by trained prefix, |end of the task - its beginning| / |beginning|; prototypes included",
-    "lora": "matrix[i][j]: mean over layers of the cosine between the updates B A of tasks i and j",
-    "choices": "share[i][p]: share of prompt p of the pool in all choices of task i's test images",
-    "reweight": "weights[k][c] of client k's prototype of class c, and its share of the class's images",
 }
+"""What is recorded of every method; ``Diagnoses.diagnose`` adds a method's own kinds."""
 
 
 class Probe:
@@ -52,52 +52,32 @@ class Probe:
 
     def begun(self, method: Method, state: Tree) -> None:
         """A task begins."""
-        self.begin = select(state, *method.optims()) if method.optims() else {}
+        self.begin = select(state, *method.training().optims)
 
     def trained(
-        self, world: World, method: Method, state: Tree, payloads: Sequence[Tree], task: Task
+        self, world: World, method: Method, state: Tree, payloads: Sequence[Payload], task: Task
     ) -> None:
         """Clients have trained for the last time in a task; ``state`` is what they started from."""
-        prefixes = tuple(method.optims())
-        local = [{**state, **select(p, *prefixes)} for p in payloads]
+        prefixes = tuple(method.training().optims)
+        local = [{**state, **p.only(*prefixes)} for p in payloads]
         rows = []
         for payload, own in zip(payloads, local, strict=True):
             answers, labels = _predictions(world, method, own, task, task)
-            right = 100 * float((answers == labels).float().mean())
             rows.append(
                 {
-                    "client": int(payload["client"]),
-                    "accuracy": right,
+                    "client": payload.client,
+                    "accuracy": 100 * float((answers == labels).float().mean()),
                     "entropy": evenness(answers, task),
                     "histogram": histogram(answers, task.stop),
                 }
             )
         self._write(task, "clients", clients=rows)
-        drift = {
-            p: sum(movement(select(state, p), select(own, p)) for own in local) / len(local) for p in prefixes
-        }
+        drift = {}
+        for prefix in prefixes:
+            moved = [movement(select(state, prefix), select(own, prefix)) for own in local]
+            drift[prefix] = sum(moved) / len(moved)
         self._write(task, "client drift", **{"by prefix": drift})
-        if {"prototype", "class.mean", "class.count"} <= set(payloads[0]) and getattr(
-            method, "reweight", "distance"
-        ) != "average":
-            prototypes, means, counts = (
-                torch.stack([p[k] for p in payloads]) for k in ("prototype", "class.mean", "class.count")
-            )
-            weights = prototype_weights(
-                prototypes,
-                means,
-                counts > 0,
-                getattr(method, "temperature", 0.2),
-                squared=getattr(method, "reweight", "") == "squared",
-            )
-            share = counts / counts.sum(0).clamp(min=1)
-            self._write(
-                task,
-                "reweight",
-                clients=[int(p["client"]) for p in payloads],
-                weights=weights.tolist(),
-                share=share.tolist(),
-            )
+        self._ask(world, method, state, payloads, task)
 
     def learned(self, world: World, method: Method, state: Tree, task: Task) -> None:
         """A task is over."""
@@ -105,31 +85,29 @@ class Probe:
         matrix = []
         for seen in world.stream.tasks[: task.index + 1]:
             answers, _ = _predictions(world, method, state, task, seen)
-            matrix.append(
-                [
-                    n / max(len(answers), 1)
-                    for n in histogram(torch.bucketize(answers, starts, right=True), task.index + 1)
-                ]
-            )
+            taken_for = histogram(torch.bucketize(answers, starts, right=True), task.index + 1)
+            matrix.append([n / max(len(answers), 1) for n in taken_for])
         self._write(task, "confusion", matrix=matrix)
-        if overrides(method, "choices"):
-            shares = [
-                prompt_shares(world, method, state, task, seen)
-                for seen in world.stream.tasks[: task.index + 1]
-            ]
-            self._write(task, "choices", share=shares)
         if self.begin:
-            self._write(
-                task,
-                "task drift",
-                **{
-                    "by prefix": {
-                        p: movement(select(self.begin, p), select(state, p)) for p in method.optims()
-                    }
-                },
-            )
-        if any(k.startswith("past.") and k.endswith(".a") for k in state):
-            self._write(task, "lora", matrix=lora_cosines(state).tolist())
+            prefixes = method.training().optims
+            drift = {p: movement(select(self.begin, p), select(state, p)) for p in prefixes}
+            self._write(task, "task drift", **{"by prefix": drift})
+        self._ask(world, method, state, (), task)
+
+    @torch.inference_mode()
+    def _ask(
+        self, world: World, method: Method, state: Tree, payloads: Sequence[Payload], task: Task
+    ) -> None:
+        """What the method says of itself."""
+        if isinstance(method, Diagnoses):
+
+            def images(seen: Task) -> Iterator[Batch]:
+                index = torch.from_numpy(world.stream.positions(world.stream.test, seen))
+                return view_batches(method, world.test, index, BATCH)
+
+            evidence = Evidence(task, world.stream.tasks, state, payloads, world.backbone, images)
+            for kind, finding in method.diagnose(evidence).items():
+                self._write(task, kind, **finding)
 
     def _write(self, task: Task, kind: str, **content: Any) -> None:
         with self.path.open("a") as file:
@@ -138,26 +116,8 @@ class Probe:
 
 def _predictions(world: World, method: Method, state: Tree, now: Task, task: Task) -> tuple[Tensor, Tensor]:
     """Answers and labels of one task's test images after task ``now``."""
-    return predictions(
-        method,
-        world.test,
-        state,
-        torch.from_numpy(world.stream.positions(world.stream.test, task)),
-        now,
-        BATCH,
-    )
-
-
-@torch.inference_mode()
-def prompt_shares(world: World, method: Method, state: Tree, now: Task, task: Task) -> list[float]:
-    """Share of each prompt of the pool in the choices of one task's test images after task ``now``; empty without a pool."""
     index = torch.from_numpy(world.stream.positions(world.stream.test, task))
-    found = [
-        method.choices(world.backbone, state, batch, now)
-        for batch in batches(method, world.test, index, BATCH)
-    ]
-    counts = [c.sum(0) for c in found if c is not None]
-    return (torch.stack(counts).sum(0) / torch.stack(counts).sum()).tolist() if counts else []
+    return predictions(method, world.test, state, index, now, BATCH)
 
 
 def histogram(values: Tensor, size: int) -> list[int]:
@@ -177,20 +137,6 @@ def movement(before: Tree, after: Tree) -> float:
     change = sum(float((after[k].double() - before[k].double()).square().sum()) for k in before)
     size = sum(float(before[k].double().square().sum()) for k in before)
     return (change / size) ** 0.5 if size else float("inf") if change else 0.0
-
-
-def lora_cosines(state: Tree) -> Tensor:
-    """[t, t] from ``past.X.a`` [t-1, r, D], ``past.X.b`` and the current ``lora.X.a`` [r, D], ``lora.X.b``; 0 where an update is 0."""
-    layers = [k[len("lora.") : -2] for k in state if k.startswith("lora.") and k.endswith(".a")]
-    cosines = []
-    for layer in layers:
-        down, up = (
-            torch.cat([state[f"past.{layer}.{end}"], state[f"lora.{layer}.{end}"][None]]).double()
-            for end in "ab"
-        )
-        updates = torch.nn.functional.normalize((up @ down).flatten(1), dim=1)
-        cosines.append(updates @ updates.mT)
-    return torch.stack(cosines).mean(0).cpu()
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -13,15 +13,19 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
-from fczoo.core.method import Method, overrides
+from fczoo.core.method import Distils, Method, Remembers, Surveys
+from fczoo.core.payload import Payload
 from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, Moment
 from fczoo.data.views import DRAWS, Augment, ImageStore
-from fczoo.federation.batches import Client, make_inputs, pad
+from fczoo.federation.batches import Client, Rows, pad, stacked_batch, view_batches
 from fczoo.federation.optimizers import Optimizers
 
 _LOSS = "loss of the step"  # a name that no method gives to a sum
+
+Tick = Callable[[int, float], None]
+"""Is told a client's number and mean loss when its training ends."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,23 @@ class Plan:
     together: int = 1  # clients that share one forward
     cache_queries: bool = False  # query features of the test view, also where training views are random
     pass_size: int = 64  # batch of passes without training
-    offload: bool = (
-        False  # payloads wait for the server in host memory, so that the device holds one client at a time
-    )
+    offload: bool = False  # payloads wait in host memory, so that the device holds one client at a time
+
+
+@dataclass
+class Learner:
+    """One client while it trains."""
+
+    client: Client
+    leaves: Tree  # what it trains
+    queue: list[Rows]  # its batches of the round
+    counts: Tensor  # [C] images of each class among them
+    sums: Tree = field(default_factory=dict)  # what ``loss`` and ``stats`` have summed up so far
+
+    @property
+    def trained(self) -> Tree:
+        """What it has trained, without gradients."""
+        return {name: leaf.detach() for name, leaf in self.leaves.items()}
 
 
 @dataclass(frozen=True)
@@ -51,196 +69,169 @@ class Engine:
     memories: dict[int, Tree] = field(default_factory=dict)  # client -> what it keeps from round to round
     taught: dict[int, Tensor] = field(
         default_factory=dict
-    )  # position -> the teacher's output, where the view is fixed
+    )  # position -> teacher's output, where the view is fixed
 
     def train(
-        self,
-        state: Tree,
-        clients: Sequence[Client],
-        ctx: Context,
-        tick: Callable[[int, float], None] = lambda client, loss: None,
-    ) -> list[Tree]:
-        """Payloads of ``clients``, in their order. ``tick`` gets each client's number and mean loss as its training ends.
+        self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Tick = lambda client, loss: None
+    ) -> list[Payload]:
+        """Payloads of ``clients``, in their order.
 
-        A client whose loss or weights are not finite any more has nothing to say: its payload is empty.
+        A client whose loss or weights are not finite any more sends nothing: its payload is empty.
         """
-        ordered = sorted(
+        by_length = sorted(
             range(len(clients)), key=lambda i: -len(clients[i].index)
         )  # similar lengths share a group
-        payloads: dict[int, Tree] = {}
-        together = 1 if self._remembers() else self.plan.together
-        for start in range(0, len(ordered), together):
-            group = ordered[start : start + together]
-            trained = self._train_group(state, [clients[i] for i in group], ctx, tick)
-            payloads |= zip(
-                group, [_to_host(p) for p in trained] if self.plan.offload else trained, strict=True
-            )
+        payloads: dict[int, Payload] = {}
+        together = 1 if isinstance(self.method, Remembers) else self.plan.together
+        for start in range(0, len(by_length), together):
+            group = by_length[start : start + together]
+            sent = self._train_group(state, [clients[i] for i in group], ctx, tick)
+            if self.plan.offload:
+                sent = [p.holding({k: v.cpu() for k, v in p.items()}) for p in sent]
+            payloads |= zip(group, sent, strict=True)
         return [payloads[i] for i in range(len(clients))]
 
-    def survey(self, moment: Moment, state: Tree, clients: Sequence[Client], ctx: Context) -> list[Tree]:
+    def survey(self, moment: Moment, state: Tree, clients: Sequence[Client], ctx: Context) -> list[Payload]:
         """Sums of the method's survey over one pass of each client's data."""
+        method = self.method
+        assert isinstance(method, Surveys)
+
+        def sums(_: Tree, batch: Batch) -> Tree:
+            return method.survey(moment, self.backbone, state, batch, ctx.task)
+
         out = []
         for client in clients:
-            sums = self._pass(
-                lambda _, batch: self.method.survey(moment, self.backbone, state, batch, ctx.task),
-                [{}],
-                [(client.index, None)],
-            )[0]
-            out.append({**sums, **_envelope(client)})
+            found = self._pass(sums, [{}], [Rows(client.index)])[0]
+            out.append(Payload(found, client.number, len(client.index)))
         return out
 
-    def _train_group(
-        self, state: Tree, clients: list[Client], ctx: Context, tick: Callable[[int, float], None]
-    ) -> list[Tree]:
-        optims = self.method.optims()
-        start = select(state, *optims)
+    def _train_group(self, state: Tree, clients: list[Client], ctx: Context, tick: Tick) -> list[Payload]:
+        """Payloads of clients that train in one batched forward; longest first."""
+        data = LocalImages(self, clients[0].index)
         learned = [client.index for client in clients]
-        if self._remembers():
-            data = LocalImages(self, clients[0].index)
-            ctx, learned = self._recall(clients[0], data, ctx)
-        leaves = [{k: v.detach().clone().requires_grad_() for k, v in start.items()} for _ in clients]
-        optimizers = Optimizers(optims, leaves, ctx)
-        counts = torch.stack(
-            [
-                torch.bincount(self.store.labels[i.to(self.store.labels.device)], minlength=ctx.task.classes)
-                for i in learned
-            ]
-        )
-        queues = [
-            list(self._epochs(client.number, index, ctx))
-            for client, index in zip(clients, learned, strict=True)
-        ]  # longest first
-        sums: list[Tree] = [{} for _ in clients]
+        if isinstance(self.method, Remembers):
+            ctx = self._recall(self.method, clients[0], data, ctx)
+            exemplars = ctx.memory.get(self.method.training().exemplars)
+            if exemplars is not None:
+                learned = [torch.cat([clients[0].index, exemplars])]
+        learners = [self._learner(state, *of, ctx) for of in zip(clients, learned, strict=True)]
+        self._steps(learners, ctx)
+        sound = [learner for learner in learners if self._finite(learner, tick)]
+        self._stats(sound, ctx)
+        payloads = {client.number: Payload({}, client.number, len(client.index)) for client in clients}
+        for learner in sound:
+            upload = self.method.pack(learner.trained, learner.sums, ctx)
+            if isinstance(self.method, Remembers):
+                upload = {**upload, **self.method.finish(self.backbone, learner.trained, data, ctx)}
+            payloads[learner.client.number] = payloads[learner.client.number].holding(upload)
+        return list(payloads.values())
+
+    def _recall(self, method: Remembers, client: Client, data: "LocalImages", ctx: Context) -> Context:
+        """The context with the client's memory, brought up to date."""
+        with torch.no_grad():
+            memory = method.prepare(
+                self.backbone, data, replace(ctx, memory=self.memories.get(client.number, {}))
+            )
+        self.memories[client.number] = memory
+        return replace(ctx, memory=memory)
+
+    def _learner(self, state: Tree, client: Client, index: Tensor, ctx: Context) -> Learner:
+        start = select(state, *self.method.training().active_optims(ctx.task, ctx.round))
+        leaves = {k: v.detach().clone().requires_grad_() for k, v in start.items()}
+        labels = self.store.labels[index.to(self.store.labels.device)]
+        counts = torch.bincount(labels, minlength=ctx.task.classes)
+        return Learner(client, leaves, list(self._epochs(client.number, index, ctx)), counts)
+
+    def _steps(self, learners: Sequence[Learner], ctx: Context) -> None:
+        """All steps of a round: one batched forward, one backward, one optimizer step each."""
+        training = self.method.training()
+        optims = training.active_optims(ctx.task, ctx.round)
+        optimizers = Optimizers(optims, [learner.leaves for learner in learners], ctx)
+        counts = torch.stack([learner.counts for learner in learners])
 
         def loss(train: Tree, batch: Batch) -> Tree:
             value, extra = self.method.loss(self.backbone, train, batch, ctx)
             return {**extra, _LOSS: value}
 
-        for step in range(len(queues[0])):
-            rows = [queue[step] for queue in queues if step < len(queue)]
-            active = range(len(rows))
-            batch = self._with_teacher(self._batch(rows), rows, ctx)._replace(n=counts[: len(rows)])
-            out = _over_clients(loss, [leaves[i] for i in active], batch)
+        for step in range(len(learners[0].queue)):
+            active = [learner for learner in learners if step < len(learner.queue)]
+            rows = [learner.queue[step] for learner in active]
+            batch = self._with_teacher(self._batch(rows), rows, ctx)._replace(count=counts[: len(rows)])
+            out = _over_clients(loss, [learner.leaves for learner in active], batch)
             out[_LOSS].sum().backward()
-            optimizers.step([step / len(queues[i]) for i in active], self.method.clip_norm())
-            _accumulate(sums, out)
+            optimizers.step([step / len(learner.queue) for learner in active], training.clip_norm)
+            _accumulate([learner.sums for learner in learners], out)
 
-        payloads: list[Tree] = [{} for _ in clients]
-        sound = []
-        for i, client in enumerate(clients):
-            mean = float(sums[i].pop(_LOSS)) / len(queues[i])
-            tick(client.number, mean)
-            if math.isfinite(mean) and all(v.isfinite().all() for v in leaves[i].values()):
-                sound.append(i)
-        if not sound:
-            return payloads
-        clients, sums, trained = (
-            [clients[i] for i in sound],
-            [sums[i] for i in sound],
-            [{k: v.detach() for k, v in leaves[i].items()} for i in sound],
-        )
-        if overrides(self.method, "stats"):
-            ordered = [self._ordered(client, ctx) for client in clients]
-            after = self._pass(
-                lambda train, batch: self.method.stats(self.backbone, train, batch, ctx), trained, ordered
+    def _finite(self, learner: Learner, tick: Tick) -> bool:
+        """Whether a client's training has gone well; tells its mean loss."""
+        mean = float(learner.sums.pop(_LOSS)) / len(learner.queue)
+        tick(learner.client.number, mean)
+        return math.isfinite(mean) and all(bool(v.isfinite().all()) for v in learner.leaves.values())
+
+    def _stats(self, learners: Sequence[Learner], ctx: Context) -> None:
+        """The pass after training, if the method asks for one."""
+        view = self.method.training().stats
+        if view == "none" or not learners:
+            return
+        rows = []
+        for learner in learners:
+            index = learner.client.index
+            rng = torch_stream("stats", self.plan.seed, ctx.task.index, ctx.round, learner.client.number)
+            rows.append(
+                Rows(index, torch.rand(len(index), DRAWS, generator=rng) if view == "train" else None)
             )
-            sums = [{**a, **b} for a, b in zip(sums, after, strict=True)]
-        extra = self.method.finish(self.backbone, trained[0], data, ctx) if self._remembers() else {}
-        for i, client, train, own in zip(sound, clients, trained, sums, strict=True):
-            payloads[i] = {**self.method.pack(train, own, ctx), **extra, **_envelope(client)}
-        return payloads
 
-    def _remembers(self) -> bool:
-        return overrides(self.method, "prepare") or overrides(self.method, "finish")
+        def sums(train: Tree, batch: Batch) -> Tree:
+            return self.method.stats(self.backbone, train, batch, ctx)
 
-    def _recall(self, client: Client, data: "LocalImages", ctx: Context) -> tuple[Context, list[Tensor]]:
-        """The context with the client's memory, brought up to date, and the images that it trains on."""
-        with torch.no_grad():
-            memory = self.method.prepare(
-                self.backbone, data, replace(ctx, memory=self.memories.get(client.number, {}))
-            )
-        self.memories[client.number] = memory
-        return replace(ctx, memory=memory), [
-            torch.cat([client.index, memory["exemplar.index"]])
-            if "exemplar.index" in memory
-            else client.index
-        ]
+        after = self._pass(sums, [learner.trained for learner in learners], rows)
+        for learner, own in zip(learners, after, strict=True):
+            learner.sums |= own
 
     @torch.no_grad()
-    def _with_teacher(
-        self, batch: Batch, rows: Sequence[tuple[Tensor, Tensor | None]], ctx: Context
-    ) -> Batch:
+    def _with_teacher(self, batch: Batch, rows: Sequence[Rows], ctx: Context) -> Batch:
         """The batch with the outputs of the method's teacher, if it has one; all clients share the teacher."""
-        if not overrides(self.method, "teach"):
+        if not isinstance(self.method, Distils):
             return batch
-        flat, places = (
-            Batch(*(v.flatten(0, 1) for v in batch)),
-            [pad(positions, batch.w.shape[1]) for positions, _ in rows],
-        )
-        index = torch.cat(places).tolist()
+        flat = Batch(*(v.flatten(0, 1) for v in batch))
+        index = torch.cat([pad(r.index, batch.w.shape[1]) for r in rows]).tolist()
         if self.plan.augment.fixed and all(i in self.taught for i in index):
-            return batch._replace(t=torch.stack([self.taught[i] for i in index]).unflatten(0, batch.w.shape))
+            return batch._replace(
+                teacher=torch.stack([self.taught[i] for i in index]).unflatten(0, batch.w.shape)
+            )
         outputs = self.method.teach(self.backbone, ctx.shared, flat, ctx.task)
         if self.plan.augment.fixed:
             self.taught.update(zip(index, outputs, strict=True))
-        return batch._replace(t=outputs.unflatten(0, batch.w.shape))
+        return batch._replace(teacher=outputs.unflatten(0, batch.w.shape))
 
     @torch.no_grad()
-    def _pass(
-        self,
-        fn: Callable[[Tree, Batch], Tree],
-        trees: list[Tree],
-        rows: Sequence[tuple[Tensor, Tensor | None]],
-    ) -> list[Tree]:
-        """Sums of ``fn`` over every client's images, in order; ``rows`` are positions and augmentation draws a client."""
+    def _pass(self, fn: Callable[[Tree, Batch], Tree], trees: list[Tree], rows: Sequence[Rows]) -> list[Tree]:
+        """Sums of ``fn`` over every client's images, in order; longest first."""
         sums: list[Tree] = [{} for _ in rows]
         size = self.plan.pass_size
-        for start in range(0, len(rows[0][0]), size):
-            active = [
-                (i[start : start + size], d if d is None else d[start : start + size])
-                for i, d in rows
-                if start < len(i)
-            ]
+        for start in range(0, len(rows[0].index), size):
+            active = [r.part(start, start + size) for r in rows if start < len(r.index)]
             _accumulate(sums, _over_clients(fn, trees[: len(active)], self._batch(active)))
         return sums
 
-    def _ordered(self, client: Client, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        if self.method.stats_view() == "test":
-            return client.index, None
-        rng = torch_stream("stats", self.plan.seed, ctx.task.index, ctx.round, client.number)
-        return client.index, torch.rand(len(client.index), DRAWS, generator=rng)
-
-    def _epochs(self, client: int, index: Tensor, ctx: Context) -> Iterator[tuple[Tensor, Tensor]]:
-        """(positions, augmentation draws) of every step of a round; they depend on the client, not on the schedule."""
+    def _epochs(self, client: int, index: Tensor, ctx: Context) -> Iterator[Rows]:
+        """The images of every step of a round; they depend on the client, not on the schedule."""
         for epoch in range(self.plan.epochs):
             rng = torch_stream("client", self.plan.seed, ctx.task.index, ctx.round, client, epoch)
             order = torch.randperm(len(index), generator=rng)
             draws = torch.rand(len(order), DRAWS, generator=rng)
-            yield from zip(
+            for part, own in zip(
                 index[order].split(self.plan.batch_size), draws.split(self.plan.batch_size), strict=True
-            )
+            ):
+                yield Rows(part, own)
 
-    def _batch(self, rows: Sequence[tuple[Tensor, Tensor | None]]) -> Batch:
-        """One batch a client, stacked [k, B, ...] and padded to the longest; without draws in the test view."""
-        width = max(len(positions) for positions, _ in rows)
-        index = torch.stack([pad(positions, width) for positions, _ in rows])
-        weight = torch.stack([(torch.arange(width) < len(positions)).float() for positions, _ in rows])
-        draws = None
-        if not self.plan.augment.fixed and rows[0][1] is not None:
-            draws = torch.cat([pad(d, width) for _, d in rows if d is not None])
-        x, q = make_inputs(
-            self.method, self.store, index.flatten(), self.plan.augment, draws, self.plan.cache_queries
-        )
-        y = self.store.labels[index.to(self.store.labels.device)]
-        none = q.new_empty(*index.shape, 0)
-        return Batch(
-            x.unflatten(0, index.shape), y, weight.to(q), q.unflatten(0, index.shape), none, none[:, 0]
-        )
+    def _batch(self, rows: Sequence[Rows]) -> Batch:
+        return stacked_batch(self.method, self.store, rows, self.plan.augment, self.plan.cache_queries)
 
 
 @dataclass(frozen=True)
 class LocalImages:
-    """What ``Method.prepare`` and ``Method.finish`` see of a client's images."""
+    """What ``Remembers`` sees of a client's images."""
 
     engine: Engine
     index: Tensor  # [n] positions of the images of the current task
@@ -251,8 +242,7 @@ class LocalImages:
 
     def batches(self, index: Tensor) -> Iterator[Batch]:
         """The test view of some images, in order."""
-        for part in index.split(self.engine.plan.pass_size):
-            yield Batch(*(v[0] for v in self.engine._batch([(part, None)])))
+        return view_batches(self.engine.method, self.engine.store, index, self.engine.plan.pass_size)
 
 
 def _over_clients(fn: Callable[[Tree, Batch], Tree], trees: list[Tree], batch: Batch) -> Tree:
@@ -267,11 +257,3 @@ def _accumulate(sums: list[Tree], new: Tree) -> None:
     for name, values in new.items():
         for tree, value in zip(sums, values.detach(), strict=False):  # finished clients add nothing
             tree[name] = tree[name] + value if name in tree else value
-
-
-def _to_host(tree: Tree) -> Tree:
-    return {k: v.cpu() for k, v in tree.items()}
-
-
-def _envelope(client: Client) -> Tree:
-    return {"num_samples": torch.tensor(len(client.index)), "client": torch.tensor(client.number)}

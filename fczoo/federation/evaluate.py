@@ -1,44 +1,35 @@
 """Accuracy of a server state on every task seen so far."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from fczoo.core.method import Method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Task
+from fczoo.core.types import Task
 from fczoo.data.stream import Stream
-from fczoo.data.views import Augment, ImageStore
-from fczoo.federation.batches import make_inputs
+from fczoo.data.views import ImageStore
+from fczoo.federation.batches import view_batches
 
 
 @torch.inference_mode()
 def predictions(
     method: Method, store: ImageStore, state: Tree, index: Tensor, task: Task, batch_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Answers over all classes seen by ``task``, and labels, of some test images [n] each, on the CPU; one forward an image.
+    """Answers over all classes seen by ``task``, and labels, of some test images [n] each, on the CPU.
 
-    Raises TypeError when the method's logits do not cover exactly the classes seen so far.
+    One forward an image. Raises TypeError when the method's logits do not cover exactly the classes seen so far.
     """
     answers, labels = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
-    for batch in batches(method, store, index, batch_size):
+    for batch in view_batches(method, store, index, batch_size):
         logits = method.predict(store.backbone, state, batch, task)
         if logits.shape != (len(batch.y), task.stop):
             raise TypeError(
-                f"{method.name}.predict gave {tuple(logits.shape)}, expected {(len(batch.y), task.stop)}: one logit for each class seen"
+                f"{method.name}.predict gave {tuple(logits.shape)}, expected {(len(batch.y), task.stop)}: "
+                f"one logit for each class seen"
             )
         answers.append(logits.argmax(1).cpu())
         labels.append(batch.y.cpu())
     return torch.cat(answers), torch.cat(labels)
-
-
-def batches(method: Method, store: ImageStore, index: Tensor, batch_size: int) -> Iterator[Batch]:
-    """Images [n] as the test shows them."""
-    for rows in index.split(batch_size):
-        x, q = make_inputs(method, store, rows, Augment())
-        y = store.labels[rows.to(store.labels.device)]
-        yield Batch(x, y, torch.ones_like(y, dtype=q.dtype), q)
 
 
 def accuracy_row(

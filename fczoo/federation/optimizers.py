@@ -19,7 +19,7 @@ class Optimizers:
         for prefix, optim in optims.items():
             own = [[v for k, v in tree.items() if owner(k, optims) == prefix] for tree in leaves]
             if not own[0]:
-                raise TypeError(f"optims() trains {prefix!r}, but the state has no such tensor")
+                raise TypeError(f"training() trains {prefix!r}, but the state has no such tensor")
             base = {
                 "lr": optim.lr,
                 "weight_decay": optim.weight_decay,
@@ -56,4 +56,5 @@ class Optimizers:
 
 
 def owner(name: str, optims: Mapping[str, Optim]) -> str:
+    """The longest prefix of a tensor's name, whose optimizer trains it."""
     return max((p for p in optims if name.startswith(p)), key=len)

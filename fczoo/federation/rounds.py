@@ -5,18 +5,18 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
+from fczoo.core.method import Method, Surveys
 from fczoo.core.metrics import all_metrics
+from fczoo.core.payload import Payload
 from fczoo.core.registry import make_aggregator
 from fczoo.core.seeds import numpy_stream, torch_stream
-from fczoo.core.tree import Tree, drop, nbytes, select
-from fczoo.core.types import Context, Task
+from fczoo.core.tree import Tree, nbytes, select
+from fczoo.core.types import Context, Exchange, Moment, ServerContext, Task
 from fczoo.data.views import get_augment
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import Checkpoint, Snapshot, settled
@@ -56,19 +56,16 @@ class Run:
         checkpoint: Checkpoint | None,
         probe: Probe | None,
     ):
-        self.world, self.method, self.seed, self.observer, self.checkpoint, self.probe = (
-            world,
-            method,
-            seed,
-            observer,
-            checkpoint,
-            probe,
-        )
+        self.world, self.method, self.seed = world, method, seed
+        self.observer, self.checkpoint, self.probe = observer, checkpoint, probe
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
-        self.average = make_aggregator(self.settings.aggregator or method.averaging)
+        self.training = method.training()
+        self.average = make_aggregator(self.settings.aggregator or self.training.averaging)
         self.uplink = world.uplink(method, seed)
         self.train = self.uplink.attackers.store(world.stream, world.partition, world.train)
-        self.rounds = self.settings.rounds if method.optims() else 0
+        self.rounds = [
+            self.settings.rounds if self.training.active_optims(t, 0) else 0 for t in self.stream.tasks
+        ]
         self.state: Tree = {}
         self.ledger = Ledger()
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
@@ -86,29 +83,21 @@ class Run:
             remark=method.remark(),
             versions=versions(),
         )
-        self.result.privacy = self.uplink.privacy.promise(self.rounds * len(self.stream.tasks))
+        self.result.privacy = self.uplink.privacy.promise(sum(self.rounds))
 
     def run(self) -> Result:
         tasks_done, rounds_done = self._restore()
         self.begin = time.perf_counter() - self.result.seconds
         reset_peak_memory(self.backbone.device)
-        rounds = self.rounds * len(self.stream.tasks)
-        self.observer.start(
-            self.method,
-            self.seed,
-            self.world.partition.clients,
-            rounds,
-            self.rounds * tasks_done + rounds_done,
-        )
+        done = sum(self.rounds[:tasks_done]) + rounds_done
+        self.observer.start(self.method, self.seed, self.world.partition.clients, sum(self.rounds), done)
         for task in self.stream.tasks[tasks_done:]:
             self._learn(task, rounds_done)
             rounds_done = 0
             with self.result.phase("evaluation"):
-                self.result.accuracy.append(
-                    accuracy_row(
-                        self.method, self.world.test, self.state, self.stream, task, self._plan().pass_size
-                    )
-                )
+                batch = self._plan().pass_size
+                row = accuracy_row(self.method, self.world.test, self.state, self.stream, task, batch)
+                self.result.accuracy.append(row)
             self.result.metrics = all_metrics(self.result.accuracy, self.result.test_counts)
             self.result.seconds = time.perf_counter() - self.begin
             self.result.peak_memory = peak_memory(self.backbone.device)
@@ -119,73 +108,71 @@ class Run:
 
     def _learn(self, task: Task, done: int) -> None:
         """One task, of which ``done`` rounds were done before."""
-        clients = self.world.clients(task, self.method.scope())
-        candidates = (
-            self.world.clients(task, self.method.scope(), idle=True)
-            if self.settings.draw_among == "joined"
-            else clients
-        )
+        scope = self.training.scope
+        clients = self.world.clients(task, scope)
+        candidates = clients
+        if self.settings.draw_among == "joined":
+            candidates = self.world.clients(task, scope, idle=True)
         if not done:
             self.taught.clear()
-            self.state = self._place(
-                self.method.begin_task(self.state, task, self.backbone, self._rng("begin", task, "cpu"))
-            )
-        trained = tuple(self.method.optims())
-        self.result.trained_scalars = (
-            sum(v.numel() for v in select(self.state, *trained).values()) if trained else 0
-        )
+            rng = self._rng("begin", task, "cpu")
+            self.state = self._place(self.method.begin_task(self.state, task, self.backbone, rng))
+        trained = select(self.state, *self.training.optims)
+        self.result.trained_scalars = sum(v.numel() for v in trained.values())
         engine = Engine(self.method, self.backbone, self.train, self._plan(), self.memories, self.taught)
         if not done:
             self._survey("begin", engine, clients, task)
             if self.probe:
                 self.probe.begun(self.method, self.state)
-        for number in range(done, self.rounds):
-            started = time.perf_counter()
-            drawn = self._participants(candidates, task, number)
-            present = [c for c in drawn if len(c.index)]
-            shared, down = self._send(drawn)
-            losses: dict[int, float] = {}
-
-            def tick(
-                client: int, loss: float, number: int = number, losses: dict[int, float] = losses
-            ) -> None:
-                losses[client] = loss
-                self.observer.client(task.index, number, loss)
-
-            heard = self.uplink.heard(present, task, number)
-            with self.result.phase("training"):
-                sent = engine.train(self.state, heard, Context(task, number, self.rounds, shared), tick)
-            payloads, rejected, up = self._receive(
-                self.uplink.arrive(sent, heard, present, shared, task, number, losses)
-            )
-            self._note_storage(shared)
-            if self.probe and payloads and number == self.rounds - 1:
-                self.probe.trained(self.world, self.method, self.state, payloads, task)
-            if payloads:  # else nobody drawn has data, and the state stays
-                with self.result.phase("server"):
-                    merged = {k: v.to(self.backbone.device) for k, v in self._aggregate(payloads).items()}
-                    rng = self._rng("server", task, None, number)
-                    self.state = self._place(
-                        self.method.server_update(self.state, merged, task, self.backbone, rng)
-                    )
-            self.observer.round(
-                {
-                    "task": task.index,
-                    "round": number,
-                    "clients": [c.number for c in present],
-                    "rejected": rejected,
-                    "loss": statistics.fmean(losses[int(p["client"])] for p in payloads)
-                    if payloads
-                    else None,
-                    "bytes_up": up,
-                    "bytes_down": down,
-                    "seconds": time.perf_counter() - started,
-                }
-            )
+        for number in range(done, self.rounds[task.index]):
+            self._round(engine, candidates, task, number)
             self._save(task.index, number + 1)
         self._survey("end", engine, clients, task)
         if self.probe:
             self.probe.learned(self.world, self.method, self.state, task)
+
+    def _round(self, engine: Engine, candidates: list[Client], task: Task, number: int) -> None:
+        """One round: clients are drawn and train, the server merges what arrives."""
+        started = time.perf_counter()
+        rounds = self.rounds[task.index]
+        exchange = Exchange(task, number)
+        drawn = self._participants(candidates, task, number)
+        present = [c for c in drawn if len(c.index)]
+        shared, down = self._send(drawn)
+        losses: dict[int, float] = {}
+
+        def tick(client: int, loss: float) -> None:
+            losses[client] = loss
+            self.observer.client(task.index, number, loss)
+
+        heard = self.uplink.heard(present, exchange)
+        with self.result.phase("training"):
+            sent = engine.train(self.state, heard, Context(task, number, rounds, shared), tick)
+        payloads, rejected, up = self._receive(self.uplink.arrive(sent, present, shared, exchange, losses))
+        self._note_storage(shared)
+        if self.probe and payloads and number == rounds - 1:
+            self.probe.trained(self.world, self.method, self.state, payloads, task)
+        if payloads:  # else nobody drawn has data, and the state stays
+            with self.result.phase("server"):
+                merged = {
+                    k: v.to(self.backbone.device)
+                    for k, v in self.method.aggregate(payloads, self.average).items()
+                }
+                ctx = self._server_context("server", task, number, payloads)
+                self.state = self._place(self.method.server_update(self.state, merged, ctx))
+        mean_loss = statistics.fmean(losses[p.client] for p in payloads) if payloads else None
+        self.observer.round(
+            {
+                "task": task.index,
+                "round": number,
+                "clients": [c.number for c in present],
+                "rejected": rejected,
+                "loss": mean_loss,
+                "bytes_up": up,
+                "bytes_down": down,
+                "seconds": time.perf_counter() - started,
+            }
+        )
 
     def _save(self, tasks: int, rounds: int) -> None:
         """Keep the run as it is after ``tasks`` tasks and ``rounds`` rounds of the next one."""
@@ -224,18 +211,33 @@ class Run:
         self.result = replace(self.result, **notes["result"])
         return snapshot.task, snapshot.round
 
-    def _survey(
-        self, moment: Literal["begin", "end"], engine: Engine, clients: list[Client], task: Task
-    ) -> None:
+    def _survey(self, moment: Moment, engine: Engine, clients: list[Client], task: Task) -> None:
         """Ask every client with data for sums; they add up, so the server sees them as if the data were in one place."""
-        if moment in self.method.surveys():
-            shared, _ = self._send(clients)
-            with self.result.phase("surveys"):
-                sent = engine.survey(moment, shared, clients, Context(task, 0, self.rounds, {}))
-            self._note_storage(shared)
-            payloads, _, _ = self._receive(self.uplink.arrive(sent, clients, clients, shared, task, moment))
-            sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in drop(payloads[0], "client")}
-            self.state = self._place(self.method.absorb(moment, self.state, sums, task))
+        if not isinstance(self.method, Surveys) or moment not in self.method.surveys():
+            return
+        rounds = self.rounds[task.index]
+        shared, _ = self._send(clients)
+        with self.result.phase("surveys"):
+            sent = engine.survey(moment, shared, clients, Context(task, 0, rounds, {}))
+        self._note_storage(shared)
+        arrival = self.uplink.arrive(sent, clients, shared, Exchange(task, survey=moment))
+        payloads, _, _ = self._receive(arrival)
+        sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in payloads[0]}
+        ctx = self._server_context(f"absorb {moment}", task, 0 if moment == "begin" else rounds, payloads)
+        self.state = self._place(self.method.absorb(moment, self.state, sums, ctx))
+
+    def _server_context(
+        self, purpose: str, task: Task, number: int, payloads: Sequence[Payload]
+    ) -> ServerContext:
+        return ServerContext(
+            task,
+            number,
+            self.rounds[task.index],
+            self.world.partition.clients,
+            sum(p.num_samples for p in payloads),
+            self.backbone,
+            self._rng(purpose, task, None, number),
+        )
 
     def _plan(self) -> Plan:
         s, accelerated = self.settings, self.backbone.device.type == "cuda"
@@ -271,26 +273,15 @@ class Run:
 
     def _note_storage(self, shared: Tree) -> None:
         """A client holds what the server broadcast and its memory; images that it remembers count with their pixels."""
-        image = self.world.train.pixels[0].numel()
-        memories = (
-            nbytes(drop(m, "exemplar.index")) + image * len(m.get("exemplar.index", ()))
-            for m in self.memories.values()
-        )
+        image, kept = self.world.train.pixels[0].numel(), self.training.exemplars
+        memories = []
+        for memory in self.memories.values():
+            rest = {k: v for k, v in memory.items() if k != kept}
+            memories.append(nbytes(rest) + image * len(memory.get(kept, ())))
         held = nbytes(shared) + max(memories, default=0)
         self.result.client_storage = max(self.result.client_storage or 0, held)
 
-    def _aggregate(self, payloads: Sequence[Tree]) -> Tree:
-        try:
-            return self.method.aggregate(payloads, self.average)
-        except KeyError as error:
-            if self.settings.aggregator is None:
-                raise
-            name = self.settings.aggregator
-            raise FczooError(
-                f"aggregator {name} reads {error}, which {self.method.name} does not upload; take one such as uniform"
-            ) from error
-
-    def _receive(self, arrival: Arrival) -> tuple[list[Tree], list[dict[str, Any]], int]:
+    def _receive(self, arrival: Arrival) -> tuple[list[Payload], list[dict[str, Any]], int]:
         """Note what arrived; returns the sound uploads, the rejections and the bytes of all of them."""
         total = sum(arrival.bytes.values())
         self.result.bytes_up += total

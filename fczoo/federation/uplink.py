@@ -1,6 +1,8 @@
-"""The way from the clients to the server: who is heard of, what honest clients protect, what hostile ones forge, what is admitted."""
+"""The way from the clients to the server.
 
-from collections import Counter
+Who is heard of, what honest clients protect, what hostile ones forge, and what is admitted.
+"""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,24 +11,23 @@ from typing import Any, NamedTuple
 
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
+from fczoo.core.payload import Payload
 from fczoo.core.seeds import numpy_stream
-from fczoo.core.tree import Tree, nbytes, select
-from fczoo.core.types import Task
+from fczoo.core.tree import Tree, select
+from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
 from fczoo.security.guard import Guard
-from fczoo.security.outliers import leave_out
-from fczoo.security.privacy import Privacy, disclosed
+from fczoo.security.outliers import leave_out, with_means
+from fczoo.security.privacy import Privacy, bytes_by_content
 
 
 class Arrival(NamedTuple):
     """What reaches the server in a round or a survey."""
 
-    payloads: list[Tree]  # the sound ones
-    rejected: list[
-        dict[str, Any]
-    ]  # task, moment, client and reason of the others, and of what was left out of sound ones
+    payloads: list[Payload]  # the sound ones
+    rejected: list[dict[str, Any]]  # task, moment, client, reason: what was turned away, in whole or in part
     bytes: dict[str, int]  # of all uploads, by content
     uploads: int
 
@@ -43,9 +44,10 @@ class Uplink:
     def check(self) -> None:
         """Raises FczooError where what is asked of the way cannot be had for the method."""
         _ = self.attackers, self.privacy
-        if self.settings.outliers is not None and "class means" not in self.method.uploads.values():
+        if self.settings.outliers is not None and not with_means(self.method.training().uploads):
             raise FczooError(
-                f"--outliers looks at class means, of which {self.method.name} uploads none; leave it out, or see --aggregator"
+                f"--outliers looks at class means, of which {self.method.name} uploads none; "
+                f"leave it out, or see --aggregator"
             )
 
     @cached_property
@@ -63,48 +65,43 @@ class Uplink:
         privacy.check(self.method)
         return privacy
 
-    def heard(self, asked: Sequence[Client], task: Task, number: int) -> list[Client]:
+    def heard(self, asked: Sequence[Client], exchange: Exchange) -> list[Client]:
         """Those of a round's clients that do not drop out."""
-        rate = self.settings.drop_rate
-        return [
-            c
-            for c in asked
-            if not rate or numpy_stream("drop-out", self.seed, task.index, number, c.number).random() >= rate
-        ]
+        rate, task = self.settings.drop_rate, exchange.task.index
+        if not rate:
+            return list(asked)
+        draws = [numpy_stream("drop-out", self.seed, task, exchange.round, c.number).random() for c in asked]
+        return [client for client, draw in zip(asked, draws, strict=True) if draw >= rate]
 
     def arrive(
         self,
-        sent: Sequence[Tree],
-        heard: Sequence[Client],
+        sent: Sequence[Payload],
         asked: Sequence[Client],
         shared: Tree,
-        task: Task,
-        moment: int | str,
+        exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
     ) -> Arrival:
-        """What reaches the server of what ``heard`` sent; ``moment`` is the round's number or the survey's name.
-
-        Raises Stopped when too few uploads are sound.
-        """
-        number = moment if isinstance(moment, int) else -1
-        trained = select(shared, *self.method.optims()) if isinstance(moment, int) else {}
-        sent = self.attackers.forge(self.privacy.protect(sent, trained, task, number), shared, task, number)
-        by_number = {client.number: payload for client, payload in zip(heard, sent, strict=True)}
-        sound, rejected = Guard(self.method, self.settings.min_clients).admit(
-            by_number, [c.number for c in asked], trained, task, moment, losses
-        )
+        """What reaches the server of what clients sent. Raises Stopped when too few uploads are sound."""
+        training = self.method.training()
+        optims = {} if exchange.survey else training.active_optims(exchange.task, exchange.round)
+        trained = select(shared, *optims)
+        sent = self.privacy.protect(sent, trained, training, exchange)
+        sent = self.attackers.forge(sent, shared, exchange)
+        guard = Guard(self.method, self.settings.min_clients)
+        by_client = {payload.client: payload for payload in sent}
+        sound, rejected = guard.admit(by_client, [c.number for c in asked], trained, exchange, losses)
         if self.settings.outliers is not None:
-            sound, left = leave_out(sound, self.method.uploads, self.settings.outliers, task)
-            said = {
-                c: f"statistics of classes {', '.join(map(str, classes))} are far from the other clients'"
-                for c, classes in left.items()
-            }
-            rejected += [
-                {"task": task.index, "moment": moment, "client": c, "reason": reason}
-                for c, reason in said.items()
-            ]
-        size = Counter[str]()
-        for payload in sent:
-            for content, names, _ in disclosed(self.method, payload):
-                size[content] += nbytes({name: payload[name] for name in names})
-        return Arrival(sound, rejected, dict(size), sum(1 for p in sent if p))
+            sound, left = leave_out(sound, training.uploads, self.settings.outliers, exchange.task)
+            for client, classes in left.items():
+                reason = (
+                    f"statistics of classes {', '.join(map(str, classes))} are far from the other clients'"
+                )
+                rejected.append(
+                    {
+                        "task": exchange.task.index,
+                        "moment": exchange.moment,
+                        "client": client,
+                        "reason": reason,
+                    }
+                )
+        return Arrival(sound, rejected, bytes_by_content(training, sent), sum(1 for p in sent if p))

@@ -29,7 +29,9 @@ def fisher_sums(
     per_image = vmap(grad_and_value(single), in_dims=(None, 0, 0, 0))
     rows = max(1, SCALARS // sum(v.numel() for v in params.values()))
     sums = {k: torch.zeros_like(v) for k, v in params.items()}
-    for x, y, w, q in zip(*(part.split(rows) for part in (batch.x, batch.y, batch.w, batch.q)), strict=True):
+    for x, y, w, q in zip(
+        *(part.split(rows) for part in (batch.x, batch.y, batch.w, batch.query)), strict=True
+    ):
         gradients, value = per_image(params, x, y, q)
         weight = w * value.exp() if weighted else w
         for name, gradient in gradients.items():

@@ -3,6 +3,7 @@
 import itertools
 
 import torch
+from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.tree import Tree
@@ -23,3 +24,20 @@ def lora_pairs(
         pairs[f"lora.{block}.{part}.a"] = torch.empty(rank, width).uniform_(-bound, bound, generator=rng)
         pairs[f"lora.{block}.{part}.b"] = torch.zeros(out, rank)
     return pairs
+
+
+def lora_cosines(state: Tree) -> Tensor:
+    """[t, t]: mean over layers of the cosine between the updates B A of the tasks so far; 0 where an update is 0.
+
+    Reads ``past.X.a`` [t-1, r, D], ``past.X.b`` [t-1, D, r] and the current ``lora.X.a``, ``lora.X.b`` of each layer X.
+    """
+    layers = [k[len("lora.") : -2] for k in state if k.startswith("lora.") and k.endswith(".a")]
+    cosines = []
+    for layer in layers:
+        down, up = (
+            torch.cat([state[f"past.{layer}.{end}"], state[f"lora.{layer}.{end}"][None]]).double()
+            for end in "ab"
+        )
+        updates = torch.nn.functional.normalize((up @ down).flatten(1), dim=1)
+        cosines.append(updates @ updates.mT)
+    return torch.stack(cosines).mean(0).cpu()

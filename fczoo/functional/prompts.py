@@ -1,7 +1,12 @@
 """Choosing prompts by the frozen feature of an image."""
 
+from collections.abc import Callable, Mapping
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fczoo.core.types import Batch, Evidence, Finding
 
 
 def cosine(query: Tensor, keys: Tensor) -> Tensor:
@@ -22,3 +27,20 @@ def gather_prompts(table: Tensor, index: Tensor) -> Tensor:
     """
     rows: Tensor = F.embedding(index, table.flatten(1)).unflatten(-1, table.shape[1:])
     return rows
+
+
+def choice_shares(evidence: Evidence, chosen: Callable[[Batch], Tensor], size: int) -> Mapping[str, Finding]:
+    """Diagnostics at the end of a task: share of each of the ``size`` prompts in the choices of each task's test images.
+
+    ``chosen`` gives the numbers [B, N] of the prompts that a batch's images take. Returns ``choices`` with
+    ``share[i][p]`` for task i and prompt p; nothing during a task.
+    """
+    if evidence.payloads:
+        return {}
+    shares = []
+    for task in evidence.tasks[: evidence.task.index + 1]:
+        counts = torch.zeros(size, dtype=torch.int64)
+        for batch in evidence.images(task):
+            counts += torch.bincount(chosen(batch).flatten().cpu(), minlength=size)
+        shares.append((counts / counts.sum()).tolist())
+    return {"choices": {"share": shares}}

@@ -11,14 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from fczoo.backbones.timm_vit import architecture
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method, overrides
+from fczoo.core.method import Distils, Method, Surveys
+from fczoo.core.payload import Payload
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree, drop, nbytes, select
-from fczoo.core.types import Batch, Context
+from fczoo.core.types import Batch, Context, ServerContext
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
-from fczoo.federation.batches import Client, make_inputs
+from fczoo.federation.batches import Client, Rows, stacked_batch
 from fczoo.federation.downlink import broadcast
 from fczoo.federation.engine import Engine, Plan
 from fczoo.federation.settings import Settings
@@ -30,8 +31,8 @@ class Measured:
 
     backbone: str
     trained: Tree
-    sent: Tree  # its upload of a round
-    surveyed: Tree  # its upload at the boundaries of a task
+    sent: Payload  # its upload of a round
+    surveyed: Payload  # its upload at the boundaries of a task
     held: Tree  # what it keeps of the broadcast in the second task besides what it trains
     received: Tree  # the whole broadcast
     weights: int  # bytes of the frozen backbone in float32
@@ -56,25 +57,25 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
         Client(0, torch.arange(size)),
     )
     state = method.begin_task({}, task, backbone, rng)
-    trained, ctx = (
-        select(state, *method.optims()) if method.optims() else {},
-        Context(task, 0, 1, broadcast(method, state)),
-    )
-    sent: Tree = {}
+    optims = method.training().optims
+    trained = select(state, *optims)
+    ctx = Context(task, 0, 1, broadcast(method, state))
+    sent = Payload({})
     flops = activations = 0
     if trained:
         sent = engine.train(state, [client], ctx)[0]
         if work:
             flops, activations = _one_step(method, store, trained, ctx, settings)
-    surveyed: Tree = {}
+    surveyed = Payload({})
     later = state
-    for moment in sorted(method.surveys()):
+    for moment in sorted(method.surveys()) if isinstance(method, Surveys) else ():
         sums = engine.survey(moment, broadcast(method, state), [client], ctx)[0]
-        surveyed |= sums
-        later = method.absorb(moment, later, drop(sums, "client"), task)
+        surveyed = sums.holding({**surveyed, **sums})
+        server = ServerContext(task, 0, 1, 1, size, backbone, rng)
+        later = method.absorb(moment, later, dict(sums), server)
     if further:
         later = method.begin_task(later, further[0], backbone, rng)
-    held = drop(broadcast(method, later), *method.optims())
+    held = drop(broadcast(method, later), *optims)
     return Measured(
         config.name,
         trained,
@@ -98,11 +99,11 @@ def _one_step(
     leaves = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
     kept = _Kept({**store.backbone.weights, **leaves, **ctx.shared})
     with FlopCounterMode(display=False) as counter:
-        x, q = make_inputs(method, store, index, augment, draws, settings.cache_queries)
-        batch = Batch(x, store.labels[index], torch.ones(1, dtype=q.dtype), q)
-        if overrides(method, "teach"):
+        stacked = stacked_batch(method, store, [Rows(index, draws)], augment, settings.cache_queries)
+        batch = Batch(*(v[0] for v in stacked))
+        if isinstance(method, Distils):
             with torch.no_grad():
-                batch = batch._replace(t=method.teach(store.backbone, ctx.shared, batch, ctx.task))
+                batch = batch._replace(teacher=method.teach(store.backbone, ctx.shared, batch, ctx.task))
         with torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
             loss, _ = method.loss(store.backbone, leaves, batch, ctx)
         loss.backward()

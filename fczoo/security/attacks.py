@@ -9,20 +9,18 @@ from torch import Tensor
 
 from fczoo.core.method import Method
 from fczoo.core.options import check_options, option
-from fczoo.core.payload import Content, content_of
+from fczoo.core.payload import Content, Payload, content_of
 from fczoo.core.registry import ATTACKS, register_attack
 from fczoo.core.seeds import numpy_stream, torch_stream
 from fczoo.core.tree import Tree
-from fczoo.core.types import Task
+from fczoo.core.types import Exchange
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 
-FORGED: tuple[Content, ...] = (
-    "parameters",
-    "class means",
-)  # counts and variances stay, since a server would see through them
+# Counts and variances stay: a server would see through them.
+FORGED: tuple[Content, ...] = ("parameters", "class means")
 
 
 @dataclass(frozen=True)
@@ -99,12 +97,9 @@ class Attackers:
             attack, frozenset(order[: round(part * clients)].tolist() if spec else []), method, seed
         )
 
-    def forge(self, payloads: Sequence[Tree], shared: Tree, task: Task, number: int) -> list[Tree]:
-        """The uploads of a round (or, as round -1, of a survey) as they arrive; ``shared`` is what the server had sent."""
-        return [
-            self._forged(p, shared, task, number) if p and int(p["client"]) in self.numbers else p
-            for p in payloads
-        ]
+    def forge(self, payloads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
+        """The uploads of a round or survey as they arrive; ``shared`` is what the server had sent."""
+        return [self._forged(p, shared, exchange) if p and p.client in self.numbers else p for p in payloads]
 
     def store(self, stream: Stream, partition: Partition, honest: ImageStore) -> ImageStore:
         """The images from which the run's clients learn: the honest ones, or some with false labels."""
@@ -119,15 +114,14 @@ class Attackers:
             labels[own] = task.start + task.stop - 1 - labels[own]
         return Images(stream.train.pixels, labels)
 
-    def _forged(self, payload: Tree, shared: Tree, task: Task, number: int) -> Tree:
-        rng = torch_stream("attack", self.seed, task.index, number + 1, int(payload["client"]))
+    def _forged(self, payload: Payload, shared: Tree, exchange: Exchange) -> Payload:
+        rng = torch_stream("attack", self.seed, exchange.task.index, exchange.round + 1, payload.client)
+        training = self.method.training()
         out = dict(payload)
         for name, value in payload.items():
-            if value.is_floating_point() and content_of(name, self.method.uploads) in FORGED:
-                before = (
-                    shared[name].to(value)
-                    if name in shared and shared[name].shape == value.shape
-                    else torch.zeros_like(value)
-                )
+            content = content_of(name, tuple(training.optims), training.uploads)
+            if value.is_floating_point() and content in FORGED:
+                known = name in shared and shared[name].shape == value.shape
+                before = shared[name].to(value) if known else torch.zeros_like(value)
                 out[name] = before + self.attack.forge(value - before, rng)
-        return out
+        return payload.holding(out)

@@ -11,9 +11,9 @@ import torch
 
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
-from fczoo.core.payload import ENVELOPE, Content, content_of
+from fczoo.core.payload import Group, Payload, Uploads, content_of, group_of
 from fczoo.core.tree import Tree
-from fczoo.core.types import Task
+from fczoo.core.types import Exchange, Task, Training
 
 
 class Stopped(FczooError):
@@ -21,15 +21,17 @@ class Stopped(FczooError):
 
 
 SILENT = "dropped out"
-ABSURD = 1e3  # times the round's median: an update that far from the broadcast would undo everybody else's
+LARGEST_NORM = (
+    1e3  # times the round's median: an update that far from the broadcast would undo everybody else's
+)
 
 
-class Look(NamedTuple):
-    """How a tensor has to look."""
+class Form(NamedTuple):
+    """What a tensor of an upload must be like."""
 
     shape: tuple[int, ...]  # of one row, where the number of rows is free
     floating: bool
-    rows: str = ""  # the tensor of the same upload that says how many rows there are
+    free_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,137 +43,202 @@ class Guard:
 
     def admit(
         self,
-        sent: Mapping[int, Tree],
+        sent: Mapping[int, Payload],
         asked: Sequence[int],
         trained: Tree,
-        task: Task,
-        moment: int | str,
+        exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
-    ) -> tuple[list[Tree], list[dict[str, Any]]]:
+    ) -> tuple[list[Payload], list[dict[str, Any]]]:
         """The sound uploads, and task, moment, client and reason of those that are turned away.
 
-        ``sent`` is by client, ``asked`` are the clients of the round, ``trained`` is what they started from, ``moment`` the round's number
-        or the survey's name; ``losses`` of those that have trained. Raises Stopped when too few uploads are sound.
+        ``sent`` is by client, ``asked`` are the clients of the exchange, ``trained`` is what they started from,
+        ``losses`` those of the clients that have trained. Raises Stopped when too few uploads are sound, and TypeError
+        when the method uploads what it has not declared.
         """
-        payloads = {c: sent.get(c, {}) for c in asked}
-        sound, reasons = sift(payloads, trained, self.method.uploads)
+        payloads = {c: sent.get(c, Payload({}, c)) for c in asked}
+        training = self.method.training()
+        self._check_declared(payloads.values(), tuple(training.optims), training.uploads)
+        sound, reasons = sift(payloads, trained, training, exchange.task)
         for client, reason in reasons.items():
             if reason == SILENT and client in losses:
                 reasons[client] = f"diverged, loss {losses[client]:g}"
         if asked and len(sound) < self.least:
-            self._stop(
-                len(sound),
-                len(asked),
-                reasons,
-                f"task {task.index + 1}, {f'round {moment + 1}' if isinstance(moment, int) else moment}",
-            )
-        return sound, [
-            {"task": task.index, "moment": moment, "client": c, "reason": r} for c, r in reasons.items()
+            self._stop(len(sound), len(asked), reasons, exchange)
+        rejected = [
+            {"task": exchange.task.index, "moment": exchange.moment, "client": c, "reason": r}
+            for c, r in reasons.items()
         ]
+        return sound, rejected
 
-    def _stop(self, sound: int, asked: int, reasons: Mapping[int, str], where: str) -> None:
+    def _check_declared(self, payloads: Any, trained: tuple[str, ...], uploads: Uploads) -> None:
+        """What all clients send and nobody has declared is the method's own fault."""
+        names = [set(p) for p in payloads if p]
+        undeclared = (
+            [n for n in set.intersection(*names) if content_of(n, trained, uploads) is None] if names else []
+        )
+        if undeclared:
+            raise TypeError(
+                f"{self.method.name} uploads {min(undeclared)!r} without declaring it; name its group in "
+                f"training().uploads (see fczoo/core/payload.py)"
+            )
+
+    def _stop(self, sound: int, asked: int, reasons: Mapping[int, str], exchange: Exchange) -> None:
         named = "; ".join(f"client {c}: {reason}" for c, reason in list(reasons.items())[:3])
         diverged = any("diverged" in reason or "not finite" in reason for reason in reasons.values())
+        advice = "lower its learning rates with --set" if diverged else "lower --min-clients or --drop-rate"
         raise Stopped(
-            f"{self.method.name} {'diverged' if diverged else 'stopped'} in {where}: {sound} of {asked} uploads are sound, {self.least} needed; "
-            f"{named}; {'lower its learning rates with --set' if diverged else 'lower --min-clients or --drop-rate'}"
+            f"{self.method.name} {'diverged' if diverged else 'stopped'} in {exchange}: {sound} of {asked} uploads "
+            f"are sound, {self.least} needed; {named}; {advice}"
         )
 
 
 def sift(
-    payloads: Mapping[int, Tree], trained: Tree, contents: Mapping[str, Content]
-) -> tuple[list[Tree], dict[int, str]]:
+    payloads: Mapping[int, Payload], trained: Tree, training: Training, task: Task
+) -> tuple[list[Payload], dict[int, str]]:
     """The sound uploads, and for every other client the reason why its upload is turned away.
 
-    ``payloads`` are by client, empty where nothing came; ``trained`` is what the clients started from, ``contents`` what
-    ``Method.uploads`` says. A trained tensor keeps its shape, anything else looks as in most uploads. Only rows may be
-    more or fewer: tensors beside a ``.label``, as many as labels, and gradients of single images, which need not be sent
-    at all. Norms are compared from three clients up.
+    ``payloads`` are by client, empty where nothing came; ``trained`` is what the clients started from. A trained tensor
+    keeps its shape; the rows of declared groups are those that the group's layout allows; what the declaration leaves
+    open (a dimension, a type) is as in most uploads. Norms are compared from three clients up.
     """
-    complete = [
-        frozenset(n for n in p if not _optional(n, contents))
-        for p in payloads.values()
-        if p and trained.keys() <= p.keys()
-    ]
-    names = Counter(complete).most_common(1)[0][0] if complete else frozenset({*trained, *ENVELOPE})
-    known = sorted(names | {n for p in payloads.values() for n in p if _optional(n, contents)})
-    looks = {
-        n: _usual([p[n] for p in payloads.values() if n in p], n, trained, known, contents) for n in known
+    uploads = training.uploads
+    classes = range(task.start if training.scope == "task" else 0, task.stop)  # that a client may hold
+    names = _expected_names(payloads, trained, uploads)
+    forms = _forms(payloads, names, trained, uploads)
+    reasons = {
+        client: _fault(p, client, names, forms, uploads, classes, task.size) for client, p in payloads.items()
     }
-    reasons = {client: _fault(p, client, names, looks, contents) for client, p in payloads.items()}
     norms = {c: _distance(p, trained) for c, p in payloads.items() if not reasons[c]}
     if len(norms) >= 3:
         middle = sorted(norms.values())[(len(norms) - 1) // 2]
-        reasons |= {
-            c: f"its update has norm {v:.3g}, the median is {middle:.3g}"
-            for c, v in norms.items()
-            if v > ABSURD * middle > 0
-        }
-    return [p for c, p in payloads.items() if not reasons[c]], {
-        c: reason for c, reason in reasons.items() if reason
-    }
+        for client, norm in norms.items():
+            if norm > LARGEST_NORM * middle > 0:
+                reasons[client] = f"its update has norm {norm:.3g}, the median is {middle:.3g}"
+    sound = [p for c, p in payloads.items() if not reasons[c]]
+    return sound, {c: reason for c, reason in reasons.items() if reason}
 
 
-def _optional(name: str, contents: Mapping[str, Content]) -> bool:
-    return content_of(name, contents) == "gradients of single images"
+def _layout(name: str, uploads: Uploads) -> tuple[str, Group]:
+    """The group to which a tensor belongs; a trained tensor is a group of its own."""
+    return group_of(name, uploads) or (name, Group("whole", "parameters"))
 
 
-def _distance(payload: Tree, trained: Tree) -> float:
+def _optional(name: str, uploads: Uploads) -> bool:
+    return _layout(name, uploads)[1].layout == "samples"
+
+
+def _expected_names(payloads: Mapping[int, Payload], trained: Tree, uploads: Uploads) -> frozenset[str]:
+    """The names in most of the uploads that hold all of the trained tensors, without those that may be left out."""
+    complete = Counter(
+        frozenset(n for n in p if not _optional(n, uploads))
+        for p in payloads.values()
+        if p and trained.keys() <= p.keys()
+    )
+    return complete.most_common(1)[0][0] if complete else frozenset(trained)
+
+
+def _forms(
+    payloads: Mapping[int, Payload], names: frozenset[str], trained: Tree, uploads: Uploads
+) -> dict[str, Form]:
+    optional = {n for p in payloads.values() for n in p if _optional(n, uploads)}
+    forms = {}
+    for name in sorted(names | optional):
+        if name in trained:
+            forms[name] = Form(tuple(trained[name].shape), trained[name].is_floating_point())
+            continue
+        free = _layout(name, uploads)[1].layout != "whole"
+        seen = Counter(
+            (tuple(p[name].shape[1:] if free else p[name].shape), p[name].is_floating_point())
+            for p in payloads.values()
+            if name in p
+        )
+        forms[name] = Form(*seen.most_common(1)[0][0], free)
+    return forms
+
+
+def _distance(payload: Payload, trained: Tree) -> float:
     return math.sqrt(
         sum(float((payload[k].to(v.device).double() - v.double()).square().sum()) for k, v in trained.items())
     )
 
 
-def _usual(
-    values: Sequence[torch.Tensor],
-    name: str,
-    trained: Tree,
-    known: Sequence[str],
-    contents: Mapping[str, Content],
-) -> Look:
-    if name in trained:
-        return Look(tuple(trained[name].shape), trained[name].is_floating_point())
-    if _optional(name, contents):
-        rows = next(n for n in known if _optional(n, contents))
-    else:
-        rows = next(
-            (n for n in known if n.endswith(".label") and name.startswith(n.removesuffix("label"))), ""
-        )
-    shapes = Counter((tuple(v.shape[1:] if rows else v.shape), v.is_floating_point()) for v in values)
-    return Look(*shapes.most_common(1)[0][0], rows) if shapes else Look((), False)
-
-
 def _fault(
-    payload: Tree,
+    payload: Payload,
     client: int,
     names: frozenset[str],
-    looks: Mapping[str, Look],
-    contents: Mapping[str, Content],
+    forms: Mapping[str, Form],
+    uploads: Uploads,
+    classes: range,
+    new_classes: int,
 ) -> str:
     """Why an upload cannot be used; empty where it can."""
     if not payload:
         return SILENT
     if missing := names - payload.keys():
         return f"lacks {min(missing)}"
-    if extra := payload.keys() - looks.keys():
+    if extra := payload.keys() - forms.keys():
         return f"sent {min(extra)}, which nobody asked for"
     for name, value in payload.items():
-        look = looks[name]
-        wanted = (*payload[look.rows].shape[:1], *look.shape) if look.rows in payload else look.shape
-        if tuple(value.shape) != wanted:
-            return f"{name} has shape {tuple(value.shape)}, expected {wanted}"
-        if value.is_floating_point() != look.floating:
-            return f"{name} is {str(value.dtype).removeprefix('torch.')}, expected {'a floating' if look.floating else 'an integer'} type"
-        if not value.isfinite().all():
-            return f"{name} is not finite"
-        content = content_of(name, contents)
-        if content == "counts" and (value < 0).any():
-            return f"{name} is a count below 0"
-        if (
-            content == "class variances"
-            and (value if value.dim() < 3 else value.diagonal(dim1=-2, dim2=-1)).lt(0).any()
-        ):
-            return f"{name} is a variance below 0"
-    if int(payload["client"]) != client:
-        return f"signs as client {int(payload['client'])}"
-    return "" if int(payload["num_samples"]) > 0 else f"claims {int(payload['num_samples'])} samples"
+        prefix, group = _layout(name, uploads)
+        fault = _misshapen(payload, name, forms[name], prefix, group, new_classes) or _impossible(
+            name, value, prefix, group
+        )
+        if fault:
+            return fault
+    for prefix, group in uploads.items():
+        if group.layout == "rows" and f"{prefix}label" in payload:
+            fault = _mislabelled(payload[f"{prefix}label"], f"{prefix}label", classes)
+            if fault:
+                return fault
+    if payload.client != client:
+        return f"signs as client {payload.client}"
+    return "" if payload.num_samples > 0 else f"claims {payload.num_samples} samples"
+
+
+def _misshapen(payload: Payload, name: str, form: Form, prefix: str, group: Group, new_classes: int) -> str:
+    value = payload[name]
+    if value.layout is not torch.strided or value.is_complex():
+        return f"{name} is {value.layout if value.layout is not torch.strided else value.dtype}, expected dense real numbers"
+    if not form.free_rows:
+        wanted = form.shape
+    else:
+        first = next(
+            n for n in payload if n.startswith(prefix)
+        )  # of ``rows`` and ``samples``: as many as the others
+        count = {"classes": new_classes, "rows": _length(payload.get(f"{prefix}label"))}.get(
+            group.layout, _length(payload[first])
+        )
+        wanted = (count, *form.shape)
+    if tuple(value.shape) != wanted:
+        return f"{name} has shape {tuple(value.shape)}, expected {wanted}"
+    if value.is_floating_point() != form.floating:
+        kind = "a floating" if form.floating else "an integer"
+        return f"{name} is {str(value.dtype).removeprefix('torch.')}, expected {kind} type"
+    return ""
+
+
+def _length(value: torch.Tensor | None) -> int:
+    return len(value) if value is not None and value.dim() else 0
+
+
+def _impossible(name: str, value: torch.Tensor, prefix: str, group: Group) -> str:
+    if not value.isfinite().all():
+        return f"{name} is not finite"
+    content = group.tells(name.removeprefix(prefix))
+    if content == "counts" and (value < 0).any():
+        return f"{name} is a count below 0"
+    variances = value if value.dim() < 3 else value.diagonal(dim1=-2, dim2=-1)
+    if content == "class variances" and variances.lt(0).any():
+        return f"{name} is a variance below 0"
+    return ""
+
+
+def _mislabelled(labels: torch.Tensor, name: str, classes: range) -> str:
+    outside = labels[(labels < classes.start) | (labels >= classes.stop)]
+    if len(outside):
+        return (
+            f"{name} names class {int(outside[0])}; the client may have {classes.start} to {classes.stop - 1}"
+        )
+    if len(labels.unique()) < len(labels):
+        return f"{name} names a class twice"
+    return ""

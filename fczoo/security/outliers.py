@@ -7,14 +7,13 @@ Federated Learning", IEEE Transactions on Signal Processing 2022). What was admi
 the class to tell, stays on the server.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fczoo.core.payload import Content, content_of, keep_rows
-from fczoo.core.tree import Tree
+from fczoo.core.payload import Group, Payload, Uploads, keep_classes
 from fczoo.core.types import Task
 
 STEPS = 100  # of Weiszfeld's iteration
@@ -24,46 +23,47 @@ FEWEST = 3  # clients with a class, below which nobody can say who is right
 class Means(NamedTuple):
     """What one upload says of classes; on the CPU."""
 
-    prefix: str  # of the tensors that belong together
     labels: Tensor  # [g]
     values: Tensor  # mean of each class [g, D]
     present: Tensor  # [g], false where the client does not have the class
 
 
 def leave_out(
-    payloads: Sequence[Tree], contents: Mapping[str, Content], factor: float, task: Task
-) -> tuple[list[Tree], dict[int, list[int]]]:
+    payloads: Sequence[Payload], uploads: Uploads, factor: float, task: Task
+) -> tuple[list[Payload], dict[int, list[int]]]:
     """The uploads without far statistics, and the classes left out, by client.
 
     Far is a mean whose distance from the class's centre is more than ``factor`` times the median distance of the clients
     that have the class, of which there must be three.
     """
-    uploads = [list(means_of(p, contents, task)) for p in payloads]
-    out, left = [dict(p) for p in payloads], dict[int, list[int]]()
-    for prefix in sorted({m.prefix for upload in uploads for m in upload}):
-        groups = [next(m for m in upload if m.prefix == prefix) for upload in uploads]
-        far = _far(groups, factor)
-        for k, (group, bad) in enumerate(zip(groups, far, strict=True)):
-            if bad.any():
-                out[k] = keep_rows(out[k], prefix, ~bad)
-                left.setdefault(int(payloads[k]["client"]), []).extend(group.labels[bad].tolist())
+    out, left = list(payloads), dict[int, list[int]]()
+    for prefix, group in with_means(uploads).items():
+        found = [means_of(p, prefix, group, task) for p in payloads]
+        if any(means is None for means in found):  # the group is not part of this exchange
+            continue
+        every = [means for means in found if means is not None]
+        for k, (means, far) in enumerate(zip(every, _far(every, factor), strict=True)):
+            if far.any():
+                out[k] = keep_classes(out[k], prefix, group, ~far)
+                left.setdefault(payloads[k].client, []).extend(means.labels[far].tolist())
     return out, left
 
 
-def means_of(payload: Tree, contents: Mapping[str, Content], task: Task) -> Iterator[Means]:
-    """The groups of class means in an upload: rows beside a ``.label``, or one row a class of the task beside a ``.count``."""
-    for name, value in payload.items():
-        prefix, _, kind = name.rpartition(".")
-        if content_of(name, contents) != "class means" or kind not in ("mean", "sum"):
-            continue
-        value, count = value.double().cpu(), payload.get(f"{prefix}.count", torch.ones(len(value))).cpu()
-        mean = value if kind == "mean" else value / count[:, None].clamp(min=1)
-        yield Means(
-            f"{prefix}.",
-            payload.get(f"{prefix}.label", torch.arange(task.start, task.stop)).cpu(),
-            mean,
-            count > 0,
-        )
+def with_means(uploads: Uploads) -> Uploads:
+    """The declared groups that hold a mean or sum of each class."""
+    return {p: g for p, g in uploads.items() if {"mean", "sum"} & set(g.statistics)}
+
+
+def means_of(payload: Payload, prefix: str, group: Group, task: Task) -> Means | None:
+    """The class means of a group in an upload, from its means or from sums over counts; None where it sent none."""
+    name = next((n for n in ("mean", "sum") if n in group.statistics and f"{prefix}{n}" in payload), None)
+    if name is None:
+        return None
+    value = payload[f"{prefix}{name}"].double().cpu()
+    count = payload.get(f"{prefix}count", torch.ones(len(value))).cpu()
+    mean = value if name == "mean" else value / count[:, None].clamp(min=1)
+    labels = payload.get(f"{prefix}label", torch.arange(task.start, task.stop)).cpu()
+    return Means(labels, mean, count > 0)
 
 
 def geometric_median(points: Tensor) -> Tensor:

@@ -1,34 +1,55 @@
 """What uploads give away, and two ways to give away less: withheld statistics of rare classes, clipped and noisy updates."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
-from fczoo.core.payload import ENVELOPE, Content, content_of, keep_rows
+from fczoo.core.method import Method, Surveys
+from fczoo.core.payload import (
+    HEADER_BYTES,
+    STATISTICS,
+    Content,
+    Payload,
+    Uploads,
+    content_of,
+    keep_classes,
+)
 from fczoo.core.seeds import torch_stream
-from fczoo.core.tree import Tree
-from fczoo.core.types import Task
+from fczoo.core.tree import Tree, nbytes
+from fczoo.core.types import Exchange, Training
 
 TELLS: dict[Content, str] = {
     "parameters": "no sample directly, but changes of weights can be inverted when batches are small, and show whether an image took part",
     "counts": "which classes a client has, and how many images of each",
     "class means": "the typical image of each class in feature space; of a class with one image, that image's feature",
     "class variances": "how the client's images of a class spread in feature space",
+    "second moments": "how the client's features spread and move together, over all its classes or in each",
     "gradients of single images": "the images themselves: a gradient of one image can be inverted to its label and pixels",
 }
 
 
-def disclosed(method: Method, sent: Tree) -> list[tuple[Content, list[str], str]]:
+def disclosed(training: Training, sent: Payload) -> list[tuple[Content, list[str], str]]:
     """What is uploaded, by kind: content, names of its tensors, and what a server that looks could learn from it."""
     by_content: dict[Content, list[str]] = {}
     for name in sent:
-        content: Content = "counts" if name in ENVELOPE else content_of(name, method.uploads)
-        by_content.setdefault(content, []).append(name)
+        content = content_of(name, tuple(training.optims), training.uploads)
+        by_content.setdefault(content or "parameters", []).append(name)
     return [(content, by_content[content], TELLS[content]) for content in TELLS if content in by_content]
+
+
+def bytes_by_content(training: Training, sent: Sequence[Payload]) -> dict[str, int]:
+    """Size of uploads, by what they tell; sender and number of images count as counts."""
+    size = Counter[str]()
+    for payload in sent:
+        if payload:
+            size["counts"] += HEADER_BYTES
+        for content, names, _ in disclosed(training, payload):
+            size[content] += nbytes({name: payload[name] for name in names})
+    return dict(size)
 
 
 @dataclass(frozen=True)
@@ -51,20 +72,24 @@ class Privacy:
             raise FczooError(
                 "--dp-noise needs --dp-clip: without a largest norm no amount of noise bounds what is given away"
             )
-        others = sorted({*method.uploads.values()} | ({"surveys"} if method.surveys() else set()))
-        if self.clip is not None and others:
+        uploads = method.training().uploads
+        others = {STATISTICS[name] for group in uploads.values() for name in group.statistics}
+        others |= {group.content for group in uploads.values() if group.content}
+        named = sorted(others | ({"surveys"} if isinstance(method, Surveys) and method.surveys() else set()))
+        if self.clip is not None and named:
             raise FczooError(
-                f"--dp-clip covers updates of parameters, but {method.name} also uploads {', '.join(others)}; take a method that does not"
+                f"--dp-clip covers updates of parameters, but {method.name} also uploads {', '.join(named)}; "
+                f"take a method that does not"
             )
-        counted = {p.rpartition(".")[0] for p, content in method.uploads.items() if content == "counts"}
         bare = [
-            p
-            for p, c in method.uploads.items()
-            if c in ("class means", "class variances") and p.rpartition(".")[0] not in counted
+            prefix
+            for prefix, group in uploads.items()
+            if group.statistics and "count" not in group.statistics
         ]
         if self.least > 1 and bare:
             raise FczooError(
-                f"--min-class-count needs counts beside {bare[0]} in the uploads of {method.name}, which has none; leave it at 1"
+                f"--min-class-count needs counts beside {bare[0]} in the uploads of {method.name}, which has none; "
+                f"leave it at 1"
             )
 
     def promise(self, uploads: int) -> dict[str, float]:
@@ -73,28 +98,30 @@ class Privacy:
             {"epsilon": epsilon(self.noise, uploads, self.delta), "delta": self.delta} if self.noise else {}
         )
 
-    def protect(self, payloads: Sequence[Tree], trained: Tree, task: Task, number: int) -> list[Tree]:
-        """The uploads of a round (or, as round -1, of a survey) as clients send them; ``trained`` is what they started from."""
-        out = [self._withheld(p) if self.least > 1 and p else p for p in payloads]
-        return out if self.clip is None else [self._noisy(p, trained, task, number) if p else p for p in out]
+    def protect(
+        self, payloads: Sequence[Payload], trained: Tree, training: Training, exchange: Exchange
+    ) -> list[Payload]:
+        """The uploads of a round or survey as clients send them; ``trained`` is what they started from."""
+        out = [self._withheld(p, training.uploads) if self.least > 1 and p else p for p in payloads]
+        return out if self.clip is None else [self._noisy(p, trained, exchange) if p else p for p in out]
 
-    def _withheld(self, payload: Tree) -> Tree:
-        out = payload
-        for counts in (name for name in payload if name.endswith(".count")):
-            prefix, enough = counts.removesuffix("count"), payload[counts] >= self.least
-            out = keep_rows(out, prefix, enough)
-        return out
+    def _withheld(self, payload: Payload, uploads: Uploads) -> Payload:
+        for prefix, group in uploads.items():
+            counts = payload.get(f"{prefix}count")
+            if "count" in group.statistics and counts is not None:
+                payload = keep_classes(payload, prefix, group, counts >= self.least)
+        return payload
 
-    def _noisy(self, payload: Tree, trained: Tree, task: Task, number: int) -> Tree:
+    def _noisy(self, payload: Payload, trained: Tree, exchange: Exchange) -> Payload:
         assert self.clip is not None
-        rng = torch_stream("privacy", self.seed, task.index, number + 1, int(payload["client"]))
+        rng = torch_stream("privacy", self.seed, exchange.task.index, exchange.round + 1, payload.client)
         change = {k: payload[k] - v.to(payload[k]) for k, v in trained.items()}
         norm = math.sqrt(sum(float(v.double().square().sum()) for v in change.values()))
         out, share = dict(payload), min(1.0, self.clip / norm) if norm else 1.0
         for name, value in change.items():
             noise = torch.randn(value.shape, generator=rng, dtype=value.dtype).to(value.device)
             out[name] = trained[name].to(value) + share * value + self.noise * self.clip * noise
-        return out
+        return payload.holding(out)
 
 
 def epsilon(noise: float, uploads: int, delta: float) -> float:

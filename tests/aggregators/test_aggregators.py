@@ -1,21 +1,20 @@
 """What every aggregator has to keep, and the means."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fczoo import Tree
+from fczoo import Payload, Tree
 from fczoo.aggregators.averaging import fedavg, uniform
-from fczoo.core.payload import ENVELOPE
-from fczoo.core.registry import AGGREGATORS
+from fczoo.core.registry import AGGREGATORS, MERGES
 from helpers_aggregators import (
     clients,
     close,
     copy,
-    envelope,
     gaussian_rows,
     prompt_pool,
     prototype_rows,
@@ -43,7 +42,13 @@ OWN: dict[str, Callable[[torch.Generator], Tree]] = {
 }
 AVERAGE = {"sort_by_usage": "uniform", "uniform": "uniform"}  # the others weight by sample counts
 ROBUST = AGGREGATORS.names("fczoo.aggregators.robust")  # which have tests of their own
-NAMES = [name for name in AGGREGATORS.names() if name not in ROBUST]
+NAMES = [*(name for name in AGGREGATORS.names() if name not in ROBUST), *MERGES.names()]
+
+
+def get(name: str) -> Callable:
+    return (MERGES if name in MERGES.names() else AGGREGATORS).get(name)
+
+
 names = pytest.mark.parametrize("name", NAMES)
 
 
@@ -54,13 +59,12 @@ def test_every_aggregator_has_payloads_here() -> None:
 @names
 @some
 @given(clients, seeds)
-def test_pure_and_without_envelope(name: str, count: int, seed: int) -> None:
+def test_pure(name: str, count: int, seed: int) -> None:
     payloads = random_payloads(count, seed, OWN[name])
     before = copy(payloads)
-    first, second = AGGREGATORS.get(name)(payloads), AGGREGATORS.get(name)(payloads)
+    first, second = get(name)(payloads), get(name)(payloads)
     assert len(payloads) == count and all(map(same, payloads, before))
     assert same(first, second)
-    assert not first.keys() & {*ENVELOPE}
     for part in ("head", "prompt"):
         assert first[part].data_ptr() not in {p[part].data_ptr() for p in payloads}  # no view of an upload
 
@@ -71,11 +75,11 @@ def test_pure_and_without_envelope(name: str, count: int, seed: int) -> None:
 def test_averaged_part(name: str, count: int, seed: int, shuffle: int) -> None:
     """What has no special meaning is averaged, inside the hull of the inputs, whatever the order of the clients."""
     payloads = random_payloads(count, seed, OWN[name])
-    n = torch.tensor([int(p["num_samples"]) for p in payloads], dtype=torch.float64)
+    n = torch.tensor([p.num_samples for p in payloads], dtype=torch.float64)
     weights = torch.full((count,), 1 / count, dtype=torch.float64) if name in AVERAGE else n / n.sum()
-    merged = AGGREGATORS.get(name)(payloads)
+    merged = get(name)(payloads)
     order = torch.randperm(count, generator=rng_of(shuffle)).tolist()
-    shuffled = AGGREGATORS.get(name)([payloads[i] for i in order])
+    shuffled = get(name)([payloads[i] for i in order])
     for part in ("head", "prompt"):
         stacked = torch.stack([p[part] for p in payloads])
         assert close(merged[part], torch.einsum("k,k...->...", weights, stacked))
@@ -90,7 +94,7 @@ def test_averaged_part(name: str, count: int, seed: int, shuffle: int) -> None:
 @given(clients, seeds)
 def test_identical_clients_change_nothing(name: str, count: int, seed: int) -> None:
     one = random_payloads(1, seed, OWN[name])[0]
-    merged = AGGREGATORS.get(name)([{**one, **envelope(k, 3 * k + 1)} for k in range(count)])
+    merged = get(name)([Payload(one.tensors, k, 3 * k + 1) for k in range(count)])
     assert close(merged["head"], one["head"]) and close(merged["prompt"], one["prompt"])
     if name == "prototype_reweight":
         assert close(merged["prototype"], one["prototype"])
@@ -101,15 +105,15 @@ def test_identical_clients_change_nothing(name: str, count: int, seed: int) -> N
 
 @pytest.mark.parametrize("mean", MEANS.values(), ids=MEANS)
 def test_single_client_is_returned(mean: Callable) -> None:
-    payload = {"x": torch.tensor([1.5, -2.0]), **envelope(7, 12)}
+    payload = Payload({"x": torch.tensor([1.5, -2.0])}, 7, 12)
     assert mean([payload])["x"].tolist() == [1.5, -2.0]
 
 
 def test_two_client_means_by_hand() -> None:
     # n = 1 and 3: weights 1/4 and 3/4. x: 1/4 * 0 + 3/4 * 4 = 3 and 1/4 * 8 + 3/4 * 0 = 2. Plainly: 2 and 4.
     payloads = [
-        {"x": torch.tensor([0.0, 8.0]), **envelope(0, 1)},
-        {"x": torch.tensor([4.0, 0.0]), **envelope(1, 3)},
+        Payload({"x": torch.tensor([0.0, 8.0])}, 0, 1),
+        Payload({"x": torch.tensor([4.0, 0.0])}, 1, 3),
     ]
     assert fedavg(payloads)["x"].tolist() == [3.0, 2.0]
     assert uniform(payloads)["x"].tolist() == [2.0, 4.0]
@@ -117,7 +121,7 @@ def test_two_client_means_by_hand() -> None:
 
 def test_means_keep_the_type() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        payloads = [{"x": torch.ones(2, dtype=dtype) * k, **envelope(k, 1)} for k in range(3)]
+        payloads = [Payload({"x": torch.ones(2, dtype=dtype) * k}, k) for k in range(3)]
         for mean in MEANS.values():
             assert mean(payloads)["x"].dtype == dtype and mean(payloads)["x"].tolist() == [1.0, 1.0]
 
@@ -126,9 +130,9 @@ def test_means_keep_the_type() -> None:
 @given(clients, seeds, st.integers(1, 50))
 def test_fedavg_depends_on_shares_only(count: int, seed: int, factor: int) -> None:
     payloads = random_payloads(count, seed)
-    scaled = [{**p, "num_samples": p["num_samples"] * factor} for p in payloads]
+    scaled = [replace(p, num_samples=p.num_samples * factor) for p in payloads]
     assert close(fedavg(payloads)["head"], fedavg(scaled)["head"])
-    equal = [{**p, "num_samples": torch.tensor(factor)} for p in payloads]
+    equal = [replace(p, num_samples=factor) for p in payloads]
     assert close(fedavg(equal)["head"], uniform(payloads)["head"])
 
 
@@ -137,6 +141,6 @@ def test_fedavg_depends_on_shares_only(count: int, seed: int, factor: int) -> No
 def test_fedavg_of_merged_clients(count: int, seed: int) -> None:
     """Two clients with the same tensor are one client with their samples together."""
     payloads = random_payloads(count, seed)
-    twin = [*payloads, {**payloads[0], "client": torch.tensor(count)}]
-    merged = [{**payloads[0], "num_samples": 2 * payloads[0]["num_samples"]}, *payloads[1:]]
+    twin = [*payloads, replace(payloads[0], client=count)]
+    merged = [replace(payloads[0], num_samples=2 * payloads[0].num_samples), *payloads[1:]]
     assert close(fedavg(twin)["head"], fedavg(merged)["head"])

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fczoo import Tree
+from fczoo import Payload
 from fczoo.aggregators.averaging import uniform
 from fczoo.aggregators.prototypes import prototype_reweight, prototype_weights
-from helpers_aggregators import close, envelope, normal, prototypes, random_payloads, rng_of, seeds, some
+from helpers_aggregators import close, normal, prototypes, random_payloads, rng_of, seeds, some
 
 
 class Case:
@@ -163,13 +163,13 @@ def test_reweight_of_two_clients_by_hand() -> None:
     # Weights e^5 / (e^5 + 1) = 148.4132 / 149.4132 = 0.993307 and 0.006693.
     # Class 0: 0.993307 (0, 4) + 0.006693 (6, 8) = (0.040158, 4.026772). Class 1: mean of (2, 0) and (4, 2) = (3, 1).
     # The rest is averaged by n = 30 and 10: 3/4 * 4 + 1/4 * 8 = 5.
-    def payload(client: int, samples: int, prototype: list, mean: list, lora: float) -> Tree:
+    def payload(client: int, samples: int, prototype: list, mean: list, lora: float) -> Payload:
         tensors = {
             "prototype": torch.tensor(prototype),
             "class.mean": torch.tensor(mean),
             "lora": torch.tensor([lora]),
         }
-        return {**tensors, "class.count": torch.tensor([float(samples), 0.0]), **envelope(client, samples)}
+        return Payload({**tensors, "class.count": torch.tensor([float(samples), 0.0])}, client, samples)
 
     payloads = [
         payload(0, 30, [[0.0, 4.0], [2.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]], 4.0),

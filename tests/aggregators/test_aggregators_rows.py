@@ -7,16 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fczoo import Tree
+from fczoo import Payload, Tree
 from fczoo.aggregators.averaging import fedavg
 from fczoo.aggregators.rows import collect_rows, keep_latest
 from fczoo.aggregators.usage import sort_by_usage
-from fczoo.core.tree import drop, select
+from fczoo.core.tree import select
 from helpers_aggregators import (
     clients,
     close,
-    copy,
-    envelope,
     gaussian_rows,
     prompt_pool,
     prototype_rows,
@@ -49,7 +47,7 @@ def test_sorting_is_a_stable_permutation(seed: int) -> None:
     assert sorted(pool_rows(merged)) == sorted(before)  # each key keeps its prompt, none is lost
     assert "usage" not in merged
     again = sort_by_usage(
-        [{**merged, "usage": payload["usage"].sort(descending=True).values, **envelope(0, 1)}]
+        [payload.holding({**merged, "usage": payload["usage"].sort(descending=True).values})]
     )
     assert same(again, merged)
 
@@ -59,9 +57,9 @@ def test_sorting_is_a_stable_permutation(seed: int) -> None:
 def test_sorting_undoes_a_permutation(seed: int, order: list[int]) -> None:
     """With distinct counts the place of a prompt in the pool does not matter."""
     (payload,) = random_payloads(1, seed, prompt_pool)
-    payload["usage"] = torch.randperm(5, generator=rng_of(seed)).double()
+    payload = payload.holding({**payload, "usage": torch.randperm(5, generator=rng_of(seed)).double()})
     moved = {k: v[order] if k in ("usage", "pool.key", "pool.prompt") else v for k, v in payload.items()}
-    assert same(sort_by_usage([payload]), sort_by_usage([moved]))
+    assert same(sort_by_usage([payload]), sort_by_usage([payload.holding(moved)]))
 
 
 @some
@@ -82,14 +80,10 @@ def test_sorted_pools_of_two_clients_by_hand() -> None:
     # Client 0 chose its prompts 1, 5 and 5 times: order 1, 2, 0 (tie in place) -> keys 20, 30, 10.
     # Client 1 chose 9, 0 and 4 times: order 0, 2, 1 -> keys 1, 3, 2. Plain mean by rank: 10.5, 16.5, 6.
     # Prompts are keys times 100. Weighted by n = 1 and 3 instead: (20 + 3) / 4, (30 + 9) / 4, (10 + 6) / 4.
-    def payload(client: int, samples: int, usage: list, keys: list) -> Tree:
+    def payload(client: int, samples: int, usage: list, keys: list) -> Payload:
         key = torch.tensor(keys)[:, None]
-        return {
-            "usage": torch.tensor(usage),
-            "pool.key": key,
-            "pool.prompt": 100 * key[..., None],
-            **envelope(client, samples),
-        }
+        pool = {"usage": torch.tensor(usage), "pool.key": key, "pool.prompt": 100 * key[..., None]}
+        return Payload(pool, client, samples)
 
     payloads = [
         payload(0, 1, [1.0, 5.0, 5.0], [10.0, 20.0, 30.0]),
@@ -124,14 +118,14 @@ def test_collected_rows_are_all_rows(prefix: str, own: Callable, count: int, see
     single = [
         row
         for p in payloads
-        for row in rows_of({**p, f"{prefix}client": p["client"].expand(len(p[f"{prefix}label"]))}, prefix)
+        for row in rows_of({**p, f"{prefix}client": torch.full_like(p[f"{prefix}label"], p.client)}, prefix)
     ]
     assert rows_of(merged, prefix) == sorted(single)
     order = torch.randperm(count, generator=rng_of(shuffle)).tolist()
     assert rows_of(collect_rows([payloads[i] for i in order], prefix, fedavg), prefix) == rows_of(
         merged, prefix
     )
-    assert close(merged["head"], fedavg([drop(p, prefix) for p in payloads])["head"])
+    assert close(merged["head"], fedavg([p.drop(prefix) for p in payloads])["head"])
 
 
 def local_rows(*rows: tuple[int, int, float]) -> Tree:
@@ -172,7 +166,7 @@ def test_latest_rows_are_a_dictionary_update(held: dict, sent: dict, order) -> N
         return local_rows(*rows)
 
     state, merged = tree(held), tree(sent)
-    before = copy([state, merged])
+    before = [{k: v.clone() for k, v in tree.items()} for tree in (state, merged)]
     after = keep_latest(state, merged, "local.")
     assert rows_of(after, "local.") == sorted((*pair, value) for pair, value in {**held, **sent}.items())
     assert same(state, before[0]) and same(merged, before[1])

@@ -1,14 +1,15 @@
 """Robust aggregators: what no minority of hostile clients can do."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fczoo import FczooError, Tree
+from fczoo import FczooError, Payload, Tree
 from fczoo.aggregators.averaging import uniform
 from fczoo.core.registry import make_aggregator
-from fczoo.core.tree import drop
 
 some = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 2**31)
@@ -16,26 +17,25 @@ SPECS = ("median", "trimmed_mean:1", "trimmed_mean:2", "krum:1", "multi_krum:2",
 specs = pytest.mark.parametrize("spec", SPECS)
 
 
-def uploads(count: int, seed: int, centre: float = 0.0) -> list[Tree]:
+def uploads(count: int, seed: int, centre: float = 0.0) -> list[Payload]:
     rng = torch.Generator().manual_seed(seed)
     samples = torch.randint(1, 99, (count,), generator=rng)
     return [
-        {
-            "a": centre + torch.randn(3, 2, generator=rng),
-            "b": centre + torch.randn(4, generator=rng),
-            "num_samples": n,
-            "client": torch.tensor(k),
-        }
-        for k, n in enumerate(samples)
+        Payload(
+            {"a": centre + torch.randn(3, 2, generator=rng), "b": centre + torch.randn(4, generator=rng)},
+            k,
+            n,
+        )
+        for k, n in enumerate(samples.tolist())
     ]
 
 
-def own(tree: Tree) -> Tree:
-    return drop(tree, "num_samples", "client")
+def own(tree: Mapping[str, torch.Tensor]) -> Tree:
+    return dict(tree)
 
 
-def hostile(payload: Tree, value: float) -> Tree:
-    return {k: torch.full_like(v, value) if v.is_floating_point() else v for k, v in payload.items()}
+def hostile(payload: Payload, value: float) -> Payload:
+    return payload.holding({k: torch.full_like(v, value) for k, v in payload.items()})
 
 
 @specs
@@ -53,7 +53,7 @@ def test_the_order_of_the_clients_does_not_matter(spec, seed, count):
 @given(seed=seeds, count=st.integers(5, 9))
 def test_clients_that_agree_are_agreed_with(spec, seed, count):
     one, envelopes = uploads(1, seed)[0], uploads(count, seed + 1)
-    merged = make_aggregator(spec)([{**e, **own(one)} for e in envelopes])
+    merged = make_aggregator(spec)([e.holding(own(one)) for e in envelopes])
     assert all(torch.allclose(merged[k], v, rtol=1e-6, atol=0) for k, v in own(one).items())
 
 
@@ -61,7 +61,7 @@ def test_clients_that_agree_are_agreed_with(spec, seed, count):
 @some
 @given(seed=seeds)
 def test_uploads_stay_as_they_are_and_keep_their_type(spec, seed):
-    payloads = [{**p, "half": p["b"].bfloat16()} for p in uploads(6, seed)]
+    payloads = [p.holding({**p, "half": p["b"].bfloat16()}) for p in uploads(6, seed)]
     before = [{k: v.clone() for k, v in p.items()} for p in payloads]
     merged = make_aggregator(spec)(payloads)
     assert merged["half"].dtype == torch.bfloat16 and merged["a"].shape == (3, 2)
@@ -72,10 +72,8 @@ def test_uploads_stay_as_they_are_and_keep_their_type(spec, seed):
 @some
 @given(seed=seeds, shift=st.floats(-50, 50))
 def test_a_common_shift_is_passed_on(spec, seed, shift):
-    payloads = [
-        {k: v.double() if v.is_floating_point() else v for k, v in p.items()} for p in uploads(7, seed)
-    ]
-    moved = [{k: v + shift if v.is_floating_point() else v for k, v in p.items()} for p in payloads]
+    payloads = [p.holding({k: v.double() for k, v in p.items()}) for p in uploads(7, seed)]
+    moved = [p.holding({k: v + shift for k, v in p.items()}) for p in payloads]
     one, two = make_aggregator(spec)(payloads), make_aggregator(spec)(moved)
     assert all(torch.allclose(one[k] + shift, two[k], atol=1e-9) for k in one)
 
@@ -129,11 +127,8 @@ def test_a_clipped_upload_moves_the_mean_no_further_than_the_others_do(seed, val
 
 
 def test_small_cases_by_hand():
-    def line(*values: float) -> list[Tree]:
-        return [
-            {"x": torch.tensor([float(v)]), "num_samples": torch.tensor(1), "client": torch.tensor(k)}
-            for k, v in enumerate(values)
-        ]
+    def line(*values: float) -> list[Payload]:
+        return [Payload({"x": torch.tensor([float(v)])}, k) for k, v in enumerate(values)]
 
     assert (
         make_aggregator("median")(line(1, 9, 2))["x"] == 2

@@ -296,7 +296,7 @@ def test_an_aggregator_that_does_not_fit_the_upload_is_named(tmp_path):
     )
     assert (
         done.exit_code == 1
-        and "prototype_reweight reads 'prototype', which fppl does not upload" in done.stderr
+        and "prototype_reweight merges what one method uploads and cannot replace averaging" in done.stderr
     )
 
 

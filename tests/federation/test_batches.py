@@ -1,6 +1,6 @@
 """What the batches of the engine hold: views, query features, only what is asked for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -18,19 +18,16 @@ class Looking(Toy):
 
     view: str = "test"
 
-    def inputs(self):
-        return frozenset({"images", "query"})
-
-    def stats_view(self):
-        return self.view
+    def training(self):
+        return replace(super().training(), inputs=["images", "query"], stats=self.view)
 
     def loss(self, backbone, train, batch, ctx):
         BATCHES.append(batch)
-        return batch.mean(batch.q[:, 0] * train["w"][0]), {}
+        return batch.mean(batch.query[:, 0] * train["w"][0]), {}
 
     def stats(self, backbone, train, batch, ctx):
         BATCHES.append(batch)
-        return {"count": batch.w.sum(), "weighted": (batch.w * batch.q[:, 0]).sum()}
+        return {"count": batch.w.sum(), "weighted": (batch.w * batch.query[:, 0]).sum()}
 
 
 BATCHES: list[Batch] = []
@@ -62,9 +59,9 @@ def test_training_queries_are_of_the_same_view_unless_kept(look, backbone, cache
     assert not any(torch.allclose(x, t, atol=0.1) for x in step.x for t in tests)
     of_random, of_test = backbone(step.x), store.query(torch.arange(20, 26))
     if cached:
-        assert sorted(step.q[:, 0].tolist()) == sorted(of_test[:, 0].tolist())
+        assert sorted(step.query[:, 0].tolist()) == sorted(of_test[:, 0].tolist())
     else:
-        torch.testing.assert_close(step.q, of_random, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(step.query, of_random, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("view", ["test", "train"])
@@ -72,7 +69,7 @@ def test_the_pass_after_training_has_the_view_asked_for(look, backbone, view):
     store, _, (after,), payload = look(Looking(view=view), AUGMENTS["crop"])
     same = [torch.equal(x, t) for x, t in zip(after.x, store.view(torch.arange(20, 26)), strict=True)]
     assert all(same) if view == "test" else not any(same)
-    torch.testing.assert_close(after.q, backbone(after.x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(after.query, backbone(after.x), rtol=1e-10, atol=1e-10)
     assert payload["count"] == 6
 
 
@@ -93,8 +90,8 @@ def test_batches_hold_only_what_is_asked_for(make_bench, batch_of):
     }.items():
 
         class Asking(Toy):
-            def inputs(self, wanted=wanted):
-                return frozenset(wanted)
+            def training(self, wanted=wanted):
+                return replace(super().training(), inputs=wanted)
 
         batch = batch_of(Asking(), bench.train, index)
-        assert (batch.x.shape, batch.q.shape) == shapes
+        assert (batch.x.shape, batch.query.shape) == shapes

@@ -2,25 +2,27 @@
 
 import json
 import math
+from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
 from click.testing import CliRunner
-from torch.nn.functional import one_hot
 
 from fczoo.cli.app import main
-from fczoo.core.types import Task
+from fczoo.core.payload import Payload
+from fczoo.core.types import Evidence, Task
+from fczoo.federation.batches import view_batches
 from fczoo.federation.diagnostics import (
     FILE,
-    KINDS,
     Probe,
     evenness,
     histogram,
-    lora_cosines,
     movement,
-    prompt_shares,
     read,
 )
+from fczoo.functional.lora import lora_cosines
+from fczoo.functional.prompts import choice_shares
 
 SECOND = Task(1, 3, 5, 7, 3)  # classes 3 and 4
 TINY = [
@@ -79,21 +81,23 @@ def test_lora_cosines_by_hand():
     )
 
 
-def test_prompt_shares_by_hand(record, monkeypatch):
+def test_choice_shares_by_hand(record):
     """Each image takes prompt 3 and the prompt numbered as its label: in a balanced task of classes 0 to 2."""
     run = record("l2p")
-    first = run.bench.stream.tasks[0]
-    assert (first.start, first.stop) == (0, 3) and run.result.test_counts[0] % 3 == 0
-    monkeypatch.setattr(
-        type(run.method),
-        "choices",
-        lambda self, backbone, state, batch, task: one_hot(batch.y, 5) + one_hot(torch.tensor(3), 5),
-    )
-    assert prompt_shares(run.bench, run.method, {}, first, first) == pytest.approx(
-        [1 / 6, 1 / 6, 1 / 6, 1 / 2, 0]
-    )
-    monkeypatch.setattr(type(run.method), "choices", lambda *_: None)
-    assert prompt_shares(run.bench, run.method, {}, first, first) == []
+    world, tasks = run.bench, run.bench.stream.tasks
+    assert (tasks[0].start, tasks[0].stop) == (0, 3) and run.result.test_counts[0] % 3 == 0
+
+    def images(task):
+        index = torch.from_numpy(world.stream.positions(world.stream.test, task))
+        return view_batches(run.method, world.test, index, 5)
+
+    def chosen(batch):
+        return torch.stack([batch.y, torch.full_like(batch.y, 3)], 1)
+
+    evidence = Evidence(tasks[0], tasks, {}, [], world.backbone, images)
+    found = choice_shares(evidence, chosen, 5)
+    assert found["choices"]["share"] == [pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2, 0])]
+    assert choice_shares(replace(evidence, payloads=[Payload({})]), chosen, 5) == {}
 
 
 OWN = {
@@ -115,8 +119,10 @@ def test_a_probe_changes_nothing_and_says_what_it_may(name, record, tmp_path):
         plain.result.bytes_up,
         plain.result.bytes_down,
     )
-    records: dict[str, list] = {kind: [r for r in read(tmp_path) if r["kind"] == kind] for kind in KINDS}
-    trained = {"clients", "client drift", "task drift"} if plain.method.optims() else set()
+    records: dict[str, list] = defaultdict(list)
+    for r in read(tmp_path):
+        records[r["kind"]].append(r)
+    trained = {"clients", "client drift", "task drift"} if plain.method.training().optims else set()
     assert {kind for kind, found in records.items() if found} == {"confusion", *trained, *OWN[name]}
     confusion = [r["matrix"] for r in records["confusion"]]
     assert [len(m) for m in confusion] == [1, 2, 3] and all(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Context, Method, Optim, Tree
+from fczoo import Context, Method, Optim, Training, Tree
 from fczoo.core.schedules import SCHEDULES
 from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore
@@ -74,8 +74,8 @@ def test_one_step_of_gradient_descent(train):
     """Residuals -1 and -2, gradient (2 (-1) 1, 2 (-2) 2) / 2 = (-1, -4)."""
     payload, *rest = train(Toy(), [([[1.0, 0.0], [0.0, 2.0]], [1, 2])])
     assert w(payload) == pytest.approx([0.1, 0.4], abs=1e-15)
-    assert not rest and (payload["num_samples"], payload["client"]) == (2, 10)
-    assert payload.keys() == {"w", "seen", "labels", "num_samples", "client"}
+    assert not rest and (payload.num_samples, payload.client) == (2, 10)
+    assert payload.keys() == {"w", "seen", "labels"}
 
 
 def test_momentum_and_weight_decay(train):
@@ -112,7 +112,7 @@ def test_every_sample_is_seen_once_an_epoch_in_another_order_each_time(backbone)
 
     class Noting(Toy):
         def loss(self, backbone, train, batch, ctx):
-            steps.append(batch.q[:, 1].tolist())
+            steps.append(batch.query[:, 1].tolist())
             return super().loss(backbone, train, batch, ctx)
 
     store = Given(backbone, [[0.0, float(i)] for i in range(7)], [0] * 7)
@@ -157,7 +157,7 @@ def test_the_tick_gets_each_clients_mean_loss_over_its_own_steps(train, together
 def test_a_finished_client_stands_still(train, optim, together):
     """The client with one batch is done after its own step, whatever momentum or decay would do in the others' later steps."""
     payloads = train(Toy(optim), [ONE, FOUR, ([[0.0, 1.0]] * 3, [1] * 3)], batch_size=1, together=together)
-    assert [int(p["client"]) for p in payloads] == [10, 11, 12]
+    assert [p.client for p in payloads] == [10, 11, 12]
     first = {"sgd": 0.2, "adam": 0.1, "adamw": 0.1}[optim.name]
     assert w(payloads[0]) == pytest.approx([first, 0.0], abs=1e-6)
     alone = train(Toy(optim), [FOUR], batch_size=1)[0]
@@ -235,11 +235,11 @@ def test_prefixes_have_optimizers_of_their_own(backbone):
 
     @dataclass(frozen=True)
     class Two(Toy):
-        def optims(self):
-            return {"w": Optim("sgd", lr=0.1), "w.slow": Optim("sgd", lr=0.01)}
+        def training(self):
+            return Training({"w": Optim("sgd", lr=0.1), "w.slow": Optim("sgd", lr=0.01)}, ["query"])
 
         def loss(self, backbone, train, batch, ctx):
-            return batch.mean(-(train["w.fast"] + train["w.slow"]) * batch.q[:, 0]), {}
+            return batch.mean(-(train["w.fast"] + train["w.slow"]) * batch.query[:, 0]), {}
 
     state = {"w.fast": torch.zeros((), dtype=torch.float64), "w.slow": torch.zeros((), dtype=torch.float64)}
     engine = Engine(Two(), backbone, Given(backbone, [[1.0, 0.0]], [0]), Plan(1, 1, Augment(), 0))
@@ -254,21 +254,20 @@ def test_prefixes_have_optimizers_of_their_own(backbone):
 def test_a_client_whose_loss_is_no_number_has_nothing_to_say(train, together):
     losses = {}
     payloads = train(Toy(), [ONE, ([[float("nan"), 0.0]], [1])], together=together, tick=losses.__setitem__)
-    assert payloads[1] == {} and payloads[0]["w"].isfinite().all() and payloads[0]["client"] == 10
+    assert not payloads[1] and payloads[0]["w"].isfinite().all() and payloads[0].client == 10
     assert math.isfinite(losses[10]) and math.isnan(losses[11])
 
 
 def test_a_client_whose_weights_overflow_has_nothing_to_say(train):
-    assert train(Toy(Optim("sgd", lr=1e200)), [([[1e200, 0.0]], [1])]) == [
-        {}
-    ]  # the loss is 1, the step is not finite
+    (payload,) = train(Toy(Optim("sgd", lr=1e200)), [([[1e200, 0.0]], [1])])
+    assert not payload  # the loss is 1, the step is not finite
 
 
 def test_a_method_that_trains_nothing_it_has_is_told(train):
     @dataclass(frozen=True)
     class Wrong(Toy):
-        def optims(self):
-            return {"v.": Optim()}
+        def training(self):
+            return Training({"v.": Optim()}, ["query"])
 
-    with pytest.raises(TypeError, match=r"optims\(\) trains 'v\.', but the state has no such tensor"):
+    with pytest.raises(TypeError, match=r"training\(\) trains 'v\.', but the state has no such tensor"):
         train(Wrong(), [ONE])

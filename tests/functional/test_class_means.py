@@ -6,7 +6,9 @@ import torch.nn.functional as F
 
 from fczoo import Batch, Context, create_method
 from fczoo.aggregators.averaging import fedavg
+from fczoo.core.payload import Payload
 from helpers_methods import CLOSE, DIM, batch
+from helpers_payload import server_context
 
 
 @pytest.mark.parametrize("distance", ["euclid", "cosine"])
@@ -14,13 +16,13 @@ def test_fedncm_is_the_nearest_mean_of_all_images(make_bench, watch, batch_of, d
     run = watch(make_bench(), create_method("fedncm", distance=distance))
     train, test = run.bench.train, run.bench.test
     data, asked = (batch_of(run.method, store, torch.arange(len(store.labels))) for store in (train, test))
-    means = torch.stack([data.q[data.y == c].mean(0) for c in range(7)])
+    means = torch.stack([data.query[data.y == c].mean(0) for c in range(7)])
     torch.testing.assert_close(run.states[2]["mean"], means, rtol=1e-9, atol=1e-9)
     logits = run.method.predict(run.bench.backbone, run.states[2], asked, run.bench.stream.tasks[2])
     near = (
-        F.cosine_similarity(asked.q[:, None], means[None], dim=-1)
+        F.cosine_similarity(asked.query[:, None], means[None], dim=-1)
         if distance == "cosine"
-        else -torch.cdist(asked.q, means)
+        else -torch.cdist(asked.query, means)
     )
     assert torch.equal(logits.argmax(1), near.argmax(1))
 
@@ -41,7 +43,7 @@ def test_class_means_do_not_depend_on_the_split(record, batch_of):
         run = record(name)
         store, last = run.bench.train, run.states[2]
         data = batch_of(run.method, store, torch.arange(len(store.labels)))
-        features = data.q if name == "fedncm" else run.method.features(run.bench.backbone, last, data)
+        features = data.query if name == "fedncm" else run.method.features(run.bench.backbone, last, data)
         for c in (5, 6) if name == "fedclm" else range(7):
             torch.testing.assert_close(last[key][c], features[data.y == c].mean(0), **CLOSE)
 
@@ -53,10 +55,10 @@ def test_fedproto_prototypes_are_pooled_class_means(noise, tasks):
     payloads = []
     for k, part in enumerate((slice(0, 2), slice(2, 5), slice(5, 9))):
         sums = method.stats(None, {}, batch(x[part], y[part]), Context(task, 0, 1, {}))
-        payloads.append({**sums, "num_samples": torch.tensor(1), "client": torch.tensor(k)})
+        payloads.append(Payload(sums, k))
     start = {"all.mean": torch.zeros(7, DIM, dtype=torch.float64), "all.known": torch.zeros(7)}
     forward, backward = (
-        method.server_update(start, method.aggregate(p, fedavg), task, None, None)
+        method.server_update(start, method.aggregate(p, fedavg), server_context(task))
         for p in (payloads, payloads[::-1])
     )
     for c in (0, 1):

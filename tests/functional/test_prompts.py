@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from fczoo import Batch, FczooError, create_method
 from fczoo.core.backbone import Backbone
 from fczoo.core.tree import drop, select
+from fczoo.federation.batches import Rows
 from helpers_methods import CLOSE, DIM, batch
 
 # --- L2P
@@ -18,7 +19,7 @@ def test_l2p_unchosen_slots_stay(make_bench, small_method, watch):
     used = set()
     for call in run.rounds:
         for client in call.clients:
-            data = Batch(*(v[0] for v in call.engine._batch([(client.index, None)])))
+            data = Batch(*(v[0] for v in call.engine._batch([Rows(client.index)])))
             moved = [
                 m
                 for p in call.payloads
@@ -26,7 +27,7 @@ def test_l2p_unchosen_slots_stay(make_bench, small_method, watch):
                 if not torch.equal(p["pool.key"][m], call.state["pool.key"][m])
             ]
             used |= set(moved)
-            assert data.q.shape[1] == DIM
+            assert data.query.shape[1] == DIM
     untouched = set(range(6)) - used
     start = run.rounds[0].state
     assert used and untouched
@@ -99,9 +100,12 @@ def test_dualprompt_trains_the_slot_of_the_task_whatever_the_query(record, batch
     run = record("dualprompt")
     call = next(c for c in run.rounds if c.ctx.task.index == 1)
     data = batch_of(run.method, run.bench.train, call.clients[0].index[:3])
-    train = select(call.state, *run.method.optims())
+    train = select(call.state, *run.method.training().optims)
     quirk = create_method("dualprompt", **{**vars(run.method), "no_key_loss": True})
-    a, b = (quirk.loss(run.bench.backbone, train, data._replace(q=q), call.ctx)[0] for q in (data.q, -data.q))
+    a, b = (
+        quirk.loss(run.bench.backbone, train, data._replace(query=q), call.ctx)[0]
+        for q in (data.query, -data.query)
+    )
     assert torch.equal(a, b)
 
 
@@ -186,16 +190,19 @@ def test_codap_old_components_are_frozen_and_contribute(record, batch_of):
             known = [before[k] for k in (name, name.replace("past.", "component.", 1)) if k in before]
             assert torch.equal(value, torch.cat(known))
     data, state = batch_of(run.method, run.bench.test, torch.arange(4)), run.states[2]
-    with_old, without = run.method.prefixes(state, data.q), run.method.prefixes(drop(state, "past."), data.q)
+    with_old, without = (
+        run.method.prefixes(state, data.query),
+        run.method.prefixes(drop(state, "past."), data.query),
+    )
     assert all((with_old[k] - without[k]).abs().max() > 1e-6 for k in with_old)
 
 
 def test_codap_weights_are_cosines(record, batch_of):
     run = record("codap")
     data = batch_of(run.method, run.bench.test, torch.arange(4))
-    weights = run.method.weights(run.states[2], 0, data.q)
+    weights = run.method.weights(run.states[2], 0, data.query)
     assert weights.abs().max() <= 1 + 1e-12
-    torch.testing.assert_close(run.method.weights(run.states[2], 0, 7 * data.q), weights, **CLOSE)
+    torch.testing.assert_close(run.method.weights(run.states[2], 0, 7 * data.query), weights, **CLOSE)
 
 
 def test_codap_refuses_components_that_cannot_be_orthogonal(backbone, tasks, rng):

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from fczoo import Context, FczooError, Task, create_method
 from fczoo.aggregators.averaging import fedavg
-from fczoo.core.tree import drop, select
+from fczoo.core.payload import Payload
+from fczoo.core.tree import select
 from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, pooled
 from helpers_methods import CLOSE, DIM, batch
+from helpers_payload import server_context
 
 
 @settings(max_examples=40, deadline=None)
@@ -81,7 +83,7 @@ def test_ccvr_server_leaves_backbone_and_old_rows_alone(
     for before, call in zip(run.rounds, run.rounds[1:], strict=False):
         if call.ctx.round == 0:
             continue
-        plain = fedavg([drop(p, "gauss.") for p in before.payloads])
+        plain = fedavg([p.drop("gauss.") for p in before.payloads])
         for name, value in select(plain, "full.").items():
             assert torch.equal(call.state[name], value)
         first = call.ctx.task.start
@@ -101,12 +103,10 @@ def test_ccvr_without_any_pair_of_images_leaves_the_head_alone(small_method, bac
         "class.squares": torch.ones(3, DIM),
     }
     ctx = Context(tasks[0], 0, 1, {})
-    payload = {
-        **method.pack(select(state, *method.optims()), sums, ctx),
-        "num_samples": torch.tensor(3),
-        "client": torch.tensor(0),
-    }
-    after = method.server_update(state, method.aggregate([payload], fedavg), tasks[0], backbone, rng)
+    payload = Payload(method.pack(select(state, *method.training().optims), sums, ctx), 0, 3)
+    after = method.server_update(
+        state, method.aggregate([payload], fedavg), server_context(tasks[0], backbone, rng)
+    )
     assert all(torch.equal(after[k], state[k]) for k in state)
 
 
@@ -115,7 +115,7 @@ def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
     run = record(name)
     call = run.rounds[0]
     data = batch_of(run.method, run.bench.train, call.clients[0].index)
-    train = select(call.state, *run.method.optims())
+    train = select(call.state, *run.method.training().optims)
     quirk = create_method(name, **{**vars(run.method), "stats_unnormalised": True})
     right, wrong = (
         m.stats(run.bench.backbone, train, data, call.ctx)["class.sum"] for m in (run.method, quirk)

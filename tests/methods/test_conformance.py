@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fczoo import Method, create_method
-from fczoo.core.method import overrides
+from fczoo.core.method import Distils
+from fczoo.core.payload import HEADER_BYTES
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import drop, nbytes, select
 from fczoo.core.types import Batch
@@ -108,7 +109,7 @@ def test_begins_from_an_empty_state(small_method, backbone, tasks, rng, name):
     method = small_method(name)
     state = method.begin_task({}, tasks[0], backbone, rng)
     assert state and all(isinstance(v, Tensor) and v.isfinite().all() for v in state.values())
-    for prefix in method.optims():
+    for prefix in method.training().optims:
         assert select(state, prefix), f"trains {prefix}, which is not there"
         assert not prefix.startswith(method.private or ("\0",)), f"{prefix} is trained and private"
 
@@ -165,14 +166,14 @@ def test_payloads_are_finite_and_signed(run):
     for call in run.calls:
         assert len(call.payloads) == len(call.clients)
         for client, payload in zip(call.clients, call.payloads, strict=True):
-            assert payload["client"] == client.number
-            assert payload["num_samples"] == len(client.index)
+            assert payload.client == client.number
+            assert payload.num_samples == len(client.index)
             assert all(isinstance(v, Tensor) and v.isfinite().all() for v in payload.values())
 
 
 def test_uploads_are_counted_in_bytes(run):
     payloads = [payload for call in run.calls for payload in call.payloads]
-    assert run.result.bytes_up == sum(map(nbytes, payloads)) > 0
+    assert run.result.bytes_up == sum(nbytes(p.tensors) + HEADER_BYTES for p in payloads) > 0
     assert run.result.client_rounds == len(payloads)
 
 
@@ -187,7 +188,7 @@ def test_clients_together_equal_clients_one_by_one(record, test_logits, run, nam
             assert_same_trees(
                 ours,
                 theirs,
-                f"task {one.ctx.task.index}, round {one.ctx.round}, client {int(ours['client'])}",
+                f"task {one.ctx.task.index}, round {one.ctx.round}, client {ours.client}",
                 **TRAINED,
             )
     for task in run.states:
@@ -198,7 +199,7 @@ def test_clients_together_equal_clients_one_by_one(record, test_logits, run, nam
 def test_clients_together_equal_clients_one_by_one_in_single_precision(record, name):
     one, together = record(name, torch.float32), record(name, torch.float32, together=3)
     for ours, theirs in zip(one.calls[0].payloads, together.calls[0].payloads, strict=True):
-        assert_same_trees(ours, theirs, f"client {int(ours['client'])}", **LOOSE)
+        assert_same_trees(ours, theirs, f"client {ours.client}", **LOOSE)
 
 
 def test_the_state_that_clients_get_is_not_changed_by_them(run):
@@ -226,13 +227,15 @@ def test_padding_changes_nothing(run, batch_of):
         real = batch_of(method, run.bench.train, call.clients[0].index[:3])
         padded = with_garbage(real)
         if moment == "train":
-            train = select(call.state, *method.optims())
+            train = select(call.state, *method.training().optims)
             for short, long in zip(
                 gradients(method, backbone, train, real, call),
                 gradients(method, backbone, train, padded, call),
                 strict=True,
             ):
                 assert_same_trees(short, long, "loss", **TIGHT)
+            if method.training().stats == "none":
+                continue
             short, long = (method.stats(backbone, train, batch, call.ctx) for batch in (real, padded))
         else:
             short, long = (
@@ -252,15 +255,15 @@ def with_garbage(batch: Batch, rows: int = 2) -> Batch:
         torch.cat([batch.x, noise(batch.x)]),
         torch.cat([batch.y, batch.y[:1].expand(rows)]),
         torch.cat([batch.w, batch.w.new_zeros(rows)]),
-        torch.cat([batch.q, noise(batch.q)]),
+        torch.cat([batch.query, noise(batch.query)]),
     )
 
 
 def gradients(method: Method, backbone, train: dict, batch: Batch, call) -> tuple[dict, dict]:
     """Loss and sums; gradient of the loss."""
     leaves = {k: v.clone().requires_grad_() for k, v in train.items()}
-    if overrides(method, "teach"):
-        batch = batch._replace(t=method.teach(backbone, call.ctx.shared, batch, call.ctx.task).detach())
+    if isinstance(method, Distils):
+        batch = batch._replace(teacher=method.teach(backbone, call.ctx.shared, batch, call.ctx.task).detach())
     loss, sums = method.loss(backbone, leaves, batch, call.ctx)
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     assert any(g.abs().max() > 0 for g in found), "nothing is trained"
@@ -306,6 +309,6 @@ def test_the_same_seed_gives_the_same_run(record, run, name):
 
 
 def test_another_seed_gives_another_run(record, training_run, name):
-    other, trained = record(name, seed=1), tuple(training_run.method.optims())
+    other, trained = record(name, seed=1), tuple(training_run.method.training().optims)
     ours, theirs = select(training_run.states[2], *trained), select(other.states[2], *trained)
     assert any(not torch.equal(v, theirs[k]) for k, v in ours.items())

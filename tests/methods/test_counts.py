@@ -49,7 +49,7 @@ def sums(task: Task, held: int) -> Tree:
 
 
 def upload(method: Method, state: Tree, task: Task, held: int) -> Tree:
-    return method.pack(select(state, *method.optims()), sums(task, held), Context(task, 0, 1, state))
+    return method.pack(select(state, *method.training().optims), sums(task, held), Context(task, 0, 1, state))
 
 
 def size(tree: Tree, *prefixes: str) -> int:
@@ -162,7 +162,9 @@ def test_fcilpt(backbone: Backbone, dataset: str, classes: int, pool: int) -> No
     method, (task, *_) = create_method("fcilpt", dataset), schedule(classes, 10)
     (state,) = states(method, backbone, [task])
     payload = method.pack(
-        select(state, *method.optims()), {"usage": torch.zeros(method.size)}, Context(task, 0, 1, state)
+        select(state, *method.training().optims),
+        {"usage": torch.zeros(method.size)},
+        Context(task, 0, 1, state),
     )
     assert size(payload, "pool.", "common") == pool
     assert size(payload, "head.") == classes * (WIDTH + 1)
@@ -180,7 +182,7 @@ def test_fedavg(backbone: Backbone) -> None:
     for tune, slow in (("head", 0), ("lora", 12_288), ("full", weights)):
         variant = replace(method, tune=tune)
         (state,) = states(variant, backbone, [task])
-        payload = variant.pack(select(state, *variant.optims()), {}, Context(task, 0, 1, state))
+        payload = variant.pack(select(state, *variant.training().optims), {}, Context(task, 0, 1, state))
         assert size(payload) == slow + 76_900
 
 
@@ -189,7 +191,7 @@ def test_fedncm_sends_sums_once_a_task(backbone: Backbone) -> None:
     (state,) = states(method, backbone, [task])
     batch = Batch(torch.empty(4, 0), torch.arange(4), torch.ones(4), torch.ones(4, WIDTH))
     sent = method.survey("begin", backbone, state, batch, task)
-    assert size(sent) == 10 * (WIDTH + 1) and not method.optims()
+    assert size(sent) == 10 * (WIDTH + 1) and not method.training().optims
 
 
 # ---------------------------------------------------------------- the six figures of FPPL's table, 200 classes in 20 tasks
@@ -238,7 +240,7 @@ def test_a_mean_and_a_full_covariance_for_each_new_class(vit_base: Backbone) -> 
         "class.sum": torch.ones(10, WIDTH),
         "class.products": torch.ones(10, WIDTH, WIDTH),
     }
-    payload = method.pack(select(state, *method.optims()), held, Context(task, 0, 1, state))
+    payload = method.pack(select(state, *method.training().optims), held, Context(task, 0, 1, state))
     assert size(payload, "full.", "head.", "gauss.mean", "gauss.cov") == 91_858_376
 
 
@@ -252,5 +254,6 @@ def test_prompt_methods_send_the_current_slice_only(
     method, plan = create_method(name), schedule(200, 20)
     for state, task in zip(states(method, backbone, plan), plan, strict=True):
         assert (
-            size(method.pack(select(state, *method.optims()), {}, Context(task, 0, 1, state))) == comm + extra
+            size(method.pack(select(state, *method.training().optims), {}, Context(task, 0, 1, state)))
+            == comm + extra
         )

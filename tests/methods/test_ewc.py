@@ -33,10 +33,10 @@ def test_ewc_fisher_of_the_clients_is_that_of_their_pooled_images(record):
     """sum_k F_k / sum_k n_k is the centralised Fisher, whoever holds what."""
     run = record("ewc")
     call = next(c for c in run.calls if c.moment == "end")
-    total = sum(int(p["num_samples"]) for p in call.payloads)
+    total = sum(p.num_samples for p in call.payloads)
     everything = Client(9, torch.cat([c.index for c in call.clients]))
     central = call.engine.survey("end", broadcast(run.method, call.state), [everything], call.ctx)[0]
-    assert int(central["num_samples"]) == total
+    assert central.num_samples == total
     for name in select(central, "fisher."):
         torch.testing.assert_close(run.states[0][name], central[name] / total, **CLOSE)
         assert (run.states[0][name] >= 0).all()
@@ -47,7 +47,7 @@ def test_ewc_fisher_of_the_clients_is_that_of_their_pooled_images(record):
 def test_ewc_decays_the_fisher_of_earlier_tasks(record):
     run = record("ewc")
     second = [c for c in run.calls if c.moment == "end"][1]
-    total = sum(int(p["num_samples"]) for p in second.payloads)
+    total = sum(p.num_samples for p in second.payloads)
     for name in select(second.payloads[0], "fisher."):
         mean = sum(p[name] for p in second.payloads) / total
         torch.testing.assert_close(run.states[1][name], 0.9 * run.states[0][name] + mean, **CLOSE)
@@ -57,7 +57,9 @@ def test_ewc_penalty_at_the_anchor_has_no_gradient(record, batch_of):
     run = record("ewc")
     call = next(c for c in run.rounds if c.ctx.task.index == 1 and c.ctx.round == 0)
     data = batch_of(run.method, run.bench.train, call.clients[0].index)
-    train = {k: v.clone().requires_grad_() for k, v in select(call.state, *run.method.optims()).items()}
+    train = {
+        k: v.clone().requires_grad_() for k, v in select(call.state, *run.method.training().optims).items()
+    }
     for strength in (0.0, 1.0, 1e6):
         loss, _ = create_method("ewc", strength=strength).loss(run.bench.backbone, train, data, call.ctx)
         plain, _ = create_method("fedavg").loss(run.bench.backbone, train, data, call.ctx)

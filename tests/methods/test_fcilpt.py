@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fczoo import Context, FczooError, create_method
 from fczoo.aggregators.averaging import uniform
+from fczoo.core.payload import Payload
 from helpers_methods import DIM
 
 
@@ -18,7 +19,7 @@ def test_fcilpt_usage_counts_every_choice(record):
     assert run.rounds
     for call in run.rounds:
         for payload in call.payloads:
-            assert payload["usage"].sum() == run.method.chosen * int(payload["num_samples"]) * 2
+            assert payload["usage"].sum() == run.method.chosen * payload.num_samples * 2
             assert payload["usage"].min() >= 0 and len(payload["usage"]) == run.method.size
 
 
@@ -29,14 +30,14 @@ def pool(noise, size: int = 6) -> dict[str, Tensor]:
 def test_fcilpt_chooses_the_nearest_keys_whatever_their_length(backbone, images_batch, noise):
     method, tree = create_method("fcilpt", size=6, chosen=3), pool(noise)
     similarity, chosen = method.choose(backbone, tree, images_batch)
-    by_hand = [[float(q @ k / (q.norm() * k.norm())) for k in tree["pool.key"]] for q in images_batch.q]
+    by_hand = [[float(q @ k / (q.norm() * k.norm())) for k in tree["pool.key"]] for q in images_batch.query]
     for row, values, picked in zip(by_hand, similarity.tolist(), chosen.tolist(), strict=True):
         assert picked == sorted(range(6), key=lambda i: -row[i])[:3]
         assert values == pytest.approx([row[i] for i in picked])
     assert len({tuple(sorted(row)) for row in chosen.tolist()}) > 1  # images differ
     longer = {**tree, "pool.key": tree["pool.key"] * torch.tensor([1e-3, 7.0, 1.0, 1e4, 0.2, 3.0])[:, None]}
     assert torch.equal(
-        method.choose(backbone, longer, images_batch._replace(q=images_batch.q * 50))[1], chosen
+        method.choose(backbone, longer, images_batch._replace(query=images_batch.query * 50))[1], chosen
     )
 
 
@@ -51,11 +52,11 @@ def test_fcilpt_with_the_embedded_class_token_asks_the_same_for_all(backbone, im
 @pytest.mark.parametrize(("keys", "far"), [("same", 0.0), ("opposite", 6.0), ("random", None)])
 def test_fcilpt_key_loss_lies_between_0_and_2n(backbone, images_batch, noise, tasks, keys, far):
     """L_QP is the sum over the N = 3 chosen keys of 1 - cos, averaged over images; the loss adds it divided by lambda."""
-    batch = images_batch._replace(q=images_batch.q[:1].expand(6, -1), y=images_batch.y * 0)
+    batch = images_batch._replace(query=images_batch.query[:1].expand(6, -1), y=images_batch.y * 0)
     tree = {**pool(noise, 4), "head.weight": noise(7, DIM), "head.bias": noise(7)}
     if keys != "random":
         tree["pool.key"] = (
-            batch.q[:1] * torch.tensor([1.0, 2.0, 0.5, 3.0])[:, None] * (1 if keys == "same" else -1)
+            batch.query[:1] * torch.tensor([1.0, 2.0, 0.5, 3.0])[:, None] * (1 if keys == "same" else -1)
         )
     context = Context(tasks[0], 0, 1, {})
     weak, strong = (
@@ -66,7 +67,7 @@ def test_fcilpt_key_loss_lies_between_0_and_2n(backbone, images_batch, noise, ta
     if far is not None:
         assert found == pytest.approx(far, abs=1e-9)
     else:
-        cosine = F.cosine_similarity(batch.q[:1], tree["pool.key"])
+        cosine = F.cosine_similarity(batch.query[:1], tree["pool.key"])
         assert found == pytest.approx(float((1 - cosine.topk(3).values).sum()), abs=1e-9) and 0 < found < 6
 
 
@@ -158,11 +159,7 @@ def test_fcilpt_a_key_without_length_is_like_nothing(backbone, images_batch, noi
 
 def test_fcilpt_without_sorting_averages_place_by_place(noise):
     payloads = [
-        {
-            **pool(noise),
-            "usage": torch.tensor([1.0, 5, 2, 0, 3, 4]).roll(i),
-            "num_samples": torch.tensor(i + 1),
-        }
+        Payload({**pool(noise), "usage": torch.tensor([1.0, 5, 2, 0, 3, 4]).roll(i)}, i, i + 1)
         for i in range(3)
     ]
     merged = create_method("fcilpt", sort=False).aggregate(payloads, uniform)

@@ -10,6 +10,7 @@ from torch import Tensor
 from fczoo import Batch, Context, Task, create_method
 from fczoo.core.tree import select
 from helpers_methods import DIM
+from helpers_payload import server_context
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
 
@@ -146,7 +147,7 @@ def fppl_update(noise, tasks, rng, labels: list[int], **options):
         **old,
     }
     merged = {**{k: state[k] for k in ("head.weight", "head.bias", "prompt.0", "fusion.key")}, **rows}
-    return state, method.server_update(state, merged, tasks[1], None, rng), mean
+    return state, method.server_update(state, merged, server_context(tasks[1], rng=rng)), mean
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_fppl_local_prototypes_are_means_of_the_trained_features(record, batch_o
     client, payload = call.clients[0], call.payloads[0]
     batch = batch_of(run.method, run.bench.train, client.index)
     tree = {**call.ctx.shared, **select(payload, "prompt.", "fusion.")}
-    features = run.bench.backbone(batch.x, run.method.fused_prompts(tree, batch.q))
+    features = run.bench.backbone(batch.x, run.method.fused_prompts(tree, batch.query))
     assert payload["local.label"].tolist() == sorted(set(batch.y.tolist()))
     for label, mean in zip(payload["local.label"], payload["local.mean"], strict=True):
         torch.testing.assert_close(mean, features[batch.y == label].mean(0), rtol=1e-9, atol=1e-9)

@@ -15,6 +15,7 @@ from fczoo.federation.engine import Engine, LocalImages, Plan
 from fczoo.functional.herding import herding
 from fczoo.functional.inversion import image_gradient, lenet, lenet_logits, mismatch, read_label, reconstruct
 from helpers_methods import CLOSE, DIM, batch
+from helpers_payload import server_context
 
 
 def test_glfc_weights_average_to_one_in_each_group(noise):
@@ -198,8 +199,8 @@ def test_glfc_picks_the_model_that_does_best_on_the_reconstructions(
     best = []
     for accuracy, bias in ((0.5, 1.0), (0.2, 2.0), (0.5, 3.0), (0.4, 4.0)):
         monkeypatch.setattr(type(method), "_monitored", lambda *_, a=accuracy: torch.tensor(a))
-        merged = {**select(state, *method.optims()), "head.bias": torch.full((7,), bias)}
-        state = method.server_update(state, merged, tasks[0], backbone, rng)
+        merged = {**select(state, *method.training().optims), "head.bias": torch.full((7,), bias)}
+        state = method.server_update(state, merged, server_context(tasks[0], backbone, rng))
         best.append(float(state["best.head.bias"][0]))
     assert best == [1.0, 1.0, 3.0, 3.0]  # as good as the best replaces it
     for reset, accuracy in ((False, 0.0), (True, 0.5)):

@@ -14,9 +14,11 @@ from torch import Tensor
 from fczoo import Batch, Context, Task, Tree, create_method
 from fczoo.aggregators.averaging import fedavg, uniform
 from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.payload import Payload
 from fczoo.functional.heads import head_logits, train_head
 from fczoo.functional.herding import herding
 from fczoo.functional.losses import normalised_cross_entropy, task_cross_entropy
+from helpers_payload import server_context
 
 
 def golden(name: str) -> Tree:
@@ -82,12 +84,7 @@ def ewc_state(method, g: Tree) -> list[Tree]:
         payloads = []
         for k in range(2):
             x, y = g[f"in.x{t}{k}"], g[f"in.y{t}{k}"]
-            payloads.append(
-                {
-                    **method.survey("end", TanhLayer(), state, whole(x, y), task),
-                    "num_samples": torch.tensor(len(y)),
-                }
-            )
+            payloads.append(Payload(method.survey("end", TanhLayer(), state, whole(x, y), task), k, len(y)))
             assert same(flat(fishers(payloads[-1])), g[f"out.fisher_sum{t}{k}"])
             if t == 1:
                 wrong = create_method("ewc", modulo_labels=True).survey(
@@ -96,7 +93,9 @@ def ewc_state(method, g: Tree) -> list[Tree]:
                 assert same(flat(fishers(wrong)), g[f"quirk.fisher_sum_modulo_label1{k}"])
                 assert not same(flat(fishers(payloads[-1])), g[f"quirk.fisher_sum_modulo_label1{k}"])
         sums = {name: payloads[0][name] + payloads[1][name] for name in payloads[0]}
-        state = method.absorb("end", state, sums, task)
+        state = method.absorb(
+            "end", state, sums, server_context(task, num_samples=sum(p.num_samples for p in payloads))
+        )
         states.append(state)
     return states
 
@@ -112,14 +111,7 @@ def test_ewc_fisher_and_anchor() -> None:
         assert same(flat(fishers(state)), g[f"out.server_fisher{t}"])
         assert same(flat({k.removeprefix("anchor."): v for k, v in state.items()}), g[f"out.checkpoint{t}"])
         n = [len(g[f"in.y{t}{k}"]) for k in range(2)]
-        payloads = [
-            {
-                "theta": g[f"in.client_params{t}{k}"],
-                "num_samples": torch.tensor(n[k]),
-                "client": torch.tensor(k),
-            }
-            for k in range(2)
-        ]
+        payloads = [Payload({"theta": g[f"in.client_params{t}{k}"]}, k, n[k]) for k in range(2)]
         assert same(fedavg(payloads)["theta"], g[f"out.params_weighted{t}"])
 
 
@@ -296,18 +288,11 @@ def test_fedproto_prototypes_and_average() -> None:
             assert int(n) == int(g[f"out.k{k}.c{c}.n"]) and same(
                 sums["class.sum"][c - 4] / n, g[f"out.k{k}.c{c}.proto"]
             )
-        payloads.append(
-            {
-                "theta": g[f"in.params{k}"],
-                **sums,
-                "num_samples": torch.tensor(len(labels)),
-                "client": torch.tensor(k),
-            }
-        )
+        payloads.append(Payload({"theta": g[f"in.params{k}"], **sums}, k, len(labels)))
     merged = method.aggregate(payloads, uniform)
-    assert type(method).averaging == "uniform" and same(merged["theta"], g["out.params_uniform"])
+    assert method.training().averaging == "uniform" and same(merged["theta"], g["out.params_uniform"])
     start = {"all.mean": torch.zeros(7, 6), "all.known": torch.zeros(7)}
-    state = method.server_update(start, merged, task, None, None)
+    state = method.server_update(start, merged, server_context(task))
     assert same(state["prototype.mean"], torch.stack([g[f"out.global.c{c}"] for c in (4, 5, 6)]))
     assert not same(
         state["prototype.mean"], torch.stack([g[f"alt.official_unweighted_global.c{c}"] for c in (4, 5, 6)])
@@ -397,10 +382,7 @@ def test_ccvr_calibration() -> None:
     g, seen = golden("ccvr_fed"), []
     method = create_method("ccvr")
     n = [len(g[f"in.labels{k}"]) for k in range(3)]
-    payloads = [
-        {"theta": g[f"in.params{k}"], "num_samples": torch.tensor(n[k]), "client": torch.tensor(k)}
-        for k in range(3)
-    ]
+    payloads = [Payload({"theta": g[f"in.params{k}"]}, k, n[k]) for k in range(3)]
     theta = fedavg(payloads)["theta"]
     assert same(theta, g["out.avg_params"])
     epochs = iter(zip(g["in.batches"].split(4), g["in.targets"].split(4), strict=True))

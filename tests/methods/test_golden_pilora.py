@@ -10,6 +10,7 @@ from fczoo import Context, Task, Tree, create_method
 from fczoo.aggregators.averaging import fedavg
 from fczoo.aggregators.prototypes import prototype_reweight, prototype_weights
 from fczoo.core.backbone import Backbone
+from fczoo.core.payload import Payload
 from fczoo.data.views import AUGMENTS
 from fczoo.federation.batches import Client
 from fczoo.federation.engine import Engine, Plan
@@ -163,14 +164,16 @@ def test_pilora_weights_tell_readings_apart(wrong: dict) -> None:
 def test_pilora_server_step() -> None:
     g = golden("pilora_reweight_k5c4_f64")
     payloads = [
-        {
-            "prototype": g["protos"][k],
-            "class.mean": g["means"][k],
-            "class.count": g["mask"][k].double(),
-            "lora.0.q.a": g["lora_a"][k],
-            "num_samples": g["n_k"][k],
-            "client": torch.tensor(k),
-        }
+        Payload(
+            {
+                "prototype": g["protos"][k],
+                "class.mean": g["means"][k],
+                "class.count": g["mask"][k].double(),
+                "lora.0.q.a": g["lora_a"][k],
+            },
+            k,
+            int(g["n_k"][k]),
+        )
         for k in range(5)
     ]
     for merged in (prototype_reweight(payloads), create_method("pilora").aggregate(payloads, fedavg)):

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from fczoo import Context, Task, create_method
 from fczoo.aggregators.averaging import fedavg
-from fczoo.core.tree import select
+from fczoo.core.payload import Payload
+from fczoo.core.tree import drop, select
 from fczoo.functional.gaussians import draw_features
 from fczoo.functional.losses import normalised_cross_entropy
 from helpers_methods import DIM
+from helpers_payload import server_context
 
 
 def mixture(labels: list[int], counts: list[float], means: list, variances: list) -> dict[str, Tensor]:
@@ -88,8 +90,8 @@ def test_hgp_statistics_by_hand():
 def test_hgp_keeps_a_class_of_which_a_client_has_one_image(record):
     """In the third task client 1 has a single image."""
     run = record("hgp")
-    (payload,) = [p for p in run.rounds[-1].payloads if p["client"] == 1]
-    assert payload["num_samples"] == 1 and payload["gauss.count"].tolist() == [1]
+    (payload,) = [p for p in run.rounds[-1].payloads if p.client == 1]
+    assert payload.num_samples == 1 and payload["gauss.count"].tolist() == [1]
     held = run.states[2]
     row = (held["gauss.client"] == 1) & (held["gauss.label"] == payload["gauss.label"])
     assert row.sum() == 1 and torch.equal(held["gauss.mean"][row], payload["gauss.mean"])
@@ -112,10 +114,12 @@ def test_hgp_keeps_the_gaussians_of_finished_tasks(record):
 def test_hgp_rebalance_moves_only_head_rows_of_its_window(record, rng, tasks, backbone, window, moved):
     run = record("hgp")
     state = run.states[1]
-    payload = {**select(state, "prefix.", "head."), "num_samples": torch.tensor(1), "client": torch.tensor(0)}
-    payload |= {k: v[:0] for k, v in select(state, "gauss.").items()}
+    rows = {k: v[:0] for k, v in drop(select(state, "gauss."), "gauss.client").items()}
+    payload = Payload({**select(state, "prefix.", "head."), **rows})
     method = create_method("hgp", rebalance=window, server_epochs=2, per_class=8)
-    after = method.server_update(state, method.aggregate([payload], fedavg), tasks[1], backbone, rng)
+    after = method.server_update(
+        state, method.aggregate([payload], fedavg), server_context(tasks[1], backbone, rng)
+    )
     for name, value in select(state, "prefix.", "gauss.").items():
         assert torch.equal(after[name], value)
     changed = [c for c in range(7) if not torch.equal(after["head.weight"][c], state["head.weight"][c])]

@@ -31,7 +31,7 @@ def test_joint_softmax_covers_all_seen_classes(record, batch_of):
     run = record("joint")
     call = run.rounds[-1]
     data = batch_of(run.method, run.bench.train, torch.arange(20))
-    train = select(call.state, *run.method.optims())
+    train = select(call.state, *run.method.training().optims)
     loss, _ = run.method.loss(run.bench.backbone, train, data, call.ctx)
     torch.testing.assert_close(
         loss, F.cross_entropy(run.method.logits(run.bench.backbone, train, data)[:, :7], data.y), **CLOSE

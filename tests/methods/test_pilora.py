@@ -10,6 +10,7 @@ from fczoo import Batch, Context, Task, create_method
 from fczoo.core.backbone import Backbone
 from fczoo.core.tree import select
 from helpers_methods import DIM
+from helpers_payload import server_context
 
 
 def pilora_state(noise, past: int) -> dict[str, Tensor]:
@@ -171,7 +172,7 @@ def test_pilora_keeps_the_prototype_of_a_class_that_nobody_holds_in_head_tune(ta
     method = create_method("pilora", head_tune=True)
     before = noise(3, DIM)
     sums = {"class.count": torch.tensor([2.0, 0.0, 1.0]), "class.sum": noise(3, DIM)}
-    after = method.absorb("begin", {"prototype": before}, sums, tasks[0])["prototype"]
+    after = method.absorb("begin", {"prototype": before}, sums, server_context(tasks[0]))["prototype"]
     torch.testing.assert_close(
         after, torch.stack([sums["class.sum"][0] / 2, before[1], sums["class.sum"][2]]).to(after)
     )

@@ -2,22 +2,25 @@
 
 import json
 import math
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 
 from fczoo import FczooError
+from fczoo.core.payload import Payload, samples
+from fczoo.core.payload import rows as rows_of
 from fczoo.core.registry import ATTACKS, METHODS
-from fczoo.core.types import Task
+from fczoo.core.types import Exchange, Optim, Task, Training
 from fczoo.federation.engine import Engine
 from fczoo.federation.observer import Silent
-from fczoo.security.guard import ABSURD, Guard, Stopped, sift
+from fczoo.security.guard import LARGEST_NORM, Guard, Stopped, sift
 from fczoo.testing import check_attack
 
 TASK = Task(0, 0, 2, 4, 2)
 BEFORE = {"head": torch.zeros(2, 3)}
-CONTENTS = {"gauss.count": "counts", "gauss.var": "class variances"}
+TRAINING = Training({"head": Optim()}, uploads={"gauss.": rows_of("count", "var")})
 
 
 def upload(number: int, rows: int = 2, **changes):
@@ -27,18 +30,14 @@ def upload(number: int, rows: int = 2, **changes):
         "gauss.count": torch.ones(rows),
         "gauss.var": torch.ones(rows, 3),
     }
-    payload = {
-        "head": torch.randn(2, 3, generator=rng),
-        **gauss,
-        "num_samples": torch.tensor(5),
-        "client": torch.tensor(number),
-    }
+    client, num_samples = changes.pop("client", number), changes.pop("num_samples", 5)
+    payload = {"head": torch.randn(2, 3, generator=rng), **gauss}
     payload |= {k.replace("__", "."): v for k, v in changes.items()}
-    return {k: v for k, v in payload.items() if v is not None}
+    return Payload({k: v for k, v in payload.items() if v is not None}, client, num_samples)
 
 
 def sifted(bad, count: int = 4):
-    return sift({**{k: upload(k, rows=k % 3) for k in range(1, count)}, 0: bad}, BEFORE, CONTENTS)
+    return sift({**{k: upload(k, rows=k % 3) for k in range(1, count)}, 0: bad}, BEFORE, TRAINING, TASK)
 
 
 NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
@@ -47,7 +46,7 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        ({}, "dropped out"),
+        (Payload({}), "dropped out"),
         (upload(0, head=NAN), "head is not finite"),
         (upload(0, head=INF), "head is not finite"),
         (upload(0, head=torch.zeros(3, 2)), r"head has shape (3, 2), expected (2, 3)"),
@@ -58,43 +57,58 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
         (upload(0, gauss__var=torch.ones(1, 3)), "gauss.var has shape (1, 3), expected (2, 3)"),
         (upload(0, gauss__var=-torch.ones(2, 3)), "gauss.var is a variance below 0"),
         (upload(0, gauss__count=-torch.ones(2)), "gauss.count is a count below 0"),
-        (upload(0, client=torch.tensor(2)), "signs as client 2"),
-        (upload(0, num_samples=torch.tensor(-5)), "claims -5 samples"),
-        (upload(0, num_samples=torch.ones(7)), "num_samples has shape (7,), expected ()"),
+        (upload(0, client=2), "signs as client 2"),
+        (upload(0, num_samples=-5), "claims -5 samples"),
+        (
+            upload(0, head=torch.zeros(2, 3).to_sparse()),
+            "head is torch.sparse_coo, expected dense real numbers",
+        ),
+        (upload(0, head=torch.zeros(2, 3, dtype=torch.complex64)), "head is torch.complex64, expected dense"),
+        (
+            upload(0, gauss__label=torch.tensor([0, 10**6])),
+            "gauss.label names class 1000000; the client may have 0",
+        ),
+        (
+            upload(0, gauss__label=torch.tensor([-1, 1])),
+            "gauss.label is a count below 0",
+        ),
+        (upload(0, gauss__label=torch.tensor([1, 1])), "gauss.label names a class twice"),
         (upload(0, head=torch.full((2, 3), 1e30)), "its update has norm 2.45e+30"),
     ],
 )
 def test_a_broken_upload_is_turned_away_with_a_reason(bad, reason):
     sound, reasons = sifted(bad)
-    assert [int(p["client"]) for p in sound] == [1, 2, 3]
+    assert [p.client for p in sound] == [1, 2, 3]
     assert reasons.keys() == {0} and reason in reasons[0] and "\n" not in reasons[0]
 
 
 def test_sound_uploads_may_differ_in_rows_and_length():
-    near = upload(0, head=0.5 * ABSURD * torch.ones(2, 3))
-    assert sifted(upload(0, rows=0))[1] == sifted(upload(0, rows=7))[1] == sifted(near)[1] == {}
+    near = upload(0, head=0.5 * LARGEST_NORM * torch.ones(2, 3))
+    assert sifted(upload(0, rows=0))[1] == sifted(upload(0, rows=1))[1] == sifted(near)[1] == {}
 
 
 def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
-    contents = {"image.": "gradients of single images"}
+    training = replace(
+        TRAINING, uploads={**TRAINING.uploads, "image.": samples("gradients of single images")}
+    )
     some = [upload(k, image__a=torch.ones(k, 4), image__b=torch.ones(k, 2, 2)) for k in range(1, 3)]
     odd = upload(3, image__a=torch.ones(2, 4), image__b=torch.ones(1, 2, 2))
-    sound, reasons = sift({0: upload(0), 1: some[0], 2: some[1], 3: odd}, BEFORE, contents)
+    sound, reasons = sift({0: upload(0), 1: some[0], 2: some[1], 3: odd}, BEFORE, training, TASK)
     assert len(sound) == 3 and reasons == {3: "image.b has shape (1, 2, 2), expected (2, 2, 2)"}
 
 
 def test_a_round_without_enough_sound_uploads_stops():
-    guard = Guard(mock.Mock(optims=dict, uploads={}), least=2)
+    guard = Guard(mock.Mock(training=lambda: TRAINING), least=2)
     guard.method.name = "toy"
     with pytest.raises(
         Stopped,
         match=r"toy stopped in task 1, round 3: 1 of 2 uploads are sound, 2 needed; client 1: dropped out",
     ):
-        guard.admit({0: upload(0)}, [0, 1], {}, TASK, 2)
+        guard.admit({0: upload(0)}, [0, 1], {}, Exchange(TASK, 2))
     with pytest.raises(
         Stopped, match=r"toy diverged .* client 1: diverged, loss nan; lower its learning rates"
     ):
-        guard.admit({0: upload(0), 1: {}}, [0, 1], {}, TASK, 2, {0: 1.0, 1: math.nan})
+        guard.admit({0: upload(0), 1: Payload({})}, [0, 1], {}, Exchange(TASK, 2), {0: 1.0, 1: math.nan})
 
 
 class Log(Silent):
@@ -107,7 +121,8 @@ class Log(Silent):
 
 def spoil_first(payloads):
     """The first client's trained tensors become NaN."""
-    return [{k: v * math.nan if v.is_floating_point() else v for k, v in payloads[0].items()}, *payloads[1:]]
+    broken = {k: v * math.nan if v.is_floating_point() else v for k, v in payloads[0].items()}
+    return [payloads[0].holding(broken), *payloads[1:]]
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -119,7 +134,7 @@ def test_every_method_goes_on_without_a_broken_client(make_bench, small_method, 
         mock.patch.object(Engine, "train", lambda *a: spoil_first(train(*a))),
         mock.patch.object(Engine, "survey", lambda *a: spoil_first(survey(*a))),
     ):
-        if method.scope() == "pooled":
+        if method.training().scope == "pooled":
             with pytest.raises(Stopped, match="0 of 1 uploads are sound"):
                 bench.run(method, 0, log)
             return
@@ -164,20 +179,23 @@ def test_attackers_are_the_same_in_every_round_and_as_many_as_asked_for(make_ben
 def test_forged_uploads(make_bench, small_method, spec, expected):
     attackers = make_bench(attack=spec, attackers=1.0).uplink(small_method("hgp"), 0).attackers
     honest = {
-        "head": torch.tensor([3.0, 5.0]),
+        "head.weight": torch.tensor([3.0, 5.0]),
         "gauss.count": torch.ones(2),
         "gauss.var": torch.ones(2),
         "gauss.label": torch.arange(2),
     }
-    forged = attackers.forge([{**honest, "client": torch.tensor(1)}], {"head": torch.ones(2)}, TASK, 0)[0]
-    assert forged["head"].tolist() == expected  # the honest change is [2, 4]
+    forged = attackers.forge([Payload(honest, 1)], {"head.weight": torch.ones(2)}, Exchange(TASK, 0))[0]
+    assert forged["head.weight"].tolist() == expected  # the honest change is [2, 4]
     assert all(torch.equal(forged[k], honest[k]) for k in ("gauss.count", "gauss.var", "gauss.label"))
 
 
 def test_gaussian_noise_is_as_long_as_asked_for(make_bench, small_method):
     attackers = make_bench(attack="gaussian:10", attackers=1.0).uplink(small_method("hgp"), 0).attackers
-    payload = {"head": torch.full((10000,), 2.0), "client": torch.tensor(1)}
-    noise = attackers.forge([payload], {"head": torch.ones(10000)}, TASK, 0)[0]["head"] - 1
+    payload = Payload({"head.weight": torch.full((10000,), 2.0)}, 1)
+    noise = (
+        attackers.forge([payload], {"head.weight": torch.ones(10000)}, Exchange(TASK, 0))[0]["head.weight"]
+        - 1
+    )
     assert float(noise.std()) == pytest.approx(10, rel=0.05) and abs(float(noise.mean())) < 0.5
 
 

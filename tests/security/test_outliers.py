@@ -8,24 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fczoo import FczooError, create_method
+from fczoo.core.payload import Payload, per_class, rows
 from fczoo.core.types import Task
 from fczoo.security.outliers import geometric_median, leave_out
 
 some = settings(max_examples=40, deadline=None)
 SECOND = Task(1, 2, 4, 6, 3)  # classes 2 and 3
-ROWS = {"local.": "class means"}
-SUMS = {"class.count": "counts", "class.sum": "class means"}
+ROWS = {"local.": rows("mean")}
+SUMS = {"class.": per_class("count", "sum")}
 
 
 def pool(client: int, **means: list[float]):
     """An upload with labelled means: ``pool(0, c2=[1, 0])``."""
     labels = torch.tensor([int(name[1:]) for name in means])
-    return {
-        "local.label": labels,
-        "local.mean": torch.tensor(list(means.values())),
-        "x": torch.zeros(1),
-        "client": torch.tensor(client),
-    }
+    means = torch.tensor(list(means.values()))
+    return Payload({"local.label": labels, "local.mean": means, "x": torch.zeros(1)}, client)
 
 
 def test_geometric_medians_by_hand():
@@ -70,11 +67,7 @@ def test_sums_by_hand():
     """
     counts, sums = [[2, 0], [4, 0], [1, 0], [2, 5], [0, 0]], [[2, 0], [4, 0], [3, 0], [-100, 900], [0, 0]]
     payloads = [
-        {
-            "class.count": torch.tensor(c, dtype=torch.float32),
-            "class.sum": torch.tensor(s, dtype=torch.float32)[:, None],
-            "client": torch.tensor(k),
-        }
+        Payload({"class.count": torch.tensor(c).float(), "class.sum": torch.tensor(s).float()[:, None]}, k)
         for k, (c, s) in enumerate(zip(counts, sums, strict=True))
     ]
     kept, left = leave_out(payloads, SUMS, 1e9, SECOND)

@@ -27,9 +27,9 @@ class FedProx(Method):
         return state or linear_head(task, backbone.dim, rng)
 
     def loss(self, backbone, train, batch, ctx):
-        loss = task_cross_entropy(head_logits(train, batch.q), batch, ctx.task)
+        loss = task_cross_entropy(head_logits(train, batch.query), batch, ctx.task)
         drift = sum((train[name] - ctx.shared[name]).square().sum() for name in train)
         return loss + self.strength / 2 * drift, {}
 
     def predict(self, backbone, state, batch, task):
-        return head_logits(state, batch.q)[:, : task.stop]
+        return head_logits(state, batch.query)[:, : task.stop]
