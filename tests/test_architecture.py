@@ -26,7 +26,6 @@ LONG = {  # files above, to be divided; nothing may be added
     "tests/cli/test_cli.py",
     "tests/methods/test_conformance.py",
     "tests/methods/test_golden_baselines.py",
-    "tests/papers/test_papers.py",
     "tests/runner/test_resume.py",
 }
 

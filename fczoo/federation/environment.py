@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from fczoo import __version__
-from fczoo.core.registry import DATASETS, METHODS, PLUGINS, load_plugins
+from fczoo.core.discovery import PLUGINS
+from fczoo.core.registry import DATASETS, METHODS, load_plugins
 
 RESET_PEAK = Path("/proc/self/clear_refs")  # 5, written there, resets VmHWM; see proc(5)
 

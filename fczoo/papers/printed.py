@@ -86,7 +86,8 @@ class Paper:
 
     @property
     def protocol(self) -> type[Protocol]:
-        return PROTOCOLS.get(self.key)
+        found: type[Protocol] = PROTOCOLS.get(self.key)
+        return found
 
     @property
     def numbers(self) -> list[Number]:

@@ -1,9 +1,11 @@
 """Reproduction cards: the command behind a paper's row, and whether its number came out."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
@@ -52,7 +54,7 @@ class Card:
 
 def cards() -> dict[str, Card]:
     """All cards by name: every data set and split for which a paper prints its own method."""
-    found: dict[tuple, list[Number]] = {}
+    found: dict[tuple[Any, ...], list[Number]] = {}
     for paper in papers().values():
         own = next(printed for printed, (name, *_) in paper.methods.items() if name == paper.key)
         for n in paper.numbers:
@@ -95,8 +97,8 @@ def verdict(card: Card, experiment: Experiment, line: Line) -> str:
 
 def tolerance(comparison: Comparison) -> float:
     """Points by which a reproduced number may be off: one, or twice the standard deviation of the difference if that is more."""
-    spread = (comparison.ours.std or 0.0) ** 2 + (comparison.number.std or 0.0) ** 2
-    return max(ALLOWED, 2 * spread**0.5)
+    spread = math.hypot(comparison.ours.std or 0.0, comparison.number.std or 0.0)
+    return max(ALLOWED, 2 * spread)
 
 
 def status(card: Card, experiments: Sequence[Experiment]) -> list[str]:

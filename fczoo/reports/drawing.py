@@ -64,7 +64,7 @@ def to_svg(figure: Any, name: str) -> str:
 
 
 def ink_of_style() -> str:
-    return pyplot().rcParams["text.color"]
+    return str(pyplot().rcParams["text.color"])
 
 
 def coloured(experiment: Experiment) -> Iterator[tuple[Line, str, int]]:
