@@ -120,7 +120,7 @@ class FCILPT(Method):
         last = ctx.task.classes if self.support == "all" else ctx.task.stop
         logits = head_logits(train, self._features(backbone, train, batch, chosen))[:, first:last]
         if self.support == "local":
-            logits = torch.where(batch.count[first:last] > 0, logits, torch.finfo(logits.dtype).min)
+            logits = torch.where(batch.class_count[first:last] > 0, logits, torch.finfo(logits.dtype).min)
         elif self.support == "task" and first < ctx.task.start:
             old, new = (
                 batch.y < ctx.task.start,

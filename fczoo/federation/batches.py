@@ -23,21 +23,21 @@ class Client:
 class Rows(NamedTuple):
     """Images of one client: positions in the store, and random draws of their training view (none: the test view)."""
 
-    index: Tensor  # [n]
+    positions: Tensor  # [n]
     draws: Tensor | None = None  # [n, DRAWS]
 
     def part(self, start: int, stop: int) -> "Rows":
         """The rows from ``start`` up to ``stop``."""
-        return Rows(self.index[start:stop], None if self.draws is None else self.draws[start:stop])
+        return Rows(self.positions[start:stop], None if self.draws is None else self.draws[start:stop])
 
 
 def stacked_batch(
     method: Method, store: ImageStore, rows: Sequence[Rows], augment: Augment, cache_queries: bool = False
 ) -> Batch:
     """One batch a client, stacked [k, B, ...] and padded to the longest; without draws in the test view."""
-    width = max(len(r.index) for r in rows)
-    index = torch.stack([pad(r.index, width) for r in rows])
-    weight = torch.stack([(torch.arange(width) < len(r.index)).float() for r in rows])
+    width = max(len(r.positions) for r in rows)
+    index = torch.stack([pad(r.positions, width) for r in rows])
+    weight = torch.stack([(torch.arange(width) < len(r.positions)).float() for r in rows])
     draws = None
     if not augment.fixed and rows[0].draws is not None:
         draws = torch.cat([pad(r.draws, width) for r in rows if r.draws is not None])

@@ -156,7 +156,7 @@ class Engine:
         for step in range(len(learners[0].queue)):
             active = [learner for learner in learners if step < len(learner.queue)]
             rows = [learner.queue[step] for learner in active]
-            batch = self._with_teacher(self._batch(rows), rows, ctx)._replace(count=counts[: len(rows)])
+            batch = self._with_teacher(self._batch(rows), rows, ctx)._replace(class_count=counts[: len(rows)])
             out = _over_clients(loss, [learner.leaves for learner in active], batch)
             out[_LOSS].sum().backward()
             optimizers.step([step / len(learner.queue) for learner in active], training.clip_norm)
@@ -194,7 +194,7 @@ class Engine:
         if not isinstance(self.method, Distils):
             return batch
         flat = Batch(*(v.flatten(0, 1) for v in batch))
-        index = torch.cat([pad(r.index, batch.w.shape[1]) for r in rows]).tolist()
+        index = torch.cat([pad(r.positions, batch.w.shape[1]) for r in rows]).tolist()
         if self.plan.augment.fixed and all(i in self.taught for i in index):
             return batch._replace(
                 teacher=torch.stack([self.taught[i] for i in index]).unflatten(0, batch.w.shape)
@@ -209,8 +209,8 @@ class Engine:
         """Sums of ``fn`` over every client's images, in order; longest first."""
         sums: list[Tree] = [{} for _ in rows]
         size = self.plan.pass_size
-        for start in range(0, len(rows[0].index), size):
-            active = [r.part(start, start + size) for r in rows if start < len(r.index)]
+        for start in range(0, len(rows[0].positions), size):
+            active = [r.part(start, start + size) for r in rows if start < len(r.positions)]
             _accumulate(sums, _over_clients(fn, trees[: len(active)], self._batch(active)))
         return sums
 
