@@ -29,10 +29,8 @@ class Batch(NamedTuple):
     query: Tensor  # [B, D] feature of the frozen backbone; [B, 0] for a method that does not ask for it
     teacher: Tensor = torch.empty(
         0, 0
-    )  # [B, C] the teacher's outputs for the same view; [B, 0] without a teacher
-    count: Tensor = torch.empty(
-        0
-    )  # [C] images of each class on which the client trains; [0] outside of training
+    )  # [B, C] teacher's outputs for the same view; [B, 0] without a teacher
+    class_count: Tensor = torch.empty(0)  # [C] images of each class on which the client trains; else [0]
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Average of a [B] tensor over the real samples. Every loss averages through this."""

@@ -68,12 +68,12 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
             flops, activations = _one_step(method, store, trained, ctx, settings)
     surveyed = Payload({})
     later = state
-    surveyor = method if isinstance(method, Surveys) else None
-    for moment in sorted(surveyor.surveys()) if surveyor else ():
-        sums = engine.survey(moment, broadcast(method, state), [client], ctx)[0]
-        surveyed = sums.holding({**surveyed, **sums})
-        server = ServerContext(task, 0, 1, 1, size, backbone, rng)
-        later = surveyor.absorb(moment, later, dict(sums), server)
+    if isinstance(method, Surveys):
+        for moment in sorted(method.surveys()):
+            sums = engine.survey(moment, broadcast(method, state), [client], ctx)[0]
+            surveyed = sums.holding({**surveyed, **sums})
+            server = ServerContext(task, 0, 1, 1, size, backbone, rng)
+            later = method.absorb(moment, later, dict(sums), server)
     if further:
         later = method.begin_task(later, further[0], backbone, rng)
     held = drop(broadcast(method, later), *optims)
