@@ -1,8 +1,10 @@
 """From uint8 pixels to what the backbone sees: batched, seeded, on the training device."""
 
+import copy
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +60,16 @@ class ImageStore:
         self.labels = torch.from_numpy(images.labels).to(backbone.device)
         self._mean = torch.tensor(backbone.config.mean, device=backbone.device).view(1, 3, 1, 1)
         self._std = torch.tensor(backbone.config.std, device=backbone.device).view(1, 3, 1, 1)
+        self._forget_queries()
+
+    def relabelled(self, labels: np.ndarray) -> "ImageStore":
+        """The same images under other labels [N]; their pixels are shared."""
+        other = copy.copy(self)
+        other.labels = torch.from_numpy(labels).to(self.labels.device)
+        other._forget_queries()
+        return other
+
+    def _forget_queries(self) -> None:
         self._features = torch.empty(0)
         self._computed = torch.zeros(math.ceil(len(self.labels) / QUERY_BLOCK), dtype=torch.bool)
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import check_options, option
 from fczoo.core.payload import Content, Payload, content_of
@@ -14,7 +15,6 @@ from fczoo.core.registry import ATTACKS, register_attack
 from fczoo.core.seeds import numpy_stream, torch_stream
 from fczoo.core.tree import Tree
 from fczoo.core.types import Exchange
-from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
@@ -90,12 +90,20 @@ class Attackers:
 
     @staticmethod
     def draw(spec: str | None, part: float, clients: int, method: Method, seed: int) -> "Attackers":
-        """Attackers by a spec such as ``scale:100``, and none without one. Raises FczooError for an unknown attack."""
-        attack = ATTACKS.create(spec) if spec else Attack()
+        """Attackers by a spec such as ``scale:100``, and none without one.
+
+        Raises FczooError for an unknown attack, and for one that nobody would carry out.
+        """
+        if not spec:
+            return Attackers(Attack(), frozenset(), method, seed)
+        attack, count = ATTACKS.create(spec), round(part * clients)
+        if not count:
+            raise FczooError(
+                f"--attackers {part:g} of {clients} clients is nobody, so --attack {spec} would do nothing; "
+                f"give --attackers {1 / clients:.2g} or more, or leave --attack out"
+            )
         order = numpy_stream("attackers", seed).permutation(clients)
-        return Attackers(
-            attack, frozenset(order[: round(part * clients)].tolist() if spec else []), method, seed
-        )
+        return Attackers(attack, frozenset(order[:count].tolist()), method, seed)
 
     def forge(self, payloads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
         """The uploads of a round or survey as they arrive; ``shared`` is what the server had sent."""
@@ -103,16 +111,16 @@ class Attackers:
 
     def store(self, stream: Stream, partition: Partition, honest: ImageStore) -> ImageStore:
         """The images from which the run's clients learn: the honest ones, or some with false labels."""
-        return ImageStore(self.mislabel(stream, partition), honest.backbone) if self.attack.flips else honest
+        return honest.relabelled(self.mislabel(stream, partition)) if self.attack.flips else honest
 
-    def mislabel(self, stream: Stream, partition: Partition) -> Images:
-        """The training images, those of the attackers with false labels."""
+    def mislabel(self, stream: Stream, partition: Partition) -> np.ndarray:
+        """Labels of the training images [N], those of the attackers' images false."""
         labels = stream.train.labels.copy()
         for task, parts in zip(stream.tasks, partition.tasks, strict=True):
             own = np.isin(stream.train_index, np.concatenate([parts[k] for k in sorted(self.numbers)]))
             own &= (stream.train.labels >= task.start) & (stream.train.labels < task.stop)
             labels[own] = task.start + task.stop - 1 - labels[own]
-        return Images(stream.train.pixels, labels)
+        return labels
 
     def _forged(self, payload: Payload, shared: Tree, exchange: Exchange) -> Payload:
         rng = torch_stream("attack", self.seed, exchange.task.index, exchange.round + 1, payload.client)

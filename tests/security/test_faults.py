@@ -13,6 +13,7 @@ from fczoo.core.payload import Payload, samples
 from fczoo.core.payload import rows as rows_of
 from fczoo.core.registry import ATTACKS, METHODS
 from fczoo.core.types import Exchange, Optim, Task, Training
+from fczoo.data.views import ImageStore
 from fczoo.federation.engine import Engine
 from fczoo.federation.observer import Silent
 from fczoo.security.guard import LARGEST_NORM, Guard, Stopped, sift
@@ -201,13 +202,33 @@ def test_gaussian_noise_is_as_long_as_asked_for(make_bench, small_method):
 
 def test_flipped_labels_are_those_of_the_attackers_alone(make_bench, small_method, stream, partition):
     attackers = make_bench(attack="label-flip", attackers=0.34).uplink(small_method("fedavg"), 0).attackers
-    labels = attackers.mislabel(stream, partition).labels
+    labels = attackers.mislabel(stream, partition)
     (hostile,) = attackers.numbers
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):
         for client, index in enumerate(parts):
             rows = [list(stream.train_index).index(i) for i in index]
             true = stream.train.labels[rows]
             assert (labels[rows] == (task.start + task.stop - 1 - true if client == hostile else true)).all()
+
+
+def test_flipped_images_keep_their_view_and_lie_in_memory_once(make_bench, small_method):
+    bench = make_bench(attack="label-flip", attackers=0.34)
+    honest = ImageStore(bench.stream.train, bench.backbone, test_crop=0.5)
+    attackers = bench.uplink(small_method("fedavg"), 0).attackers
+    honest.query(torch.arange(3))  # what is kept of it must not pass for the other's
+    flipped = attackers.store(bench.stream, bench.partition, honest)
+    assert flipped.test_crop == 0.5 and flipped.pixels.data_ptr() == honest.pixels.data_ptr()
+    assert torch.equal(flipped.view(torch.arange(3)), honest.view(torch.arange(3)))
+    assert torch.equal(flipped.query(torch.arange(3)), honest.query(torch.arange(3)))
+    assert not torch.equal(flipped.labels, honest.labels)
+
+
+@pytest.mark.parametrize("attack", ATTACKS.names("fczoo.security"))
+@pytest.mark.parametrize("part", [0.0, 0.1])
+def test_an_attack_that_nobody_carries_out_is_refused(make_bench, small_method, attack, part):
+    says = rf"--attackers {part:g} of 3 clients is nobody, so --attack {attack} .* give --attackers 0.33"
+    with pytest.raises(FczooError, match=says):
+        make_bench(attack=attack, attackers=part).check(small_method("fedavg"))
 
 
 @pytest.mark.parametrize("name", ATTACKS.names("fczoo.security"))
