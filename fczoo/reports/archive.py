@@ -66,7 +66,7 @@ class Row(msgspec.Struct, kw_only=True):
 
 
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
-ONCE = ("backbone_shape", "train_counts", "hardware", "earlier_commands")
+ONCE = ("backbone_shape", "train_counts", "data", "hardware", "earlier_commands")
 """Columns that are long and the same for all runs of a folder: only its first row has them."""
 
 

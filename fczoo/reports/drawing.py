@@ -121,9 +121,10 @@ def heat(
 
 
 def legend(figure: Any, axes: Any) -> Any:
-    """The figure with a legend below it, where it has anything to explain."""
+    """The figure with a legend below it, where it has anything to explain; a long one makes the figure higher."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = max(1, min(4, 80 // (max(map(len, labels)) + 6)))  # about 80 characters fit
+        figure.set_figheight(figure.get_figheight() + 0.18 * max(0, len(labels) / columns - 4))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
     return figure

@@ -39,7 +39,7 @@ def _has_rounds(experiment: Experiment) -> bool:
 
 def accuracy_curves(experiment: Experiment) -> Any:
     """Pooled accuracy after each task, mean over seeds, band of one standard deviation."""
-    figure, axes = pyplot().subplots(figsize=(5.2, 3.0 + 0.05 * len(experiment.lines)))
+    figure, axes = pyplot().subplots(figsize=(5.2, 3.2))
     tasks = np.arange(1, len(experiment.first.task_sizes) + 1)
     for line, colour, turn in coloured(experiment):
         curves = np.array(

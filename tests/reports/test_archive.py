@@ -127,3 +127,15 @@ def test_a_folder_and_its_archive_give_one_table(folders):
     archived(folders, folders / "results.csv")
     both = read_experiments([folders])
     assert [len(e.lines) for e in both] == [3, 1] and sum(len(e.runs) for e in both) == 6
+
+
+def test_the_results_of_this_repository_are_read_and_keep_the_folder_that_is_an_example():
+    """Equal runs of several folders count once, and the example's numbers are those of its rows."""
+    (archive,) = [r for r in read_runs([RESULTS / "results.csv"]) if r.name == "cifar100-reduced-c"]
+    (folder,) = read_runs([RESULTS / "cifar100-reduced-c"])
+    assert archive.split == folder.split
+    assert [vars(c.result)["accuracy"] for c in archive.cells] == [c.result.accuracy for c in folder.cells]
+    both, alone = (sorted(report([p], "csv").splitlines()) for p in (RESULTS, RESULTS / "results.csv"))
+    assert both == alone
+    size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
+    assert size < 500_000
