@@ -6,7 +6,16 @@ import click
 from tabulate import tabulate
 
 from fczoo.core.options import quirks
-from fczoo.core.registry import AGGREGATORS, ATTACKS, DATASETS, METHODS, PARTITIONERS, PROTOCOLS, Registry
+from fczoo.core.registry import (
+    AGGREGATORS,
+    ATTACKS,
+    DATASETS,
+    MERGES,
+    METHODS,
+    PARTITIONERS,
+    PROTOCOLS,
+    Registry,
+)
 from fczoo.federation.settings import Settings
 
 KINDS = {
@@ -14,7 +23,8 @@ KINDS = {
     "baselines": "methods to compare them with",
     "datasets": "images, and the schedule that bench uses on them",
     "partitioners": "how images are split over clients",
-    "aggregators": "how a server merges uploads",
+    "aggregators": "how a server averages (--aggregator)",
+    "merges": "how the server of one method merges what it does not average",
     "attacks": "what hostile clients do",
     "protocols": "how papers run their experiments",
     "backbones": "pre-trained vision transformers",
@@ -24,6 +34,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "datasets": DATASETS,
     "partitioners": PARTITIONERS,
     "aggregators": AGGREGATORS,
+    "merges": MERGES,
     "attacks": ATTACKS,
     "protocols": PROTOCOLS,
 }
@@ -55,7 +66,7 @@ def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
     """What a shell offers after ``fczoo show``."""
     if ctx.params.get("names"):
         return [name for name in PROTOCOLS.names() if name.startswith(incomplete)]
-    registries = METHODS, DATASETS, PARTITIONERS, AGGREGATORS, ATTACKS
+    registries = METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS
     known = ["protocol", "settings", *(name for registry in registries for name in registry.names())]
     return [name for name in known if name.startswith(incomplete)]
 

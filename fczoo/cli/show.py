@@ -23,6 +23,7 @@ from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
     DATASETS,
+    MERGES,
     METHODS,
     PARTITIONERS,
     create_method,
@@ -45,7 +46,7 @@ def show(name: str, dataset: str) -> str:
     pages = (
         (METHODS, _method_page),
         (DATASETS, _dataset_page),
-        *((r, _options_page) for r in (PARTITIONERS, AGGREGATORS, ATTACKS)),
+        *((r, _options_page) for r in (PARTITIONERS, AGGREGATORS, MERGES, ATTACKS)),
     )
     for registry, page in pages:
         if name in registry.names():

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -25,6 +26,7 @@ from fczoo.core.types import (
 )
 
 
+@dataclass(frozen=True)
 class Method(ABC):
     """A frozen dataclass of hyper-parameters plus pure functions over trees of tensors.
 

@@ -101,7 +101,7 @@ def run(
     ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults. The method's options are
     its own: a warning names those for which the data set has other values.
     """
-    fields = type(method).__dataclass_fields__  # type: ignore[attr-defined]
+    fields = type(method).__dataclass_fields__
     if other := {
         k: v
         for k, v in type(method).tuned.get(dataset, {}).items()

@@ -72,7 +72,7 @@ class Run:
         self.taught: dict[int, Tensor] = {}  # what the task's teacher said of the images, see Engine
         self.result = Result(
             method.name,
-            asdict(method),  # type: ignore[call-overload]
+            asdict(method),
             self.settings.portable(),
             seed,
             {**asdict(self.backbone.config), "sha256": self.backbone.sha256},

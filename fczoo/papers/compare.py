@@ -117,7 +117,7 @@ def differences(experiment: Experiment, line: Line, paper: Paper, number: Number
     method, options = paper.method_here(number)
     if method in METHODS.names():
         expected = create_method(method, settings.dataset, **{**settings.method_options(method), **options})
-        reading = through_json(asdict(expected))  # type: ignore[call-overload]
+        reading = through_json(asdict(expected))
         found += [
             _differs(f"{method}.{k}", v, reading[k])
             for k, v in line.results[0].options.items()

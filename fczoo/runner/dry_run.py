@@ -153,7 +153,7 @@ def _options(method: Method, settings: Settings, given: Mapping[str, Any]) -> li
     origin = {
         name: next((layer for layer, values in layers.items() if name in values), "default")
         for name in asdict(method)
-    }  # type: ignore[call-overload]
+    }
     return [(name, option_word(getattr(method, name)), place) for name, place in origin.items()]
 
 
@@ -168,7 +168,10 @@ def _work(method: Method, seen: Measured, settings: Settings, clients: int, step
         + seen.activations * part * settings.batch_size * together
     )
     operations = f"{seen.flops * steps / 1e15:,.3f}" if steps else "unknown"
-    traffic = f"{nbytes(seen.sent or seen.surveyed) / 1e6:.3f}", f"{nbytes(seen.received) / 1e6:.3f}"
+    traffic = (
+        f"{nbytes((seen.sent or seen.surveyed).tensors) / 1e6:.3f}",
+        f"{nbytes(seen.received) / 1e6:.3f}",
+    )
     return (
         method.name,
         f"{scalars:,}",

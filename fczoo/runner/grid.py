@@ -149,7 +149,7 @@ def _describe(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequ
     for method in methods:
         bench.check(method)
     about = {
-        "methods": {m.name: asdict(m) for m in methods},  # type: ignore[call-overload]
+        "methods": {m.name: asdict(m) for m in methods},
         "seeds": list(seeds),
         "settings": bench.settings.portable(),
         "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},

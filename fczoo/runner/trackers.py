@@ -133,7 +133,7 @@ class Logging:
 
     def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
         self.step = done
-        options = {f"{method.name}.{k}": v for k, v in asdict(method).items()}  # type: ignore[call-overload]
+        options = {f"{method.name}.{k}": v for k, v in asdict(method).items()}
         try:
             self.logger.open(
                 self.folder, f"{method.name} seed {seed}", {**self.config, **options, "seed": seed}

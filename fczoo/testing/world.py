@@ -126,7 +126,7 @@ def small_method(name: str, **options: Any) -> Method:
     """
     roots = {
         f.name: max(math.isqrt(f.default), f.metadata.get("low") or 0)
-        for f in fields(METHODS.get(name))  # type: ignore[arg-type]  # every method is a dataclass
+        for f in fields(METHODS.get(name))
         if type(f.default) is int
     }
     return create_method(name, **{**roots, **options})
