@@ -1,6 +1,7 @@
 """The optimizers of a group of clients."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ class Optimizers:
 
     def __init__(self, optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context):
         self.leaves, self.ctx = leaves, ctx
-        groups: dict[str, list[dict]] = {"adam": [], "adamw": [], "sgd": []}
+        groups: dict[str, list[dict[str, Any]]] = {"adam": [], "adamw": [], "sgd": []}
         for prefix, optim in optims.items():
             own = [[v for k, v in tree.items() if owner(k, optims) == prefix] for tree in leaves]
             if not own[0]:
