@@ -30,15 +30,15 @@ from fczoo.core.types import (
 class Method(ABC):
     """A frozen dataclass of hyper-parameters plus pure functions over trees of tensors.
 
-    A method says what one client's loss is on one batch, what a client uploads and how the server merges the uploads.
-    Loops, devices, optimizers, loaders and logs belong to the engine.
+    A method says what one client's loss is on one batch, what a client uploads and how the server merges
+    the uploads. Loops, devices, optimizers, loaders and logs belong to the engine.
 
-    State is split by the prefixes of its names: those in ``training().optims`` are trained by the clients and uploaded,
-    those in ``private`` never leave the server, everything else is broadcast read-only.
+    State is split by the prefixes of its names: those in ``training().optims`` are trained by the clients
+    and uploaded, those in ``private`` never leave the server, everything else is broadcast read-only.
 
-    ======================  =======  ==================================================================================
+    ======================  =======  ======================================================================
     called                  by       with, and what for
-    ======================  =======  ==================================================================================
+    ======================  =======  ======================================================================
     training()              anybody  what clients train, on what, and what they upload
     begin_task(...)         server   the state of the last task (empty at first); returns the new task's
     survey("begin", ...)    client   each batch of its images, before the rounds: sums (``Surveys``)
@@ -53,8 +53,8 @@ class Method(ABC):
     server_update(...)      server   that tree; returns the state
     survey("end", ...)      client   as above, after the last round; ``absorb("end", ...)`` follows
     predict(...)            server   a batch of test images: logits over the classes seen so far
-    diagnose(...)           server   with ``--diagnostics``: numbers that explain the result (``Diagnoses``)
-    ======================  =======  ==================================================================================
+    diagnose(...)           server   with ``--diagnostics``: numbers that explain it (``Diagnoses``)
+    ======================  =======  ======================================================================
 
     A whole method::
 
@@ -81,27 +81,27 @@ class Method(ABC):
     name: ClassVar[str] = ""  # filled by the registry
     paper: ClassVar[str] = ""
     private: ClassVar[tuple[str, ...]] = ()  # state prefixes that never leave the server
-    frozen: ClassVar[
-        tuple[str, ...]
-    ] = ()  # state prefixes of finished tasks, row by row: rows join, none changes
+    # state prefixes of finished tasks, row by row: rows join, none changes
+    frozen: ClassVar[tuple[str, ...]] = ()
     tuned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # data set -> hyper-parameters that differ there
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError for a method that has only a part of an optional protocol, which would never be called."""
+        """Raise TypeError for a method with only a part of an optional protocol: it would never be called."""
         super().__init_subclass__()
         for protocol, members in OPTIONAL.items():
             missing = [f"{name}()" for name in members if not hasattr(cls, name)]
             defined = [f"{name}()" for name in members if hasattr(cls, name)]
             if defined and missing:
                 raise TypeError(
-                    f"{cls.__name__} defines {', '.join(defined)} but not {', '.join(missing)}: {protocol} needs them all"
+                    f"{cls.__name__} defines {', '.join(defined)} but not {', '.join(missing)}: "
+                    f"{protocol} needs them all"
                 )
 
     def __post_init__(self) -> None:
         check_options(self)
 
     def remark(self) -> str:
-        """What a reader of its results must know: an upper bound, a cheap mode, a quirk. Shown under every table."""
+        """What a reader of its results must know, shown under every table: an upper bound, a quirk."""
         switched = [
             f"{name}={getattr(self, name)}"
             for name, value, _ in quirks(type(self))
@@ -150,7 +150,7 @@ class Method(ABC):
 
 @runtime_checkable
 class Surveys(Protocol):
-    """A method that asks all clients for sums over their data at the boundaries of a task, without training."""
+    """A method that asks all clients for sums over their data, before or after a task, without training."""
 
     def surveys(self) -> frozenset[Moment]:
         """The boundaries at which it asks; none: it does not."""
@@ -189,7 +189,10 @@ class Diagnoses(Protocol):
     """A method that can explain its results by numbers of its own."""
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
-        """Kind of record -> its content. Called with the uploads of a task's last round, and at the end of the task."""
+        """Kind of record -> its content.
+
+        Called with the uploads of a task's last round, and once more at the end of the task.
+        """
 
 
 OPTIONAL = {

@@ -1,17 +1,17 @@
 """What a client uploads: the grammar of payloads, in one page.
 
-A payload has a sender, the number of images behind it, and named tensors. Each tensor belongs to what clients train
-(``Training.optims``) or to a group that the method declares once, in ``Training.uploads``::
+A payload has a sender, the number of images behind it, and named tensors. Each tensor belongs to what
+clients train (``Training.optims``) or to a group that the method declares once, in ``Training.uploads``::
 
     uploads={
-        "gauss.": rows("count", "mean", "var"),        # gauss.label [g], gauss.count [g], gauss.mean [g, D], ...
-        "class.": per_class("count", "sum"),           # class.count [c], class.sum [c, D], c classes of the task
-        "usage": whole("counts"),                      # one tensor, of the same shape from every client
-        "image_gradient.": samples("gradients of single images"),  # one row a chosen image; may be left out
+        "gauss.": rows("count", "mean", "var"),  # gauss.label [g], gauss.count [g], gauss.mean [g, D], ...
+        "class.": per_class("count", "sum"),  # class.count [c], class.sum [c, D], c classes of the task
+        "usage": whole("counts"),  # one tensor, of the same shape from every client
+        "image_gradient.": samples("gradients of single images"),  # one row an image; may be left out
     }
 
-Guard, privacy, outlier removal, attacks, aggregators and byte counts read this declaration and nothing else. A tensor
-that is not declared is refused, so that no statistics travel without protection.
+Guard, privacy, outlier removal, attacks, aggregators and byte counts read this declaration and nothing
+else. A tensor that is not declared is refused, so that no statistics travel without protection.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ class Group:
 
 
 def whole(content: Content) -> Group:
-    """Tensors of one shape from every client, merged as a whole. The key names a tensor, or a prefix ending in a dot."""
+    """Tensors of one shape from every client, merged as a whole; the key is a name, or a prefix and a dot."""
     return Group("whole", content)
 
 
@@ -136,8 +136,8 @@ def content_of(name: str, trained: Sequence[str], uploads: Uploads) -> Content |
 def keep_classes(payload: Payload, prefix: str, group: Group, keep: Tensor) -> Payload:
     """The upload with only some of a group's classes; ``keep`` [g] or [c] is true where a class stays.
 
-    Of ``rows`` the others are cut out. Of ``per_class`` they become 0, whose count of 0 says that the client does not
-    have the class.
+    Of ``rows`` the others are cut out. Of ``per_class`` they become 0, whose count of 0 says that the
+    client does not have the class.
     """
     changed = {}
     for name, value in select(payload.tensors, prefix).items():
@@ -145,7 +145,6 @@ def keep_classes(payload: Payload, prefix: str, group: Group, keep: Tensor) -> P
         if group.layout == "rows":
             changed[name] = value[mask]
         else:
-            changed[name] = torch.where(
-                mask.view(-1, *[1] * (value.dim() - 1)), value, torch.zeros_like(value)
-            )
+            mask = mask.view(-1, *[1] * (value.dim() - 1))
+            changed[name] = torch.where(mask, value, torch.zeros_like(value))
     return payload.holding({**payload.tensors, **changed})

@@ -16,8 +16,11 @@ Moment = Literal["begin", "end"]
 """The boundaries of a task at which clients may be surveyed."""
 
 Scope = Literal["task", "latest", "seen", "pooled"]
-"""Images that a client trains on: its own of the task; its own of the last task that gave it any; its own of all tasks
-so far; everybody's of all tasks so far, in one place."""
+"""Images on which a client trains.
+
+task: its own of the task. latest: its own of the last task that gave it any. seen: its own of all tasks so
+far. pooled: everybody's of all tasks so far, in one place.
+"""
 
 
 class Batch(NamedTuple):
@@ -27,10 +30,8 @@ class Batch(NamedTuple):
     y: Tensor  # [B] labels in order of arrival
     w: Tensor  # [B] 1 = real sample, 0 = padding
     query: Tensor  # [B, D] feature of the frozen backbone; [B, 0] for a method that does not ask for it
-    teacher: Tensor = torch.empty(
-        0, 0
-    )  # [B, C] teacher's outputs for the same view; [B, 0] without a teacher
-    class_count: Tensor = torch.empty(0)  # [C] images of each class on which the client trains; else [0]
+    teacher: Tensor = torch.empty(0, 0)  # [B, C] the teacher's outputs for the same view; [B, 0] without one
+    class_count: Tensor = torch.empty(0)  # [C] the client's training images of each class; [0] elsewhere
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Average of a [B] tensor over the real samples. Every loss averages through this."""
@@ -109,25 +110,20 @@ class Optim:
 class Training:
     """What clients train, on what, and what they upload: everything that a method declares about a round."""
 
-    optims: Mapping[str, Optim] = field(
-        default_factory=dict
-    )  # state prefix -> optimizer; empty: only surveys
-    inputs: Collection[str] = (
-        "images",
-    )  # what batches hold: images, query (frozen feature of the same view)
-    uploads: Uploads = field(
-        default_factory=dict
-    )  # declared groups beside what is trained; see core/payload.py
+    # state prefix -> optimizer; empty: the method only surveys
+    optims: Mapping[str, Optim] = field(default_factory=dict)
+    # what batches hold: images, query (frozen feature of the same view)
+    inputs: Collection[str] = ("images",)
+    # declared groups beside what is trained; see core/payload.py
+    uploads: Uploads = field(default_factory=dict)
     averaging: str = "fedavg"  # registered aggregator for the part that is averaged
     clip_norm: float | None = None  # largest norm of one client's gradient, over all tensors that it trains
     scope: Scope = "task"  # ``seen`` and ``pooled`` keep old images: upper bounds, not competitors
-    stats: Literal["test", "train", "none"] = (
-        "none"  # view of the images in the pass of ``stats``; none: no such pass
-    )
+    # view of the images in the pass of ``stats``; none: no such pass
+    stats: Literal["test", "train", "none"] = "none"
     exemplars: str = ""  # memory tensor with positions of kept images, which join the client's training
-    active: Callable[[Task, int], Collection[str]] | None = (
-        None  # prefixes trained in a round; None: all of optims
-    )
+    # (task, round) -> prefixes trained in that round; None: all of optims
+    active: Callable[[Task, int], Collection[str]] | None = None
 
     def active_optims(self, task: Task, round: int) -> Mapping[str, Optim]:
         """The optimizers of one round; none: the task has no such round."""
@@ -158,9 +154,7 @@ class Evidence:
     task: Task
     tasks: Sequence[Task]  # of the whole run
     state: Tree  # the server's
-    payloads: Sequence[
-        Payload
-    ]  # of the last round of the task, before they are merged; empty at the end of a task
+    payloads: Sequence[Payload]  # of the task's last round, before they are merged; empty at the end of it
     backbone: Backbone
     images: Callable[[Task], Iterator[Batch]]  # test images of a task
 
@@ -178,8 +172,8 @@ class ServerAggregator(Protocol):
 class Partitioner(Protocol):
     """Pure function from the labels of one task to one array of positions a client.
 
-    One with an attribute ``scope = "dataset"`` gets all labels at once, before they are cut into tasks; one with
-    ``disjoint = False`` may give an image to several clients or to none.
+    One with an attribute ``scope = "dataset"`` gets all labels at once, before they are cut into tasks; one
+    with ``disjoint = False`` may give an image to several clients or to none.
     """
 
     def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, /) -> list[np.ndarray]: ...
