@@ -32,8 +32,9 @@ from fczoo.functional.losses import normalised_cross_entropy
 class CCVR(TunedWithStatistics):
     """FedAvg whose server trains the head again after each round, on features drawn from Gaussians of the clients' classes.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count, mean and variance of each
-    local class of two images or more. By default the server calibrates the current task's head rows alone.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count, mean and
+    variance of each local class of two images or more. By default the server calibrates the current task's
+    head rows alone.
     """
 
     paper = "Luo et al., NeurIPS 2021; mixture, current task and normalised logits as in HGP's comparison"

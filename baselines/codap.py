@@ -24,9 +24,9 @@ PARTS = ("prompt", "key", "attention")  # P, K, A
 class CODAPrompt(Method):
     """Prefixes put together from components, weighted by how well the attended frozen feature fits each component's key.
 
-    Trained and sent: the current task's components (prompt, key, attention) in each prompted block, and the linear
-    head. Components of finished tasks are frozen and go on contributing. New ones are drawn by the server, orthogonal
-    to the old.
+    Trained and sent: the current task's components (prompt, key, attention) in each prompted block, and the
+    linear head. Components of finished tasks are frozen and go on contributing. New ones are drawn by the
+    server, orthogonal to the old.
     """
 
     paper = "Smith et al., CVPR 2023"

@@ -24,8 +24,8 @@ PARTS = "kv"
 class DualPrompt(Method):
     """Key and value prefixes: general ones for all tasks, and expert ones, a set a task, found again by a key.
 
-    Trained and sent: the general prefixes (G), the current task's expert prefixes (E) and key, and the linear head.
-    Those of finished tasks are frozen.
+    Trained and sent: the general prefixes (G), the current task's expert prefixes (E) and key, and the
+    linear head. Those of finished tasks are frozen.
     """
 
     paper = "Wang et al., ECCV 2022"

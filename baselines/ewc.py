@@ -21,9 +21,10 @@ LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts
 class EWC(Tuned):
     """Online EWC: each weight is held to its value after the last task, as strongly as the tasks so far depend on it.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, each client's
-    Fisher sums at the final global model. Their sum over the clients' sample count is the Fisher of the pooled data.
-    Memory beyond the model: Fisher and anchor, two copies of what is trained, on server and clients.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, each
+    client's Fisher sums at the final global model. Their sum over the clients' sample count is the Fisher
+    of the pooled data. Memory beyond the model: Fisher and anchor, two copies of what is trained, on server
+    and clients.
     """
 
     paper = "Kirkpatrick et al., PNAS 2017; online form: Schwarz et al., ICML 2018"

@@ -22,8 +22,8 @@ from fczoo.functional.heads import nearest_mean, with_means
 class FedCLM(Tuned):
     """FedAvg whose answer is the nearest class mean; means of finished tasks stay as they were, while the features move on.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, count and feature
-    sum of every local class under the final global model.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, count
+    and feature sum of every local class under the final global model.
     """
 
     paper = "baseline of Guo et al., PILoRA, ECCV 2024"

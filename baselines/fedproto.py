@@ -32,9 +32,10 @@ from fczoo.functional.losses import task_cross_entropy
 class FedProto(TunedWithStatistics):
     """Features are drawn to the global prototype of their class, the mean feature over all clients after the last round.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count and mean feature of each
-    local class; a class with a single image at a client sends that image's feature. Weights are averaged plainly
-    (``--aggregator fedavg`` weighs them by samples). Only the current task's prototypes are used.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count and mean feature
+    of each local class; a class with a single image at a client sends that image's feature. Weights are
+    averaged plainly (``--aggregator fedavg`` weighs them by samples). Only the current task's prototypes
+    are used.
     """
 
     paper = "Tan et al., AAAI 2022; centralised form as in HGP's comparison"

@@ -28,8 +28,8 @@ HGP_RATES: dict[str, dict[str, Any]] = {
 class Tuned(Method):
     """Base of the methods that train a linear head and, by choice, all weights or LoRA pairs, with cross-entropy on each task.
 
-    The papers disagree on what their baselines train: everything (HGP; FPPL, with a slow learner), or LoRA on the
-    first block (PILoRA).
+    The papers disagree on what their baselines train: everything (HGP; FPPL, with a slow learner), or LoRA
+    on the first block (PILoRA).
     """
 
     tuned = HGP_RATES

@@ -44,10 +44,11 @@ def _warn_once(text: str) -> None:
 class GLFC(Tuned):
     """Clients keep exemplars, balance the gradients of old and new classes and distil from the best old model.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. When a client notices a new task it
-    also uploads, for each of its new classes, the gradient of one image through a fixed network, from which the server
-    reconstructs the image to pick the old model by: THIS UPLOAD CAN BE INVERTED, label and image. ``proxy=last`` goes
-    without it. Memory beyond the model: old and best model, two copies of what is trained; exemplars at the client.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. When a client notices a new
+    task it also uploads, for each of its new classes, the gradient of one image through a fixed network,
+    from which the server reconstructs the image to pick the old model by: THIS UPLOAD CAN BE INVERTED,
+    label and image. ``proxy=last`` goes without it. Memory beyond the model: old and best model, two copies
+    of what is trained; exemplars at the client.
     """
 
     paper = "Dong et al., Federated Class-Incremental Learning, CVPR 2022"

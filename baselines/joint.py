@@ -20,8 +20,8 @@ from fczoo.core.types import Batch, Context, Task, Training
 class Joint(Tuned):
     """Training from the start on the images of all tasks so far, anew at every task: the accuracy that forgetting nothing would give.
 
-    The figure after the last task is the usual joint upper bound. Trained and sent: the linear head and, by choice, all
-    weights or LoRA pairs.
+    The figure after the last task is the usual joint upper bound. Trained and sent: the linear head and, by
+    choice, all weights or LoRA pairs.
     """
 
     paper = "upper bound of HGP (central) and PILoRA (federated)"

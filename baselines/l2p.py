@@ -25,8 +25,9 @@ from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, high
 class L2P(Method):
     """A pool of input prompts shared by all tasks; each image takes those whose keys are nearest to its frozen feature.
 
-    Trained and sent: the pool with its keys, and the linear head; averaged slot by slot, although a slot need not mean
-    the same to two clients (FCILPT sorts the slots first). A slot that nobody chooses stays as it is.
+    Trained and sent: the pool with its keys, and the linear head; averaged slot by slot, although a slot
+    need not mean the same to two clients (FCILPT sorts the slots first). A slot that nobody chooses stays
+    as it is.
     """
 
     paper = "Wang et al., CVPR 2022"

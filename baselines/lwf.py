@@ -19,8 +19,8 @@ from fczoo.functional.losses import task_cross_entropy
 class LwF(Tuned):
     """What the global model said of old classes after the last task is distilled while clients learn the new ones.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Memory beyond the model: the teacher,
-    one copy of what is trained, sent to each client once a task.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Memory beyond the model:
+    the teacher, one copy of what is trained, sent to each client once a task.
     """
 
     paper = "Li and Hoiem, ECCV 2016"

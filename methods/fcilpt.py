@@ -35,9 +35,9 @@ from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, high
 class FCILPT(Method):
     """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by use before averaging.
 
-    Trained: the pool with its keys, a prompt that is always used, and the linear head; nothing is frozen at a task's
-    end. Sent: the same, with how often each prompt was chosen, by which the server sorts. (In the paper clients sort,
-    with the same outcome, and keep the counts to themselves.)
+    Trained: the pool with its keys, a prompt that is always used, and the linear head; nothing is frozen at
+    a task's end. Sent: the same, with how often each prompt was chosen, by which the server sorts. (In the
+    paper clients sort, with the same outcome, and keep the counts to themselves.)
     """
 
     paper = "Liu et al., Federated Class-Incremental Learning with Prompting (arXiv 2310.08948)"

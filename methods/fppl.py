@@ -27,8 +27,9 @@ from fczoo.functional.prompts import cosine
 class FPPL(Method):
     """One deep prompt a task, fused by the image's frozen feature; prototypes unify the clients and debias the head.
 
-    Trained: the current task's prompt, the fusion keys of all tasks so far, and the linear head. Sent: the same, with
-    the mean feature of every local class, on all of which the server retrains the head after each round.
+    Trained: the current task's prompt, the fusion keys of all tasks so far, and the linear head. Sent: the
+    same, with the mean feature of every local class, on all of which the server retrains the head after
+    each round.
     """
 
     paper = "He et al., FPPL (arXiv 2411.01904)"

@@ -26,8 +26,9 @@ from fczoo.functional.pixels import raw_images
 class HGP(Method):
     """Prefix prompts and a head trained by clients; the server rebalances the head on features drawn from their Gaussians.
 
-    Trained: key and value prefixes in the first blocks, one set for all tasks, and the linear head. Sent: both, with
-    count, mean and diagonal variance of every local class. The server keeps the Gaussians of finished tasks.
+    Trained: key and value prefixes in the first blocks, one set for all tasks, and the linear head. Sent:
+    both, with count, mean and diagonal variance of every local class. The server keeps the Gaussians of
+    finished tasks.
     """
 
     paper = "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes (arXiv 2406.02447)"

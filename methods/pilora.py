@@ -36,8 +36,9 @@ from fczoo.functional.lora import lora_cosines, lora_pairs
 class PILoRA(Method):
     """One LoRA pair a task, kept orthogonal to its predecessors; classes are learned prototypes, the nearest one answers.
 
-    Trained: LoRA on q and v of the first block, and the prototypes of the current task's classes. Sent: both, with the
-    clients' class means, by whose closeness the server weights the prototypes. Old LoRA pairs and prototypes are frozen.
+    Trained: LoRA on q and v of the first block, and the prototypes of the current task's classes. Sent:
+    both, with the clients' class means, by whose closeness the server weights the prototypes. Old LoRA
+    pairs and prototypes are frozen.
     """
 
     paper = "Guo et al., PILoRA, ECCV 2024"

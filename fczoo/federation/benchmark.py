@@ -74,8 +74,8 @@ class Bench(World):
     ) -> Result:
         """Train ``method`` over all tasks. The same settings and seed give the same result on the same device.
 
-        With ``checkpoint`` the run is saved after every round, and goes on from what was saved there. A ``probe``
-        records diagnostics and changes nothing.
+        With ``checkpoint`` the run is saved after every round, and goes on from what was saved there. A
+        ``probe`` records diagnostics and changes nothing.
         """
         with reproducible(self.settings.deterministic):
             return Run(self, method, seed, observer or Silent(), checkpoint, probe).run()
@@ -98,8 +98,8 @@ def run(
 ) -> Result:
     """Run one method: ``fczoo.run(fczoo.create_method("pilora", rank=8), dataset="digits", rounds=2)``.
 
-    ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults. The method's options are
-    its own: a warning names those for which the data set has other values.
+    ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults. The
+    method's options are its own: a warning names those for which the data set has other values.
     """
     fields = type(method).__dataclass_fields__
     if other := {

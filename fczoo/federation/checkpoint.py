@@ -32,8 +32,8 @@ class Snapshot:
 class Checkpoint:
     """The file of one run's last snapshot.
 
-    Format: safetensors, tensors called ``TREE/NAME``, position and notes as JSON among its metadata, with a SHA-256 over
-    all of it. No pickle, so that nothing in a foreign file can run.
+    Format: safetensors, tensors called ``TREE/NAME``, position and notes as JSON among its metadata, with a
+    SHA-256 over all of it. No pickle, so that nothing in a foreign file can run.
     """
 
     def __init__(self, path: Path, saved: Callable[[], None] = lambda: None):

@@ -1,7 +1,8 @@
 """Numbers that explain a result: what clients predict, which tasks are confused, how trained tensors move.
 
-All of it is computed from what a run has anyway: the state, the uploads of the last round of a task, the test images.
-A record is one JSON object a line in ``diagnostics.jsonl``: ``task``, ``kind`` and what ``KINDS`` says of the kind.
+All of it is computed from what a run has anyway: the state, the uploads of the last round of a task, the
+test images. A record is one JSON object a line in ``diagnostics.jsonl``: ``task``, ``kind`` and what
+``KINDS`` says of the kind.
 """
 
 import json

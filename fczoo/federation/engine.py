@@ -1,8 +1,8 @@
 """Client training: one code path, whether clients train one after another or share a batched forward.
 
-Clients are independent, so ``torch.vmap`` of the loss over stacked clients, followed by one ordinary backward of the
-summed loss, gives each client exactly its own gradient. Every client's tensors are leaves of their own, so a client
-that has run out of batches gets no gradient and its optimizer state stands still.
+Clients are independent, so ``torch.vmap`` of the loss over stacked clients, followed by one ordinary
+backward of the summed loss, gives each client exactly its own gradient. Every client's tensors are leaves
+of their own, so a client that has run out of batches gets no gradient and its optimizer state stands still.
 """
 
 import math

@@ -17,7 +17,8 @@ def predictions(
 ) -> tuple[Tensor, Tensor]:
     """Answers over all classes seen by ``task``, and labels, of some test images [n] each, on the CPU.
 
-    One forward an image. Raises TypeError when the method's logits do not cover exactly the classes seen so far.
+    One forward an image. Raises TypeError when the method's logits do not cover exactly the classes seen so
+    far.
     """
     answers, labels = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     for batch in view_batches(method, store, index, batch_size):

@@ -29,7 +29,8 @@ def lora_pairs(
 def lora_cosines(state: Tree) -> Tensor:
     """[t, t]: mean over layers of the cosine between the updates B A of the tasks so far; 0 where an update is 0.
 
-    Reads ``past.X.a`` [t-1, r, D], ``past.X.b`` [t-1, D, r] and the current ``lora.X.a``, ``lora.X.b`` of each layer X.
+    Reads ``past.X.a`` [t-1, r, D], ``past.X.b`` [t-1, D, r] and the current ``lora.X.a``, ``lora.X.b`` of
+    each layer X.
     """
     layers = [k[len("lora.") : -2] for k in state if k.startswith("lora.") and k.endswith(".a")]
     cosines = []

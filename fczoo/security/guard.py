@@ -51,9 +51,9 @@ class Guard:
     ) -> tuple[list[Payload], list[dict[str, Any]]]:
         """The sound uploads, and task, moment, client and reason of those that are turned away.
 
-        ``sent`` is by client, ``asked`` are the clients of the exchange, ``trained`` is what they started from,
-        ``losses`` those of the clients that have trained. Raises Stopped when too few uploads are sound, and TypeError
-        when the method uploads what it has not declared.
+        ``sent`` is by client, ``asked`` are the clients of the exchange, ``trained`` is what they started
+        from, ``losses`` those of the clients that have trained. Raises Stopped when too few uploads are
+        sound, and TypeError when the method uploads what it has not declared.
         """
         payloads = {c: sent.get(c, Payload({}, c)) for c in asked}
         training = self.method.training()
@@ -97,9 +97,10 @@ def sift(
 ) -> tuple[list[Payload], dict[int, str]]:
     """The sound uploads, and for every other client the reason why its upload is turned away.
 
-    ``payloads`` are by client, empty where nothing came; ``trained`` is what the clients started from. A trained tensor
-    keeps its shape; the rows of declared groups are those that the group's layout allows; what the declaration leaves
-    open (a dimension, a type) is as in most uploads. Norms are compared from three clients up.
+    ``payloads`` are by client, empty where nothing came; ``trained`` is what the clients started from. A
+    trained tensor keeps its shape; the rows of declared groups are those that the group's layout allows;
+    what the declaration leaves open (a dimension, a type) is as in most uploads. Norms are compared from
+    three clients up.
     """
     uploads = training.uploads
     classes = range(task.start if training.scope == "task" else 0, task.stop)  # that a client may hold

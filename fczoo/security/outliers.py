@@ -1,10 +1,11 @@
 """Class statistics that hostile clients send: those far from the other clients' are left out before anything is merged.
 
-A robust aggregator protects what a method averages; what it merges class by class (prototypes, Gaussians, sums of a survey)
-is protected here, in one place for all methods (``--outliers``). The centre of a class is the geometric median of its
-clients' means, which stays near the honest ones while more than half of them are honest (Pillutla et al., "Robust Aggregation for
-Federated Learning", IEEE Transactions on Signal Processing 2022). What was admitted in an earlier round, when too few clients had
-the class to tell, stays on the server.
+A robust aggregator protects what a method averages; what it merges class by class (prototypes, Gaussians,
+sums of a survey) is protected here, in one place for all methods (``--outliers``). The centre of a class is
+the geometric median of its clients' means, which stays near the honest ones while more than half of them
+are honest (Pillutla et al., "Robust Aggregation for Federated Learning", IEEE Transactions on Signal
+Processing 2022). What was admitted in an earlier round, when too few clients had the class to tell, stays
+on the server.
 """
 
 from collections.abc import Sequence
@@ -33,8 +34,8 @@ def leave_out(
 ) -> tuple[list[Payload], dict[int, list[int]]]:
     """The uploads without far statistics, and the classes left out, by client.
 
-    Far is a mean whose distance from the class's centre is more than ``factor`` times the median distance of the clients
-    that have the class, of which there must be three.
+    Far is a mean whose distance from the class's centre is more than ``factor`` times the median distance
+    of the clients that have the class, of which there must be three.
     """
     out, left = list(payloads), dict[int, list[int]]()
     for prefix, group in with_means(uploads).items():

@@ -56,8 +56,8 @@ def bytes_by_content(training: Training, sent: Sequence[Payload]) -> dict[str, i
 class Privacy:
     """What every client does to its uploads before it sends them.
 
-    With ``clip`` C and ``noise`` z, the change of the trained tensors, as one vector, is shortened to norm C, and
-    N(0, (z C)^2) is added to each of its coordinates: the server itself sees no more than that.
+    With ``clip`` C and ``noise`` z, the change of the trained tensors, as one vector, is shortened to norm
+    C, and N(0, (z C)^2) is added to each of its coordinates: the server itself sees no more than that.
     """
 
     seed: int
@@ -127,10 +127,10 @@ class Privacy:
 def epsilon(noise: float, uploads: int, delta: float) -> float:
     """Epsilon of (epsilon, delta)-differential privacy towards the server, for all data of one client, over all its uploads.
 
-    Two runs that differ in everything that one client holds: its clipped update moves by up to 2 C, so noise z C is a
-    Gaussian mechanism of multiplier z / 2, composed over ``uploads``. Sampling of clients is not counted in its favour,
-    since the server knows who takes part; the number of samples n_k is taken as public. Infinite without noise. Raises
-    FczooError when the accountant is not installed.
+    Two runs that differ in everything that one client holds: its clipped update moves by up to 2 C, so
+    noise z C is a Gaussian mechanism of multiplier z / 2, composed over ``uploads``. Sampling of clients is
+    not counted in its favour, since the server knows who takes part; the number of samples n_k is taken as
+    public. Infinite without noise. Raises FczooError when the accountant is not installed.
     """
     if not noise:
         return math.inf
