@@ -2,24 +2,20 @@
 folders."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Bench, Context, Method, Result, Tree, create_method
+from fczoo import Bench, Method, create_method
 from fczoo.core.backbone import Backbone, ViTConfig
-from fczoo.core.payload import Payload
 from fczoo.core.types import Batch, Task
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
-from fczoo.data.views import ImageStore
-from fczoo.federation.batches import Client, view_batches
-from fczoo.federation.engine import Engine
+from fczoo.testing.recording import Record, watch
+from fczoo.testing.subject import Subject, batch_of
 from fczoo.testing.world import TASKS, small_method, toy_backbone, toy_bench, toy_partition, toy_stream
 from helpers_golden import golden
 from helpers_runs import write_run
@@ -60,123 +56,31 @@ def small_method_() -> Callable[..., Method]:
     return small_method
 
 
-@dataclass
-class Call:
-    """One call of ``Engine.train`` or, at a moment, ``Engine.survey``. Trees are copies."""
-
-    moment: str
-    engine: Engine
-    state: Tree
-    after: Tree  # the same state once the clients are done
-    clients: list[Client]
-    ctx: Context
-    payloads: list[Payload]
-    kept: list[Payload]  # the payloads' very tensors, which the server has used by the end of the run
-
-
-@dataclass
-class Record:
-    """What went over the wire in one run, and the states that were evaluated."""
-
-    method: Method
-    bench: Bench
-    result: Result
-    calls: list[Call] = field(default_factory=list)
-    states: dict[int, Tree] = field(default_factory=dict)  # task -> state after it
-
-    @property
-    def rounds(self) -> list[Call]:
-        return [call for call in self.calls if call.moment == "train"]
-
-
-def copied(tree: Tree) -> Tree:
-    return {k: v.detach().clone() for k, v in tree.items()}
-
-
-def watch(bench: Bench, method: Method, seed: int = 0) -> Record:
-    """Run ``method`` and note every use of the engine and every evaluated state."""
-    calls: list[Call] = []
-    states: dict[int, Tree] = {}
-    train, survey, predict = Engine.train, Engine.survey, type(method).predict
-
-    def noted(
-        moment: str,
-        engine: Engine,
-        state: Tree,
-        clients: list[Client],
-        ctx: Context,
-        work: Callable[[], list[Payload]],
-    ) -> list[Payload]:
-        before = copied(state)
-        payloads = work()
-        calls.append(
-            Call(
-                moment,
-                engine,
-                before,
-                copied(state),
-                list(clients),
-                ctx,
-                [p.holding(copied(p.tensors)) for p in payloads],
-                payloads,
-            )
-        )
-        return payloads
-
-    def noted_train(
-        self: Engine, state: Tree, clients: list[Client], ctx: Context, *rest: Any
-    ) -> list[Payload]:
-        return noted("train", self, state, clients, ctx, lambda: train(self, state, clients, ctx, *rest))
-
-    def noted_survey(
-        self: Engine, moment: str, state: Tree, clients: list[Client], ctx: Context
-    ) -> list[Payload]:
-        return noted(moment, self, state, clients, ctx, lambda: survey(self, moment, state, clients, ctx))
-
-    def noted_predict(self: Method, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        states[task.index] = copied(state)
-        return predict(self, backbone, state, batch, task)
-
-    with (
-        mock.patch.object(Engine, "train", noted_train),
-        mock.patch.object(Engine, "survey", noted_survey),
-        mock.patch.object(type(method), "predict", noted_predict),
-    ):
-        result = bench.run(method, seed)
-    # what predict saw was copied in inference mode; a clone outside of it is an ordinary tensor
-    return Record(method, bench, result, calls, {t: copied(s) for t, s in states.items()})
-
-
 @pytest.fixture(scope="session", name="watch")
 def watch_() -> Callable[..., Record]:
     return watch
 
 
+@cache
+def subject_of(name: str) -> Subject:
+    return Subject(small_method(name))
+
+
 @pytest.fixture(scope="session")
-def record() -> Callable[..., Record]:
-    """``record(name, dtype, together, seed, copy)``: one watched run of a small method, made once a session."""
-    known: dict[tuple, Record] = {}
-
-    def get(
-        name: str, dtype: torch.dtype = torch.float64, together: int = 1, seed: int = 0, copy: int = 0
-    ) -> Record:
-        key = (name, dtype, together, seed, copy)
-        if key not in known:
-            known[key] = watch(toy_bench(dtype, together=together), small_method(name), seed)
-        return known[key]
-
-    return get
+def subject() -> Callable[[str], Subject]:
+    """``subject(name)``: a small method and its watched runs, each made once a process."""
+    return subject_of
 
 
 @pytest.fixture(scope="session")
-def batch_of() -> Callable[..., Batch]:
-    """``batch_of(method, store, index)``: images and query features as ``method`` asks for them, test view."""
+def record() -> Callable[..., Record]:
+    """``record(name, dtype, together, seed, copy)``: one watched run of a small method."""
+    return lambda name, *rest, **more: subject_of(name).run(*rest, **more)
 
-    def build(method: Method, store: ImageStore, index: Tensor) -> Batch:
-        (batch,) = view_batches(method, store, index, len(index))
-        return batch
 
-    return build
+@pytest.fixture(scope="session", name="batch_of")
+def batch_of_() -> Callable[..., Batch]:
+    return batch_of
 
 
 @pytest.fixture

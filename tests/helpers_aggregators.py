@@ -1,6 +1,6 @@
-"""What the tests of aggregators share: random uploads and how to compare them."""
+"""What the tests of aggregators share: what uploads hold beside parameters, and how to compare them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from hypothesis import settings
@@ -20,18 +20,6 @@ def rng_of(seed: int) -> torch.Generator:
 
 def normal(rng: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=rng, dtype=torch.float64)
-
-
-def random_payloads(
-    count: int, seed: int, own: Callable[[torch.Generator], Tree] = lambda rng: {}
-) -> list[Payload]:
-    """``count`` uploads of a head and a prompt, with what ``own`` adds."""
-    rng = rng_of(seed)
-    samples = torch.randint(1, 200, (count,), generator=rng).tolist()
-    return [
-        Payload({"head": normal(rng, 4, 3), "prompt": normal(rng, 5), **own(rng)}, k, samples[k])
-        for k in range(count)
-    ]
 
 
 def copy(payloads: Sequence[Payload]) -> list[Payload]:

@@ -24,7 +24,6 @@ LONG = {  # files above, to be divided; nothing may be added
     "fczoo/federation/rounds.py",
     "baselines/glfc.py",
     "tests/cli/test_cli.py",
-    "tests/methods/test_conformance.py",
     "tests/methods/test_golden_baselines.py",
     "tests/runner/test_resume.py",
 }

@@ -61,7 +61,8 @@ class Krum:
         check_options(self)
 
     def __call__(self, payloads: Sequence[Payload]) -> Tree:
-        return dict(_by_score(payloads, self.hostile, "krum")[0])
+        best = _by_score(payloads, self.hostile, "krum")[0]
+        return {name: value.clone() for name, value in best.items()}
 
 
 @register_aggregator("multi_krum")

@@ -11,6 +11,7 @@ from fczoo import __version__
 from fczoo.cli.bench import bench
 from fczoo.cli.data import data, partition
 from fczoo.cli.look import doctor, list_command, show
+from fczoo.cli.new import new
 from fczoo.cli.tables import compare, papers, report, reproduce
 from fczoo.core.errors import FczooError
 
@@ -73,5 +74,5 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s")
 
 
-for command in (bench, report, partition, data, papers, compare, reproduce, list_command, show, doctor):
+for command in (bench, report, partition, data, papers, compare, reproduce, list_command, show, doctor, new):
     main.add_command(command)

@@ -13,14 +13,18 @@ fczoo's own tests run the same checks on everything that it registers. Where hyp
 chooses the random cases.
 """
 
+from fczoo.testing.aggregators import check_aggregator
 from fczoo.testing.attacks import check_attack
 from fczoo.testing.datasets import check_dataset
+from fczoo.testing.methods import check_method
 from fczoo.testing.partitioners import check_partitioner
 from fczoo.testing.world import small_method, toy_backbone, toy_bench, toy_partition, toy_stream
 
 __all__ = [
+    "check_aggregator",
     "check_attack",
     "check_dataset",
+    "check_method",
     "check_partitioner",
     "small_method",
     "toy_backbone",

@@ -34,7 +34,13 @@ def tried(check: Callable[[Draw], None], times: int = TIMES) -> None:
             check(_draws(np.random.default_rng(seed)))
         return
 
-    @settings(max_examples=times, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=times,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(st.data())
     def attempt(data: Any) -> None:
         try:

@@ -11,7 +11,8 @@ from torch import Tensor
 from fczoo import Payload
 from fczoo.aggregators.averaging import uniform
 from fczoo.aggregators.prototypes import prototype_reweight, prototype_weights
-from helpers_aggregators import close, normal, prototypes, random_payloads, rng_of, seeds, some
+from fczoo.testing.aggregators import random_uploads
+from helpers_aggregators import close, normal, prototypes, rng_of, seeds, some
 
 
 class Case:
@@ -190,7 +191,7 @@ def test_reweight_of_two_clients_by_hand() -> None:
 @some
 @given(st.integers(1, 6), seeds, seeds)
 def test_reweighted_prototypes_stay_in_the_hull(count: int, seed: int, shuffle: int) -> None:
-    payloads = random_payloads(count, seed, prototypes)
+    payloads = random_uploads(count, seed, prototypes)
     merged, local = prototype_reweight(payloads)["prototype"], torch.stack([p["prototype"] for p in payloads])
     assert (merged >= local.amin(0) - 1e-12).all() and (merged <= local.amax(0) + 1e-12).all()
     order = torch.randperm(count, generator=rng_of(shuffle)).tolist()

@@ -12,13 +12,13 @@ from fczoo.aggregators.averaging import fedavg
 from fczoo.aggregators.rows import collect_rows, keep_latest
 from fczoo.aggregators.usage import sort_by_usage
 from fczoo.core.tree import select
+from fczoo.testing.aggregators import random_uploads
 from helpers_aggregators import (
     clients,
     close,
     gaussian_rows,
     prompt_pool,
     prototype_rows,
-    random_payloads,
     rng_of,
     same,
     seeds,
@@ -39,7 +39,7 @@ def pool_rows(tree: Tree) -> list[tuple[float, ...]]:
 @some
 @given(seeds)
 def test_sorting_is_a_stable_permutation(seed: int) -> None:
-    (payload,) = random_payloads(1, seed, prompt_pool)
+    (payload,) = random_uploads(1, seed, prompt_pool)
     merged = sort_by_usage([payload])
     before, usage = pool_rows(payload), payload["usage"].tolist()
     expected = sorted(range(5), key=lambda i: (-usage[i], i))
@@ -56,7 +56,7 @@ def test_sorting_is_a_stable_permutation(seed: int) -> None:
 @given(seeds, st.permutations(range(5)))
 def test_sorting_undoes_a_permutation(seed: int, order: list[int]) -> None:
     """With distinct counts the place of a prompt in the pool does not matter."""
-    (payload,) = random_payloads(1, seed, prompt_pool)
+    (payload,) = random_uploads(1, seed, prompt_pool)
     payload = payload.holding({**payload, "usage": torch.randperm(5, generator=rng_of(seed)).double()})
     moved = {k: v[order] if k in ("usage", "pool.key", "pool.prompt") else v for k, v in payload.items()}
     assert same(sort_by_usage([payload]), sort_by_usage([payload.holding(moved)]))
@@ -65,7 +65,7 @@ def test_sorting_undoes_a_permutation(seed: int, order: list[int]) -> None:
 @some
 @given(st.integers(1, 5), seeds, seeds)
 def test_sorted_pools_are_averaged_rank_by_rank(count: int, seed: int, shuffle: int) -> None:
-    payloads = random_payloads(count, seed, prompt_pool)
+    payloads = random_uploads(count, seed, prompt_pool)
     ranked = torch.stack([sort_by_usage([p])["pool.key"] for p in payloads])
     merged = sort_by_usage(payloads)
     assert close(merged["pool.key"], ranked.mean(0))
@@ -113,7 +113,7 @@ def rows_of(tree: Tree, prefix: str) -> list[tuple[float, ...]]:
 @some
 @given(count=clients, seed=seeds, shuffle=seeds)
 def test_collected_rows_are_all_rows(prefix: str, own: Callable, count: int, seed: int, shuffle: int) -> None:
-    payloads = random_payloads(count, seed, own)
+    payloads = random_uploads(count, seed, own)
     merged = collect_rows(payloads, prefix, fedavg)
     single = [
         row

@@ -1,7 +1,7 @@
 """Files as an enemy or a broken disk makes them:
 every reader ends in its one-line error or in a valid object.
 
-``FCZOO_FUZZ=10000 pytest tests/end_to_end/test_hostile_files.py`` tries that many of each kind instead of a few.
+``FCZOO_FUZZ=10000 pytest tests/end_to_end/test_hostile_files.py`` tries so many of each kind.
 """
 
 import json

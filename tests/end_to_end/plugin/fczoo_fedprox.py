@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fczoo import Method, Optim, option, register_method
+from fczoo import Method, Optim, Training, option, register_method
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
 
@@ -17,11 +17,8 @@ class FedProx(Method):
     lr: float = option(1e-2, "learning rate of the head", low=0)
     strength: float = option(0.1, "mu, weight of the squared distance to the global head", low=0)
 
-    def inputs(self):
-        return frozenset({"query"})  # frozen features, which the engine computes once and keeps
-
-    def optims(self):
-        return {"head.": Optim(lr=self.lr)}
+    def training(self):  # on frozen features, which the engine computes once and keeps
+        return Training(optims={"head.": Optim(lr=self.lr)}, inputs=["query"])
 
     def begin_task(self, state, task, backbone, rng):
         return state or linear_head(task, backbone.dim, rng)

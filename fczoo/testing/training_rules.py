@@ -1,0 +1,194 @@
+"""What every method keeps: training, answers, seeds."""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Distils, Surveys
+from fczoo.core.tree import Tree, select
+from fczoo.core.types import Batch
+from fczoo.federation.downlink import broadcast
+from fczoo.testing.recording import Call
+from fczoo.testing.subject import Subject, batch_of, need_same
+from fczoo.testing.trials import need
+from fczoo.testing.world import CONFIG, TASKS, random_weights
+
+TIGHT = 1e-9  # float64: only the order of sums differs
+TRAINED = 1e-7  # the same after Adam, which divides the rounding of a zero gradient by eps = 1e-8
+SINGLE = 1e-3  # float32: Adam blows up the rounding of gradients that are zero but for rounding
+
+# --- training
+
+
+def clients_together_equal_clients_one_by_one(subject: Subject) -> None:
+    """Three clients in one batched forward upload and answer as they do one after another."""
+    run, together, name = subject.run(), subject.run(together=3), subject.name
+    need(len(run.calls) == len(together.calls), f"{name} has other rounds when clients train together")
+    for one, several in zip(run.calls, together.calls, strict=True):
+        for ours, theirs in zip(one.payloads, several.payloads, strict=True):
+            where = f"task {one.ctx.task.index + 1}, round {one.ctx.round + 1}, client {ours.client}"
+            need_same(ours, theirs, f"{name} uploads something else with --together 3 in {where}", TRAINED)
+    for task in run.states:
+        answers = {"logits": subject.logits(run, task)}, {"logits": subject.logits(together, task)}
+        need_same(*answers, f"{name} answers otherwise after training with --together 3", 1e-6)
+    need(run.result.accuracy == together.result.accuracy, f"{name} has another accuracy with --together 3")
+
+
+def so_they_do_in_single_precision(subject: Subject) -> None:
+    """The first uploads agree in float32, too."""
+    one, together = subject.run(torch.float32), subject.run(torch.float32, together=3)
+    for ours, theirs in zip(one.calls[0].payloads, together.calls[0].payloads, strict=True):
+        sentence = (
+            f"{subject.name}'s client {ours.client} uploads something else in float32 with --together 3"
+        )
+        need_same(ours, theirs, sentence, SINGLE)
+
+
+def clients_leave_the_state_alone(subject: Subject) -> None:
+    """What the server broadcasts is read-only."""
+    for call in subject.run().calls:
+        need_same(call.after, call.state, f"{subject.name}'s clients change the broadcast state; copy first")
+
+
+def frozen_rows_stay(subject: Subject) -> None:
+    """Under ``frozen``, the rows of one task's state are the first rows of the next one's, bit for bit."""
+    run, frozen = subject.run(), subject.method.frozen
+    states = [run.states[t] for t in sorted(run.states)]
+    for before, after in pairwise(states):
+        for key, rows in select(before, *frozen).items():
+            kept = torch.equal(after[key][: len(rows)], rows)
+            need(
+                kept, f"{subject.name} changes frozen rows of {key}; only add rows, or leave it out of frozen"
+            )
+    for prefix in frozen:
+        filled = any(len(v) for v in select(states[-1], prefix).values())
+        need(filled, f"{subject.name}.frozen names {prefix}, which the state never has")
+
+
+def the_backbone_stays_frozen(subject: Subject) -> None:
+    """No weight of the backbone changes in a run."""
+    weights = {k: v.double() for k, v in random_weights(CONFIG).items()}
+    sentence = f"{subject.name} changes the backbone's weights; train full_weights() instead"
+    need_same(subject.run().bench.backbone.weights, weights, sentence)
+
+
+def padding_changes_nothing(subject: Subject) -> None:
+    """Rows of weight 0 with garbage for pixels and features give the same loss, gradient and sums."""
+    method, run = subject.method, subject.run()
+    backbone = run.bench.backbone
+    for call in run.last_calls.values():
+        moment = call.moment
+        real = batch_of(method, run.bench.train, call.clients[0].index[:3])
+        padded = _with_garbage(real)
+        sentence = f"{subject.name} counts padding, rows of weight 0, in {moment}; average by Batch.mean"
+        if moment == "train":
+            train = select(call.state, *method.training().optims)
+            pairs = (_gradients(subject, backbone, train, batch, call) for batch in (real, padded))
+            for short, long in zip(*pairs, strict=True):
+                need_same(short, long, sentence, TIGHT)
+            if method.training().stats == "none":
+                continue
+            short, long = (method.stats(backbone, train, batch, call.ctx) for batch in (real, padded))
+        else:
+            assert isinstance(method, Surveys)
+            shared = broadcast(method, call.state)
+            surveyed = (method.survey(moment, backbone, shared, b, call.ctx.task) for b in (real, padded))
+            short, long = surveyed
+        need_same(short, long, sentence, TIGHT)
+
+
+def _with_garbage(batch: Batch, rows: int = 2) -> Batch:
+    rng = torch.Generator().manual_seed(0)
+
+    def noise(like: Tensor) -> Tensor:
+        return 10 * torch.randn(rows, *like.shape[1:], generator=rng, dtype=like.dtype)
+
+    return Batch(
+        torch.cat([batch.x, noise(batch.x)]),
+        torch.cat([batch.y, batch.y[:1].expand(rows)]),
+        torch.cat([batch.w, batch.w.new_zeros(rows)]),
+        torch.cat([batch.query, noise(batch.query)]),
+    )
+
+
+def _gradients(
+    subject: Subject, backbone: Backbone, train: Tree, batch: Batch, call: Call
+) -> tuple[Tree, Tree]:
+    """Loss and sums; gradient of the loss."""
+    method = subject.method
+    leaves = {k: v.clone().requires_grad_() for k, v in train.items()}
+    if isinstance(method, Distils):
+        teacher = method.teach(backbone, call.ctx.shared, batch, call.ctx.task).detach()
+        batch = batch._replace(teacher=teacher)
+    loss, sums = method.loss(backbone, leaves, batch, call.ctx)
+    need(loss.requires_grad, f"{subject.name}.loss does not depend on what it trains; look for a detach()")
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    need(any(g.abs().max() > 0 for g in found), f"{subject.name}.loss has no gradient; nothing is trained")
+    return {**sums, "loss of the check": loss.detach()}, dict(zip(leaves, found, strict=True))
+
+
+# --- answers
+
+
+def answers_are_logits_of_the_classes_seen(subject: Subject) -> None:
+    """``predict`` gives one finite logit for each class seen so far."""
+    run = subject.run()
+    for task in TASKS:
+        logits = subject.logits(run, task.index)
+        expected = (len(run.bench.test.labels), task.stop)
+        need(
+            logits.shape == expected, f"{subject.name}.predict gives {list(logits.shape)}, not [B, task.stop]"
+        )
+        need(logits.isfinite().all(), f"{subject.name}.predict gives logits that are not finite")
+
+
+def answers_do_not_depend_on_the_batch(subject: Subject) -> None:
+    """An image is answered alike alone, in company, and in any order."""
+    run = subject.run()
+    index = torch.arange(len(run.bench.test.labels))
+    whole = {"logits": subject.logits(run, 2)}
+    alone = {"logits": subject.logits(run, 2, batch_size=1)}
+    turned = {"logits": subject.logits(run, 2, index.flip(0), batch_size=5).flip(0)}
+    for other in (alone, turned):
+        sentence = (
+            f"{subject.name}.predict answers an image otherwise in another batch; treat rows one by one"
+        )
+        need_same(other, whole, sentence, TIGHT)
+
+
+def accuracy_covers_every_task_seen(subject: Subject) -> None:
+    """The result's accuracies are those of ``predict`` on the test images of each task seen."""
+    run = subject.run()
+    labels = run.bench.test.labels
+    need(len(run.result.accuracy) == len(TASKS), f"{subject.name} is not evaluated after every task")
+    for t, row in enumerate(run.result.accuracy):
+        right = (subject.logits(run, t).argmax(1) == labels).double()
+        expected = []
+        for seen in TASKS[: t + 1]:
+            expected.append(100 * right[(labels >= seen.start) & (labels < seen.stop)].mean().item())
+        same = len(row) == len(expected) and torch.allclose(torch.tensor(row), torch.tensor(expected))
+        need(same, f"{subject.name} has accuracies {row} where its predictions have {expected}")
+
+
+# --- seeds
+
+
+def the_same_seed_gives_the_same_run(subject: Subject) -> None:
+    """Accuracies and the final state are the same in a second run, bit for bit."""
+    run, again = subject.run(), subject.run(copy=1)
+    sentence = f"{subject.name} gives another run from the same seed; draw from rng alone and keep no state"
+    need(again.result.accuracy == run.result.accuracy, sentence)
+    need_same(again.states[2], run.states[2], sentence)
+
+
+def another_seed_gives_another_run(subject: Subject) -> None:
+    """Where something is trained, another seed trains something else."""
+    run = subject.run()
+    if not run.rounds:
+        return
+    trained = tuple(subject.method.training().optims)
+    ours, theirs = (select(r.states[2], *trained) for r in (run, subject.run(seed=1)))
+    differ = any(not torch.equal(value, theirs[name]) for name, value in ours.items())
+    need(differ, f"{subject.name} trains the same from another seed; draw from rng")

@@ -1,0 +1,266 @@
+"""``check_method`` on methods that are broken on purpose: each rule refuses what it is for."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fczoo import Method, Optim, Training, option
+from fczoo.core.payload import whole
+from fczoo.core.registry import METHODS
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.losses import task_cross_entropy
+from fczoo.testing import check_method
+from fczoo.testing import method_rules as rules
+from fczoo.testing import training_rules as training
+from fczoo.testing.subject import Subject
+
+
+@dataclass(frozen=True)
+class Linear(Method):
+    """A linear head on frozen features."""
+
+    paper = "by hand"
+
+    lr: float = option(1e-2, "learning rate of the head", low=0)
+
+    def training(self) -> Training:
+        return Training(optims={"head.": Optim(lr=self.lr)}, inputs=["query"])
+
+    def begin_task(self, state, task, backbone, rng):
+        return state or linear_head(task, backbone.dim, rng)
+
+    def loss(self, backbone, train, batch, ctx):
+        return task_cross_entropy(head_logits(train, batch.query), batch, ctx.task), {}
+
+    def predict(self, backbone, state, batch, task):
+        return head_logits(state, batch.query)[:, : task.stop]
+
+
+class Changeable(Linear):
+    __setattr__ = object.__setattr__
+
+
+class Unpaid(Linear):
+    """Says nothing of its paper."""
+
+    paper = ""
+
+
+class Misspelt(Linear):
+    tuned = {"digits": {"lrr": 1e-3}}
+
+
+class OutOfRange(Linear):
+    tuned = {"digits": {"lr": -1.0}}
+
+
+class TrainsNothingThere(Linear):
+    def training(self):
+        return replace(super().training(), optims={"prompt.": Optim()})
+
+
+class TrainsItsSecret(Linear):
+    private = ("head.",)
+
+
+class Hides(Linear):
+    private = ("secret",)
+
+
+class SpoilsOldState(Linear):
+    def begin_task(self, state, task, backbone, rng):
+        if state:
+            state["head.bias"].add_(1)
+        return super().begin_task(state, task, backbone, rng)
+
+
+class SpoilsUploads(Linear):
+    def aggregate(self, payloads, average):
+        merged = average(payloads)
+        payloads[0]["head.bias"].add_(1)
+        return merged
+
+
+class SpoilsBroadcast(Linear):
+    def loss(self, backbone, train, batch, ctx):
+        ctx.shared["head.bias"].add_(1)
+        return super().loss(backbone, train, batch, ctx)
+
+
+class SpoilsBackbone(Linear):
+    def loss(self, backbone, train, batch, ctx):
+        backbone.weights["norm.bias"].add_(1)
+        return super().loss(backbone, train, batch, ctx)
+
+
+class Undeclared(Linear):
+    def pack(self, train, sums, ctx):
+        return {**train, "labels": torch.ones(3)}
+
+
+class SometimesUndeclared(Linear):
+    def loss(self, backbone, train, batch, ctx):
+        return super().loss(backbone, train, batch, ctx)[0], {"seen": batch.w.sum()}
+
+    def pack(self, train, sums, ctx):
+        return {**train, "labels": torch.ones(3)} if sums["seen"] == 26 else train
+
+
+class NotANumber(Linear):
+    def training(self):
+        return replace(super().training(), uploads={"usage": whole("counts")})
+
+    def pack(self, train, sums, ctx):
+        return {**train, "usage": torch.tensor(0.0) / 0}
+
+
+class Thaws(Linear):
+    frozen = ("head.",)
+
+
+class FreezesNothing(Linear):
+    frozen = ("past.",)
+
+
+class CountsPadding(Linear):
+    def loss(self, backbone, train, batch, ctx):
+        return F.cross_entropy(head_logits(train, batch.query), batch.y), {}
+
+
+class Detached(Linear):
+    def loss(self, backbone, train, batch, ctx):
+        value, sums = super().loss(backbone, train, batch, ctx)
+        return 0 * value, sums
+
+
+class AnswersForTheFuture(Linear):
+    def predict(self, backbone, state, batch, task):
+        return head_logits(state, batch.query)
+
+
+class AnswersByCompany(Linear):
+    def predict(self, backbone, state, batch, task):
+        return super().predict(backbone, state, batch, task) * batch.query.mean()
+
+
+class DrawsByItself(Linear):
+    def begin_task(self, state, task, backbone, rng):
+        return super().begin_task(state, task, backbone, torch.Generator().manual_seed(torch.seed() >> 1))
+
+
+class DrawsNothing(Linear):
+    def training(self):
+        return replace(super().training(), optims={"head.": Optim(lr=0.0)})
+
+    def begin_task(self, state, task, backbone, rng):
+        return {
+            name: torch.zeros_like(v) for name, v in super().begin_task(state, task, backbone, rng).items()
+        }
+
+
+class Counts(Linear):
+    """Each call of the loss weighs more than the one before, and clients together need fewer calls."""
+
+    calls = [0]
+
+    def begin_task(self, state, task, backbone, rng):
+        self.calls[0] *= bool(state)
+        return super().begin_task(state, task, backbone, rng)
+
+    def loss(self, backbone, train, batch, ctx):
+        self.calls[0] += 1
+        value, sums = super().loss(backbone, train, batch, ctx)
+        return value * (1 + self.calls[0]), sums
+
+
+BROKEN: list[tuple[Any, type[Method], str]] = [
+    (rules.is_a_value, Changeable, r"lr can be set after creation; write @dataclass\(frozen=True\)"),
+    (rules.says_what_it_is, Unpaid, "does not say where it comes from; set the class attribute paper"),
+    (rules.values_for_data_sets_are_valid, Misspelt, "has no option 'lrr'"),
+    (rules.values_for_data_sets_are_valid, OutOfRange, "it must be at least 0"),
+    (rules.begins_from_an_empty_state, TrainsNothingThere, "trains prompt., which begin_task does not make"),
+    (rules.begins_from_an_empty_state, TrainsItsSecret, "trains head., which is private"),
+    (rules.private_state_is_not_broadcast, Hides, "which the state does not have"),
+    (
+        rules.a_new_task_leaves_the_old_state_alone,
+        SpoilsOldState,
+        r"changes the old state in place.*head\.bias",
+    ),
+    (rules.uploads_are_left_alone, SpoilsUploads, r"changes an upload in place.*head\.bias"),
+    (
+        training.clients_leave_the_state_alone,
+        SpoilsBroadcast,
+        r"clients change the broadcast state.*head\.bias",
+    ),
+    (training.the_backbone_stays_frozen, SpoilsBackbone, r"changes the backbone's weights.*norm\.bias"),
+    (rules.every_upload_is_declared, Undeclared, "uploads 'labels' without declaring it; name its group"),
+    (
+        rules.every_upload_is_declared,
+        SometimesUndeclared,
+        "uploads 'labels' without declaring it; name its group",
+    ),
+    (rules.uploads_are_finite_and_signed, SometimesUndeclared, "has an honest upload turned away"),
+    (rules.uploads_are_finite_and_signed, NotANumber, "does not finish a run in the toy world.*not finite"),
+    (training.frozen_rows_stay, Thaws, "changes frozen rows of head."),
+    (training.frozen_rows_stay, FreezesNothing, "frozen names past., which the state never has"),
+    (training.padding_changes_nothing, CountsPadding, "counts padding, rows of weight 0, in train"),
+    (training.padding_changes_nothing, Detached, "loss has no gradient; nothing is trained"),
+    (training.answers_are_logits_of_the_classes_seen, AnswersForTheFuture, "one logit for each class seen"),
+    (
+        training.answers_do_not_depend_on_the_batch,
+        AnswersByCompany,
+        "answers an image otherwise in another batch",
+    ),
+    (training.the_same_seed_gives_the_same_run, DrawsByItself, "gives another run from the same seed"),
+    (training.another_seed_gives_another_run, DrawsNothing, "trains the same from another seed"),
+    (training.clients_together_equal_clients_one_by_one, Counts, "with --together 3 in task 1, round 1"),
+    (training.so_they_do_in_single_precision, Counts, "in float32 with --together 3"),
+]
+
+
+@pytest.fixture
+def subject(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Subject:
+    cls = type("Broken", (request.param,), {"__doc__": "Broken.", "__module__": __name__})
+    cls.name = "broken"
+    monkeypatch.setitem(METHODS._entries, "broken", cls)
+    return Subject(cls())
+
+
+@pytest.mark.parametrize(
+    ("rule", "subject", "says"),
+    BROKEN,
+    indirect=["subject"],
+    ids=[f"{rule.__name__}-{cls.__name__}" for rule, cls, _ in BROKEN],
+)
+def test_a_broken_method_is_refused(rule: Any, subject: Subject, says: str) -> None:
+    with pytest.raises(AssertionError, match=f"broken.*{says}") as caught:
+        rule(subject)
+    assert re.fullmatch(".+", str(caught.value))
+
+
+@pytest.mark.parametrize("subject", [Linear], indirect=True)
+def test_numbers_that_disagree_are_noticed(subject: Subject) -> None:
+    result = subject.run().result
+    rules.uploads_are_counted_in_bytes(subject)
+    training.accuracy_covers_every_task_seen(subject)
+    result.bytes_up += 1
+    with pytest.raises(
+        AssertionError, match=r"broken uploads \d+ bytes in 16 uploads, but the result counts"
+    ):
+        rules.uploads_are_counted_in_bytes(subject)
+    result.accuracy[1][0] += 1
+    with pytest.raises(AssertionError, match=r"broken has accuracies .* where its predictions have"):
+        training.accuracy_covers_every_task_seen(subject)
+
+
+@pytest.mark.parametrize("subject", [Linear], indirect=True)
+def test_an_instance_can_be_checked_as_a_whole(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match=r"broken cannot be pickled; define its class at the top"):
+        check_method(subject.method)
+    monkeypatch.setitem(globals(), "Broken", type(subject.method))
+    type(subject.method).__qualname__ = "Broken"
+    check_method(subject.method)
