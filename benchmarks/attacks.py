@@ -63,10 +63,9 @@ def main():
         rows = []
         for name in filter(None, names.split(",")):
             method = create_method(name, "digits", **({"tune": "head"} if name == "fedavg" else {}))
-            rows += [
-                [name, attack, *(average(method, attack, d, options, seeds) for d in defences.values())]
-                for attack in ATTACKS
-            ]
+            for attack in ATTACKS:
+                cells = [average(method, attack, defence, options, seeds) for defence in defences.values()]
+                rows.append([name, attack, *cells])
         print(tabulate(rows, ["method", "attack", *defences], disable_numparse=True), flush=True)
 
 

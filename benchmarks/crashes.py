@@ -1,4 +1,4 @@
-"""Kill real runs at random moments, start the same command again, and compare what they leave behind with an unhurt run.
+"""Kill real runs at random moments, run the same command again, and compare with an unhurt run.
 
     python benchmarks/crashes.py --trials 10
 
@@ -26,22 +26,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-SIZE = [
-    "--rounds",
-    "3",
-    "--epochs",
-    "1",
-    "--tasks",
-    "3",
-    "--clients",
-    "3",
-    "--train-per-class",
-    "16",
-    "--test-per-class",
-    "4",
-    "--device",
-    "cpu",
-]
+SIZE = {"rounds": 3, "epochs": 1, "tasks": 3, "clients": 3, "train-per-class": 16, "test-per-class": 4}
 ASIDE = {"sha256", "seconds", "peak MB", "peak_memory", "phases", "command", "started", "bytes_per_second"}
 DISK = 64_000_000  # bytes of the small file system
 
@@ -52,7 +37,8 @@ def bench(method, out, log):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from fczoo.cli.app import main
 
-    main(["bench", "--methods", method, *SIZE, "--out", str(out)])
+    size = [f"--{name}={value}" for name, value in SIZE.items()]
+    main(["bench", "--methods", method, *size, "--device", "cpu", "--out", str(out)])
 
 
 def start(method, out, log):
@@ -154,11 +140,8 @@ def trial(method, fault, moment, unhurt):
             print(log.read_text(), file=sys.stderr)
         log.unlink()
         found = kept(out)
-        return (
-            first,
-            attempts,
-            [k for k in sorted(found.keys() | unhurt.keys()) if found.get(k) != unhurt.get(k)],
-        )
+        names = sorted(found.keys() | unhurt.keys())
+        return first, attempts, [name for name in names if found.get(name) != unhurt.get(name)]
 
 
 def can_mount():

@@ -47,20 +47,12 @@ def main():
             )
         at = [len(log.resident) * part // 20 - 1 for part in (2, 5, 10, 15, 20)]
         checkpoint = max(d.get("checkpoint.safetensors", 0) for d in log.disk)
-        rows.append(
-            [
-                name,
-                *(f"{log.resident[i]:.1f}" for i in at),
-                f"{checkpoint / 1e6:.3f}",
-                f"{log.disk[-1]['rounds.jsonl'] / len(log.disk):.0f}",
-            ]
-        )
+        resident = [f"{log.resident[i]:.1f}" for i in at]
+        per_round = log.disk[-1]["rounds.jsonl"] / len(log.disk)
+        rows.append([name, *resident, f"{checkpoint / 1e6:.3f}", f"{per_round:.0f}"])
     rounds = [f"MB at round {i + 1}" for i in at]
-    print(
-        tabulate(
-            rows, ["method", *rounds, "checkpoint MB, at most", "log bytes a round"], disable_numparse=True
-        )
-    )
+    header = ["method", *rounds, "checkpoint MB, at most", "log bytes a round"]
+    print(tabulate(rows, header, disable_numparse=True))
 
 
 if __name__ == "__main__":

@@ -36,11 +36,10 @@ def tiny_imagenet(root: Path, per_class: int | None) -> tuple[Tensor, Tensor]:
     the first ones of every class.
     """
     names = (root / "wnids.txt").read_text().split()
-    files = [
-        (f, i)
-        for i, n in enumerate(names)
-        for f in sorted((root / "train" / n / "images").glob("*.JPEG"))[:per_class]
-    ]
+    files = []
+    for label, name in enumerate(names):
+        found = sorted((root / "train" / name / "images").glob("*.JPEG"))
+        files += [(file, label) for file in found[:per_class]]
     if not files:
         raise click.ClickException(
             f"no images below {root / 'train'}; give the folder that holds wnids.txt and train/"

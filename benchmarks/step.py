@@ -1,4 +1,4 @@
-"""How fast clients train, beside a plain loop that does what released code does, in the same run on the same machine.
+"""How fast clients train, beside a loop that does what released code does, in one run on one machine.
 
     python benchmarks/step.py --methods hgp,fppl --backbones vit_nano_32 --precisions fp32,bf16
 
@@ -53,17 +53,10 @@ OTHERS = (
     ViTConfig("vit_base_patch16_224", 224, 16, 768, 12, 12, 3072),
 )
 CONFIGS = {config.name: config for config in (BUNDLED, *OTHERS)}
-AUGMENT = {
-    "hgp": "hgp",
-    "pilora": "pilora",
-    "fppl": "fppl",
-    "fcilpt": "none",
-}  # of their papers or released code
+AUGMENT = {"hgp": "hgp", "pilora": "pilora", "fppl": "fppl", "fcilpt": "none"}  # of papers or code
 TASK = Task(index=0, start=0, stop=10, classes=20, count=2)
-EPOCHS, PIXELS = (
-    Defaults.epochs,
-    32,
-)  # of a round, as bench has them unless told otherwise; width of the images before they are resized
+EPOCHS = Defaults.epochs  # of a round, as bench has them unless told otherwise
+PIXELS = 32  # width of the images before they are resized
 
 Side = Callable[[], Any]
 
@@ -133,18 +126,14 @@ def fczoo_side(case: Case, variant: Variant) -> Side:
     """A round of all clients through the engine."""
     method, vit, state = case.start()
     backbone = Backbone(CONFIGS[case.backbone], vit.state_dict()).to(case.device, DTYPES[variant.precision])
-    augment, pass_size = (
-        get_augment(case.augment),
-        256 if case.device == "cuda" else 64,
-    )  # as in fczoo's runner
+    augment = get_augment(case.augment)
+    pass_size = 256 if case.device == "cuda" else 64  # as in fczoo's own rounds
     plan = Plan(EPOCHS, case.batch_size, augment, 0, variant.together, variant.cached, pass_size)
-    clients = [
-        Client(k, index) for k, index in enumerate(torch.arange(case.clients * case.each).split(case.each))
-    ]
+    shares = torch.arange(case.clients * case.each).split(case.each)
+    clients = [Client(k, index) for k, index in enumerate(shares)]
     ctx = Context(TASK, 0, 1, drop(broadcast(method, state), *method.training().optims))
-    return partial(
-        Engine(method, backbone, ImageStore(case.images(), backbone), plan).train, state, clients, ctx
-    )
+    engine = Engine(method, backbone, ImageStore(case.images(), backbone), plan)
+    return partial(engine.train, state, clients, ctx)
 
 
 def pil_view(augment: Augment, config: ViTConfig) -> T.Compose:
@@ -172,10 +161,8 @@ class Reference:
         self.method, self.vit, self.state = case.start()  # no weight of the timm model is frozen
         self.own: dict[str, nn.Parameter] = {}  # what the method trains
         config = CONFIGS[case.backbone]
-        self.train_view, self.test_view = (
-            pil_view(get_augment(case.augment), config),
-            pil_view(Augment(), config),
-        )
+        self.train_view = pil_view(get_augment(case.augment), config)
+        self.test_view = pil_view(Augment(), config)
 
     def __call__(self) -> None:
         clip, prefixes = self.method.training().clip_norm, self.method.training().optims
@@ -209,17 +196,12 @@ class Reference:
         plugs, extra = self.plugs(x)
         features = self.features(x, plugs)
         if self.method.name == "pilora":
-            table = torch.cat(
-                [self.state["frozen.before"], self.own["prototype"], self.state["frozen.after"]]
-            )
+            before, after = self.state["frozen.before"], self.state["frozen.after"]
+            table = torch.cat([before, self.own["prototype"], after])
             distance = (features[:, None] - table).square().mean(-1).sqrt()
             return F.cross_entropy(-distance, y) + 1e-3 * distance.gather(1, y[:, None]).mean() + extra
-        return (
-            F.cross_entropy(
-                F.linear(features, self.own["head.weight"], self.own["head.bias"])[:, : TASK.stop], y
-            )
-            + extra
-        )
+        logits = F.linear(features, self.own["head.weight"], self.own["head.bias"])
+        return F.cross_entropy(logits[:, : TASK.stop], y) + extra
 
     def plugs(self, x: Tensor) -> tuple[Mapping[str, Tensor], Tensor | float]:
         """What the method adds to the transformer for these images, and its part of the loss."""
@@ -229,21 +211,17 @@ class Reference:
         with torch.no_grad():
             query = F.normalize(self.features(x, {}), dim=-1)
         if method.name == "fppl":
-            weights = (own["fusion.scale"] * query @ F.normalize(own["fusion.key"][:1], dim=-1).mT).softmax(
-                -1
-            )
-            return {
-                f"deep.{i}": torch.einsum("bt,tld->bld", weights, own[f"prompt.{i}"][None])
-                for i in method.blocks
-            }, 0.0
+            keys = F.normalize(own["fusion.key"][:1], dim=-1)
+            weights = (own["fusion.scale"] * query @ keys.mT).softmax(-1)
+            plugs = {}
+            for i in method.blocks:
+                plugs[f"deep.{i}"] = torch.einsum("bt,tld->bld", weights, own[f"prompt.{i}"][None])
+            return plugs, 0.0
         match = (query @ F.normalize(own["pool.key"], dim=-1).mT).topk(method.chosen)
-        prompts, common = (
-            own["pool.prompt"][match.indices].flatten(1, 2),
-            own["common"].expand(len(x), -1, -1),
-        )
-        return {"tokens": torch.cat([prompts, common], 1)}, (1 - match.values).sum(
-            -1
-        ).mean() / method.strength
+        prompts = own["pool.prompt"][match.indices].flatten(1, 2)
+        common = own["common"].expand(len(x), -1, -1)
+        far = (1 - match.values).sum(-1).mean()
+        return {"tokens": torch.cat([prompts, common], 1)}, far / method.strength
 
     def features(self, images: Tensor, plugs: Mapping[str, Tensor]) -> Tensor:
         """timm's layers in timm's order, with room for prompts."""
@@ -271,26 +249,17 @@ class Reference:
         return attn.proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
 
 
-def check(case: Case) -> None:
-    """Refuse to compare sides that do not compute the same: gradients of what is trained, on one batch, in float32."""
-    reference, x, y = (
-        Reference(case),
-        torch.randn(4, 3, *[CONFIGS[case.backbone].image_size] * 2, device=case.device),
-        torch.arange(4),
-    )
-    trees = [
-        {
-            k: nn.Parameter(v.clone())
-            for k, v in select(reference.state, *reference.method.training().optims).items()
-        }
-        for _ in range(2)
-    ]
-    reference.own, backbone = trees[0], Backbone(CONFIGS[case.backbone], reference.vit.state_dict())
-    y = y.to(case.device)
+def check_gradients(case: Case) -> None:
+    """Refuse to compare sides that do not compute the same gradients on one batch in float32."""
+    reference, config = Reference(case), CONFIGS[case.backbone]
+    x = torch.randn(4, 3, config.image_size, config.image_size, device=case.device)
+    y = torch.arange(4, device=case.device)
+    optims = reference.method.training().optims
+    trained = select(reference.state, *optims)
+    trees = [{k: nn.Parameter(v.clone()) for k, v in trained.items()} for _ in range(2)]
+    reference.own, backbone = trees[0], Backbone(config, reference.vit.state_dict())
     batch = Batch(x, y, torch.ones_like(y, dtype=x.dtype), backbone(x))
-    ctx = Context(
-        TASK, 0, 1, drop(broadcast(reference.method, reference.state), *reference.method.training().optims)
-    )
+    ctx = Context(TASK, 0, 1, drop(broadcast(reference.method, reference.state), *optims))
     reference.loss(x, y).backward()
     reference.method.loss(backbone, trees[1], batch, ctx)[0].backward()
     grads = [[{k: v.grad for k, v in tree.items() if v.grad is not None}] for tree in trees]
@@ -336,7 +305,7 @@ def largest_difference(first: list[Tree], second: list[Tree]) -> float:
 
 def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dict[str, Any]]:
     """One row a variant. ``gain`` and ``difference`` compare it with the first one of its precision."""
-    check(case)
+    check_gradients(case)
     sides: dict[Variant | None, Side] = {None: Reference(case), **{v: fczoo_side(case, v) for v in variants}}
     times, payloads = turns(case, sides)
     speed = {v: case.clients * case.each * EPOCHS / statistics.median(t) for v, t in times.items()}

@@ -42,7 +42,8 @@ def build(
 ) -> Made:
     """``cls(**values)`` with words parsed by the fields' types.
 
-    ``spelled`` says how users write a field (``rounds`` -> ``--rounds``); without it, messages say ``LABEL.FIELD``.
+    ``spelled`` says how users write a field (``rounds`` -> ``--rounds``); without it, messages say
+    ``LABEL.FIELD``.
     Raises FczooError for an unknown field, naming the nearest one, and for a value that does not fit.
     """
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
