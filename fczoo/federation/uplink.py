@@ -89,7 +89,8 @@ class Uplink:
         sent = self.attackers.forge(sent, shared, exchange)
         guard = Guard(self.method, self.settings.min_clients)
         by_client = {payload.client: payload for payload in sent}
-        sound, rejected = guard.admit(by_client, [c.number for c in asked], trained, exchange, losses)
+        images = {c.number: len(c.index) for c in asked}
+        sound, rejected = guard.admit(by_client, images, trained, exchange, losses)
         if self.settings.outliers is not None:
             sound, left = leave_out(sound, training.uploads, self.settings.outliers, exchange.task)
             for client, classes in left.items():

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import torch
 
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
-from fczoo.core.payload import Group, Payload, Uploads, content_of, group_of
+from fczoo.core.payload import ROW_DIMENSIONS, Group, Payload, Uploads, content_of, group_of
 from fczoo.core.tree import Tree
 from fczoo.core.types import Exchange, Task, Training
 
@@ -44,21 +44,22 @@ class Guard:
     def admit(
         self,
         sent: Mapping[int, Payload],
-        asked: Sequence[int],
+        asked: Mapping[int, int],
         trained: Tree,
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
     ) -> tuple[list[Payload], list[dict[str, Any]]]:
         """The sound uploads, and task, moment, client and reason of those that are turned away.
 
-        ``sent`` is by client, ``asked`` are the clients of the exchange, ``trained`` is what they started
+        ``sent`` is by client; ``asked`` are the clients of the exchange and their numbers of images, which
+        a simulator knows and a real server bounds when clients enrol; ``trained`` is what they started
         from, ``losses`` those of the clients that have trained. Raises Stopped when too few uploads are
         sound, and TypeError when the method uploads what it has not declared.
         """
         payloads = {c: sent.get(c, Payload({}, c)) for c in asked}
         training = self.method.training()
         self._check_declared(payloads.values(), tuple(training.optims), training.uploads)
-        sound, reasons = sift(payloads, trained, training, exchange.task)
+        sound, reasons = sift(payloads, trained, training, exchange.task, asked)
         for client, reason in reasons.items():
             if reason == SILENT and client in losses:
                 reasons[client] = f"diverged, loss {losses[client]:g}"
@@ -93,21 +94,23 @@ class Guard:
 
 
 def sift(
-    payloads: Mapping[int, Payload], trained: Tree, training: Training, task: Task
+    payloads: Mapping[int, Payload], trained: Tree, training: Training, task: Task, images: Mapping[int, int]
 ) -> tuple[list[Payload], dict[int, str]]:
     """The sound uploads, and for every other client the reason why its upload is turned away.
 
-    ``payloads`` are by client, empty where nothing came; ``trained`` is what the clients started from. A
-    trained tensor keeps its shape; the rows of declared groups are those that the group's layout allows;
-    what the declaration leaves open (a dimension, a type) is as in most uploads. Norms are compared from
-    three clients up.
+    ``payloads`` are by client, empty where nothing came; ``trained`` is what the clients started from;
+    ``images`` is how many each client has. A trained tensor keeps its shape; the rows of declared groups
+    are those that the group's layout allows; what the declaration leaves open (a dimension, a type) is as
+    in most uploads. Norms are compared from three clients up.
     """
     uploads = training.uploads
     classes = range(task.start if training.scope == "task" else 0, task.stop)  # that a client may hold
     names = _expected_names(payloads, trained, uploads)
     forms = _forms(payloads, names, trained, uploads)
     reasons = {
-        client: _fault(p, client, names, forms, uploads, classes, task.size) for client, p in payloads.items()
+        client: _fault(p, client, names, forms, uploads, classes, task.size)
+        or _overstated(p, images[client], uploads)
+        for client, p in payloads.items()
     }
     norms = {c: _distance(p, trained) for c, p in payloads.items() if not reasons[c]}
     if len(norms) >= 3:
@@ -187,10 +190,11 @@ def _fault(
         if fault:
             return fault
     for prefix, group in uploads.items():
-        if group.layout == "rows" and f"{prefix}label" in payload:
+        fault = _uneven(payload, prefix, group)
+        if not fault and group.layout == "rows" and f"{prefix}label" in payload:
             fault = _mislabelled(payload[f"{prefix}label"], f"{prefix}label", classes)
-            if fault:
-                return fault
+        if fault:
+            return fault
     if payload.client != client:
         return f"signs as client {payload.client}"
     return "" if payload.num_samples > 0 else f"claims {payload.num_samples} samples"
@@ -231,6 +235,36 @@ def _impossible(name: str, value: torch.Tensor, prefix: str, group: Group) -> st
     variances = value if value.dim() < 3 else value.diagonal(dim1=-2, dim2=-1)
     if content == "class variances" and variances.lt(0).any():
         return f"{name} is a variance below 0"
+    return ""
+
+
+def _uneven(payload: Payload, prefix: str, group: Group) -> str:
+    """Where statistics of a group are no numbers, vectors [D] or matrices [D, D] a row, of one D."""
+    width: int | None = None
+    for name in (n for n in group.statistics if f"{prefix}{n}" in payload):
+        value = payload[f"{prefix}{name}"]
+        row, dimensions = tuple(value.shape[1:]), ROW_DIMENSIONS.get(name, 1)
+        kind = ("a number", "a vector", "a square matrix")[dimensions]
+        width = row[0] if width is None and row else width
+        if row != (width,) * dimensions:
+            return f"{prefix}{name} has rows of shape {row}, expected {kind}" + (
+                f" of side {width}" if dimensions and len(row) == dimensions else ""
+            )
+        if name == "label" and (value.is_floating_point() or value.dtype == torch.bool):
+            return f"{prefix}{name} is {str(value.dtype).removeprefix('torch.')}, expected an integer type"
+    return ""
+
+
+def _overstated(payload: Payload, images: int, uploads: Uploads) -> str:
+    """Where a client claims more images than it has, or counts more of them than it claims."""
+    if not payload:
+        return ""
+    if payload.num_samples > images:
+        return f"claims {payload.num_samples} samples, it has {images}"
+    for prefix, group in uploads.items():
+        count = payload.get(f"{prefix}count") if "count" in group.statistics else None
+        if count is not None and (total := float(count.double().sum())) > payload.num_samples:
+            return f"{prefix}count adds up to {total:g}, of {payload.num_samples} samples"
     return ""
 
 

@@ -38,7 +38,8 @@ def upload(number: int, rows: int = 2, **changes):
 
 
 def sifted(bad, count: int = 4):
-    return sift({**{k: upload(k, rows=k % 3) for k in range(1, count)}, 0: bad}, BEFORE, TRAINING, TASK)
+    payloads = {**{k: upload(k, rows=k % 3) for k in range(1, count)}, 0: bad}
+    return sift(payloads, BEFORE, TRAINING, TASK, dict.fromkeys(payloads, 5))
 
 
 NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
@@ -75,12 +76,37 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
         ),
         (upload(0, gauss__label=torch.tensor([1, 1])), "gauss.label names a class twice"),
         (upload(0, head=torch.full((2, 3), 1e30)), "its update has norm 2.45e+30"),
+        (upload(0, num_samples=6), "claims 6 samples, it has 5"),
+        (upload(0, num_samples=2**62), "claims 4611686018427387904 samples, it has 5"),
+        (upload(0, gauss__count=torch.tensor([3.0, 3.0])), "gauss.count adds up to 6, of 5 samples"),
+        (upload(0, gauss__count=torch.full((2,), 2**62)), "gauss.count is int64, expected a floating type"),
+        (upload(0, gauss__count=torch.full((2,), 2.0**62)), "gauss.count adds up to 9.22337e+18, of 5"),
     ],
 )
 def test_a_broken_upload_is_turned_away_with_a_reason(bad, reason):
     sound, reasons = sifted(bad)
     assert [p.client for p in sound] == [1, 2, 3]
     assert reasons.keys() == {0} and reason in reasons[0] and "\n" not in reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"gauss__label": torch.tensor([0.0, 1.0])}, "gauss.label is float32, expected an integer type"),
+        ({"gauss__label": torch.tensor([[0], [1]])}, "gauss.label has rows of shape (1,), expected a number"),
+        ({"gauss__count": torch.ones(2, 3)}, "gauss.count has rows of shape (3,), expected a number"),
+        ({"gauss__var": torch.ones(2)}, "gauss.var has rows of shape (), expected a vector"),
+        ({"gauss__cov": torch.ones(2, 3, 4)}, "gauss.cov has rows of shape (3, 4), expected a square matrix"),
+        ({"gauss__cov": torch.ones(2, 4, 4)}, "expected a square matrix of side 3"),
+    ],
+)
+def test_the_declaration_says_what_a_statistic_is_like_whatever_others_send(bad, reason):
+    """The only upload, so there are no others with which it could be compared."""
+    training = replace(TRAINING, uploads={"gauss.": rows_of("count", "var", "cov")})
+    sound = {"gauss__cov": torch.eye(3).expand(2, 3, 3)}
+    assert sift({0: upload(0, **sound)}, BEFORE, training, TASK, {0: 5})[1] == {}
+    found = sift({0: upload(0, **{**sound, **bad})}, BEFORE, training, TASK, {0: 5})[1]
+    assert reason in found[0]
 
 
 def test_sound_uploads_may_differ_in_rows_and_length():
@@ -94,7 +120,9 @@ def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
     )
     some = [upload(k, image__a=torch.ones(k, 4), image__b=torch.ones(k, 2, 2)) for k in range(1, 3)]
     odd = upload(3, image__a=torch.ones(2, 4), image__b=torch.ones(1, 2, 2))
-    sound, reasons = sift({0: upload(0), 1: some[0], 2: some[1], 3: odd}, BEFORE, training, TASK)
+    sound, reasons = sift(
+        {0: upload(0), 1: some[0], 2: some[1], 3: odd}, BEFORE, training, TASK, dict.fromkeys(range(4), 5)
+    )
     assert len(sound) == 3 and reasons == {3: "image.b has shape (1, 2, 2), expected (2, 2, 2)"}
 
 
@@ -105,11 +133,13 @@ def test_a_round_without_enough_sound_uploads_stops():
         Stopped,
         match=r"toy stopped in task 1, round 3: 1 of 2 uploads are sound, 2 needed; client 1: dropped out",
     ):
-        guard.admit({0: upload(0)}, [0, 1], {}, Exchange(TASK, 2))
+        guard.admit({0: upload(0)}, {0: 5, 1: 5}, {}, Exchange(TASK, 2))
     with pytest.raises(
         Stopped, match=r"toy diverged .* client 1: diverged, loss nan; lower its learning rates"
     ):
-        guard.admit({0: upload(0), 1: Payload({})}, [0, 1], {}, Exchange(TASK, 2), {0: 1.0, 1: math.nan})
+        guard.admit(
+            {0: upload(0), 1: Payload({})}, {0: 5, 1: 5}, {}, Exchange(TASK, 2), {0: 1.0, 1: math.nan}
+        )
 
 
 class Log(Silent):
@@ -124,6 +154,22 @@ def spoil_first(payloads):
     """The first client's trained tensors become NaN."""
     broken = {k: v * math.nan if v.is_floating_point() else v for k, v in payloads[0].items()}
     return [payloads[0].holding(broken), *payloads[1:]]
+
+
+def repeat_first(payloads):
+    """The first client sends its class statistics 50 times over, as if it were 50 clients."""
+    names = [n for n in payloads[0] if n.startswith(("gauss.", "local."))]
+    many = {n: payloads[0][n].repeat(50, *[1] * (payloads[0][n].dim() - 1)) for n in names}
+    return [payloads[0].holding({**payloads[0], **many}), *payloads[1:]]
+
+
+@pytest.mark.parametrize("name", ["hgp", "fppl", "ccvr"])
+def test_a_client_that_repeats_its_rows_is_turned_away_and_the_honest_stay(make_bench, small_method, name):
+    bench, train = make_bench(rounds=1, epochs=1, outliers=4.0), Engine.train
+    with mock.patch.object(Engine, "train", lambda *a: repeat_first(train(*a))):
+        result = bench.run(small_method(name))
+    turned = [r for r in result.rejected if "names a class twice" in r["reason"]]
+    assert len(turned) == 3 and result.rejected == turned
 
 
 @pytest.mark.parametrize("name", METHODS.names())
