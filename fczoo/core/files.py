@@ -68,10 +68,10 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def read_record(path: Path, what: str, kind: type[T], version: str) -> T:
-    """An object of type ``kind`` from a JSON file that ``write_record`` wrote, or an older fczoo without version.
+    """An object of type ``kind`` from a JSON file of ``write_record``, or of an older fczoo without version.
 
-    Raises FczooError, naming file and field, when it is missing, of another version, of another form, or when its
-    content does not match its SHA-256.
+    Raises FczooError, naming file and field, when it is missing, of another version, of another form, or
+    when its content does not match its SHA-256.
     """
     content = read_json(path, what)
     sealed = "format" in content or "sha256" in content
@@ -102,7 +102,7 @@ def content_sha256(content: Mapping[str, Any]) -> str:
 
 
 def typed(content: Any, kind: type[T]) -> T:
-    """A value read from JSON as an object of type ``kind``. Raises ValueError, in one line that names the field."""
+    """A value read from JSON as an object of type ``kind``. Raises ValueError that names the field."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:

@@ -155,8 +155,8 @@ register_protocol = PROTOCOLS.register
 def make_aggregator(spec: str) -> "ServerAggregator":
     """Aggregator by ``NAME``, or ``NAME:VALUE`` where it has options.
 
-    Raises FczooError when there is none, when it merges what one method uploads and cannot stand in for averaging, or
-    when a value does not fit.
+    Raises FczooError when there is none, when it merges what one method uploads and cannot stand in for
+    averaging, or when a value does not fit.
     """
     name, colon, _ = spec.partition(":")
     if name in MERGES.names():

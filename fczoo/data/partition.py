@@ -141,7 +141,7 @@ class _PartitionFile(msgspec.Struct):
 
 
 def load_partition(path: Path) -> Partition:
-    """Read a saved partition. Raises FczooError when it is missing, malformed or does not match its own hash."""
+    """Read a saved partition. Raises FczooError when it is missing, malformed or does not match its hash."""
     content = read_json(path, "partition file")
     try:
         return _partition(typed(content, _PartitionFile))

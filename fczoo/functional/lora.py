@@ -27,7 +27,7 @@ def lora_pairs(
 
 
 def lora_cosines(state: Tree) -> Tensor:
-    """[t, t]: mean over layers of the cosine between the updates B A of the tasks so far; 0 where an update is 0.
+    """[t, t]: mean over layers of the cosine between the tasks' updates B A; 0 where an update is 0.
 
     Reads ``past.X.a`` [t-1, r, D], ``past.X.b`` [t-1, D, r] and the current ``lora.X.a``, ``lora.X.b`` of
     each layer X.

@@ -30,7 +30,7 @@ def gather_prompts(table: Tensor, index: Tensor) -> Tensor:
 
 
 def choice_shares(evidence: Evidence, chosen: Callable[[Batch], Tensor], size: int) -> Mapping[str, Finding]:
-    """Diagnostics at the end of a task: share of each of the ``size`` prompts in the choices of each task's test images.
+    """Diagnostics at the end of a task: each prompt's share of the choices of each task's test images.
 
     ``chosen`` gives the numbers [B, N] of the prompts that a batch's images take. Returns ``choices`` with
     ``share[i][p]`` for task i and prompt p; nothing during a task.
