@@ -136,6 +136,12 @@ def content_of(name: str, trained: Sequence[str], uploads: Uploads) -> Content |
     return "parameters" if name.startswith(tuple(trained)) else None
 
 
+def contents(uploads: Uploads) -> set[Content]:
+    """All that declared groups may tell."""
+    found = {STATISTICS[name] for group in uploads.values() for name in group.statistics}
+    return found | {group.content for group in uploads.values() if group.content}
+
+
 def keep_classes(payload: Payload, prefix: str, group: Group, keep: Tensor) -> Payload:
     """The upload with only some of a group's classes; ``keep`` [g] or [c] is true where a class stays.
 

@@ -291,13 +291,11 @@ class Run:
         return arrival.payloads, arrival.rejected, total
 
     def _place(self, new: Tree) -> Tree:
-        """State on the device, in at least float32; the ledger notes which tensors have changed."""
-        dtype, placed = torch.promote_types(self.backbone.dtype, torch.float32), {}
+        """State on the device, in at least float32 (sums in float64 stay so); the ledger notes which tensors have changed."""
+        least, placed = torch.promote_types(self.backbone.dtype, torch.float32), {}
         for name, value in new.items():
-            value = value.detach().to(
-                self.backbone.device, dtype if value.is_floating_point() else value.dtype
-            )
-            placed[name] = value = settled(value)
+            dtype = torch.promote_types(value.dtype, least) if value.is_floating_point() else value.dtype
+            placed[name] = value = settled(value.detach().to(self.backbone.device, dtype))
             if not value.isfinite().all():
                 raise Stopped(
                     f"{self.method.name} diverged: {name} is not finite on the server; lower its learning rates with --set"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
-from fczoo.core.payload import Payload
+from fczoo.core.payload import Payload, contents
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Exchange
@@ -44,7 +44,13 @@ class Uplink:
     def check(self) -> None:
         """Raises FczooError where what is asked of the way cannot be had for the method."""
         _ = self.attackers, self.privacy
-        if self.settings.outliers is not None and not with_means(self.method.training().uploads):
+        uploads = self.method.training().uploads
+        if self.settings.outliers is not None and "second moments" in contents(uploads):
+            raise FczooError(
+                f"--outliers cannot look into the second moments over all classes that {self.method.name} uploads; "
+                f"leave it out"
+            )
+        if self.settings.outliers is not None and not with_means(uploads):
             raise FczooError(
                 f"--outliers looks at class means, of which {self.method.name} uploads none; "
                 f"leave it out, or see --aggregator"

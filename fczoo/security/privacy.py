@@ -11,11 +11,11 @@ from fczoo.core.errors import FczooError
 from fczoo.core.method import Method, Surveys
 from fczoo.core.payload import (
     HEADER_BYTES,
-    STATISTICS,
     Content,
     Payload,
     Uploads,
     content_of,
+    contents,
     keep_classes,
 )
 from fczoo.core.seeds import torch_stream
@@ -73,13 +73,17 @@ class Privacy:
                 "--dp-noise needs --dp-clip: without a largest norm no amount of noise bounds what is given away"
             )
         uploads = method.training().uploads
-        others = {STATISTICS[name] for group in uploads.values() for name in group.statistics}
-        others |= {group.content for group in uploads.values() if group.content}
+        others: set[str] = {*contents(uploads)}
         named = sorted(others | ({"surveys"} if isinstance(method, Surveys) and method.surveys() else set()))
         if self.clip is not None and named:
             raise FczooError(
                 f"--dp-clip covers updates of parameters, but {method.name} also uploads {', '.join(named)}; "
                 f"take a method that does not"
+            )
+        if self.least > 1 and "second moments" in others:
+            raise FczooError(
+                f"--min-class-count cannot look into the second moments over all classes that {method.name} uploads; "
+                f"leave it at 1"
             )
         bare = [
             prefix

@@ -1,0 +1,152 @@
+"""FedRidge: equal to the joint ridge solution, whoever owns what, in whatever order."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fczoo import Batch, FczooError, Task, Tree, create_method
+from fczoo.functional.ridge import solve_ridge, with_free_bias
+from helpers_golden import golden
+from helpers_payload import server_context
+
+TIGHT = {"rtol": 1e-8, "atol": 1e-10}
+READINGS = {
+    "plain": {"bias": "none"},
+    "bias": {"bias": "penalised"},
+    "free_bias": {"bias": "free"},
+    "rp": {"bias": "none", "features": "random", "width": 24},
+}
+
+
+def asked(x: Tensor, y: Tensor | None = None) -> Batch:
+    y = torch.zeros(len(x), dtype=torch.int64) if y is None else y
+    return Batch(torch.empty(len(x), 0), y, torch.ones(len(x), dtype=x.dtype), x)
+
+
+class Wide:
+    """Stands in for a backbone of which only the width is asked."""
+
+    def __init__(self, dim: int):
+        self.dim = dim
+
+
+def learned(method, parts: list[list[tuple[Tensor, Tensor]]], tasks: list[Task], start: Tree) -> list[Tree]:
+    """States after each task; ``parts`` has the images of every client of every task."""
+    states, state = [], start
+    for task, clients in zip(tasks, parts, strict=True):
+        sums = [method.survey("begin", None, state, asked(x, y), task) for x, y in clients]
+        total = {name: sum(s[name] for s in sums) for name in sums[0]}
+        state = method.absorb("begin", state, total, server_context(task))
+        states.append(state)
+    return states
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_recorded_joint_solutions(reading, rng):
+    g = golden("ridge_joint")
+    method = create_method("fedridge", ridge=float(g["in.ridge"]), **READINGS[reading])
+    bounds = [0, 3, 5, 9]
+    tasks = [Task(t, bounds[t], bounds[t + 1], 9, 3) for t in range(3)]
+    parts = [[(g[f"in.feat_t{t}k{k}"], g[f"in.label_t{t}k{k}"]) for k in range(4)] for t in range(3)]
+    start = method.begin_task({}, tasks[0], Wide(8), rng)
+    if reading == "rp":
+        start["projection"] = g["in.W_rand"]
+    for t, state in enumerate(learned(method, parts, tasks, start)):
+        seen = bounds[t + 1]
+        weight = state["answer.weight"][:seen].mT
+        torch.testing.assert_close(weight, g[f"out.{reading}.W_t{t}"], **TIGHT)
+        if reading == "free_bias":
+            torch.testing.assert_close(state["answer.bias"][:seen], g[f"out.free_bias.b_t{t}"], **TIGHT)
+        else:
+            logits = method.predict(None, state, asked(g["in.x_test"]), tasks[t])
+            torch.testing.assert_close(logits, g[f"out.{reading}.logits_t{t}"], **TIGHT)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 5),
+    bias=st.sampled_from(["none", "penalised", "free"]),
+    ridge=st.sampled_from([1e-2, 1.0, 50.0]),
+)
+def test_any_split_gives_the_joint_solution(seed, clients, bias, ridge):
+    """Against one least-squares problem over all images with sqrt(lambda) rows below it."""
+    rng = torch.Generator().manual_seed(seed)
+    tasks = [Task(0, 0, 2, 5, 2), Task(1, 2, 5, 5, 2)]
+    x, y = torch.randn(30, 4, generator=rng, dtype=torch.float64), torch.arange(30) % 5
+    owner = torch.randint(0, clients, (30,), generator=rng)
+    parts = []
+    for task in tasks:
+        now = (y >= task.start) & (y < task.stop)
+        parts.append([(x[now & (owner == k)], y[now & (owner == k)]) for k in range(clients)])
+    method = create_method("fedridge", ridge=ridge, bias=bias)
+    state = learned(method, parts, tasks, method.begin_task({}, tasks[0], Wide(4), rng))[-1]
+    hot = torch.nn.functional.one_hot(y, 5).double()
+    ones = torch.ones(30, 1, dtype=torch.float64)
+    rows, held = {
+        "none": (x, torch.eye(4)),
+        "penalised": (torch.cat([x, ones], 1), torch.eye(5)),
+        "free": (torch.cat([x, ones], 1), torch.eye(5)[:4]),
+    }[bias]
+    below = ridge**0.5 * held.double()
+    joint = torch.linalg.lstsq(
+        torch.cat([rows, below]), torch.cat([hot, torch.zeros(len(below), 5).double()])
+    ).solution
+    found = state["answer.weight"].mT
+    if bias == "free":
+        found = torch.cat([found, state["answer.bias"][None]])
+    torch.testing.assert_close(found, joint, **TIGHT)
+
+
+def test_two_images_by_hand():
+    """Features 1 and 3 of classes 0 and 1, lambda 2: W = (1, 3) / (1 + 9 + 2).
+
+    With a free bias by the centred sums: mean 2, centred features -1 and 1, centred targets 1/2 and -1/2; the slope
+    of class 0 is -1 / (2 + 2) = -1/4, and its bias 1/2 + 2/4 = 1.
+    """
+    gram, target = torch.tensor([[10.0]]), torch.tensor([[1.0, 3.0]])
+    assert solve_ridge(gram, target, 2.0).tolist() == [[pytest.approx(1 / 12), pytest.approx(1 / 4)]]
+    weight, bias = with_free_bias(gram.double(), target.double(), torch.tensor([1.0, 1.0]), 2.0)
+    assert weight.tolist() == [[pytest.approx(-0.25), pytest.approx(0.25)]]
+    assert bias.tolist() == [pytest.approx(1.0), pytest.approx(0.0)]
+
+
+def test_without_a_ridge_the_smallest_solution(rng):
+    x = torch.tensor([[1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)  # rank 1
+    target = x.mT @ torch.eye(2, dtype=torch.float64)
+    found = solve_ridge(x.mT @ x, target, 0.0)
+    torch.testing.assert_close(found, torch.linalg.pinv(x) @ torch.eye(2, dtype=torch.float64), **TIGHT)
+
+
+def test_labels_that_come_back_are_added(rng):
+    task = Task(0, 0, 2, 2, 1)
+    method = create_method("fedridge", bias="none", ridge=1.0)
+    x, y = torch.randn(8, 3, generator=rng, dtype=torch.float64), torch.arange(8) % 2
+    start = method.begin_task({}, task, Wide(3), rng)
+    once = learned(method, [[(x, y)]], [task], start)[-1]
+    twice = learned(method, [[(x[:3], y[:3])], [(x[3:], y[3:])]], [task, task], start)[-1]
+    for name, value in once.items():
+        torch.testing.assert_close(twice[name], value, **TIGHT)
+
+
+def test_a_class_that_nobody_held_is_no_answer(rng):
+    task = Task(0, 0, 3, 3, 1)
+    method = create_method("fedridge", bias="none")
+    x = -torch.rand(6, 3, generator=rng, dtype=torch.float64)
+    state = method.begin_task({}, task, Wide(3), rng)
+    state = learned(method, [[(x, torch.arange(6) % 2)]], [task], state)[-1]
+    assert set(method.predict(None, state, asked(-x), task).argmax(1).tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize("settings", [{"min_class_count": 2}, {"outliers": 3.0}])
+def test_what_cannot_look_into_second_moments_is_refused_by_name(make_bench, settings):
+    with pytest.raises(FczooError, match=r"cannot look into the second moments .* fedridge uploads"):
+        make_bench(**settings).check(create_method("fedridge"))
+
+
+def test_sums_stay_in_float64_where_the_rest_is_in_float32(make_bench, watch):
+    run = watch(make_bench(torch.float32), create_method("fedridge"))
+    assert run.states[2]["moment.gram"].dtype == torch.float64
+    assert {p["gram"].dtype for call in run.calls for p in call.payloads} == {torch.float64}
