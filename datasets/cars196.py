@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-from torchvision.datasets import StanfordCars as Reader
 
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
@@ -31,6 +30,8 @@ class Cars196(Dataset):
     defaults = Defaults(partition="dirichlet:1.0")
 
     def load(self, root: Path) -> ImageData:
+        from torchvision.datasets import StanfordCars as Reader  # takes a second
+
         folder, parts = self.locate(root), []
         try:
             for split in ("train", "test"):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from torchvision import datasets
 
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
@@ -17,12 +16,14 @@ from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Images, Of
 class PickledCIFAR(Dataset):
     """A CIFAR data set as ``reader`` finds it."""
 
-    reader: ClassVar[type[datasets.CIFAR10]]
+    reader: ClassVar[str]  # torchvision's class
 
     def load(self, root: Path) -> ImageData:
-        folder = self.locate(root)
+        from torchvision import datasets  # takes a second
+
+        folder, reader = self.locate(root), getattr(datasets, self.reader)
         try:
-            parts = [self.reader(str(folder.parent), train=train, download=False) for train in (True, False)]
+            parts = [reader(str(folder.parent), train=train, download=False) for train in (True, False)]
         except RuntimeError as error:
             problem = f"{self.name} in {folder} is incomplete or corrupt (checksums differ)"
             raise FczooError(f"{problem}; unpack {self.source} again") from error
@@ -35,16 +36,16 @@ class CIFAR10(PickledCIFAR):
     """50,000 training and 10,000 test images of 32x32 pixels in 10 classes."""
 
     classes = 10
-    reader = datasets.CIFAR10
-    folder = datasets.CIFAR10.base_folder
+    reader = "CIFAR10"
+    folder = "cifar-10-batches-py"
     source = "cifar-10-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html)"
     layout = "cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}"
     licence = "none stated by its authors; for research, cite the technical report"
     official = Official(50_000, 10_000, 5_000, 1_000)
     archives = (
         Archive(
-            datasets.CIFAR10.url,
-            datasets.CIFAR10.tgz_md5,
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
             170_498_071,
             sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         ),
@@ -58,16 +59,16 @@ class CIFAR100(PickledCIFAR):
     """50,000 training and 10,000 test images of 32x32 pixels in 100 classes."""
 
     classes = 100
-    reader = datasets.CIFAR100
-    folder = datasets.CIFAR100.base_folder
+    reader = "CIFAR100"
+    folder = "cifar-100-python"
     source = "cifar-100-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html)"
     layout = "cifar-100-python/{train,test,meta}"
     licence = "none stated by its authors; for research, cite the technical report"
     official = Official(50_000, 10_000, 500, 100)
     archives = (
         Archive(
-            datasets.CIFAR100.url,
-            datasets.CIFAR100.tgz_md5,
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
             169_001_437,
             sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
         ),

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Dataset, Defaults, ImageData, Images
@@ -29,6 +27,9 @@ class Digits(Dataset):
     )
 
     def load(self, root: Path) -> ImageData:
+        from sklearn.datasets import load_digits  # takes a second
+        from sklearn.model_selection import train_test_split
+
         digits = load_digits()
         grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
         larger = [Image.fromarray(image).resize((32, 32), Image.Resampling.BICUBIC) for image in grey]

@@ -1,20 +1,40 @@
 """Fashion-MNIST (Xiao et al., 2017), read by torchvision: ten kinds of clothes, for quick work."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from torchvision.datasets import FashionMNIST as Reader
 
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Images, Official
 
-SIZES = (26_421_880, 29_515, 4_422_102, 5_148)  # bytes, in the order of torchvision's list
-SHA256 = (
-    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+MIRROR = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+FILES = (  # MD5, bytes, SHA-256
+    (
+        "train-images-idx3-ubyte.gz",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        26_421_880,
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    ),
+    (
+        "train-labels-idx1-ubyte.gz",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        29_515,
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    ),
+    (
+        "t10k-images-idx3-ubyte.gz",
+        "bef4ecab320f06d8554ea6380940ec79",
+        4_422_102,
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    ),
+    (
+        "t10k-labels-idx1-ubyte.gz",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+        5_148,
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
 )
 
 
@@ -29,8 +49,7 @@ class FashionMNIST(Dataset):
     licence = "MIT"
     official = Official(60_000, 10_000, 6_000, 1_000)
     archives = tuple(
-        Archive(Reader.mirrors[0] + name, md5, size, "FashionMNIST/raw", sha256)
-        for (name, md5), size, sha256 in zip(Reader.resources, SIZES, SHA256, strict=True)
+        Archive(MIRROR + name, md5, size, "FashionMNIST/raw", sha256) for name, md5, size, sha256 in FILES
     )
     about = "Fashion-MNIST, 10 classes, 6,000 training and 1,000 test images each, 28x28 grey"
     defaults = Defaults(
@@ -45,6 +64,8 @@ class FashionMNIST(Dataset):
     )
 
     def load(self, root: Path) -> ImageData:
+        from torchvision.datasets import FashionMNIST as Reader  # takes a second
+
         folder = self.locate(root)
         try:
             top = str(folder.parent.parent)
@@ -56,6 +77,6 @@ class FashionMNIST(Dataset):
         return ImageData(train, test, tuple(Reader.classes))
 
 
-def _rgb(part: Reader) -> Images:
+def _rgb(part: Any) -> Images:
     pixels = np.repeat(part.data.numpy()[..., None], 3, -1)
     return Images(pixels, part.targets.numpy().astype(np.int64))

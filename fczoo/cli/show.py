@@ -97,6 +97,7 @@ def _found(name: str, root: Path) -> str:
 def _method_page(cls: type[Method], dataset: str) -> str:
     method = create_method(cls.name, dataset)
     training = method.training()
+    torch.set_num_threads(1)  # a step on so few images is too small to share
     seen = measure(method, Settings.for_dataset(dataset))
     parts = [f"{cls.name}: {inspect.getdoc(cls)}", f"Paper: {cls.paper}"]
     parts.append(f"Hyper-parameters on {dataset} (--set {cls.name}.FIELD=VALUE):\n{_options_table(method)}")

@@ -15,7 +15,7 @@ from fczoo.core.registry import DATASETS, make_aggregator
 from fczoo.data.dataset import Dataset
 from fczoo.data.partition import Partition, make_partition
 from fczoo.data.stream import Stream, make_stream
-from fczoo.data.views import ImageStore, get_augment
+from fczoo.data.views import ImageStore
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.device import DTYPES, pick_device, reproducible
 from fczoo.federation.diagnostics import Probe
@@ -47,7 +47,7 @@ class Bench(World):
     def open(settings: Settings) -> "Bench":
         """Load data, partition and backbone. Raises FczooError for whatever is missing or does not fit."""
         device, dtype = pick_device(settings.device), DTYPES[settings.precision]
-        get_augment(settings.augment)
+        settings.check()
         s = settings
         need_data(s.dataset, s.root, s.backbone)
         mean, std = s.normalisation

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from fczoo.backbones.timm_vit import architecture
 from fczoo.core.backbone import Backbone
@@ -93,6 +92,8 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
 def _one_step(
     method: Method, store: ImageStore, trained: Tree, ctx: Context, settings: Settings
 ) -> tuple[int, int]:
+    from torch.utils.flop_counter import FlopCounterMode  # takes a second
+
     index, augment = torch.zeros(1, dtype=torch.int64), get_augment(settings.augment)
     draws = None if augment.fixed else torch.full((1, DRAWS), 0.5)
     if draws is None or settings.cache_queries:

@@ -352,7 +352,7 @@ def test_show_and_doctor():
     assert (
         "rounds" in shown("show", "digits")
         and "beta" in shown("show", "dirichlet")
-        and "stable" in shown("show", "sort_by_usage")
+        and "largest and smallest" in shown("show", "trimmed_mean")
     )
     assert "did you mean" in CliRunner().invoke(main, ["show", "hpg"]).stderr
     health = shown("doctor")

@@ -1,0 +1,83 @@
+"""What only looks something up starts at once: nothing heavy is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torchvision import datasets
+
+from fczoo.core.registry import DATASETS, METHODS
+
+LOOKED_UP = """
+import sys
+from click.testing import CliRunner
+from fczoo.cli.app import main
+for words in (
+    ["--version"], ["--help"], ["bench", "--help"], ["list"], ["list", "methods"], ["list", "baselines"],
+    ["list", "datasets"], ["list", "partitioners"], ["list", "aggregators"], ["list", "attacks"],
+    ["list", "protocols"], ["papers"], ["papers", "hgp"], ["show", "protocol"], ["show", "protocol", "hgp"],
+    ["bench", "--rouds", "3"],
+):
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == (2 if "--rouds" in words else 0), done.output
+    heavy = {"torch", "timm", "sklearn", "scipy", "torchvision", "matplotlib", "huggingface_hub"}
+    assert not heavy & sys.modules.keys(), (words, heavy & sys.modules.keys())
+"""
+SHOWN = """
+import sys
+from click.testing import CliRunner
+from fczoo.cli.app import main
+for words in (["show", "hgp"], ["show", "cifar100"], ["show", "dirichlet"], ["show", "settings"]):
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    heavy = {"timm", "sklearn", "torchvision", "matplotlib"}
+    assert not heavy & sys.modules.keys(), (words, heavy & sys.modules.keys())
+"""
+
+
+@pytest.mark.parametrize("code", [LOOKED_UP, SHOWN], ids=["looked up", "shown"])
+def test_nothing_heavy_is_imported(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def completed(line: str) -> list[str]:
+    """What a shell is told to offer for the last word of a line, by a process that has not imported torch."""
+    code = (
+        "import sys\nfrom fczoo.cli.app import main\n"
+        "try:\n    main(prog_name='fczoo')\nfinally:\n    assert 'torch' not in sys.modules\n"
+    )
+    words = {
+        "_FCZOO_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **words}, capture_output=True, text=True, timeout=120
+    )
+    assert "Error" not in done.stderr, done.stderr
+    return [word.removeprefix("plain,") for word in done.stdout.split()]
+
+
+def test_a_shell_is_offered_names() -> None:
+    methods = [name for name in METHODS.names() if name.startswith("fed")]
+    assert completed("fczoo bench --methods fed") == methods and "fedncm" in methods
+    assert completed("fczoo bench --methods hgp,fpp") == ["hgp,fppl"]
+    assert completed("fczoo bench --dataset cifar") == ["cifar10", "cifar100"]
+    assert completed("fczoo bench --protocol pil") == ["pilora"]
+    assert completed("fczoo bench --precision b") == ["bf16"]
+    assert completed("fczoo show dual") == ["dualprompt"] and completed("fczoo show protocol gl") == ["glfc"]
+    assert completed("fczoo list quir") == ["quirks"]
+
+
+def test_facts_written_down_are_those_of_torchvision() -> None:
+    """torchvision takes a second to import, so that its addresses and checksums stand in the data sets' files."""
+    for name, reader in (("cifar10", datasets.CIFAR10), ("cifar100", datasets.CIFAR100)):
+        found = DATASETS.get(name)
+        (archive,) = found.archives
+        assert (archive.url, archive.md5, found.folder) == (reader.url, reader.tgz_md5, reader.base_folder)
+    files = [(Path(a.url).name, a.md5) for a in DATASETS.get("fashionmnist").archives]
+    assert files == datasets.FashionMNIST.resources
+    assert DATASETS.get("fashionmnist").archives[0].url.startswith(datasets.FashionMNIST.mirrors[0])
