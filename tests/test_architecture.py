@@ -23,7 +23,6 @@ LONG = {  # files above, to be divided; nothing may be added
     "benchmarks/step.py",
     "fczoo/federation/rounds.py",
     "baselines/glfc.py",
-    "tests/cli/test_cli.py",
     "tests/methods/test_golden_baselines.py",
     "tests/runner/test_resume.py",
 }

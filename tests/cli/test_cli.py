@@ -39,13 +39,6 @@ def fczoo(*arguments: str, cwd: Path | None = None, fail: bool = False) -> subpr
     return done
 
 
-def shown(*arguments: str) -> str:
-    """What a command prints that needs no process of its own."""
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A finished bench and what it printed."""
@@ -217,52 +210,6 @@ def test_a_saved_partition_is_used_again(folder, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--methods", "hgpp"], "did you mean hgp"),
-        (["--methods", "hgp", "--dataset", "digit"], "did you mean digits"),
-        (["--methods", "hgp", "--partition", "dirichlet:zero"], "dirichlet.beta"),
-        (["--methods", "hgp", "--partition", "quantity:9"], "asks for more classes"),
-        (["--methods", "hgp", "--partition", "file:nowhere.json"], "no partition file"),
-        (["--methods", "hgp", "--set", "hgp.lrr=1"], "did you mean lr"),
-        (["--methods", "hgp", "--set", "hgp.lr=fast"], "it must be float"),
-        (["--methods", "hgp", "--set", "hgp.lr=-1"], "at least 0"),
-        (["--methods", "hgp", "--set", "lr=1"], "METHOD.FIELD=VALUE"),
-        (["--methods", "hgp", "--set", "fppl.lr=1"], "names no method of this run"),
-        (["--methods", "hgp", "--set", "hgp.blocks=0,9"], "block 9"),
-        (["--methods", "hgp", "--clients", "5000"], "lower --clients"),
-        (["--methods", "hgp", "--tasks", "11"], "10 classes"),
-        (["--methods", "hgp", "--participation", "1.5"], "a part up to 1 or a whole number"),
-        (["--methods", "hgp", "--participation", "4"], "more than the 3 clients"),
-        (["--methods", "hgp", "--tasks", "3,3,3"], "adds up to 9 classes, but digits has 10"),
-        (["--methods", "hgp", "--class-order", "0,1,2"], "each of the labels 0 to 9 of digits once"),
-        (["--methods", "hgp", "--client-draw", "often"], "round | task"),
-        (["--methods", "hgp", "--seeds", "0,zero"], "whole numbers"),
-        (["--methods", "hgp", "--together", "few"], "--together is 'few'; it must be auto | int"),
-        (["--methods", "hgp", "--augment", "flipp"], "did you mean flip"),
-        (["--methods", "hgp", "--backbone", "missing.safetensors"], "no weight file"),
-        (["--methods", "hgp", "--backbone", "vit_tinny_patch16_224"], "did you mean"),
-        (["--methods", "hgp", "--dataset", "cifar100", "--data-root", "."], "cifar-100-python"),
-        (["--methods", "fcilpt", "--set", "fcilpt.chosen=11"], "more than the 10 prompts"),
-        (["--methods", "hgp", "--aggregator", "mean"], "no aggregator"),
-        (["--methods", "hgp", "--set", "hgp.blocks="], "hgp.blocks is empty"),
-    ],
-)
-def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(
-        main, ["bench", *([] if "--clients" in arguments or "--tasks" in arguments else TINY), *arguments]
-    )
-    assert (
-        done.exit_code == 1
-        and says in done.stderr
-        and done.stderr.startswith("Error: ")
-        and done.stderr.count("\n") == 1
-    )
-    assert not any(tmp_path.iterdir())
-
-
 def test_the_installed_command_fails_with_one_line_too(tmp_path):
     done = fczoo("bench", "--methods", "hgpp", cwd=tmp_path, fail=True)
     assert (
@@ -319,41 +266,3 @@ def test_two_settings_that_would_share_a_folder_are_refused(tmp_path):
         main, ["bench", "--methods", "fedncm", "--partition", both, *TINY, "--out", str(tmp_path / "grid")]
     )
     assert done.exit_code == 1 and "would share a folder" in done.stderr and not (tmp_path / "grid").exists()
-
-
-@pytest.mark.parametrize(
-    "kind", ["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones"]
-)
-def test_list_names_what_is_there(kind):
-    known = {
-        "methods": "pilora",
-        "baselines": "fedncm",
-        "datasets": "cifar100",
-        "partitioners": "quantity",
-        "aggregators": "fedavg",
-        "backbones": "vit_nano_32",
-    }
-    printed = shown("list", kind)
-    assert any(line.split()[0] == known[kind] for line in printed.splitlines())
-
-
-def test_show_and_doctor():
-    page = shown("show", "hgp")
-    for word in (
-        "Salami",
-        "prefix_len",
-        "zeros",
-        "Trained",
-        "Sent up in a round",
-        "gauss.mean",
-        "prefix.0.k",
-    ):
-        assert word in page
-    assert (
-        "rounds" in shown("show", "digits")
-        and "beta" in shown("show", "dirichlet")
-        and "largest and smallest" in shown("show", "trimmed_mean")
-    )
-    assert "did you mean" in CliRunner().invoke(main, ["show", "hpg"]).stderr
-    health = shown("doctor")
-    assert "torch" in health and "FCZOO_HOME" in health and "cifar-100-python" in health

@@ -1,0 +1,67 @@
+"""What ``fczoo bench`` cannot do ends in one line, and nothing is written."""
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+
+TINY = [
+    "--train-per-class",
+    "8",
+    "--test-per-class",
+    "4",
+    "--rounds",
+    "1",
+    "--epochs",
+    "1",
+    "--tasks",
+    "3",
+    "--clients",
+    "3",
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--methods", "hgpp"], "did you mean hgp"),
+        (["--methods", "hgp", "--dataset", "digit"], "did you mean digits"),
+        (["--methods", "hgp", "--partition", "dirichlet:zero"], "dirichlet.beta"),
+        (["--methods", "hgp", "--partition", "quantity:9"], "asks for more classes"),
+        (["--methods", "hgp", "--partition", "file:nowhere.json"], "no partition file"),
+        (["--methods", "hgp", "--set", "hgp.lrr=1"], "did you mean lr"),
+        (["--methods", "hgp", "--set", "hgp.lr=fast"], "it must be float"),
+        (["--methods", "hgp", "--set", "hgp.lr=-1"], "at least 0"),
+        (["--methods", "hgp", "--set", "lr=1"], "METHOD.FIELD=VALUE"),
+        (["--methods", "hgp", "--set", "fppl.lr=1"], "names no method of this run"),
+        (["--methods", "hgp", "--set", "hgp.blocks=0,9"], "block 9"),
+        (["--methods", "hgp", "--clients", "5000"], "lower --clients"),
+        (["--methods", "hgp", "--tasks", "11"], "10 classes"),
+        (["--methods", "hgp", "--participation", "1.5"], "a part up to 1 or a whole number"),
+        (["--methods", "hgp", "--participation", "4"], "more than the 3 clients"),
+        (["--methods", "hgp", "--tasks", "3,3,3"], "adds up to 9 classes, but digits has 10"),
+        (["--methods", "hgp", "--class-order", "0,1,2"], "each of the labels 0 to 9 of digits once"),
+        (["--methods", "hgp", "--client-draw", "often"], "round | task"),
+        (["--methods", "hgp", "--seeds", "0,zero"], "whole numbers"),
+        (["--methods", "hgp", "--together", "few"], "--together is 'few'; it must be auto | int"),
+        (["--methods", "hgp", "--augment", "flipp"], "did you mean flip"),
+        (["--methods", "hgp", "--backbone", "missing.safetensors"], "no weight file"),
+        (["--methods", "hgp", "--backbone", "vit_tinny_patch16_224"], "did you mean"),
+        (["--methods", "hgp", "--dataset", "cifar100", "--data-root", "."], "cifar-100-python"),
+        (["--methods", "fcilpt", "--set", "fcilpt.chosen=11"], "more than the 10 prompts"),
+        (["--methods", "hgp", "--aggregator", "mean"], "no aggregator"),
+        (["--methods", "hgp", "--set", "hgp.blocks="], "hgp.blocks is empty"),
+    ],
+)
+def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(
+        main, ["bench", *([] if "--clients" in arguments or "--tasks" in arguments else TINY), *arguments]
+    )
+    assert (
+        done.exit_code == 1
+        and says in done.stderr
+        and done.stderr.startswith("Error: ")
+        and done.stderr.count("\n") == 1
+    )
+    assert not any(tmp_path.iterdir())
