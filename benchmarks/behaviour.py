@@ -1,7 +1,7 @@
-"""Does each baseline do what it is for? Pairs of runs on the digits that differ in that one thing, over several seeds.
+"""Does each baseline do what it is for? Pairs of runs on the digits that differ in that one thing.
 
-A claim holds when the mean difference is at least the margin and every seed has its sign. Claims that do not hold are
-printed as such.
+A claim holds when the mean difference over the seeds is at least the margin and every seed has its sign.
+Claims that do not hold are printed as such.
 
     python benchmarks/behaviour.py --seeds 0,1,2 --out results/behaviour-digits.json
 """

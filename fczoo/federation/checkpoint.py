@@ -21,7 +21,10 @@ FORMAT = "fczoo-checkpoint-1"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run between two rounds. Generators are keyed and optimizers made anew in every round, so neither is part of it."""
+    """A run between two rounds.
+
+    Generators are keyed and optimizers made anew in every round, so neither is part of it.
+    """
 
     task: int  # tasks that are finished and evaluated
     round: int  # rounds done of the task after them
@@ -37,13 +40,14 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path, saved: Callable[[], None] = lambda: None):
-        self.path, self.saved = (
-            path,
-            saved,
-        )  # ``saved`` is called after each snapshot, where a run may be stopped
+        self.path = path
+        self.saved = saved  # called after each snapshot, where a run may be stopped
 
     def save(self, snapshot: Snapshot) -> None:
-        """Replace the last snapshot; until the new one is on disk, the old one stands. Raises OSError, e.g. on a full disk."""
+        """Replace the last snapshot; until the new one is on disk, the old one stands.
+
+        Raises OSError, e.g. on a full disk.
+        """
         tensors = {
             f"{tree}/{name}": v.detach().cpu().clone(memory_format=torch.contiguous_format)
             for tree, values in snapshot.trees.items()
@@ -76,7 +80,7 @@ class Checkpoint:
             if about["sha256"] != _digest(tensors, about["text"]):
                 raise ValueError("its content does not match its sha256")
             content = json.loads(about["text"])
-            trees = {  # in the order in which they were saved: sums over a tree depend on it in their last bit
+            trees = {  # in the order of saving: sums over a tree depend on it in their last bit
                 tree: {
                     name: tensors[f"{tree}/{name}"].to("cpu" if place == "cpu" else device)
                     for name, place in names.items()
@@ -104,7 +108,10 @@ class Checkpoint:
 
 
 def settled(value: Tensor) -> Tensor:
-    """The tensor in memory of its own, as one read from a file has it: sums can depend on strides and alignment in their last bit."""
+    """The tensor in memory of its own, as one read from a file has it.
+
+    Sums can depend on strides and alignment in their last bit.
+    """
     return (
         value.clone(memory_format=torch.contiguous_format)
         if value.storage_offset() or not value.is_contiguous()

@@ -39,7 +39,10 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Bytes at most since ``reset_peak_memory``: of the process (``run``, where Linux tells) and of CUDA's allocator."""
+    """Largest memory since ``reset_peak_memory``, bytes.
+
+    ``run``: of the process, on Linux alone; ``cuda``: of CUDA's allocator.
+    """
     peak = {}
     if os.access(RESET_PEAK, os.W_OK):
         status = Path("/proc/self/status").read_text()

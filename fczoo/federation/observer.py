@@ -20,7 +20,7 @@ class Silent:
     """The observer that says nothing."""
 
     def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
-        """A run begins or goes on: ``clients`` clients, ``rounds`` rounds over all tasks, ``done`` of them done before."""
+        """A run begins or goes on: ``rounds`` rounds over all tasks, ``done`` of them done before."""
 
     def client(self, task: int, round: int, loss: float) -> None:
         """A client has trained."""

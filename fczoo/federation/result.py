@@ -87,7 +87,7 @@ def write_result(path: Path, result: Result) -> None:
 
 
 def read_result(path: Path) -> Result:
-    """A run's ``result.json``; what older versions did not write keeps its default, metrics are computed anew.
+    """A run's ``result.json``, its metrics computed anew; what an older one lacks keeps its default.
 
     Raises FczooError when it is no result, or says what contradicts itself.
     """
@@ -99,8 +99,10 @@ def read_result(path: Path) -> Result:
 
 
 def consistent(result: Result) -> Result:
-    """The result read from a file, with its metrics computed from its accuracies. Raises ValueError where parts of it
-    contradict each other, such as a metric and the accuracies."""
+    """The result read from a file, with its metrics computed from its accuracies.
+
+    Raises ValueError where parts of it contradict each other, such as a metric and the accuracies.
+    """
     tasks, rows = len(result.task_sizes), [len(row) for row in result.accuracy]
     if (
         not tasks

@@ -52,7 +52,8 @@ def compare(places: Sequence[Path], key: str) -> str:
     if not parts:
         printed = ", ".join(dict.fromkeys(n.dataset for n in paper.numbers if n.dataset in DATASETS))
         raise FczooError(
-            f"{paper.name} has no number for the methods and data sets of these runs; its data sets: {printed}"
+            f"{paper.name} has no number for the methods and data sets of these runs; its data sets: "
+            f"{printed}"
         )
     parts += [
         f"To know about {f'table {t}' if t else paper.name}: {'; '.join(lines)}."
@@ -63,7 +64,10 @@ def compare(places: Sequence[Path], key: str) -> str:
 
 
 def comparisons(experiment: Experiment, line: Line, paper: Paper) -> list[Comparison]:
-    """The paper's numbers for a line's method and data set: of the same split and tasks if it has any, else of all."""
+    """The paper's numbers for a line's method and data set.
+
+    Those of the same split and number of tasks, if it has any; else all.
+    """
     settings, method = experiment.settings, line.results[0].method
     numbers = [
         n
@@ -83,7 +87,7 @@ def comparisons(experiment: Experiment, line: Line, paper: Paper) -> list[Compar
 
 
 def differences(experiment: Experiment, line: Line, paper: Paper, number: Number) -> list[str]:
-    """Every setting and hyper-parameter in which the runs behind a line and a printed number differ, as far as they are known."""
+    """Every known setting and hyper-parameter in which the runs behind a line and a printed number differ."""
     ours = {
         **experiment.settings,
         "partition": experiment.about.partition["spec"],

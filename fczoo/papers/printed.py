@@ -54,7 +54,7 @@ class Number:
 
     @property
     def spec(self) -> str:
-        """The partition as ``--partition`` takes it, without the paper's fine print; as printed where it names none."""
+        """The partition as ``--partition`` takes it; as printed where it names none."""
         name, sign, value = self.partition.partition("=")
         known = {"beta": "dirichlet", "alpha": "quantity", "IID": "iid", "GLFC-60%": "overlap:0.6"}
         if not sign:
@@ -75,7 +75,10 @@ class Number:
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper: its printed rows, and what is known of them. How it ran its experiments says the protocol of the same name."""
+    """One paper: its printed rows, and what is known of them.
+
+    How it ran its experiments says the protocol of the same name.
+    """
 
     key: str
     name: str
@@ -99,7 +102,10 @@ class Paper:
         return name, options[0] if options else {}
 
     def settings(self, number: Number) -> Settings:
-        """The settings behind a number, by the paper's protocol. Raises FczooError where it has no such data set or split."""
+        """The settings behind a number, by the paper's protocol.
+
+        Raises FczooError where it has no such data set or split.
+        """
         dataset = DATASETS.get(number.dataset, number.dataset)
         usual = Settings.for_dataset(dataset, protocol=self.key)
         splits = [
@@ -168,11 +174,15 @@ def overview() -> str:
             )
             rows.append((paper.key, table, len(numbers), what[0], metrics))
     cited = "\n".join(f"{p.key}: {p.citation}" for p in papers().values())
-    return f"{cited}\n\n{tabulate(rows, ['paper', 'table', 'numbers', 'data sets', 'metrics'])}\n\nfczoo papers PAPER TABLE prints one."
+    table = tabulate(rows, ["paper", "table", "numbers", "data sets", "metrics"])
+    return f"{cited}\n\n{table}\n\nfczoo papers PAPER TABLE prints one."
 
 
 def show_paper(key: str, table: str | None) -> str:
-    """One table of a paper, or all of them, as printed, with the protocol and the caveats. Raises FczooError for an unknown table."""
+    """One table of a paper, or all of them, as printed, with the protocol and the caveats.
+
+    Raises FczooError for an unknown table.
+    """
     paper = get_paper(key)
     tables = list(dict.fromkeys(n.table for n in paper.numbers))
     if table is not None and table.lower() not in [t.lower() for t in tables]:
@@ -187,9 +197,8 @@ def show_paper(key: str, table: str | None) -> str:
     for t in wanted:
         numbers = [n for n in paper.numbers if n.table == t]
         for dataset, tasks in dict.fromkeys((n.dataset, n.tasks) for n in numbers):
-            parts.append(
-                f"{t}: {dataset}, {tasks} tasks\n{_grid([n for n in numbers if (n.dataset, n.tasks) == (dataset, tasks)])}"
-            )
+            here = [n for n in numbers if (n.dataset, n.tasks) == (dataset, tasks)]
+            parts.append(f"{t}: {dataset}, {tasks} tasks\n{_grid(here)}")
         parts += _caveats(paper, t)
     return "\n\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""How a paper runs its experiments: settings and hyper-parameters as data, each with the place that states it."""
+"""How a paper runs its experiments: settings and hyper-parameters, each with the place that states it."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -31,7 +31,10 @@ class ByBeta:
 
 @dataclass(frozen=True)
 class Stated:
-    """A value and where it stands. A function is a rule of the number of tasks; ``ByBeta`` one of the partition."""
+    """A value and where it stands.
+
+    A function is a rule of the number of tasks; ``ByBeta`` one of the partition.
+    """
 
     value: Any | Callable[[int], Any] | ByBeta
     source: str
@@ -41,7 +44,7 @@ class Stated:
 
 
 class Protocol:
-    """One paper's experiments. Class attributes are all there is; what is left out follows fczoo's own defaults.
+    """One paper's experiments, as class attributes; what is left out follows fczoo's own defaults.
 
     A registered protocol may name data sets and methods that are not installed.
     """

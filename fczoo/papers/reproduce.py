@@ -88,15 +88,22 @@ def verdict(card: Card, experiment: Experiment, line: Line) -> str:
     missed = [c for c in found if abs(c.gap) > tolerance(c)]
     if missed:
         far = "; ".join(
-            f"{c.number.metric} {plus_minus(c.ours.mean, c.ours.std)}, paper {plus_minus(c.number.value, c.number.std)}, allowed ±{tolerance(c):.1f}"
+            (
+                f"{c.number.metric} {plus_minus(c.ours.mean, c.ours.std)}, paper "
+                f"{plus_minus(c.number.value, c.number.std)}, allowed ±{tolerance(c):.1f}"
+            )
             for c in missed
         )
         return f"not reproduced: {far}"
-    return f"reproduced within {max(abs(c.gap) for c in found):.1f} points ({', '.join(c.number.metric for c in found)})"
+    gap, metrics = max(abs(c.gap) for c in found), ", ".join(c.number.metric for c in found)
+    return f"reproduced within {gap:.1f} points ({metrics})"
 
 
 def tolerance(comparison: Comparison) -> float:
-    """Points by which a reproduced number may be off: one, or twice the standard deviation of the difference if that is more."""
+    """Points by which a reproduced number may be off.
+
+    One, or twice the standard deviation of the difference if that is more.
+    """
     spread = math.hypot(comparison.ours.std or 0.0, comparison.number.std or 0.0)
     return max(ALLOWED, 2 * spread)
 

@@ -1,4 +1,4 @@
-"""Finished runs of many run folders in one CSV file: a row a run, with everything that tables and comparisons need."""
+"""Finished runs of many run folders in one CSV file: a row a run, with all that tables need."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ SETTING = "settings."  # begins the names of the columns of settings
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One run. Text stands as it is, everything else as JSON; metrics and settings have columns of their own."""
+    """One run, as text or JSON; metrics and settings have columns of their own."""
 
     format: str
     folder: str
@@ -71,7 +71,7 @@ ONCE = ("backbone_shape", "train_counts", "data", "hardware", "earlier_commands"
 
 
 def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
-    """Write every finished run to a CSV file; returns how many were written and how many unfinished ones were left out.
+    """Write every finished run to a CSV file; returns how many were written and how many left out.
 
     Raises FczooError where two run folders have the same name.
     """
@@ -147,7 +147,10 @@ def _cells(runs: Runs, cell: Cell, result: Result) -> dict[str, str]:
 
 
 def read_archive(path: Path) -> list[Runs]:
-    """What ``write_archive`` wrote, by run folder. Raises FczooError, naming row and column, for anything else."""
+    """What ``write_archive`` wrote, by run folder.
+
+    Raises FczooError, naming line and column, for anything else.
+    """
     folders: dict[str, list[Cell]] = {}
     first: dict[str, Row] = {}
     for number, cells in enumerate(_rows(path), 2):

@@ -15,7 +15,7 @@ from fczoo.reports.words import option_word
 
 
 def describe(experiment: Experiment) -> str:
-    """What was run: data and split; backbone and schedule; and, where any is on, attack, defence and privacy."""
+    """What was run: data and split; backbone and schedule; attack, defence and privacy where any is on."""
     lines = [_data(experiment), _training(experiment), "; ".join(conditions(experiment))]
     return "\n".join(line for line in lines if line)
 
@@ -51,7 +51,10 @@ def _training(experiment: Experiment) -> str:
 
 
 def conditions(experiment: Experiment) -> list[str]:
-    """Attack, defence, loss of uploads and privacy, as far as they are on: numbers with and without do not compare."""
+    """Attack, defence, loss of uploads and privacy, as far as they are on.
+
+    Numbers with and without them do not compare.
+    """
     s = experiment.settings
     found = []
     if s["attack"] is not None:
@@ -93,12 +96,12 @@ def notes(experiment: Experiment) -> list[str]:
 
 
 def _changed_options(experiment: Experiment, line: Line) -> list[str]:
-    """The options of a method that are not its defaults: what the user set, then the protocol's and the data set's."""
+    """The options of a method that are not its defaults: the user's, the protocol's, the data set's."""
     name, options = line.cells[0].method, line.results[0].options
     if name not in METHODS.names():  # a plug-in that is not installed here
         return []
     cls, dataset = METHODS.get(name), experiment.settings["dataset"]
-    defaults = through_json({f.name: f.default for f in fields(cls)})
+    defaults = through_json({f.name: f.default for f in fields(cls)})  # type: ignore[arg-type]
     usual = through_json(dict(cls.tuned.get(dataset, {})))
     stated = through_json(_protocol_options(line, name))
     expected = {**defaults, **usual, **stated}
@@ -117,7 +120,7 @@ def _listed(options: Mapping[str, Any]) -> str:
 
 
 def _protocol_options(line: Line, method: str) -> dict[str, Any]:
-    """What the protocol that a run followed states for its method; nothing for a protocol that is not there."""
+    """What the protocol that a run followed states for its method; nothing for one that is not there."""
     settings = line.cells[0].about.settings
     names = {f.name for f in fields(Settings)} & settings.keys()
     try:

@@ -53,7 +53,8 @@ def to_svg(figure: Any, name: str) -> str:
         )
     pyplot().close(figure)
     svg = re.sub(r"^.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL)
-    width = f'style="max-width: {100 * figure.get_figwidth():.0f}px"'  # text as large in a small figure as in a wide one
+    # text as large in a small figure as in a wide one
+    width = f'style="max-width: {100 * figure.get_figwidth():.0f}px"'
     svg = re.sub(
         r'(<svg[^>]*?) height="[^"]*"',
         r"\1",
@@ -68,7 +69,7 @@ def ink_of_style() -> str:
 
 
 def coloured(experiment: Experiment) -> Iterator[tuple[Line, str, int]]:
-    """Each line with a colour, and how often that colour was taken before: then it gets another stroke or mark."""
+    """Each line with a colour, and how often that colour was taken before, for another stroke or mark."""
     for i, line in enumerate(experiment.lines):
         yield line, COLOURS[i % len(COLOURS)], i // len(COLOURS) % 3
 
@@ -121,7 +122,7 @@ def heat(
 
 
 def legend(figure: Any, axes: Any) -> Any:
-    """The figure with a legend below it, where it has anything to explain; a long one makes the figure higher."""
+    """The figure with a legend below it if it needs one; a long one makes the figure higher."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = max(1, min(4, 80 // (max(map(len, labels)) + 6)))  # about 80 characters fit

@@ -1,7 +1,7 @@
 """Figures of experiments, with matplotlib (extra ``plot``)."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fczoo.reports.runs import Experiment, Line
 
 
 def figures(experiment: Experiment, ink: str = INK) -> Iterator[tuple[str, str, Any]]:
-    """(name, caption, figure) of everything that can be drawn, text in the colour ``ink``; the caller closes each."""
+    """(name, caption, figure) of all that can be drawn, text in colour ``ink``; the caller closes each."""
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     with pyplot().rc_context({**STYLE, **dict.fromkeys(inked, ink)}):
         for name, caption, draw in PLOTS:
@@ -52,9 +52,9 @@ def accuracy_curves(experiment: Experiment) -> Any:
 
 
 def forgetting_map(experiment: Experiment) -> Any:
-    """For every method and old task the drop from its best accuracy to its last, mean over seeds; below 0: a gain."""
+    """For every method and old task the drop from its best accuracy to its last, mean over seeds."""
     tasks, lines = len(experiment.first.task_sizes), experiment.lines
-    size = (max(4.0, 1.6 + 0.42 * tasks), 0.9 + 0.27 * len(lines))
+    size = (max(4.0, 0.8 + 0.42 * tasks + _label_width(lines)), 0.9 + 0.27 * len(lines))
     figure, axes = pyplot().subplots(figsize=size)
     lost = np.array([np.mean([drops(r.accuracy) for r in line.results], 0) for line in lines])
     heat(axes, lost, "{:.0f}", "RdBu_r", -100, 100)
@@ -121,13 +121,18 @@ def loss_curves(experiment: Experiment) -> Any:
     return legend(figure, axes)
 
 
+def _label_width(lines: Sequence[Line]) -> float:
+    """Inches that the longest label takes beside an axis."""
+    return max(0.8, 0.065 * max(len(line.label) for line in lines))
+
+
 PHASES = ("training", "server", "surveys", "evaluation")
 
 
 def time_bars(experiment: Experiment) -> Any:
     """Seconds of a run by phase, mean over seeds; ``other`` is what no phase was recorded for."""
     lines = experiment.lines
-    figure, axes = pyplot().subplots(figsize=(5.2, 1.2 + 0.34 * len(lines)))
+    figure, axes = pyplot().subplots(figsize=(4.4 + _label_width(lines), 1.2 + 0.34 * len(lines)))
     results = [r for line in lines for r in line.results]
     phases = [phase for phase in PHASES if any(phase in r.phases for r in results)]
     labels, start = [line.label for line in lines], np.zeros(len(lines))

@@ -14,7 +14,10 @@ Records = dict[str, list[dict[str, Any]]]  # kind -> its records, by task
 
 
 def insights(line: Line) -> Iterator[tuple[str, str, Any]]:
-    """(name, caption, figure) of what one line's first seed recorded. Raises FczooError where that makes no sense."""
+    """(name, caption, figure) of what one line's first seed recorded.
+
+    Raises FczooError for records of another form.
+    """
     folder = line.cells[0].folder
     if folder is None:  # an archive keeps no diagnostics
         return

@@ -22,7 +22,7 @@ from fczoo.reports.words import setting_word
 
 
 def write_page(places: Sequence[Path], out: Path, pictures: Path | None = None) -> None:
-    """Write the page of the run folders at or below some places, and their figures as PNG and PDF into ``pictures``.
+    """Write the page of the runs at or below some places, and their figures as PNG and PDF into ``pictures``.
 
     Raises FczooError without matplotlib and for places that hold no finished run.
     """

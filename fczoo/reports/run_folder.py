@@ -60,7 +60,10 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Cell:
-    """One method with one seed. ``problem`` says why it is not finished; such a cell takes part in no table."""
+    """One method with one seed.
+
+    ``problem`` says why it is not finished; such a cell takes part in no table.
+    """
 
     place: str  # where it was read, for messages
     folder: Path | None  # None: it stands in an archive
@@ -128,7 +131,10 @@ def read_about(folder: Path) -> About:
 
 
 def checked(about: About) -> About:
-    """The description read from a file, its settings as their types have them. Raises ValueError for an impossible one."""
+    """The description read from a file, its settings as their types have them.
+
+    Raises ValueError for an impossible one.
+    """
     for field, kind in (("backbone", _Named), ("partition", _Specified)):
         try:
             typed(getattr(about, field), kind)

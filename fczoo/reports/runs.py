@@ -55,7 +55,7 @@ class Experiment:
 
     @property
     def about(self) -> About:
-        """The first folder's description: what the others say of data, split, backbone and schedule is the same."""
+        """The first folder's description; of data, split, backbone and schedule all say the same."""
         return self.runs[0].about
 
     @property
@@ -101,13 +101,17 @@ def places_below(place: Path) -> list[Path]:
 
 
 def read_runs(places: Iterable[Path]) -> list[Runs]:
-    """What run folders and archives at or below some places hold. Raises FczooError for a place without any."""
+    """What run folders and archives at or below some places hold.
+
+    Raises FczooError for a place without any.
+    """
     found: dict[Path, Runs | list[Runs]] = {}
     for place in places:
         here = places_below(place)
         if not here:
             raise FczooError(
-                f"no run folder at or below {place}; give a folder that fczoo bench wrote, or an archive of runs"
+                f"no run folder at or below {place}; give a folder that fczoo bench wrote, or an "
+                f"archive of runs"
             )
         for path in here:
             name = path.resolve().name if path == place else path.relative_to(place).as_posix()

@@ -67,7 +67,7 @@ def entry_of(line: Line, column: Column) -> Entry | None:
 
 
 def marked(entries: Sequence[Entry | None], column: Column) -> list[Entry | None]:
-    """Entries with the best and the second marked, and those that do not differ significantly from the best."""
+    """Entries with marks: best, second, and not significantly different from the best."""
     there = [e for e in entries if e is not None]
     if not column.better or len(there) < 2:
         return list(entries)

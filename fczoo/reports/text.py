@@ -26,7 +26,10 @@ TEST = (
 
 
 def report(places: Sequence[Path], style: str) -> str:
-    """All tables of the runs at or below some places, as ``text``, ``markdown``, ``latex``, ``csv`` or ``json``."""
+    """All tables of the runs at or below some places.
+
+    ``style``: ``text``, ``markdown``, ``latex``, ``csv`` or ``json``.
+    """
     experiments = read_experiments(places)
     if style == "json":
         return json.dumps([as_json(e) for e in experiments], indent=1)
@@ -36,7 +39,7 @@ def report(places: Sequence[Path], style: str) -> str:
 
 
 def sections(experiments: Sequence[Experiment], style: str, groups: Sequence[Sequence[str]]) -> str:
-    """For each experiment what was run, a table for each group of columns and notes; at the end the legend."""
+    """For each experiment what was run, a table a group of columns, and notes; at the end the legend."""
     parts, shown = [], []
     for experiment in experiments:
         about = describe(experiment)

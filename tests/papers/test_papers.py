@@ -101,7 +101,7 @@ def test_numbers_keep_their_place(key, table, dataset, spec, method, metric, val
 
 
 def test_what_the_protocols_name_exists():
-    """Methods take the options of a paper's reading; every metric and caveat has its place; every card has its protocol's settings."""
+    """Methods take the options of a paper's reading; every metric, caveat and card has its place."""
     for paper in papers().values():
         assert set(paper.caveats) - {""} <= {n.table for n in paper.numbers}
         assert {n.metric_here for n in paper.numbers} - {None} <= set(METRICS)
@@ -220,8 +220,8 @@ def test_a_card_is_the_exact_command():
     split = "dirichlet:0.05,draw=sample,max_tries=10000"
     folder = "results/hgp-cifar100-dirichlet_0.05"
     assert (
-        out
-        == f"fczoo bench --protocol hgp --methods hgp --dataset cifar100 --partition {split} --out {folder} --data-root DIR\n"
+        out == f"fczoo bench --protocol hgp --methods hgp --dataset cifar100 --partition {split} "
+        f"--out {folder} --data-root DIR\n"
     )
     assert "--set pilora.head_tune=false" in printed("reproduce", "pilora/cifar100/quantity:6", "--dry-run")
     assert "did you mean hgp/cifar100/dirichlet:0.05" in printed(
@@ -269,7 +269,7 @@ def test_the_list_claims_only_what_result_files_show(tmp_path):
 
 
 def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
-    """The command of a card, cut down and on noise, goes through bench and ends in a verdict that names every change."""
+    """The command of a card, cut down and on noise, ends in a verdict that names every change."""
     rng = np.random.default_rng(0)
     parts = [
         Images(rng.integers(0, 255, (100 * n, 8, 8, 3), np.uint8), np.repeat(np.arange(100), n))
@@ -297,7 +297,8 @@ def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
     out = printed("reproduce", "hgp/cifar100/dirichlet:0.5", *cut)
     last = out.splitlines()[-1]
     assert last.startswith(
-        f"hgp/cifar100/dirichlet:0.5: not reproduced: the run differs from the paper's in backbone vit_nano_32 (paper: {B16})"
+        "hgp/cifar100/dirichlet:0.5: not reproduced: the run differs from the paper's in "
+        f"backbone vit_nano_32 (paper: {B16})"
     )
     for words in (
         "clients 2 (paper: 10)",

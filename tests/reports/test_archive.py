@@ -1,4 +1,4 @@
-"""Archives: every table made from one equals the table made from the run folders; what is damaged is named."""
+"""Archives: tables made from one equal those made from the run folders; what is damaged is named."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 @pytest.fixture
 def folders(make_run, tmp_path: Path) -> Path:
-    """Three run folders, one of them with two seeds missing, a rejected upload and settings unlike the others'."""
+    """Three run folders, one of them with a rejected upload and settings unlike the others'."""
     place = tmp_path / "runs"
     make_run(place / "a", {"one": {0: 70.0, 1: 72.3, 2: 74.1}, "two": {0: 60.0, 1: 62.1, 2: 63.9}})
     make_run(place / "b" / "c", {"three": {0: 68.0}}, {"lr": 0.5, "blocks": [0, 1], "note": 'a "word", \n b'})

@@ -58,7 +58,7 @@ def test_mean_deviation_and_marks_by_hand(folder):
 
 
 def test_what_the_server_received_by_hand(folder):
-    """4 MB in two uploads, 1 MB of them counts; one client with a broken upload in one of three seeds; epsilon of two seeds."""
+    """4 MB in two uploads, 1 MB of them counts; one broken upload in three seeds; epsilon of two seeds."""
     for seed, change in (
         (0, {"rejected": [{"task": 0, "moment": 0, "client": 1, "reason": "prompt is not finite"}]}),
         (1, {"uploaded": {}}),

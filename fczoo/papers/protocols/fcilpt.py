@@ -8,7 +8,7 @@ PAPER = "paper, experiments"
 
 @register_protocol("fcilpt")
 class FCILPT(Protocol):
-    """A growing population of clients that own 60 % of a task's classes whole, ten of them drawn in a round."""
+    """A growing population of clients that own 60 % of a task's classes whole; ten are drawn in a round."""
 
     paper = "Liu et al., Federated Class-Incremental Learning with Prompting (arXiv 2310.08948)"
     proposes = ("fcilpt",)
@@ -54,7 +54,11 @@ class FCILPT(Protocol):
         "tinyimagenet": {"fcilpt": same(PAPER, size=24, chosen=8, length=5, common_length=1)},
     }
     notes = (
-        "A client without new data that is drawn trains nothing and is left out of the mean; GLFC's code lets it train on its earlier classes "
+        "A client without new data that is drawn trains nothing and is left out of the mean; GLFC's "
+        "code lets it train on its earlier classes "
         "(here with fcilpt.old_clients=previous_task).",
-        "Mini-ImageNet: 500 training and 100 test images of each class. The baselines of tables 1 to 3 use a ResNet-18 and exemplars.",
+        (
+            "Mini-ImageNet: 500 training and 100 test images of each class. The baselines of tables 1 to 3 "
+            "use a ResNet-18 and exemplars."
+        ),
     )

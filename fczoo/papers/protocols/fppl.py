@@ -16,9 +16,12 @@ def _split(beta: float) -> str:
 
 @register_protocol("fppl")
 class FPPL(Protocol):
-    """Ten clients with one Dirichlet split of the whole data set, 200 rounds over all tasks, a ViT-B/16 of ImageNet."""
+    """Ten clients, one Dirichlet split of the whole data set, 200 rounds over all tasks, a ViT-B/16."""
 
-    paper = "He et al., FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework (arXiv 2411.01904)"
+    paper = (
+        "He et al., FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework (arXiv "
+        "2411.01904)"
+    )
     proposes = ("fppl",)
     seeds = Stated((2023, 2024, 2025), PAPER)
     settings = {
@@ -61,8 +64,10 @@ class FPPL(Protocol):
         **dict.fromkeys(("l2p", "dualprompt", "codap"), PROMPT),
     }
     notes = (
-        "The paper shuffles the classes anew for each seed. A bench keeps one class order for all its seeds: for the paper's mean run --seeds 2023 "
-        "--class-order-seed 2023, then 2024 and 2025. The order itself is drawn by fczoo and is not the paper's.",
+        "The paper shuffles the classes anew for each seed. A bench keeps one class order for all its "
+        "seeds: for the paper's mean run --seeds 2023 "
+        "--class-order-seed 2023, then 2024 and 2025. The order itself is drawn by fczoo and is not "
+        "the paper's.",
         "Table IV has 20, 30 and 40 clients on ImageNet-R: --clients 20 and so on.",
         "The comparison with Fed-CPrompt takes 40 rounds a task and 1e-4 for clients and server.",
     )

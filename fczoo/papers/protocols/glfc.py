@@ -11,7 +11,7 @@ SLOW = same(
 
 @register_protocol("glfc")
 class GLFC(Protocol):
-    """The growing population in which 90 % of the earlier clients move on to a new task; long local training."""
+    """A growing population: 90 % of the earlier clients move on to a new task; long local training."""
 
     paper = "Dong et al., Federated Class-Incremental Learning (CVPR 2022)"
     proposes = ("glfc",)
@@ -56,5 +56,8 @@ class GLFC(Protocol):
         },
     }
     notes = (
-        "A client without new data that is drawn trains nothing; the released code lets it train on its earlier classes.",
+        (
+            "A client without new data that is drawn trains nothing; the released code lets it train on "
+            "its earlier classes."
+        ),
     )

@@ -79,9 +79,12 @@ def _split(beta: float) -> str:
 
 @register_protocol("hgp")
 class HGP(Protocol):
-    """Ten clients with Dirichlet splits of six data sets, five short rounds a task, a supervised ImageNet-21k ViT-B/16."""
+    """Ten clients, Dirichlet splits of six data sets, five short rounds a task, a supervised ViT-B/16."""
 
-    paper = "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes (arXiv 2406.02447)"
+    paper = (
+        "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes "
+        "(arXiv 2406.02447)"
+    )
     proposes = ("hgp",)
     seeds = Stated((0, 1, 2), "paper, experiments: three seeds; which is not stated")
     settings = {
@@ -98,7 +101,10 @@ class HGP(Protocol):
         "client_draw": Stated("round", "paper, appendix E; the released code draws once a task"),
         "augment": Stated(
             "hgp",
-            "released code (fed-mammoth): random resized crop to 224 and horizontal flip; the paper: random crop and flip",
+            (
+                "released code (fed-mammoth): random resized crop to 224 and horizontal flip; the paper: "
+                "random crop and flip"
+            ),
         ),
         "test_crop": Stated(0.875, "released code (fed-mammoth): resize to 256, bicubic, centre crop 224"),
         "class_order": Stated("natural", CODE),
@@ -108,7 +114,10 @@ class HGP(Protocol):
             "tasks": Stated(TASKS[name], PAPER),
             "partition": Stated(
                 _split(betas[0]),
-                "paper, section 4.1, its least skewed split; images drawn one by one and redrawn as in the released code",
+                (
+                    "paper, section 4.1, its least skewed split; images drawn one by one and redrawn as in "
+                    "the released code"
+                ),
             ),
         }
         for name, betas in BETAS.items()
@@ -125,7 +134,10 @@ class HGP(Protocol):
             ),
             "prefix_len": Stated(
                 100,
-                "released code: 200 rows, half for keys and half for values; read literally, the paper has 200 of each",
+                (
+                    "released code: 200 rows, half for keys and half for values; read literally, the paper "
+                    "has 200 of each"
+                ),
             ),
             "blocks": Stated((0, 1, 2, 3, 4), "paper: the first five blocks"),
             **same("released code; the paper has plain logits and no clipping", clip=1.0, logit_norm=0.1),
@@ -137,13 +149,27 @@ class HGP(Protocol):
     }
     tuned = {name: _dataset(name) for name in BETAS}
     notes = (
-        "Appendix C.1 gives one rate, 0.003, for HGP on all data sets; appendix H, followed here, gives one for each.",
-        "The header of table 2 prints beta 0.5, 0.1, 0.05 above EuroSAT and Cars-196; section 4.1 and appendix H have 1.0, 0.5, 0.2.",
-        "The paper scales pixels to [0, 1] (--set backbone.mean=0,0,0 --set backbone.std=1,1,1). The released code normalises by data set, "
+        (
+            "Appendix C.1 gives one rate, 0.003, for HGP on all data sets; appendix H, followed here, "
+            "gives one for each."
+        ),
+        (
+            "The header of table 2 prints beta 0.5, 0.1, 0.05 above EuroSAT and Cars-196; section 4.1 and "
+            "appendix H have 1.0, 0.5, 0.2."
+        ),
+        "The paper scales pixels to [0, 1] (--set backbone.mean=0,0,0 --set backbone.std=1,1,1). The "
+        "released code normalises by data set, "
         "whatever the checkpoint: --norm-by-dataset does the same.",
-        "Appendix E has 100 clients on CIFAR-100 at beta 0.05: --clients 100 --participation 10 (20, 50, 100).",
+        (
+            "Appendix E has 100 clients on CIFAR-100 at beta 0.05: --clients 100 --participation 10 (20, "
+            "50, 100)."
+        ),
         "The released code's optimizer is AdamW without weight decay, which is Adam.",
-        "LoRM's own instructions take 10 rounds a task on Cars-196 and ImageNet-A, and 3e-3 on CIFAR-100 at beta 0.5.",
-        "Appendix H also has TARGET's distillation weight 25 and 30 generator rounds, RegMean's gamma 0.5 (CIFAR-100) and 0.1 (elsewhere), and "
+        (
+            "LoRM's own instructions take 10 rounds a task on Cars-196 and ImageNet-A, and 3e-3 on "
+            "CIFAR-100 at beta 0.5."
+        ),
+        "Appendix H also has TARGET's distillation weight 25 and 30 generator rounds, RegMean's gamma "
+        "0.5 (CIFAR-100) and 0.1 (elsewhere), and "
         "LoRM's gamma 0 and, for the head, 0.5 (0.3 on CUB-200).",
     )

@@ -14,9 +14,12 @@ def _splits(*alphas: int) -> tuple[str, ...]:
 
 @register_protocol("pilora")
 class PILoRA(Protocol):
-    """Ten clients with few classes each or Dirichlet splits, 30 rounds for each of ten tasks, a self-supervised ViT-B/16."""
+    """Ten clients with few classes each or Dirichlet splits, 30 rounds a task, a self-supervised ViT-B/16."""
 
-    paper = "Guo et al., PILoRA: Prototype Guided Incremental LoRA for Federated Class-Incremental Learning (ECCV 2024)"
+    paper = (
+        "Guo et al., PILoRA: Prototype Guided Incremental LoRA for Federated Class-Incremental Learning "
+        "(ECCV 2024)"
+    )
     proposes = ("pilora",)
     seeds = Stated((2023,), "released code; one run")
     settings = {
@@ -83,9 +86,11 @@ class PILoRA(Protocol):
         },
     }
     notes = (
-        "The paper's learning rates of the methods that it compares with are not printed; theirs are fczoo's own for the data set (on CIFAR-100 "
+        "The paper's learning rates of the methods that it compares with are not printed; theirs are "
+        "fczoo's own for the data set (on CIFAR-100 "
         "those of HGP's comparison), without the cosine schedule of PILoRA.",
-        "The released code draws shards instead of classes (--partition shards:6) and, like its Dirichlet split, draws them anew for every client in "
+        "The released code draws shards instead of classes (--partition shards:6) and, like its "
+        "Dirichlet split, draws them anew for every client in "
         "every round; here a split holds for its task.",
         "The released scripts train prototypes at 2e-3 and leave the number of epochs at 10.",
         "PILoRA+HeadTune is pilora with --set pilora.head_tune=on.",
