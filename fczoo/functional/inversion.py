@@ -47,6 +47,12 @@ def image_gradient(net: Tree, image: Tensor, label: Tensor, create_graph: bool =
     return dict(zip(leaves, gradients, strict=True))
 
 
+def to_lenet_size(images: Tensor) -> Tensor:
+    """Images [B, 3, H, W] in [0, 1] as the small network takes them, [B, 3, 32, 32]."""
+    small = F.interpolate(images, (SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
+    return small.clamp(0, 1)
+
+
 def read_label(gradient: Tree) -> Tensor:
     """The label of the image behind a gradient; features are positive, so only its row is negative."""
     return gradient["lenet.linear.weight"].sum(1).argmin()
