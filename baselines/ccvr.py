@@ -1,4 +1,7 @@
-"""CCVR: No Fear of Heterogeneity, Classifier Calibration for Federated Learning with Non-IID Data. Luo et al., NeurIPS 2021."""
+"""CCVR: No Fear of Heterogeneity, Classifier Calibration for Federated Learning with Non-IID Data.
+
+Luo et al., NeurIPS 2021.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +33,7 @@ from fczoo.functional.losses import normalised_cross_entropy
 @register_method("ccvr")
 @dataclass(frozen=True)
 class CCVR(TunedWithStatistics):
-    """FedAvg whose server trains the head again after each round, on features drawn from Gaussians of the clients' classes.
+    """FedAvg whose server trains the head again after each round, on features drawn from class Gaussians.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count, mean and
     variance of each local class of two images or more. By default the server calibrates the current task's
@@ -59,7 +62,7 @@ class CCVR(TunedWithStatistics):
     )
     triple_pass: bool = option(
         False,
-        "with covariance=full, count each image three times: biased covariances, classes of one image come through",
+        "with covariance=full, count each image three times: biased covariances; classes of one image stay",
         quirk="fed-mammoth",
     )
 
@@ -73,9 +76,8 @@ class CCVR(TunedWithStatistics):
         return state if keep else {**state, **no_gaussians(backbone.dim, self.covariance == "full")}
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        return moment_sums(
-            self.statistics_features(backbone, train, batch), batch, ctx.task, self.covariance == "full"
-        )
+        features = self.statistics_features(backbone, train, batch)
+        return moment_sums(features, batch, ctx.task, self.covariance == "full")
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         if self.triple_pass and self.covariance == "full":
@@ -90,10 +92,9 @@ class CCVR(TunedWithStatistics):
         gauss = select(state, "gauss.")
         if not len(gauss["gauss.label"]):  # no client has two images of any class
             return state
-        return {
-            **state,
-            **self.calibrate(state, pooled(gauss) if self.gaussian == "pooled" else gauss, ctx.task, ctx.rng),
-        }
+        if self.gaussian == "pooled":
+            gauss = pooled(gauss)
+        return {**state, **self.calibrate(state, gauss, ctx.task, ctx.rng)}
 
     def calibrate(self, head: Tree, gauss: Tree, task: Task, rng: torch.Generator) -> Tree:
         """The head trained on drawn features; rows of other classes keep their values."""

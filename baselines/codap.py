@@ -1,4 +1,7 @@
-"""CODA-Prompt in federated learning: Continual Decomposed Attention-based Prompting. Smith et al., CVPR 2023."""
+"""CODA-Prompt in federated learning: Continual Decomposed Attention-based Prompting.
+
+Smith et al., CVPR 2023.
+"""
 
 from dataclasses import dataclass
 
@@ -22,7 +25,7 @@ PARTS = ("prompt", "key", "attention")  # P, K, A
 @register_method("codap")
 @dataclass(frozen=True)
 class CODAPrompt(Method):
-    """Prefixes put together from components, weighted by how well the attended frozen feature fits each component's key.
+    """Prefixes are sums of components, weighted by how well the frozen feature fits each component's key.
 
     Trained and sent: the current task's components (prompt, key, attention) in each prompted block, and the
     linear head. Components of finished tasks are frozen and go on contributing. New ones are drawn by the
@@ -61,28 +64,24 @@ class CODAPrompt(Method):
         if not state:
             backbone.check_blocks(self.blocks, "codap.blocks")
             if not share > 0 or share * task.count > dim:
-                reason = (
-                    f"fewer than the {task.count} tasks"
-                    if not share
-                    else f"more than the {dim} dimensions of {backbone.config.name}"
-                )
+                reason = f"more than the {dim} dimensions of {backbone.config.name}"
+                if not share:
+                    reason = f"fewer than the {task.count} tasks"
                 raise FczooError(
-                    f"codap.components is {self.components}, {reason}; change it with --set codap.components=N"
+                    f"codap.components is {self.components}, {reason}; "
+                    f"change it with --set codap.components=N"
                 )
             state = linear_head(task, dim, rng)
         moved = drop(state, "component.", "past.")
         for name in (f"{i}.{part}" for i in self.blocks for part in PARTS):
-            known = [state[k] for k in (f"past.{name}", f"component.{name}") if k in state]
+            finished = [state[k] for k in (f"past.{name}", f"component.{name}") if k in state]
             shape = (2 * self.length, dim) if name.endswith("prompt") else (dim,)
-            old = torch.cat(known) if known else torch.empty(0, *shape)
+            old = torch.cat(finished) if finished else torch.empty(0, *shape)
             draws = torch.randn(share, *shape, generator=rng).to(old)
-            fresh = (
-                gram_schmidt(old.flatten(1), draws.flatten(1))
-                if self.classical_gs
-                else orthonormal(old.flatten(1), draws.flatten(1))
-            )
+            orthogonalise = gram_schmidt if self.classical_gs else orthonormal
+            fresh = orthogonalise(old.flatten(1), draws.flatten(1))
             moved[f"component.{name}"] = fresh.view(share, *shape)
-            if known:
+            if finished:
                 moved[f"past.{name}"] = old
         return moved
 
@@ -97,7 +96,10 @@ class CODAPrompt(Method):
         return self._logits(backbone, state, batch)[:, : task.stop]
 
     def weights(self, tree: Tree, block: int, query: Tensor) -> Tensor:
-        """alpha [B, m] in [-1, 1]: cosine between the attended query q * A_m and the key K_m, of all components so far."""
+        """Weights alpha [B, m] in [-1, 1] of the m components so far, for queries q [B, D].
+
+        Cosine between the attended query q * A_m and the key K_m.
+        """
         attended = F.normalize(query[:, None] * self._rows(tree, block, "attention"), dim=-1)
         return (attended * F.normalize(self._rows(tree, block, "key"), dim=-1)).sum(-1)
 
@@ -115,32 +117,32 @@ class CODAPrompt(Method):
         for i in self.blocks:
             for part in PARTS:
                 rows = self._rows(tree, i, part).flatten(1)
-                terms.append(
-                    (rows @ rows.mT - torch.eye(len(rows), dtype=rows.dtype, device=rows.device))
-                    .square()
-                    .mean()
-                )
+                identity = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+                terms.append((rows @ rows.mT - identity).square().mean())
         return torch.stack(terms).sum()
 
     def _rows(self, tree: Tree, block: int, part: str) -> Tensor:
-        return torch.cat(
-            [tree[k] for k in (f"past.{block}.{part}", f"component.{block}.{part}") if k in tree]
-        )
+        names = (f"past.{block}.{part}", f"component.{block}.{part}")
+        return torch.cat([tree[k] for k in names if k in tree])
 
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         return head_logits(tree, backbone(batch.x, self.prefixes(tree, batch.query)))
 
 
 def orthonormal(old: Tensor, draws: Tensor) -> Tensor:
-    """Unit rows [m, D] made from ``draws``, orthogonal to each other and to the span of the rows ``old`` [n, D]."""
+    """Unit rows [m, D] from ``draws`` [m, D], orthogonal to each other and to the rows ``old`` [n, D]."""
     basis, scale = torch.linalg.qr(torch.cat([old, draws]).double().mT)
     return (basis * scale.diagonal().sign()).mT[len(old) :].to(draws)
 
 
 def gram_schmidt(old: Tensor, draws: Tensor) -> Tensor:
-    """As released: each draw less its shadows on every earlier row, taken one by one from the draw; unit length at the end."""
+    """Classical Gram-Schmidt as released: rows [m, D] of length 1 from ``draws`` [m, D] and ``old`` [n, D].
+
+    From each draw its projections on all earlier rows are subtracted at once. Where these are not orthogonal
+    to each other, the result is not orthogonal to them either.
+    """
     rows = list(old)
     for draw in draws:
-        shadows = [(draw @ row) / (row @ row) * row for row in rows]
-        rows.append(draw - torch.stack(shadows).sum(0) if shadows else draw)
+        projections = [(draw @ row) / (row @ row) * row for row in rows]
+        rows.append(draw - torch.stack(projections).sum(0) if projections else draw)
     return F.normalize(torch.stack(rows[len(old) :]), dim=-1)

@@ -1,4 +1,7 @@
-"""DualPrompt in federated learning: Complementary Prompting for Rehearsal-free Continual Learning. Wang et al., ECCV 2022."""
+"""DualPrompt in federated learning: Complementary Prompting for Rehearsal-free Continual Learning.
+
+Wang et al., ECCV 2022.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ PARTS = "kv"
 @register_method("dualprompt")
 @dataclass(frozen=True)
 class DualPrompt(Method):
-    """Key and value prefixes: general ones for all tasks, and expert ones, a set a task, found again by a key.
+    """Key and value prefixes: general ones for all tasks, and one expert set a task, found again by its key.
 
     Trained and sent: the general prefixes (G), the current task's expert prefixes (E) and key, and the
     linear head. Those of finished tasks are frozen.
@@ -83,11 +86,11 @@ class DualPrompt(Method):
             }
             slots = {
                 f"{i}.{p}": rows(task.count, self.expert_length) for i in self.expert_blocks for p in PARTS
-            } | {"key": rows(task.count)}
-            first = {f"expert.{k}": v[0] for k, v in slots.items()} | {
-                f"next.{k}": v[1:] for k, v in slots.items()
             }
-            return {**general, **first, **linear_head(task, dim, rng)}
+            slots["key"] = rows(task.count)
+            first = {f"expert.{k}": v[0] for k, v in slots.items()}
+            others = {f"next.{k}": v[1:] for k, v in slots.items()}
+            return {**general, **first, **others, **linear_head(task, dim, rng)}
         moved = drop(state, "past.", "next.", "expert.")
         for name, done in select(state, "expert.").items():
             past, future = name.replace("expert.", "past.", 1), name.replace("expert.", "next.", 1)
@@ -97,10 +100,9 @@ class DualPrompt(Method):
         return moved
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        experts = {
-            k.removeprefix("expert."): v.expand(len(batch.y), *v.shape)
-            for k, v in drop(select(train, "expert."), "expert.key").items()
-        }
+        experts = {}
+        for name, rows in drop(select(train, "expert."), "expert.key").items():
+            experts[name.removeprefix("expert.")] = rows.expand(len(batch.y), *rows.shape)
         loss = task_cross_entropy(self._logits(backbone, train, batch, experts), batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
@@ -118,11 +120,11 @@ class DualPrompt(Method):
         return choice_shares(evidence, lambda batch: self.match(state, batch.query), slots)
 
     def match(self, state: Tree, query: Tensor) -> Tensor:
-        """Number of the task [B] whose key is nearest to each image's query, among the tasks trained so far."""
+        """Number of the task [B] whose key is nearest to each image's query, of the tasks trained so far."""
         return highest(cosine(query, self._slots(state, "key")), 1)[:, 0]
 
     def prefixes(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value prefixes [B, L, D] of each image; mixed up as in released code with ``reshape_bug``."""
+        """Key and value prefixes [B, L, D] of each image; with ``reshape_bug`` mixed as in released code."""
         if not self.reshape_bug:
             return keys, values
         mixed = torch.stack([keys, values]).reshape(len(keys), 2, *keys.shape[1:])
@@ -137,7 +139,6 @@ class DualPrompt(Method):
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch, experts: Tree) -> Tensor:
         plugs = {k.replace("general.", "prefix.", 1): v for k, v in select(tree, "general.").items()}
         for i in self.expert_blocks:
-            plugs[f"prefix.{i}.k"], plugs[f"prefix.{i}.v"] = self.prefixes(
-                experts[f"{i}.k"], experts[f"{i}.v"]
-            )
+            keys, values = self.prefixes(experts[f"{i}.k"], experts[f"{i}.v"])
+            plugs |= {f"prefix.{i}.k": keys, f"prefix.{i}.v": values}
         return head_logits(tree, backbone(batch.x, plugs))

@@ -1,4 +1,7 @@
-"""EWC in federated learning: Overcoming catastrophic forgetting in neural networks. Kirkpatrick et al., PNAS 2017."""
+"""EWC in federated learning: Overcoming catastrophic forgetting in neural networks.
+
+Kirkpatrick et al., PNAS 2017.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +22,7 @@ LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts
 @register_method("ewc")
 @dataclass(frozen=True)
 class EWC(Tuned):
-    """Online EWC: each weight is held to its value after the last task, as strongly as the tasks so far depend on it.
+    """Online EWC: each weight is held to its last value, as strongly as the tasks so far depend on it.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, each
     client's Fisher sums at the final global model. Their sum over the clients' sample count is the Fisher
@@ -63,9 +66,10 @@ class EWC(Tuned):
 
     def penalty(self, train: Tree, shared: Tree) -> Tensor:
         """lambda sum_i F_i (theta_i - theta*_i)^2."""
-        terms = [
-            (shared[f"fisher.{k}"] * (v - shared[f"anchor.{k}"]).square()).sum() for k, v in train.items()
-        ]
+        terms = []
+        for name, value in train.items():
+            change = value - shared[f"anchor.{name}"]
+            terms.append((shared[f"fisher.{name}"] * change.square()).sum())
         return self.strength * sum(terms[1:], terms[0])
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
@@ -73,10 +77,8 @@ class EWC(Tuned):
             scores = self.logits(backbone, tree, one)[:, task.start : task.stop].log_softmax(-1)
             return scores.gather(1, one.y[:, None] - task.start)[:, 0]
 
-        return {
-            f"fisher.{k}": v
-            for k, v in fisher_sums(log_likelihood, self.trained(state), self._labelled(batch, task)).items()
-        }
+        sums = fisher_sums(log_likelihood, self.trained(state), self._labelled(batch, task))
+        return {f"fisher.{k}": v for k, v in sums.items()}
 
     def _labelled(self, batch: Batch, task: Task) -> Batch:
         return batch._replace(y=batch.y % task.size + task.start) if self.modulo_labels else batch

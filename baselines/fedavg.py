@@ -1,4 +1,7 @@
-"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data. McMahan et al., AISTATS 2017."""
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
+
+McMahan et al., AISTATS 2017.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,7 +21,7 @@ from fczoo.functional.gaussians import class_sums
 @register_method("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Tuned):
-    """Plain federated training on each task in turn, with nothing against forgetting: the lower yardstick.
+    """Plain federated training on each task in turn, with nothing against forgetting: the lower bound.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs.
     """

@@ -20,7 +20,7 @@ from fczoo.functional.heads import nearest_mean, with_means
 @register_method("fedclm")
 @dataclass(frozen=True)
 class FedCLM(Tuned):
-    """FedAvg whose answer is the nearest class mean; means of finished tasks stay as they were, while the features move on.
+    """FedAvg that predicts the nearest class mean; means of finished tasks stay, while the features change.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, count
     and feature sum of every local class under the final global model.
@@ -52,6 +52,5 @@ class FedCLM(Tuned):
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         features = self.features(backbone, state, batch)
-        return nearest_mean(
-            features, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance
-        )
+        mean, count = state["mean"][: task.stop], state["count"][: task.stop]
+        return nearest_mean(features, mean, count > 0, self.distance)

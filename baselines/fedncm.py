@@ -1,4 +1,7 @@
-"""FedNCM: Guiding The Last Layer in Federated Learning with Pre-Trained Models. Legate et al., NeurIPS 2023."""
+"""FedNCM: Guiding The Last Layer in Federated Learning with Pre-Trained Models.
+
+Legate et al., NeurIPS 2023.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -46,6 +49,5 @@ class FedNCM(Method):
         return with_means(state, sums, ctx.task)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return nearest_mean(
-            batch.query, state["mean"][: task.stop], state["count"][: task.stop] > 0, self.distance
-        )
+        mean, count = state["mean"][: task.stop], state["count"][: task.stop]
+        return nearest_mean(batch.query, mean, count > 0, self.distance)

@@ -1,4 +1,7 @@
-"""FedProto with a shared model: Federated Prototype Learning across Heterogeneous Clients. Tan et al., AAAI 2022."""
+"""FedProto with a shared model: Federated Prototype Learning across Heterogeneous Clients.
+
+Tan et al., AAAI 2022.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +33,7 @@ from fczoo.functional.losses import task_cross_entropy
 @register_method("fedproto")
 @dataclass(frozen=True)
 class FedProto(TunedWithStatistics):
-    """Features are drawn to the global prototype of their class, the mean feature over all clients after the last round.
+    """Features are drawn to their class's global prototype, its mean feature over all clients last round.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count and mean feature
     of each local class; a class with a single image at a client sends that image's feature. Weights are
@@ -63,25 +66,21 @@ class FedProto(TunedWithStatistics):
         if not state:
             none = {"all.mean": torch.zeros(task.classes, dim), "all.known": torch.zeros(task.classes)}
             state = {**super().begin_task(state, task, backbone, rng), **none}
-        return {
-            **state,
-            "prototype.mean": torch.zeros(task.size, dim),
-            "prototype.known": torch.zeros(task.size),
-        }
+        unknown = {"prototype.mean": torch.zeros(task.size, dim), "prototype.known": torch.zeros(task.size)}
+        return {**state, **unknown}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         features = self.features(backbone, train, batch)
-        return task_cross_entropy(
-            head_logits(train, features), batch, ctx.task
-        ) + self.strength * self.distance(features, batch, ctx), {}
+        loss = task_cross_entropy(head_logits(train, features), batch, ctx.task)
+        return loss + self.strength * self.distance(features, batch, ctx), {}
 
     def distance(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
-        """Mean squared distance over the dimensions, summed over the batch's classes, or averaged over its images; unknown classes give 0."""
-        mean, known, own = (
-            ctx.shared["prototype.mean"],
-            ctx.shared["prototype.known"],
-            batch.y - ctx.task.start,
-        )
+        """Mean over dimensions of the squared distance between features [B, D] and their prototypes.
+
+        Summed over the batch's classes, or averaged over its images; classes without a prototype give 0.
+        """
+        mean, known = ctx.shared["prototype.mean"], ctx.shared["prototype.known"]
+        own = batch.y - ctx.task.start
         if self.per_sample:
             return batch.mean((features - mean[own]).square().mean(-1) * known[own])
         hot = F.one_hot(own, ctx.task.size).to(features) * batch.w[:, None]
@@ -111,6 +110,5 @@ class FedProto(TunedWithStatistics):
         features = self.features(backbone, state, batch)
         if self.infer == "head":
             return head_logits(state, features)[:, : task.stop]
-        return nearest_mean(
-            features, state["all.mean"][: task.stop], state["all.known"][: task.stop] > 0, "euclid"
-        )
+        mean, known = state["all.mean"][: task.stop], state["all.known"][: task.stop]
+        return nearest_mean(features, mean, known > 0, "euclid")

@@ -26,7 +26,9 @@ HGP_RATES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Tuned(Method):
-    """Base of the methods that train a linear head and, by choice, all weights or LoRA pairs, with cross-entropy on each task.
+    """Base of methods that train a linear head and, by choice, all weights or LoRA pairs.
+
+    The loss is the cross-entropy over the classes of the task.
 
     The papers disagree on what their baselines train: everything (HGP; FPPL, with a slow learner), or LoRA
     on the first block (PILoRA).
@@ -45,9 +47,7 @@ class Tuned(Method):
     def training(self) -> Training:
         optims = {"head.": Optim(lr=self.lr)}
         if self.tune == "head":
-            return Training(
-                optims, inputs=["query"]
-            )  # frozen features, which the engine computes once and keeps
+            return Training(optims, inputs=["query"])  # frozen features, which the engine computes once
         return Training({**optims, f"{self.tune}.": Optim(lr=self.lr_backbone)})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -95,11 +95,11 @@ class TunedWithStatistics(Tuned):
         super().__post_init__()
         if self.tune == "head" and self.stats_unnormalised:
             raise FczooError(
-                f"{self.name}.stats_unnormalised reads images anew, {self.name}.tune=head only kept features; leave out one of the two"
+                f"{self.name}.stats_unnormalised reads images anew, {self.name}.tune=head only kept "
+                f"features; leave out one of the two"
             )
 
     def statistics_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         """The features [B, D] of which statistics are sent."""
-        return self.features(
-            backbone, tree, raw_images(backbone, batch) if self.stats_unnormalised else batch
-        )
+        images = raw_images(backbone, batch) if self.stats_unnormalised else batch
+        return self.features(backbone, tree, images)

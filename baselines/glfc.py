@@ -1,4 +1,4 @@
-"""GLFC: Federated Class-Incremental Learning. Dong et al., CVPR 2022, on a vision transformer as in FPPL's comparison."""
+"""GLFC: Federated Class-Incremental Learning. Dong et al., CVPR 2022; on a vision transformer as in FPPL."""
 
 import logging
 import math
@@ -26,9 +26,9 @@ from fczoo.core.types import (
     Task,
     Training,
 )
+from fczoo.functional.exemplars import mean_entropy, move_to_task, no_exemplars, store_last_task
 from fczoo.functional.heads import head_logits
-from fczoo.functional.herding import herding
-from fczoo.functional.inversion import SIZE, image_gradient, lenet, reconstruct
+from fczoo.functional.inversion import SIZE, image_gradient, lenet, reconstruct, to_lenet_size
 from fczoo.functional.pixels import normalised, raw_images
 
 log = logging.getLogger("fczoo")
@@ -42,7 +42,7 @@ def _warn_once(text: str) -> None:
 @register_method("glfc")
 @dataclass(frozen=True)
 class GLFC(Tuned):
-    """Clients keep exemplars, balance the gradients of old and new classes and distil from the best old model.
+    """Clients keep exemplars, balance gradients of old and new classes, and distil from the best old model.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs. When a client notices a new
     task it also uploads, for each of its new classes, the gradient of one image through a fixed network,
@@ -96,107 +96,88 @@ class GLFC(Tuned):
     )
 
     def remark(self) -> str:
-        upload = (
-            "without reconstructions (proxy=last)"
-            if self.proxy == "last"
-            else "uploads gradients that can be inverted to images"
-        )
+        upload = "uploads gradients that can be inverted to images"
+        if self.proxy == "last":
+            upload = "without reconstructions (proxy=last)"
         return "; ".join(filter(None, [f"keeps {self.memory} images a client, {upload}", super().remark()]))
 
     def training(self) -> Training:
         training = super().training()
+        images = ["images"] if self.proxy == "reconstruct" else []
         return replace(
             training,
-            inputs={*training.inputs, *(["images"] if self.proxy == "reconstruct" else [])},
+            inputs={*training.inputs, *images},
             uploads={"image_gradient.": samples("gradients of single images")},
             averaging="uniform",
             exemplars="exemplar.index",
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        accuracy = torch.zeros(())
         if not state:
-            state = {
-                **super().begin_task(state, task, backbone, rng),
-                **lenet(task.classes, rng),
-                "best.accuracy": torch.zeros(()),
-            }
-        else:  # the best model of the last task is the old model of this one
-            old = {
-                k.replace("best.", "old.", 1): v
-                for k, v in select(state, "best.").items()
-                if k != "best.accuracy"
-            }
-            kept = state["best.accuracy"] if self.best_perf_no_reset else torch.zeros(())
-            state = {**state, **old, "best.accuracy": kept}
-        none = {
+            state = {**super().begin_task(state, task, backbone, rng), **lenet(task.classes, rng)}
+            state |= self._best(state)
+        else:
+            if self.best_perf_no_reset:
+                accuracy = state["best.accuracy"]
+            # The best model of the last task is the old model of this one.
+            best = drop(select(state, "best."), "best.accuracy")
+            state = {**state, **{k.replace("best.", "old.", 1): v for k, v in best.items()}}
+        return {
+            **state,
+            "best.accuracy": accuracy,
             "monitor.image": torch.empty(0, 3, SIZE, SIZE),
             "monitor.label": torch.empty(0, dtype=torch.int64),
         }
-        return {
-            **state,
-            **{f"best.{k}": v for k, v in self.trained(state).items() if f"best.{k}" not in state},
-            **none,
-        }
+
+    def _best(self, state: Tree) -> Tree:
+        """What clients train, under the names of the best model."""
+        return {f"best.{k}": v for k, v in self.trained(state).items()}
 
     # --- client
 
     def prepare(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
         """Notice a new task, and turn the images of the last one into exemplars."""
-        none = {
-            "task": torch.tensor(-1),
+        start = {
+            **no_exemplars(ctx.task.classes),
             "entropy": torch.tensor(0.0),
-            "learned": torch.zeros(ctx.task.classes, dtype=torch.bool),
+            "noticed": torch.tensor(False),
         }
-        empty = torch.empty(0, dtype=torch.int64)
-        memory = {**none, "exemplar.index": empty, "current.index": empty, "last.index": empty, **ctx.memory}
-        told = int(memory["task"]) != ctx.task.index
-        if told:
-            memory |= {
-                "task": torch.tensor(ctx.task.index),
-                "last.index": memory["current.index"],
-                "current.index": data.index,
-            }
-            memory["noticed"] = torch.tensor(False)
-        signal = told
+        memory = {**start, **ctx.memory}
+        signal = int(memory["task"]) != ctx.task.index
+        if signal:
+            memory = {**move_to_task(memory, ctx.task.index, data.index), "noticed": torch.tensor(False)}
         if self.detector == "entropy":
-            logits = [
-                self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop]
-                for batch in data.batches(data.index)
-            ]
-            entropy = self.entropy(torch.cat(logits)).cpu()
-            threshold = (
-                self.threshold * math.log(ctx.task.size) / math.log(10)
-            )  # entropy is at most ln(classes)
+            batches = data.batches(data.index)
+            logits = [self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop] for batch in batches]
+            entropy = mean_entropy(torch.cat(logits)).cpu()
+            # The entropy is at most ln(classes), so the threshold grows with it.
+            threshold = self.threshold * math.log(ctx.task.size) / math.log(10)
             signal = bool(entropy - memory["entropy"] > threshold)
             memory["entropy"] = entropy
         memory |= {"signal": torch.tensor(signal), "noticed": memory["noticed"] | signal}
         if ctx.round == ctx.rounds - 1 and not memory["noticed"]:
             _warn_once(
-                f"glfc: a client has not noticed task {ctx.task.index + 1} by its entropy: its memory stays as it is (see --set glfc.detector=oracle)"
+                f"glfc: a client has not noticed task {ctx.task.index + 1} by its entropy: its memory stays "
+                f"as it is (see --set glfc.detector=oracle)"
             )
         if signal and len(memory["last.index"]):
-            memory |= self._store(backbone, data, ctx, memory)
+            memory = self._store(backbone, data, ctx, memory)
         return memory
 
     def _store(self, backbone: Backbone, data: LocalData, ctx: Context, memory: Tree) -> Tree:
-        """Room for every learned class: shorten the old lists, herd new ones."""
-        index, kept = memory["last.index"], memory["exemplar.index"]
-        labels, old = data.labels(index).cpu(), data.labels(kept).cpu()
-        learned = memory["learned"].clone()
-        learned[labels] = True
-        room = self.memory // int(learned.sum())
-        if self.memory and not room:
+        def features(index: Tensor) -> Tensor:
+            return torch.cat([self.features(backbone, ctx.shared, batch) for batch in data.batches(index)])
+
+        memory = store_last_task(memory, data, features, self.memory, self.repeated_exemplars)
+        learned = int(memory["learned"].sum())
+        if 0 < self.memory < learned:
             log.warning(
-                "glfc.memory=%d has no room for one image of each of the client's %d classes, so nothing is kept",
+                "glfc.memory=%d has no room for one image of each of the client's %d classes: none is kept",
                 self.memory,
-                learned.sum(),
+                learned,
             )
-        lists = [kept[old == c][:room] for c in old.unique()]
-        for c in labels.unique():
-            own = index[labels == c]
-            features = torch.cat([self.features(backbone, ctx.shared, batch) for batch in data.batches(own)])
-            lists.append(own[herding(features, room, self.repeated_exemplars)])
-        return {"learned": learned, "exemplar.index": torch.cat(lists), "last.index": index[:0]}
+        return memory
 
     def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
         return self.recalled("old.", backbone, shared, batch)
@@ -207,71 +188,66 @@ class GLFC(Tuned):
         compensated = self.compensated(logits, batch, learned)
         if ctx.task.index == 0:
             return compensated, {}
-        return (1 - self.relation) * compensated + self.relation * self.relations(
-            logits, batch, ctx.task.start
-        ), {}
+        relations = self.relations(logits, batch, ctx.task.start)
+        return (1 - self.relation) * compensated + self.relation * relations, {}
 
     def compensated(self, logits: Tensor, batch: Batch, learned: Tensor) -> Tensor:
-        """L_GC: binary cross-entropy, each image weighted by its gradient |p_y - 1| over the mean in its group, old or new."""
-        per_image = F.binary_cross_entropy_with_logits(
-            logits, F.one_hot(batch.y, logits.shape[1]).to(logits), reduction="none"
-        ).mean(-1)
+        """L_GC: binary cross-entropy of logits [B, C], image by image weighted by ``weights``."""
+        hot = F.one_hot(batch.y, logits.shape[1]).to(logits)
+        per_image = F.binary_cross_entropy_with_logits(logits, hot, reduction="none").mean(-1)
         return batch.mean(self.weights(logits, batch, learned) * per_image)
 
     def weights(self, logits: Tensor, batch: Batch, learned: Tensor) -> Tensor:
-        """Weight [B] of each image; 1 while the client has learned no old class."""
+        """Weight [B] of each image: its gradient |p_y - 1| over the mean in its group, old or new classes.
+
+        ``learned`` [C] is true for old classes. All weights are 1 while the client has learned no old class.
+        """
         gradient = (1 - logits.detach().sigmoid().gather(1, batch.y[:, None])[:, 0]) * batch.w
         old = learned[batch.y].to(gradient)
-        mean_old, mean_new = (
-            (gradient * group).sum() / (batch.w * group).sum().clamp(min=1) for group in (old, 1 - old)
-        )
+        new = 1 - old
+        mean_old = (gradient * old).sum() / (batch.w * old).sum().clamp(min=1)
+        mean_new = (gradient * new).sum() / (batch.w * new).sum().clamp(min=1)
         tiny = torch.finfo(gradient.dtype).tiny
         weights = gradient / torch.where(old > 0, mean_old, mean_new).clamp(min=tiny)
         return torch.where(learned.any(), weights, torch.ones_like(weights))
 
     def relations(self, logits: Tensor, batch: Batch, old: int) -> Tensor:
-        """L_RD: binary cross-entropy against the old model's answers for its classes and the labels for the others."""
-        target = torch.cat(
-            [batch.teacher[:, :old].sigmoid(), F.one_hot(batch.y, logits.shape[1])[:, old:].to(logits)], 1
-        )
+        """L_RD: binary cross-entropy of logits [B, C] against the old model's answers and the labels.
+
+        The old model answers for the first ``old`` classes, the labels for the others.
+        """
+        hot = F.one_hot(batch.y, logits.shape[1])[:, old:].to(logits)
+        target = torch.cat([batch.teacher[:, :old].sigmoid(), hot], 1)
         return batch.mean(F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1))
 
-    def entropy(self, logits: Tensor) -> Tensor:
-        """Mean entropy of the softmax, nats."""
-        p = logits.softmax(-1)
-        return -(p * (p + 1e-5).log()).sum(-1).mean()
-
     def finish(self, backbone: Backbone, train: Tree, data: LocalData, ctx: Context) -> Tree:
-        """The gradient of one blurred image of each local class, if the client has just noticed a new task."""
+        """The gradient of one blurred image of each local class, where a new task has just been noticed."""
         if self.proxy == "last" or not ctx.memory["signal"]:
             return {}
         labels, gradients = data.labels(data.index).cpu(), []
         for c in labels.unique():
-            own = data.index[labels == c]
-            with torch.no_grad():
-                features = F.normalize(
-                    torch.cat([self.features(backbone, train, batch) for batch in data.batches(own)]), dim=-1
-                )
-            nearest = int(torch.linalg.vector_norm(features - features.mean(0), dim=-1).argmin())
-            image = self.perturbed(
-                backbone, train, next(iter(data.batches(own[nearest : nearest + 1]))), ctx.task.stop
-            )
-            small = F.interpolate(
-                image, (SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False
-            ).clamp(0, 1)[0]
-            gradients.append(
-                image_gradient(ctx.shared, small.to(ctx.shared["lenet.linear.bias"]), c.to(small.device))
-            )
+            typical = self._typical(backbone, train, data, data.index[labels == c])
+            image = self.perturbed(backbone, train, typical, ctx.task.stop)
+            small = to_lenet_size(image)[0].to(ctx.shared["lenet.linear.bias"])
+            gradients.append(image_gradient(ctx.shared, small, c.to(small.device)))
         return {f"image_gradient.{k}": torch.stack([g[k] for g in gradients]) for k in gradients[0]}
+
+    @torch.no_grad()
+    def _typical(self, backbone: Backbone, train: Tree, data: LocalData, index: Tensor) -> Batch:
+        """The one image of a class whose feature of length 1 is nearest to the mean of the class."""
+        found = torch.cat([self.features(backbone, train, batch) for batch in data.batches(index)])
+        features = F.normalize(found, dim=-1)
+        nearest = int(torch.linalg.vector_norm(features - features.mean(0), dim=-1).argmin())
+        return next(iter(data.batches(index[nearest : nearest + 1])))
 
     def perturbed(self, backbone: Backbone, train: Tree, batch: Batch, seen: int) -> Tensor:
         """The image [1, 3, S, S] in [0, 1] after gradient descent on its pixels towards its label."""
         image, plugs = raw_images(backbone, batch).x.float().requires_grad_(), select(train, "full.", "lora.")
+        hot = F.one_hot(batch.y, seen)
         for _ in range(self.perturb_steps):
             logits = head_logits(train, backbone(normalised(backbone, image), plugs))[:, :seen]
-            (gradient,) = torch.autograd.grad(
-                F.binary_cross_entropy_with_logits(logits, F.one_hot(batch.y, seen).to(logits)), image
-            )
+            loss = F.binary_cross_entropy_with_logits(logits, hot.to(logits))
+            (gradient,) = torch.autograd.grad(loss, image)
             image = (image - self.perturb_lr * (gradient + 1e-5 * image)).detach().requires_grad_()
         return image.detach()
 
@@ -294,23 +270,17 @@ class GLFC(Tuned):
         accuracy = self._monitored(ctx.backbone, state, ctx.task)
         if accuracy < state["best.accuracy"]:
             return state
-        return {
-            **state,
-            **{f"best.{k}": v for k, v in self.trained(state).items()},
-            "best.accuracy": accuracy,
-        }
+        return {**state, **self._best(state), "best.accuracy": accuracy}
 
     @torch.no_grad()
     def _monitored(self, backbone: Backbone, state: Tree, task: Task) -> Tensor:
-        """Accuracy on the reconstructed images of this task; 0 for every model while there are none, so that the last is the best."""
-        right, size = [torch.zeros(0, device=state["monitor.label"].device)], backbone.config.image_size
-        for images, labels in zip(
-            state["monitor.image"].split(64), state["monitor.label"].split(64), strict=True
-        ):
-            x = normalised(
-                backbone, F.interpolate(images, (size, size), mode="bicubic", align_corners=False).clamp(0, 1)
-            )
-            logits = head_logits(state, backbone(x, select(state, "full.", "lora.")))[:, : task.stop]
-            right.append((logits.argmax(1) == labels).float())
-        found = torch.cat(right)
-        return found.mean() if len(found) else found.new_zeros(())
+        """Accuracy on the reconstructed images of this task; 0 without any: the last model is the best."""
+        images, labels = state["monitor.image"], state["monitor.label"]
+        if not len(labels):
+            return torch.zeros((), device=labels.device)
+        right, size = [], backbone.config.image_size
+        for i, y in zip(images.split(64), labels.split(64), strict=True):
+            large = F.interpolate(i, (size, size), mode="bicubic", align_corners=False).clamp(0, 1)
+            features = backbone(normalised(backbone, large), select(state, "full.", "lora."))
+            right.append(head_logits(state, features)[:, : task.stop].argmax(1) == y)
+        return torch.cat(right).float().mean()

@@ -18,7 +18,7 @@ from fczoo.core.types import Batch, Context, Task, Training
 @register_method("joint")
 @dataclass(frozen=True)
 class Joint(Tuned):
-    """Training from the start on the images of all tasks so far, anew at every task: the accuracy that forgetting nothing would give.
+    """At every task, training from the start on the images of all tasks so far: accuracy without forgetting.
 
     The figure after the last task is the usual joint upper bound. Trained and sent: the linear head and, by
     choice, all weights or LoRA pairs.
@@ -31,9 +31,8 @@ class Joint(Tuned):
     )
 
     def remark(self) -> str:
-        return "upper bound: keeps the images of all tasks" + (
-            ", in one place" if self.setting == "central" else ""
-        )
+        place = ", in one place" if self.setting == "central" else ""
+        return f"upper bound: keeps the images of all tasks{place}"
 
     def training(self) -> Training:
         return replace(super().training(), scope="pooled" if self.setting == "central" else "seen")

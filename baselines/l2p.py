@@ -23,7 +23,7 @@ from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, high
 @register_method("l2p")
 @dataclass(frozen=True)
 class L2P(Method):
-    """A pool of input prompts shared by all tasks; each image takes those whose keys are nearest to its frozen feature.
+    """A pool of input prompts for all tasks; each image takes those with keys nearest to its frozen feature.
 
     Trained and sent: the pool with its keys, and the linear head; averaged slot by slot, although a slot
     need not mean the same to two clients (FCILPT sorts the slots first). A slot that nobody chooses stays
@@ -60,7 +60,8 @@ class L2P(Method):
         super().__post_init__()
         if self.chosen > self.size:
             raise FczooError(
-                f"l2p.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise l2p.size"
+                f"l2p.chosen is {self.chosen}, more than the {self.size} prompts of the pool; "
+                f"lower it or raise l2p.size"
             )
 
     def training(self) -> Training:
@@ -81,9 +82,8 @@ class L2P(Method):
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         similarity, chosen = self.choose(train, batch)
-        loss = task_cross_entropy(
-            self._logits(backbone, {**ctx.shared, **train}, batch, chosen), batch, ctx.task
-        )
+        logits = self._logits(backbone, {**ctx.shared, **train}, batch, chosen)
+        loss = task_cross_entropy(logits, batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
         return loss - self.pull * batch.mean(similarity.gather(1, chosen).sum(-1)), {}

@@ -17,7 +17,7 @@ from fczoo.functional.losses import task_cross_entropy
 @register_method("lwf")
 @dataclass(frozen=True)
 class LwF(Tuned):
-    """What the global model said of old classes after the last task is distilled while clients learn the new ones.
+    """While clients learn new classes, the last task's global model is distilled for the old ones.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Memory beyond the model:
     the teacher, one copy of what is trained, sent to each client once a task.
@@ -47,12 +47,12 @@ class LwF(Tuned):
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         logits = self.logits(backbone, train, batch)
         loss = task_cross_entropy(logits, batch, ctx.task)
-        return (
-            loss + self.strength * self.distillation(logits, batch, ctx.task) if ctx.task.index else loss
-        ), {}
+        if ctx.task.index:
+            loss = loss + self.strength * self.distillation(logits, batch, ctx.task)
+        return loss, {}
 
     def distillation(self, logits: Tensor, batch: Batch, task: Task) -> Tensor:
-        """Mean over the images of -sum_c q_c log p_c over the old classes, q the teacher's and p the student's softmax."""
+        """Mean over images of -sum_c q_c log p_c: c old classes, q the teacher's softmax, p the student's."""
         classes = slice(task.start, task.stop) if self.distill_current else slice(0, task.start)
         target = (batch.teacher[:, classes] / self.temperature).softmax(-1)
         return batch.mean(-(target * (logits[:, classes] / self.temperature).log_softmax(-1)).sum(-1))
