@@ -33,7 +33,7 @@ from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, high
 @register_method("fcilpt")
 @dataclass(frozen=True)
 class FCILPT(Method):
-    """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by use before averaging.
+    """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by use first.
 
     Trained: the pool with its keys, a prompt that is always used, and the linear head; nothing is frozen at
     a task's end. Sent: the same, with how often each prompt was chosen, by which the server sorts. (In the
@@ -69,25 +69,27 @@ class FCILPT(Method):
     )
     support: Literal["task", "local", "seen", "all"] = option(
         "task",
-        "classes in the training softmax: the task's as in L2P (for an image of an old class, all seen), those that the client holds, seen, or "
-        "all of the run",
+        "classes in the training softmax: the task's as in L2P (for an image of an old class, all seen), "
+        "those that the client holds, seen, or all of the run",
     )
     old_clients: Literal["idle", "previous_task"] = option(
         "idle",
-        "a client without new images does nothing, or trains again on those of its last task, as in GLFC's code, whose population this is",
+        "a client without new images does nothing, or trains again on those of its last task, as in GLFC's "
+        "code, whose population this is",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chosen > self.size:
             raise FczooError(
-                f"fcilpt.chosen is {self.chosen}, more than the {self.size} prompts of the pool; lower it or raise fcilpt.size"
+                f"fcilpt.chosen is {self.chosen}, more than the {self.size} prompts of the pool; "
+                f"lower it or raise fcilpt.size"
             )
 
     def remark(self) -> str:
-        kept = (
-            "" if self.old_clients == "idle" else "clients without new images train again on their last ones"
-        )
+        kept = "clients without new images train again on their last ones"
+        if self.old_clients == "idle":
+            kept = ""
         return "; ".join(filter(None, [kept, super().remark()]))
 
     def training(self) -> Training:
@@ -122,10 +124,8 @@ class FCILPT(Method):
         if self.support == "local":
             logits = torch.where(batch.class_count[first:last] > 0, logits, torch.finfo(logits.dtype).min)
         elif self.support == "task" and first < ctx.task.start:
-            old, new = (
-                batch.y < ctx.task.start,
-                torch.arange(first, last, device=batch.y.device) >= ctx.task.start,
-            )
+            old = batch.y < ctx.task.start
+            new = torch.arange(first, last, device=batch.y.device) >= ctx.task.start
             logits = torch.where(old[:, None] | new, logits, torch.finfo(logits.dtype).min)
         entropy = batch.mean(F.cross_entropy(logits, batch.y - first, reduction="none"))
         far = batch.mean((1 - similarity).sum(-1))  # L_QP
@@ -144,7 +144,7 @@ class FCILPT(Method):
         return choice_shares(evidence, lambda batch: self.choose(backbone, state, batch)[1], self.size)
 
     def choose(self, backbone: Backbone, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cosine similarities and numbers of the N keys nearest to each image's query, [B, N] each, nearest first."""
+        """Cosine similarities and numbers of the N keys nearest to each query, [B, N] each, nearest first."""
         query = batch.query if self.query == "cls" else backbone.class_token().expand_as(batch.query)
         similarity = cosine(query, tree["pool.key"])
         chosen = highest(similarity, self.chosen)

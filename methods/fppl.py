@@ -1,4 +1,7 @@
-"""FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework. He et al., arXiv 2411.01904."""
+"""FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework.
+
+He et al., arXiv 2411.01904.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +28,7 @@ from fczoo.functional.prompts import cosine
 @register_method("fppl")
 @dataclass(frozen=True)
 class FPPL(Method):
-    """One deep prompt a task, fused by the image's frozen feature; prototypes unify the clients and debias the head.
+    """One deep prompt a task, fused by the image's frozen feature; prototypes align clients, debias the head.
 
     Trained: the current task's prompt, the fusion keys of all tasks so far, and the linear head. Sent: the
     same, with the mean feature of every local class, on all of which the server retrains the head after
@@ -68,21 +71,16 @@ class FPPL(Method):
         unknown = {"prototype.mean": torch.zeros(task.size, dim), "prototype.known": torch.zeros(task.size)}
         if state:  # the new prompt starts as a copy of the last one, which is frozen
             past = {k.replace("prompt.", "past.", 1): v[None] for k, v in select(state, "prompt.").items()}
-            return {
-                **state,
-                **unknown,
-                **{k: torch.cat([state[k], v]) if k in state else v for k, v in past.items()},
-            }
+            past = {k: torch.cat([state[k], v]) if k in state else v for k, v in past.items()}
+            return {**state, **unknown, **past}
         keys = torch.empty(task.count, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)  # psi
-        whole = torch.empty(0, dtype=torch.int64)
-        return {
-            **{
-                f"prompt.{i}": torch.empty(self.length, dim).uniform_(-1, 1, generator=rng)
-                for i in self.blocks
-            },
-            **{"fusion.key": keys, "fusion.scale": torch.ones(()), **linear_head(task, dim, rng), **unknown},
-            **{"local.label": whole, "local.client": whole, "local.mean": torch.empty(0, dim)},
-        }
+        prompts = {}
+        for i in self.blocks:
+            prompts[f"prompt.{i}"] = torch.empty(self.length, dim).uniform_(-1, 1, generator=rng)
+        head = linear_head(task, dim, rng)
+        numbers = torch.empty(0, dtype=torch.int64)
+        local = {"local.label": numbers, "local.client": numbers, "local.mean": torch.empty(0, dim)}
+        return {**prompts, "fusion.key": keys, "fusion.scale": torch.ones(()), **head, **unknown, **local}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         features = self._features(backbone, {**ctx.shared, **train}, batch)
@@ -125,11 +123,14 @@ class FPPL(Method):
         return head_logits(state, self._features(backbone, state, batch))[:, : task.stop]
 
     def fused_prompts(self, tree: Tree, query: Tensor) -> Tree:
-        """Prompt of each image and block, [B, L_p, D]: tasks mixed by softmax of scaled cosine between query and key."""
-        prompts = {
-            i: torch.cat([*(tree[k] for k in (f"past.{i}",) if k in tree), tree[f"prompt.{i}"][None]])
-            for i in self.blocks
-        }
+        """Prompt of each image and block, [B, L_p, D], by the images' queries [B, D].
+
+        The tasks' prompts are mixed by the softmax of the scaled cosine between query and key.
+        """
+        prompts = {}
+        for i in self.blocks:
+            past = [tree[f"past.{i}"]] if f"past.{i}" in tree else []
+            prompts[i] = torch.cat([*past, tree[f"prompt.{i}"][None]])  # [t, L_p, D]
         seen = len(prompts[self.blocks[0]])
         weights = (tree["fusion.scale"] * cosine(query, tree["fusion.key"][:seen])).softmax(-1)
         if self.fusion == "hard":
@@ -140,7 +141,7 @@ class FPPL(Method):
         return backbone(batch.x, self.fused_prompts(tree, batch.query))
 
     def _debias(self, state: Tree, x: Tensor, y: Tensor, rng: torch.Generator) -> Tree:
-        """The head trained on prototypes, one sample each, with cross-entropy over the classes that have one."""
+        """The head trained on prototypes, one sample each; cross-entropy over the classes that have one."""
         classes, target = y.unique(return_inverse=True)
         head = {k: v.clone().requires_grad_() for k, v in select(state, "head.").items()}
         optimizer = torch.optim.Adam(head.values(), self.server_lr)

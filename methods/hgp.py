@@ -1,4 +1,7 @@
-"""HGP: Federated Class-Incremental Learning with Hierarchical Generative Prototypes. Salami et al., arXiv 2406.02447."""
+"""HGP: Federated Class-Incremental Learning with Hierarchical Generative Prototypes.
+
+Salami et al., arXiv 2406.02447.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,14 +27,17 @@ from fczoo.functional.pixels import raw_images
 @register_method("hgp")
 @dataclass(frozen=True)
 class HGP(Method):
-    """Prefix prompts and a head trained by clients; the server rebalances the head on features drawn from their Gaussians.
+    """Clients train prefixes and a head; the server rebalances the head on features drawn from Gaussians.
 
     Trained: key and value prefixes in the first blocks, one set for all tasks, and the linear head. Sent:
     both, with count, mean and diagonal variance of every local class. The server keeps the Gaussians of
     finished tasks.
     """
 
-    paper = "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes (arXiv 2406.02447)"
+    paper = (
+        "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes "
+        "(arXiv 2406.02447)"
+    )
     private = ("gauss.",)
     tuned = {
         "digits": {"server_lr": 3e-3},
@@ -47,7 +53,7 @@ class HGP(Method):
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prefix", low=0)
     init: Literal["normal", "uniform", "zeros"] = option(
         "normal",
-        "prefix start: N(0, 0.02^2), U(-1/sqrt D, 1/sqrt D), or zeros as released, where all rows stay equal for ever",
+        "prefix start: N(0, 0.02^2), U(-1/sqrt D, 1/sqrt D), or zeros as released, where all rows stay equal",
         quirk={"zeros": "fed-mammoth: its Gram-Schmidt fills no rows"},
     )
     lr: float = option(3e-3, "learning rate of prefix and head", low=0)
@@ -123,13 +129,9 @@ class HGP(Method):
         return head_logits(state, backbone(batch.x, select(state, "prefix.")))[:, : task.stop]
 
     def _rebalance(self, state: Tree, task: Task, rng: torch.Generator) -> Tree:
-        """The head after ``server_epochs`` on drawn features; rows outside the window keep their values."""
-        first, last = {
-            "all": (0, task.stop),
-            "current": (task.start, task.stop),
-            "old": (0, task.start),
-            "none": (0, 0),
-        }[self.rebalance]
+        """The head after ``server_epochs`` on drawn features; rows of other classes keep their values."""
+        first = task.start if self.rebalance == "current" else 0
+        last = {"old": task.start, "none": 0}.get(self.rebalance, task.stop)
         inside = (state["gauss.label"] >= first) & (state["gauss.label"] < last)
         if not inside.any():
             return {}

@@ -1,4 +1,7 @@
-"""PILoRA: Prototype Guided Incremental LoRA for Federated Class-Incremental Learning. Guo et al., ECCV 2024."""
+"""PILoRA: Prototype Guided Incremental LoRA for Federated Class-Incremental Learning.
+
+Guo et al., ECCV 2024.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,13 +31,13 @@ from fczoo.core.types import (
     Training,
 )
 from fczoo.functional.gaussians import class_sums
-from fczoo.functional.lora import lora_cosines, lora_pairs
+from fczoo.functional.lora import frozen_pairs, lora_cosines, lora_pairs, merged_pairs
 
 
 @register_method("pilora")
 @dataclass(frozen=True)
 class PILoRA(Method):
-    """One LoRA pair a task, kept orthogonal to its predecessors; classes are learned prototypes, the nearest one answers.
+    """One LoRA pair a task, orthogonal to earlier ones; classes are learned prototypes, the nearest one wins.
 
     Trained: LoRA on q and v of the first block, and the prototypes of the current task's classes. Sent:
     both, with the clients' class means, by whose closeness the server weights the prototypes. Old LoRA
@@ -65,7 +68,8 @@ class PILoRA(Method):
     )
     merge: Literal["sum", "factor_sum", "first"] = option(
         "sum",
-        "LoRA of several tasks: sum of B_i A_i; (sum B)(sum A) as eq. 6; or the first task's alone, with local=current in training",
+        "LoRA of several tasks: sum of B_i A_i; (sum B)(sum A) as eq. 6; or the first task's alone, with "
+        "local=current in training",
         quirk={"first": "Ghy0501/PILoRA"},
     )
     local: Literal["merged", "current"] = option(
@@ -106,10 +110,7 @@ class PILoRA(Method):
         return frozenset({"begin"}) if self.head_tune else frozenset()
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        past = {
-            k.replace("lora.", "past.", 1): v[None] for k, v in select(state, "lora.").items()
-        }  # [1, r, D] or [1, D, r]
-        past = {k: torch.cat([state[k], v]) if k in state else v for k, v in past.items()}
+        past = frozen_pairs(state)
         lora = lora_pairs(backbone, self.blocks, self.rank, rng, "pilora.blocks")
         table = self._table(state) if state else 0.1 * torch.randn(task.classes, backbone.dim, generator=rng)
         rest = {"frozen.before": table[: task.start], "frozen.after": table[task.stop :]}
@@ -123,18 +124,14 @@ class PILoRA(Method):
     def prototype_loss(self, features: Tensor, train: Tree, batch: Batch, ctx: Context) -> Tensor:
         """Distance-based cross-entropy plus the pull towards the own prototype (eqs. 8 and 9)."""
         distance = self.distances(features, self._table({**ctx.shared, **train}))
-        first, last = {
-            "all": (0, ctx.task.classes),
-            "seen": (0, ctx.task.stop),
-            "task": (ctx.task.start, ctx.task.stop),
-        }[self.support]
-        entropy = F.cross_entropy(
-            -self.sharpness * distance[:, first:last], batch.y - first, reduction="none"
-        )
+        first = ctx.task.start if self.support == "task" else 0
+        last = ctx.task.classes if self.support == "all" else ctx.task.stop
+        logits = -self.sharpness * distance[:, first:last]
+        entropy = F.cross_entropy(logits, batch.y - first, reduction="none")
         return batch.mean(entropy + self.pull * distance.gather(1, batch.y[:, None])[:, 0])
 
     def lora_penalty(self, train: Tree, shared: Tree) -> Tensor:
-        """Overlap of the new A matrices with the earlier ones, sum |A_i A_t^T|, and their own size, sum |A_t|."""
+        """Overlap of the new A matrices with earlier ones, sum |A_i A_t^T|, and their own size, sum |A_t|."""
         down = {k: v for k, v in train.items() if k.endswith(".a")}
         penalty = self.sparse * torch.stack([a.abs().sum() for a in down.values()]).sum()
         for name, a in down.items():
@@ -160,13 +157,11 @@ class PILoRA(Method):
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         count = sums["class.count"][:, None]
-        return {
-            **state,
-            "prototype": torch.where(count > 0, sums["class.sum"] / count.clamp(min=1), state["prototype"]),
-        }
+        mean = sums["class.sum"] / count.clamp(min=1)
+        return {**state, "prototype": torch.where(count > 0, mean, state["prototype"])}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        features = backbone(batch.x, self._plugs(state))
+        features = backbone(batch.x, merged_pairs(state, self.merge))
         return -self.distances(features, self._table(state)[: task.stop])
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
@@ -181,35 +176,22 @@ class PILoRA(Method):
         return {"reweight": {"clients": clients, "weights": weights.tolist(), "share": share.tolist()}}
 
     def distances(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """[B, C]: d(x, c) as root mean square, sqrt(|f - m_c|^2 / D), or as |f - m_c|^2."""
+        """Distances d(x, c) [B, C] of features f [B, D] to prototypes m [C, D].
+
+        The root mean square over dimensions, sqrt(|f - m_c|^2 / D), or the squared distance |f - m_c|^2.
+        """
         gap = (features[:, None] - prototypes).square()
         if self.distance == "squared":
             return gap.sum(-1)
         mean = gap.mean(-1)
-        return torch.where(
-            mean > 0, mean, torch.finfo(mean.dtype).tiny
-        ).sqrt()  # the root has no gradient at 0
+        # The root has no gradient at 0.
+        return torch.where(mean > 0, mean, torch.finfo(mean.dtype).tiny).sqrt()
 
     def _table(self, tree: Tree) -> Tensor:
         """Prototypes of all classes of the run, [C, D]."""
         return torch.cat([tree["frozen.before"], tree["prototype"], tree["frozen.after"]])
 
     def _local(self, train: Tree, ctx: Context) -> Tree:
-        """LoRA in a client's forward. The first task's alone would leave the current one without a gradient."""
+        """LoRA in a client's forward; with the first task's alone the current one would get no gradient."""
         alone = self.local == "current" or self.merge == "first"
-        return select(train, "lora.") if alone else self._plugs({**ctx.shared, **train})
-
-    def _plugs(self, tree: Tree) -> Tree:
-        """LoRA of all tasks so far as one pair a layer."""
-        plugs = {}
-        for name, now in select(tree, "lora.").items():
-            past = tree.get(name.replace("lora.", "past.", 1))
-            if past is None:
-                plugs[name] = now
-            elif self.merge == "first":
-                plugs[name] = past[0]
-            elif self.merge == "factor_sum":
-                plugs[name] = past.sum(0) + now
-            else:  # stacked ranks: [B_1 .. B_t] [A_1; ..; A_t] = sum of B_i A_i
-                plugs[name] = torch.cat([*past, now], dim=0 if name.endswith(".a") else 1)
-        return plugs
+        return select(train, "lora.") if alone else merged_pairs({**ctx.shared, **train}, self.merge)

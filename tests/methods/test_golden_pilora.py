@@ -14,6 +14,7 @@ from fczoo.core.payload import Payload
 from fczoo.data.views import AUGMENTS
 from fczoo.federation.batches import Client
 from fczoo.federation.engine import Engine, Plan
+from fczoo.functional.lora import merged_pairs
 from helpers_golden import F64, F64L, Identity, error, golden, whole_batch
 
 
@@ -205,11 +206,11 @@ def summed_lora(g: Tree, last: int) -> Tree:
 def test_pilora_forward(micro: Backbone, images: Tensor, last: int) -> None:
     g = golden("pilora_mammoth_forward_micro")
     tree, official = summed_lora(g, last), g[f"feature_sum_upto_task{last}"]
-    assert error(micro(images, create_method("pilora", merge="sum")._plugs(tree)), official) < F64
+    assert error(micro(images, merged_pairs(tree, "sum")), official) < F64
     assert error(micro(images), official) > 1e-3
-    first = micro(images, create_method("pilora", merge="first")._plugs(tree))
+    first = micro(images, merged_pairs(tree, "first"))
     assert error(first, g["feature_sum_upto_task0"]) < F64
-    crossed = micro(images, create_method("pilora", merge="factor_sum")._plugs(tree))
+    crossed = micro(images, merged_pairs(tree, "factor_sum"))
     sums = {
         f"lora.0.{part}.{side}": sum(g[f"{side}_{part}_{i}"] for i in range(last + 1))
         for part in "qv"
