@@ -28,7 +28,7 @@ def lora_pairs(
 
 
 def frozen_pairs(state: Tree) -> Tree:
-    """``past.X.a`` [t, r, D] and ``past.X.b`` [t, D, r]: the pairs of all t tasks, the current one's included."""
+    """``past.X.a`` [t, r, D] and ``past.X.b`` [t, D, r] of all t tasks, the current one included."""
     past = {}
     for name, value in select(state, "lora.").items():
         earlier = name.replace("lora.", "past.", 1)
