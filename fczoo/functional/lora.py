@@ -1,6 +1,7 @@
 """Low-rank adapters (LoRA)."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -11,15 +12,20 @@ from fczoo.core.tree import Tree, select
 
 
 def lora_pairs(
-    backbone: Backbone, blocks: tuple[int, ...], rank: int, rng: torch.Generator, label: str
+    backbone: Backbone,
+    blocks: tuple[int, ...],
+    rank: int,
+    rng: torch.Generator,
+    label: str,
+    parts: Sequence[str] = "qv",
 ) -> Tree:
-    """New LoRA pairs on q and v of some blocks: A [r, in] from U(-1/sqrt in, 1/sqrt in), B [out, r] zero.
+    """New LoRA pairs on some parts of some blocks: A [r, in] from U(-1/sqrt in, 1/sqrt in), B [out, r] zero.
 
     Raises FczooError, naming the option ``label``, for blocks that the backbone does not have.
     """
     backbone.check_blocks(blocks, label)
     pairs: Tree = {}
-    for block, part in itertools.product(blocks, "qv"):
+    for block, part in itertools.product(blocks, parts):
         width, out = backbone.lora_shape(part)
         bound = width**-0.5
         pairs[f"lora.{block}.{part}.a"] = torch.empty(rank, width).uniform_(-bound, bound, generator=rng)

@@ -1,0 +1,83 @@
+"""FFA-LoRA: Improving LoRA in Privacy-preserving Federated Learning. Sun et al., ICLR 2024."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop, select
+from fczoo.core.types import Batch, Context, Optim, Task, Training
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.lora import lora_pairs
+from fczoo.functional.losses import task_cross_entropy
+
+PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
+
+
+@register_method("ffalora")
+@dataclass(frozen=True)
+class FFALoRA(Method):
+    """LoRA whose A matrices are drawn once and stay: averaging B averages the product B A exactly.
+
+    Trained and sent: B on all linear layers of the chosen blocks, and the linear head. q, k, v share an A.
+    """
+
+    paper = "Sun et al., ICLR 2024; form of fed-mammoth (Salami et al.)"
+    tuned = {"digits": {"lr": 1e-2, "rank": 4}}
+
+    rank: int = option(16, "LoRA rank r", low=1)
+    blocks: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "blocks with LoRA (fed-mammoth: all of them)", low=0)
+    lr: float = option(3e-4, "learning rate, AdamW", low=0)
+    weight_decay: float = option(0.1, "weight decay, AdamW", low=0)
+    merge: Literal["one", "sum", "mean"] = option(
+        "one",
+        "one pair for all tasks; a new pair a task, earlier ones staying in every forward; or, in testing "
+        "alone, the mean of the tasks' pairs",
+        quirk={"mean": "fed-mammoth: training sees the current task's pair alone"},
+    )
+
+    def training(self) -> Training:
+        optim = Optim("adamw", lr=self.lr, weight_decay=self.weight_decay)
+        return Training({"lora.": optim, "head.": optim})
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        if state and self.merge == "one":
+            return state
+        pairs = lora_pairs(backbone, self.blocks, self.rank, rng, "ffalora.blocks", PARTS)
+        for block in self.blocks:
+            for part in "kv":
+                pairs[f"lora.{block}.{part}.a"] = pairs[f"lora.{block}.q.a"]
+        fresh = {k if k.endswith(".b") else k.replace("lora.", "fixed.", 1): v for k, v in pairs.items()}
+        if not state:
+            return {**fresh, **linear_head(task, backbone.dim, rng)}
+        past = {}
+        for name, value in select(state, "fixed.", "lora.").items():
+            earlier = f"past.{name.partition('.')[2]}"
+            past[earlier] = torch.cat([state[earlier], value[None]]) if earlier in state else value[None]
+        return {**drop(state, "fixed.", "lora."), **past, **fresh}
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        tree = {**ctx.shared, **train}
+        plugs = self.plugs(drop(tree, "past.") if self.merge == "mean" else tree)
+        return task_cross_entropy(head_logits(train, backbone(batch.x, plugs)), batch, ctx.task), {}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        return head_logits(state, backbone(batch.x, self.plugs(state)))[:, : task.stop]
+
+    def plugs(self, tree: Tree) -> Tree:
+        """LoRA of all tasks in ``tree`` as one pair a layer: [B_1 .. B_t] [A_1; ..; A_t], or 1/t of it."""
+        plugs: Tree = {}
+        for name, up in select(tree, "lora.").items():
+            layer = name.removeprefix("lora.").removesuffix(".b")
+            down = tree[f"fixed.{layer}.a"]
+            if f"past.{layer}.a" in tree:
+                down = torch.cat([*tree[f"past.{layer}.a"], down])
+                up = torch.cat([*tree[f"past.{layer}.b"], up], 1)
+                up = up / (1 + len(tree[f"past.{layer}.a"])) if self.merge == "mean" else up
+            plugs |= {f"lora.{layer}.a": down, f"lora.{layer}.b": up}
+        return plugs
