@@ -68,7 +68,8 @@ class CCVR(TunedWithStatistics):
 
     def training(self) -> Training:
         spread = "cov" if self.covariance == "full" else "var"
-        return replace(super().training(), uploads={"gauss.": rows("count", "mean", spread)}, stats="test")
+        uploads = {"gauss.": rows("count", "mean", spread), **self.head_uploads()}
+        return replace(super().training(), uploads=uploads, stats="test")
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         state = super().begin_task(state, task, backbone, rng)

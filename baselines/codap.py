@@ -11,12 +11,11 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop
 from fczoo.core.types import Batch, Context, Optim, Task, Training
-from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 
 PARTS = ("prompt", "key", "attention")  # P, K, A
@@ -24,7 +23,7 @@ PARTS = ("prompt", "key", "attention")  # P, K, A
 
 @register_method("codap")
 @dataclass(frozen=True)
-class CODAPrompt(Method):
+class CODAPrompt(PromptedHead):
     """Prefixes are sums of components, weighted by how well the frozen feature fits each component's key.
 
     Trained and sent: the current task's components (prompt, key, attention) in each prompted block, and the
@@ -56,8 +55,8 @@ class CODAPrompt(Method):
     )
 
     def training(self) -> Training:
-        optims = {p: Optim(lr=self.lr) for p in ("component.", "head.")}
-        return Training(optims, inputs=["images", "query"])
+        optims = self.optims(Optim(lr=self.lr), "component.")
+        return Training(optims, inputs=["images", "query"], uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         share, dim = self.components // task.count, backbone.dim
@@ -71,7 +70,7 @@ class CODAPrompt(Method):
                     f"codap.components is {self.components}, {reason}; "
                     f"change it with --set codap.components=N"
                 )
-            state = linear_head(task, dim, rng)
+            state = self.start_head(task, dim, rng)
         moved = drop(state, "component.", "past.")
         for name in (f"{i}.{part}" for i in self.blocks for part in PARTS):
             finished = [state[k] for k in (f"past.{name}", f"component.{name}") if k in state]
@@ -94,6 +93,9 @@ class CODAPrompt(Method):
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return self._logits(backbone, state, batch)[:, : task.stop]
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        return backbone(batch.x, self.prefixes(tree, batch.query))
 
     def weights(self, tree: Tree, block: int, query: Tensor) -> Tensor:
         """Weights alpha [B, m] in [-1, 1] of the m components so far, for queries q [B, D].
@@ -126,7 +128,7 @@ class CODAPrompt(Method):
         return torch.cat([tree[k] for k in names if k in tree])
 
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        return head_logits(tree, backbone(batch.x, self.prefixes(tree, batch.query)))
+        return head_logits(tree, self.features(backbone, tree, batch))
 
 
 def orthonormal(old: Tensor, draws: Tensor) -> Tensor:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
-from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Evidence, Finding, Optim, Task, Training
-from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import choice_shares, cosine, highest
 
@@ -24,7 +23,7 @@ PARTS = "kv"
 
 @register_method("dualprompt")
 @dataclass(frozen=True)
-class DualPrompt(Method):
+class DualPrompt(PromptedHead):
     """Key and value prefixes: general ones for all tasks, and one expert set a task, found again by its key.
 
     Trained and sent: the general prefixes (G), the current task's expert prefixes (E) and key, and the
@@ -69,8 +68,9 @@ class DualPrompt(Method):
     )
 
     def training(self) -> Training:
-        optims = {p: Optim(lr=self.lr) for p in ("general.", "expert.", "head.")}
-        return Training(optims, inputs=["images", "query"], clip_norm=self.clip)
+        optims = self.optims(Optim(lr=self.lr), "general.", "expert.")
+        inputs = ["images", "query"]
+        return Training(optims, inputs, self.head_uploads(), clip_norm=self.clip)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if not state:
@@ -90,7 +90,7 @@ class DualPrompt(Method):
             slots["key"] = rows(task.count)
             first = {f"expert.{k}": v[0] for k, v in slots.items()}
             others = {f"next.{k}": v[1:] for k, v in slots.items()}
-            return {**general, **first, **others, **linear_head(task, dim, rng)}
+            return {**general, **first, **others, **self.start_head(task, dim, rng)}
         moved = drop(state, "past.", "next.", "expert.")
         for name, done in select(state, "expert.").items():
             past, future = name.replace("expert.", "past.", 1), name.replace("expert.", "next.", 1)
@@ -100,10 +100,8 @@ class DualPrompt(Method):
         return moved
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        experts = {}
-        for name, rows in drop(select(train, "expert."), "expert.key").items():
-            experts[name.removeprefix("expert.")] = rows.expand(len(batch.y), *rows.shape)
-        loss = task_cross_entropy(self._logits(backbone, train, batch, experts), batch, ctx.task)
+        logits = head_logits(train, self.features(backbone, train, batch))
+        loss = task_cross_entropy(logits, batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
         return loss - self.pull * batch.mean(cosine(batch.query, train["expert.key"][None])[:, 0]), {}
@@ -112,7 +110,13 @@ class DualPrompt(Method):
         chosen = self.match(state, batch.query)
         names = [k.removeprefix("expert.") for k in select(state, "expert.") if k != "expert.key"]
         experts = {name: self._slots(state, name)[chosen] for name in names}
-        return self._logits(backbone, state, batch, experts)[:, : task.stop]
+        return head_logits(state, self._features(backbone, state, batch, experts))[:, : task.stop]
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        experts = {}
+        for name, rows in drop(select(tree, "expert."), "expert.key").items():
+            experts[name.removeprefix("expert.")] = rows.expand(len(batch.y), *rows.shape)
+        return self._features(backbone, tree, batch, experts)
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
         state = evidence.state
@@ -136,9 +140,9 @@ class DualPrompt(Method):
         parts.append(state[f"expert.{name}"][None])
         return torch.cat([*parts, state[f"next.{name}"]] if self.match_all_slots else parts)
 
-    def _logits(self, backbone: Backbone, tree: Tree, batch: Batch, experts: Tree) -> Tensor:
+    def _features(self, backbone: Backbone, tree: Tree, batch: Batch, experts: Tree) -> Tensor:
         plugs = {k.replace("general.", "prefix.", 1): v for k, v in select(tree, "general.").items()}
         for i in self.expert_blocks:
             keys, values = self.prefixes(experts[f"{i}.k"], experts[f"{i}.v"])
             plugs |= {f"prefix.{i}.k": keys, f"prefix.{i}.v": values}
-        return head_logits(tree, backbone(batch.x, plugs))
+        return backbone(batch.x, plugs)

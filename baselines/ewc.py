@@ -53,10 +53,11 @@ class EWC(Tuned):
     )
 
     def training(self) -> Training:
-        return replace(super().training(), uploads={"fisher.": whole("parameters")})
+        uploads = {"fisher.": whole("parameters"), **self.head_uploads()}
+        return replace(super().training(), uploads=uploads)
 
     def surveys(self) -> frozenset[Moment]:
-        return frozenset({"end"})
+        return super().surveys() | {"end"}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         loss, sums = super().loss(backbone, train, self._labelled(batch, ctx.task), ctx)
@@ -73,6 +74,9 @@ class EWC(Tuned):
         return self.strength * sum(terms[1:], terms[0])
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        if moment == "begin":
+            return super().survey(moment, backbone, state, batch, task)
+
         def log_likelihood(tree: Tree, one: Batch) -> Tensor:
             scores = self.logits(backbone, tree, one)[:, task.start : task.stop].log_softmax(-1)
             return scores.gather(1, one.y[:, None] - task.start)[:, 0]
@@ -84,6 +88,8 @@ class EWC(Tuned):
         return batch._replace(y=batch.y % task.size + task.start) if self.modulo_labels else batch
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        if moment == "begin":
+            return super().absorb(moment, state, sums, ctx)
         state = {**drop(state, "anchor."), **{f"anchor.{k}": v for k, v in self.trained(state).items()}}
         for name, value in select(sums, "fisher.").items():
             mean = value / ctx.num_samples

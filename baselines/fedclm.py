@@ -13,7 +13,6 @@ from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
-from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import nearest_mean, with_means
 
 
@@ -38,16 +37,15 @@ class FedCLM(Tuned):
         return replace(super().training(), uploads={"class.": per_class("count", "sum")})
 
     def surveys(self) -> frozenset[Moment]:
-        return frozenset({"end"})
+        return super().surveys() | {"end"}
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         none = {"mean": torch.zeros(task.classes, backbone.dim), "count": torch.zeros(task.classes)}
         return state or {**super().begin_task(state, task, backbone, rng), **none}
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        return class_sums(self.features(backbone, state, batch), batch, task)
-
     def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        if moment == "begin":
+            return super().absorb(moment, state, sums, ctx)
         return {**state, **with_means(state, sums, ctx.task)}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, Optim, Task, Training
-from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.pixels import raw_images
@@ -25,7 +24,7 @@ HGP_RATES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Tuned(Method):
+class Tuned(LinearHead):
     """Base of methods that train a linear head and, by choice, all weights or LoRA pairs.
 
     The loss is the cross-entropy over the classes of the task.
@@ -47,11 +46,13 @@ class Tuned(Method):
     def training(self) -> Training:
         optims = {"head.": Optim(lr=self.lr)}
         if self.tune == "head":
-            return Training(optims, inputs=["query"])  # frozen features, which the engine computes once
-        return Training({**optims, f"{self.tune}.": Optim(lr=self.lr_backbone)})
+            # frozen features, which the engine computes once
+            return Training(optims, inputs=["query"], uploads=self.head_uploads())
+        optims[f"{self.tune}."] = Optim(lr=self.lr_backbone)
+        return Training(optims, uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        return state or {**linear_head(task, backbone.dim, rng), **self._start(backbone, rng)}
+        return state or {**self.start_head(task, backbone.dim, rng), **self._start(backbone, rng)}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         return task_cross_entropy(self.logits(backbone, train, batch), batch, ctx.task), {}

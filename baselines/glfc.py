@@ -107,7 +107,7 @@ class GLFC(Tuned):
         return replace(
             training,
             inputs={*training.inputs, *images},
-            uploads={"image_gradient.": samples("gradients of single images")},
+            uploads={"image_gradient.": samples("gradients of single images"), **self.head_uploads()},
             averaging="uniform",
             exemplars="exemplar.index",
         )

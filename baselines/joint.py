@@ -26,6 +26,10 @@ class Joint(Tuned):
 
     paper = "upper bound of HGP (central) and PILoRA (federated)"
 
+    head_init: Literal["default", "zeros"] = option(
+        "zeros",
+        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code), or at zero",
+    )
     setting: Literal["central", "federated"] = option(
         "central", "one place holds everything (HGP), or clients hold their shares (PILoRA)"
     )

@@ -10,19 +10,18 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Context, Evidence, Finding, Optim, Task, Training
-from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, highest
 
 
 @register_method("l2p")
 @dataclass(frozen=True)
-class L2P(Method):
+class L2P(PromptedHead):
     """A pool of input prompts for all tasks; each image takes those with keys nearest to its frozen feature.
 
     Trained and sent: the pool with its keys, and the linear head; averaged slot by slot, although a slot
@@ -65,8 +64,9 @@ class L2P(Method):
             )
 
     def training(self) -> Training:
-        optims = {p: Optim(lr=self.lr) for p in ("pool.", "head.")}
-        return Training(optims, inputs=["images", "query"], clip_norm=self.clip)
+        optims = self.optims(Optim(lr=self.lr), "pool.")
+        inputs = ["images", "query"]
+        return Training(optims, inputs, self.head_uploads(), clip_norm=self.clip)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state:
@@ -77,7 +77,7 @@ class L2P(Method):
             "pool.prompt": torch.empty(self.size, self.length, dim).uniform_(-1, 1, generator=rng),
             "pool.key": torch.empty(self.size, dim).uniform_(-1, 1, generator=rng),
             "position": rows.normal_(0, 0.02, generator=rng) if self.positions == "random" else rows,
-            **linear_head(task, dim, rng),
+            **self.start_head(task, dim, rng),
         }
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
@@ -90,6 +90,9 @@ class L2P(Method):
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return self._logits(backbone, state, batch, self.choose(state, batch)[1])[:, : task.stop]
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        return self._features(backbone, tree, batch, self.choose(tree, batch)[1])
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
         return choice_shares(evidence, lambda batch: self.choose(evidence.state, batch)[1], self.size)
@@ -108,4 +111,7 @@ class L2P(Method):
         return gather_prompts(tree["pool.prompt"], chosen).flatten(1, 2) + tree["position"]
 
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
-        return head_logits(tree, backbone(batch.x, {"tokens": self.prompts(tree, chosen)}, pool=self.pooled))
+        return head_logits(tree, self._features(backbone, tree, batch, chosen))
+
+    def _features(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
+        return backbone(batch.x, {"tokens": self.prompts(tree, chosen)}, pool=self.pooled)

@@ -11,7 +11,6 @@ from torch import Tensor
 from fczoo.aggregators.usage import sort_by_usage
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole
 from fczoo.core.registry import register_method
@@ -26,13 +25,13 @@ from fczoo.core.types import (
     Task,
     Training,
 )
-from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, highest
 
 
 @register_method("fcilpt")
 @dataclass(frozen=True)
-class FCILPT(Method):
+class FCILPT(PromptedHead):
     """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by use first.
 
     Trained: the pool with its keys, a prompt that is always used, and the linear head; nothing is frozen at
@@ -94,9 +93,9 @@ class FCILPT(Method):
 
     def training(self) -> Training:
         return Training(
-            optims={p: Optim("adam", lr=self.lr) for p in ("pool.", "common", "head.")},
+            optims=self.optims(Optim(lr=self.lr), "pool.", "common"),
             inputs=["images", "query"],
-            uploads={"usage": whole("counts")},
+            uploads={"usage": whole("counts"), **self.head_uploads()},
             averaging="uniform",
             scope="task" if self.old_clients == "idle" else "latest",
         )
@@ -114,7 +113,7 @@ class FCILPT(Method):
             "pool.key": rows(self.size),
             "common": rows(self.common_length),
         }
-        return {**pool, **linear_head(task, backbone.dim, rng)}
+        return {**pool, **self.start_head(task, backbone.dim, rng)}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         similarity, chosen = self.choose(backbone, train, batch)
@@ -138,6 +137,9 @@ class FCILPT(Method):
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         _, chosen = self.choose(backbone, state, batch)
         return head_logits(state, self._features(backbone, state, batch, chosen))[:, : task.stop]
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        return self._features(backbone, tree, batch, self.choose(backbone, tree, batch)[1])
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
         backbone, state = evidence.backbone, evidence.state

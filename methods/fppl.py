@@ -13,21 +13,20 @@ from torch import Tensor
 
 from fczoo.aggregators.rows import keep_latest, prototype_pool
 from fczoo.core.backbone import Backbone
-from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Optim, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.gaussians import class_sums
-from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import cosine
 
 
 @register_method("fppl")
 @dataclass(frozen=True)
-class FPPL(Method):
+class FPPL(PromptedHead):
     """One deep prompt a task, fused by the image's frozen feature; prototypes align clients, debias the head.
 
     Trained: the current task's prompt, the fusion keys of all tasks so far, and the linear head. Sent: the
@@ -59,9 +58,9 @@ class FPPL(Method):
 
     def training(self) -> Training:
         return Training(
-            optims={p: Optim("adam", lr=self.lr) for p in ("prompt.", "fusion.", "head.")},
+            optims=self.optims(Optim(lr=self.lr), "prompt.", "fusion."),
             inputs=["images", "query"],
-            uploads={"local.": rows("mean")},
+            uploads={"local.": rows("mean"), **self.head_uploads()},
             stats=self.view,
         )
 
@@ -77,13 +76,13 @@ class FPPL(Method):
         prompts = {}
         for i in self.blocks:
             prompts[f"prompt.{i}"] = torch.empty(self.length, dim).uniform_(-1, 1, generator=rng)
-        head = linear_head(task, dim, rng)
+        head = self.start_head(task, dim, rng)
         numbers = torch.empty(0, dtype=torch.int64)
         local = {"local.label": numbers, "local.client": numbers, "local.mean": torch.empty(0, dim)}
         return {**prompts, "fusion.key": keys, "fusion.scale": torch.ones(()), **head, **unknown, **local}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        features = self._features(backbone, {**ctx.shared, **train}, batch)
+        features = self.features(backbone, {**ctx.shared, **train}, batch)
         loss = task_cross_entropy(head_logits(train, features), batch, ctx.task)
         return loss + self.unify * self.contrast(features, batch, ctx), {}
 
@@ -96,7 +95,7 @@ class FPPL(Method):
         return (F.cross_entropy(logits, own, reduction="none") * used).sum() / used.sum().clamp(min=1)
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        return class_sums(self._features(backbone, {**ctx.shared, **train}, batch), batch, ctx.task)
+        return class_sums(self.features(backbone, {**ctx.shared, **train}, batch), batch, ctx.task)
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         held = sums["class.count"] > 0
@@ -120,7 +119,7 @@ class FPPL(Method):
         return {**state, **self._debias(state, mean[used], label[used], ctx.rng)}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return head_logits(state, self._features(backbone, state, batch))[:, : task.stop]
+        return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def fused_prompts(self, tree: Tree, query: Tensor) -> Tree:
         """Prompt of each image and block, [B, L_p, D], by the images' queries [B, D].
@@ -137,7 +136,7 @@ class FPPL(Method):
             weights = F.one_hot(weights.argmax(-1), seen).to(weights)
         return {f"deep.{i}": torch.einsum("bt,tld->bld", weights, p) for i, p in prompts.items()}
 
-    def _features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         return backbone(batch.x, self.fused_prompts(tree, batch.query))
 
     def _debias(self, state: Tree, x: Tensor, y: Tensor, rng: torch.Generator) -> Tree:

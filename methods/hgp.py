@@ -12,21 +12,20 @@ from torch import Tensor
 
 from fczoo.aggregators.rows import gaussian_mixture, keep_latest
 from fczoo.core.backbone import Backbone
-from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Optim, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, no_gaussians
-from fczoo.functional.heads import head_logits, linear_head, train_head
+from fczoo.functional.heads import PromptedHead, head_logits, train_head
 from fczoo.functional.losses import normalised_cross_entropy, task_cross_entropy
 from fczoo.functional.pixels import raw_images
 
 
 @register_method("hgp")
 @dataclass(frozen=True)
-class HGP(Method):
+class HGP(PromptedHead):
     """Clients train prefixes and a head; the server rebalances the head on features drawn from Gaussians.
 
     Trained: key and value prefixes in the first blocks, one set for all tasks, and the linear head. Sent:
@@ -91,8 +90,8 @@ class HGP(Method):
 
     def training(self) -> Training:
         return Training(
-            optims={p: Optim("adam", lr=self.lr, schedule=self.schedule) for p in ("prefix.", "head.")},
-            uploads={"gauss.": rows("count", "mean", "var")},
+            optims=self.optims(Optim(lr=self.lr, schedule=self.schedule), "prefix."),
+            uploads={"gauss.": rows("count", "mean", "var"), **self.head_uploads()},
             clip_norm=self.clip,
             stats="test",
         )
@@ -103,13 +102,13 @@ class HGP(Method):
         backbone.check_blocks(self.blocks, "hgp.blocks")
         return {
             **self._prefixes(backbone.dim, rng),
-            **linear_head(task, backbone.dim, rng),
+            **self.start_head(task, backbone.dim, rng),
             **no_gaussians(backbone.dim),
         }
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        features = backbone(batch.x, select(train, "prefix."))
-        return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
+        logits = head_logits(train, self.features(backbone, train, batch))
+        return task_cross_entropy(logits, batch, ctx.task), {}
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
         images = raw_images(backbone, batch).x if self.stats_unnormalised else batch.x
@@ -126,7 +125,10 @@ class HGP(Method):
         return {**state, **self._rebalance(state, ctx.task, ctx.rng)}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return head_logits(state, backbone(batch.x, select(state, "prefix.")))[:, : task.stop]
+        return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        return backbone(batch.x, select(tree, "prefix."))
 
     def _rebalance(self, state: Tree, task: Task, rng: torch.Generator) -> Tree:
         """The head after ``server_epochs`` on drawn features; rows of other classes keep their values."""

@@ -1,20 +1,84 @@
 """Classification heads: a linear layer, or class means."""
 
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.payload import Uploads, per_class
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Task
+from fczoo.core.types import Batch, Moment, Optim, ServerContext, Task
+from fczoo.functional.gaussians import class_sums
 
 
-def linear_head(task: Task, dim: int, rng: torch.Generator) -> Tree:
+@dataclass(frozen=True)
+class LinearHead(Method):
+    """Base of methods with a linear head over all classes of the run: it decides where the head starts.
+
+    A loss over the current task's classes gives the mean over that task's rows no gradient, so what a random start
+    puts there stays: offsets between tasks that say nothing about the images. Such a start hides what the features
+    can do; papers' protocols have it, because released code does.
+    """
+
+    head_init: Literal["default", "zeros", "means"] = option(
+        "zeros",
+        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); at zero; or, as a "
+        "task begins, at its classes' mean features, brought to length 1 (HeadTune, Legate et al., 2023)",
+    )
+
+    @abstractmethod
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """What the head reads in training, [B, D], with the trained tensors of ``tree``."""
+
+    def start_head(self, task: Task, dim: int, rng: torch.Generator) -> Tree:
+        """The head as a run starts; ``means`` are put in by the survey."""
+        return linear_head(task, dim, rng if self.head_init == "default" else None)
+
+    def head_uploads(self) -> Uploads:
+        """What the survey sends, for ``Training.uploads``."""
+        return {"class.": per_class("count", "sum")} if self.head_init == "means" else {}
+
+    def surveys(self) -> frozenset[Moment]:
+        return frozenset({"begin"}) if self.head_init == "means" else frozenset()
+
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        return class_sums(self.features(backbone, state, batch), batch, task)
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """The new classes' rows at their means, bias 0; rows of classes that nobody holds stay."""
+        weight = state["head.weight"].clone()
+        means = F.normalize(sums["class.sum"], dim=-1)
+        held = sums["class.count"] > 0
+        weight[ctx.task.start : ctx.task.stop][held] = means[held].to(weight)
+        return {**state, "head.weight": weight}
+
+
+@dataclass(frozen=True)
+class PromptedHead(LinearHead):
+    """Base of methods that train prompts and a linear head, each at a learning rate of its own."""
+
+    head_lr: float | None = option(None, "learning rate of the head; none: that of the prompts", low=0)
+
+    def optims(self, prompts: Optim, *prefixes: str) -> dict[str, Optim]:
+        """``Training.optims``: ``prompts`` for the tensors with these prefixes, the head with its own rate."""
+        head = prompts if self.head_lr is None else replace(prompts, lr=self.head_lr)
+        return {**dict.fromkeys(prefixes, prompts), "head.": head}
+
+
+def linear_head(task: Task, dim: int, rng: torch.Generator | None) -> Tree:
     """``head.weight`` [C, D] and ``head.bias`` [C] for all classes of the run.
 
-    Initialised as PyTorch does, U(-1/sqrt(D), 1/sqrt(D)).
+    Initialised as PyTorch does, U(-1/sqrt(D), 1/sqrt(D)); zero without ``rng``.
     """
+    if rng is None:
+        return {"head.weight": torch.zeros(task.classes, dim), "head.bias": torch.zeros(task.classes)}
     bound = dim**-0.5
     return {
         "head.weight": torch.empty(task.classes, dim).uniform_(-bound, bound, generator=rng),

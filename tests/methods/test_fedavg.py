@@ -76,7 +76,7 @@ def test_without_its_term_a_method_is_fedavg(make_bench, small_method, watch, na
 
 
 def test_fedavg_starts_new_rows_at_class_means(make_bench, small_method, watch, batch_of):
-    run = watch(make_bench(), small_method("fedavg", tune="head", start="means"))
+    run = watch(make_bench(), small_method("fedavg", tune="head", head_init="means"))
     call = next(c for c in run.rounds if c.ctx.task.index == 1)
     data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
     for c in (3, 4):

@@ -114,7 +114,7 @@ def test_a_run_leaves_hostile_statistics_out_and_says_so(make_bench, small_metho
 
 def test_fedavg_says_what_its_head_starts_from(make_bench):
     result = make_bench(outliers=5.0, epochs=1).run(
-        create_method("fedavg", "digits", start="means", tune="head")
+        create_method("fedavg", "digits", head_init="means", tune="head")
     )
     assert {"parameters", "counts", "class means"} == result.uploaded.keys() and sum(
         result.uploaded.values()

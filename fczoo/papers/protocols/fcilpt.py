@@ -4,6 +4,7 @@ from fczoo.core.registry import register_protocol
 from fczoo.papers.protocol import Protocol, Stated, same
 
 PAPER = "paper, experiments"
+HEAD = same("not stated; PyTorch's own start of a linear layer", head_init="default")
 
 
 @register_protocol("fcilpt")
@@ -43,9 +44,10 @@ class FCILPT(Protocol):
         "tinyimagenet": {},
     }
     methods = {
-        "fcilpt": {"lr": Stated(0.03, "paper; L2P scales this rate by batch/256")},
+        "fcilpt": {**HEAD, "lr": Stated(0.03, "paper; L2P scales this rate by batch/256")},
         "glfc": {
-            "memory": Stated(2000, "paper: 2,000 exemplars a client for the methods that it compares with")
+            **HEAD,
+            "memory": Stated(2000, "paper: 2,000 exemplars a client for the methods that it compares with"),
         },
     }
     tuned = {

@@ -4,10 +4,14 @@ from fczoo.core.registry import register_protocol
 from fczoo.papers.protocol import Protocol, Stated, same
 
 PAPER, CODE = "paper, experiments", "released code"
-SLOW = same(
-    "paper: fully fine-tuned methods learn slowly below the head", tune="full", lr=1e-2, lr_backbone=1e-4
-)
-PROMPT = same("paper: prompt methods", lr=1e-3)
+HEAD = same("released code: PyTorch's own start of a linear layer", head_init="default")
+SLOW = {
+    **HEAD,
+    **same(
+        "paper: fully fine-tuned methods learn slowly below the head", tune="full", lr=1e-2, lr_backbone=1e-4
+    ),
+}
+PROMPT = {**HEAD, **same("paper: prompt methods", lr=1e-3)}
 
 
 def _split(beta: float) -> str:
@@ -56,6 +60,7 @@ class FPPL(Protocol):
     }
     methods = {
         "fppl": {
+            **HEAD,
             **same(PAPER, length=20, blocks=(0, 1, 2, 3, 4), lr=1e-3, unify=1.0, temperature=0.2),
             **same("released code", server_lr=1e-3, server_epochs=5, server_batch=128),
         },

@@ -4,9 +4,14 @@ from fczoo.core.registry import register_protocol
 from fczoo.papers.protocol import Protocol, Stated, same
 
 CODE = "released code"
-SLOW = same(
-    "FPPL's slow learner; GLFC's SGD at 2.0 belongs to a ResNet-18 from scratch", lr=1e-2, lr_backbone=1e-4
-)
+SLOW = {
+    **same("released code: PyTorch's own start of a linear layer", head_init="default"),
+    **same(
+        "FPPL's slow learner; GLFC's SGD at 2.0 belongs to a ResNet-18 from scratch",
+        lr=1e-2,
+        lr_backbone=1e-4,
+    ),
+}
 
 
 @register_protocol("glfc")

@@ -46,6 +46,10 @@ RATES: dict[str, tuple[float | tuple[float, ...], ...]] = {
 }
 """Appendix H: the learning rate of every method on every data set."""
 
+HEAD = same("released code (fed-mammoth): PyTorch's own start of a linear layer", head_init="default")
+HEADED = ("fedavg", "ewc", "lwf", "fedproto", "l2p", "dualprompt", "codap")
+"""Methods with a linear head, besides those of which ``HGP.methods`` states more."""
+
 LORM_RANKS = ((1, 16, 16), (2, 32, 16), 4, (1, 1, 4), (8, 8, 4), 1)
 
 FIELDS = {
@@ -124,7 +128,9 @@ class HGP(Protocol):
     }
     partitions = {name: tuple(map(_split, betas)) for name, betas in BETAS.items()}
     methods = {
+        **dict.fromkeys(HEADED, HEAD),
         "hgp": {
+            **HEAD,
             **same(
                 "paper, section 3.2 and experiments",
                 server_epochs=5,
@@ -144,8 +150,8 @@ class HGP(Protocol):
             "class_weights": Stated("uniform", "released code; the paper's eq. 6: counts"),
         },
         "pilora": {"lr_lora": Stated(1e-4, "paper, appendix H, where the legend swaps the two rates")},
-        "ccvr": {"per_class": Stated(256, CODE)},
-        "joint": {"setting": Stated("central", "paper, tables 1 and 2")},
+        "ccvr": {**HEAD, "per_class": Stated(256, CODE)},
+        "joint": {**HEAD, "setting": Stated("central", "paper, tables 1 and 2")},
     }
     tuned = {name: _dataset(name) for name in BETAS}
     notes = (

@@ -5,7 +5,10 @@ from fczoo.papers.protocol import Protocol, Stated, same
 
 PAPER, CODE = "paper, experiments", "released code"
 BETAS = (0.5, 0.1, 0.05)
-LORA = same("paper: every method trains the same LoRA", tune="lora", rank=4, blocks=(0,))
+LORA = {
+    **same("not stated; PyTorch's own start of a linear layer", head_init="default"),
+    **same("paper: every method trains the same LoRA", tune="lora", rank=4, blocks=(0,)),
+}
 
 
 def _splits(*alphas: int) -> tuple[str, ...]:

@@ -1,0 +1,70 @@
+"""The linear head: where it starts, and at which rate it is trained."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fczoo import create_method
+from fczoo.core.registry import METHODS, PROTOCOLS
+from fczoo.functional.heads import LinearHead, PromptedHead
+from helpers_methods import CLOSE
+
+HEADED = [name for name in METHODS.names() if issubclass(METHODS.get(name), LinearHead)]
+PROMPTED = ["l2p", "dualprompt", "codap", "fcilpt", "fppl", "hgp"]
+
+
+def test_every_method_that_trains_a_head_has_its_options():
+    trained = {name for name in METHODS.names() if "head." in create_method(name).training().optims}
+    assert trained == set(HEADED)
+    assert {name for name in HEADED if issubclass(METHODS.get(name), PromptedHead)} == set(PROMPTED)
+
+
+@pytest.mark.parametrize("name", HEADED)
+def test_the_head_starts_at_zero_or_as_pytorch_does(small_method, backbone, tasks, rng, name):
+    def start(**options):
+        return small_method(name, **options).begin_task({}, tasks[0], backbone, rng)
+
+    assert not start()["head.weight"].any() and not start()["head.bias"].any()
+    weight, bound = start(head_init="default")["head.weight"], backbone.dim**-0.5
+    assert 0.9 * bound < weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize("name", [name for name in HEADED if name != "joint"])
+def test_the_head_starts_at_the_means_of_the_features_that_it_reads(
+    make_bench, small_method, watch, batch_of, name
+):
+    """And the rows of the classes before stay as the last task left them."""
+    run = watch(make_bench(rounds=1, epochs=1), small_method(name, head_init="means"))
+    call = next(c for c in run.rounds if c.ctx.task.index == 1)
+    begin = next(c for c in run.calls if c.ctx.task.index == 1 and c.moment == "begin")
+    data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
+    features = run.method.features(run.bench.backbone, begin.state, data)
+    for c in (3, 4):
+        mean = features[data.y == c].mean(0)
+        torch.testing.assert_close(call.state["head.weight"][c], F.normalize(mean, dim=0), **CLOSE)
+        assert call.state["head.bias"][c] == 0
+    assert torch.equal(call.state["head.weight"][:3], run.states[0]["head.weight"][:3])
+    assert not call.state["head.weight"][5:].any()
+
+
+@pytest.mark.parametrize("name", PROMPTED)
+def test_the_head_has_a_rate_of_its_own(small_method, name):
+    """Without one it is trained as the prompts are."""
+    for given, expected in ((None, 0.25), (0.5, 0.5), (0.0, 0.0)):
+        optims = small_method(name, lr=0.25, head_lr=given).training().optims
+        assert {o.lr for prefix, o in optims.items() if prefix != "head."} == {0.25}
+        assert optims["head."].lr == expected
+
+
+@pytest.mark.parametrize("protocol", [p for p in PROTOCOLS.names("fczoo.papers.protocols") if p != "quick"])
+def test_papers_keep_the_start_of_their_code(protocol):
+    """Outside of a protocol the head starts at zero."""
+    cls, seen = PROTOCOLS.get(protocol), set()
+    for dataset in cls.datasets:
+        for name in HEADED:
+            stated = cls.hyperparameters(name, dataset)
+            if stated:
+                seen.add(name)
+                assert stated["head_init"].value == "default" and stated["head_init"].source
+    assert seen
+    assert PROTOCOLS.get("quick").hyperparameters("hgp", "digits") == {}
