@@ -97,13 +97,14 @@ class FedProto(TunedWithStatistics):
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         count, total = merged["class.count"], merged["class.sum"]
-        now = {"mean": total / count[:, None].clamp(min=1), "known": (count > 0).to(total)}  # G
+        held = count > 0  # a class whose holders sit the round out keeps its prototype
+        fresh = {"mean": total / count[:, None].clamp(min=1), "known": held.to(total)}  # G
         state = {**state, **drop(merged, "class.")}
-        for name, value in now.items():
-            state[f"prototype.{name}"] = value
+        now = slice(ctx.task.start, ctx.task.stop)
+        for name, value in fresh.items():
             every = state[f"all.{name}"].clone()
-            every[ctx.task.start : ctx.task.stop] = value.to(every)
-            state[f"all.{name}"] = every
+            every[now][held] = value[held].to(every)
+            state[f"all.{name}"], state[f"prototype.{name}"] = every, every[now].clone()
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:

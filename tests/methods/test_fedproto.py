@@ -1,0 +1,28 @@
+"""FedProto: the global prototypes."""
+
+import torch
+
+from fczoo.core.tree import select
+
+
+def test_a_class_whose_holders_sit_a_round_out_keeps_its_prototype(make_bench, small_method, watch):
+    """One client in three takes part; a class's prototype is the mean feature at its last holders."""
+    run = watch(make_bench(participation=0.34, rounds=4, epochs=1), small_method("fedproto"))
+    absent = 0
+    for before, after in zip(run.rounds, run.rounds[1:], strict=False):
+        if before.ctx.task.index != after.ctx.task.index:
+            continue
+        count = torch.stack([p["class.count"] for p in before.payloads]).sum(0)
+        total = torch.stack([p["class.sum"] for p in before.payloads]).sum(0)
+        for c in range(before.ctx.task.size):
+            known, mean = (after.state[f"prototype.{name}"][c] for name in ("known", "mean"))
+            every = after.state["all.mean"][before.ctx.task.start + c]
+            assert torch.equal(every, mean)
+            if count[c]:
+                assert known == 1 and torch.allclose(mean, total[c] / count[c])
+            else:
+                absent += int(before.state["prototype.known"][c])
+                assert torch.equal(known, before.state["prototype.known"][c])
+                assert torch.equal(mean, before.state["prototype.mean"][c])
+    assert absent, "no known class was ever absent"
+    assert select(run.states[2], "all.known")["all.known"].bool().all()
