@@ -24,26 +24,31 @@ JITTER = 1e-8  # added to variances, so that a dimension without spread can be d
 def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) -> Tree:
     """Count [c], sum [c, D] and sum of squares [c, D] of the features of each class of the current task.
 
-    With ``full``, sums of products [c, D, D] in place of those of squares.
+    With ``full``, sums of products [c, D, D] in place of those of squares. All but the counts are in float64 (on mps, which
+    has none, in float32), where the squares of float32 are exact: the rounding of sums in float32 is larger than a
+    spread that is small against the mean.
     """
-    sums = class_sums(features, batch, task)
+    wide = features.detach().to(torch.float32 if features.device.type == "mps" else torch.float64)
+    sums = class_sums(wide, batch, task)
+    sums["class.count"] = sums["class.count"].to(features.dtype)
     if not full:
-        return {**sums, "class.squares": class_sums(features.square(), batch, task)["class.sum"]}
-    hot = F.one_hot(batch.y - task.start, task.size).to(features.dtype) * batch.w[:, None]
-    features = features.detach()
-    return {**sums, "class.products": torch.einsum("bc,bi,bj->cij", hot, features, features)}
+        return {**sums, "class.squares": class_sums(wide.square(), batch, task)["class.sum"]}
+    hot = F.one_hot(batch.y - task.start, task.size).to(wide) * batch.w[:, None]
+    return {**sums, "class.products": torch.einsum("bc,bi,bj->cij", hot, wide, wide)}
 
 
 def gaussians(sums: Tree, first_class: int, single: bool) -> Tree:
     """One row for each class that the client holds: label, count n, mean [D], unbiased spread.
 
-    The spread is a variance [D] or, from sums of products, a covariance [D, D].
+    The spread is a variance [D] or, from sums of products, a covariance [D, D]. Rows have the type of the counts.
 
     A class with one image has no spread of its own: with ``single`` it gets the mean spread of the
     client's other classes (0 if none), so that its only holder is not lost; else it is left out.
     """
     held = sums["class.count"] > (0 if single else 1)
-    count, mean = sums["class.count"][held], sums["class.sum"][held] / sums["class.count"][held, None]
+    dtype = sums["class.count"].dtype
+    count = sums["class.count"][held].to(sums["class.sum"])
+    mean = sums["class.sum"][held] / count[:, None]
     divisor, several = (count - 1).clamp(min=1), count > 1
     if "class.products" in sums:
         raw = sums["class.products"][held] - count[:, None, None] * mean[:, :, None] * mean[:, None]
@@ -55,9 +60,9 @@ def gaussians(sums: Tree, first_class: int, single: bool) -> Tree:
         spread = torch.where(several.view(-1, *[1] * (spread.dim() - 1)), spread, spread[several].mean(0))
     return {
         "gauss.label": held.nonzero()[:, 0] + first_class,
-        "gauss.count": count,
-        "gauss.mean": mean,
-        name: spread,
+        "gauss.count": count.to(dtype),
+        "gauss.mean": mean.to(dtype),
+        name: spread.to(dtype),
     }
 
 
