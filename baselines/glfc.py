@@ -89,9 +89,15 @@ class GLFC(Tuned):
     repeated_exemplars: bool = option(
         False, "let herding choose the same image again", quirk="conditionWang/FCIL"
     )
+    perturb_raw: bool = option(
+        False,
+        "blur with pixels in [0, 1] as they are, without the normalisation of training",
+        quirk="conditionWang/FCIL",
+    )
     best_perf_no_reset: bool = option(
         False,
-        "do not reset the best accuracy at a new task: later tasks may never get an old model of their own",
+        "reset the best accuracy neither at a new task nor when reconstructions arrive: later tasks may never get an "
+        "old model of their own",
         quirk="conditionWang/FCIL",
     )
 
@@ -146,7 +152,7 @@ class GLFC(Tuned):
         memory = {**start, **ctx.memory}
         signal = int(memory["task"]) != ctx.task.index
         if signal:
-            memory = {**move_to_task(memory, ctx.task.index, data.index), "noticed": torch.tensor(False)}
+            memory = {**move_to_task(memory, ctx.task.index, data), "noticed": torch.tensor(False)}
         if self.detector == "entropy":
             batches = data.batches(data.index)
             logits = [self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop] for batch in batches]
@@ -245,7 +251,8 @@ class GLFC(Tuned):
         image, plugs = raw_images(backbone, batch).x.float().requires_grad_(), select(train, "full.", "lora.")
         hot = F.one_hot(batch.y, seen)
         for _ in range(self.perturb_steps):
-            logits = head_logits(train, backbone(normalised(backbone, image), plugs))[:, :seen]
+            fed = image if self.perturb_raw else normalised(backbone, image)
+            logits = head_logits(train, backbone(fed, plugs))[:, :seen]
             loss = F.binary_cross_entropy_with_logits(logits, hot.to(logits))
             (gradient,) = torch.autograd.grad(loss, image)
             image = (image - self.perturb_lr * (gradient + 1e-5 * image)).detach().requires_grad_()
@@ -268,6 +275,8 @@ class GLFC(Tuned):
             state["monitor.image"] = torch.cat([state["monitor.image"], images])
             state["monitor.label"] = torch.cat([state["monitor.label"], label.expand(len(images))])
         accuracy = self._monitored(ctx.backbone, state, ctx.task)
+        if pool and not self.best_perf_no_reset:  # accuracies on other images do not compare
+            state["best.accuracy"] = torch.zeros_like(accuracy)
         if accuracy < state["best.accuracy"]:
             return state
         return {**state, **self._best(state), "best.accuracy": accuracy}

@@ -140,6 +140,10 @@ class LocalData(Protocol):
     def index(self) -> Tensor:
         """Positions [n] of its images of the current task."""
 
+    @property
+    def earlier(self) -> Tensor:
+        """Positions [m] of its images of earlier tasks, whether it took part in them or not."""
+
     def labels(self, index: Tensor) -> Tensor:
         """Labels [n] in order of arrival."""
 

@@ -11,6 +11,8 @@ from fczoo.core.method import Method
 from fczoo.core.types import Batch
 from fczoo.data.views import Augment, ImageStore
 
+NOWHERE = torch.empty(0, dtype=torch.int64)  # positions of no image
+
 
 @dataclass(frozen=True)
 class Client:
@@ -18,6 +20,7 @@ class Client:
 
     number: int
     index: Tensor  # [n] positions
+    earlier: Tensor = NOWHERE  # [m] of its images of earlier tasks; scope "task" only
 
 
 class Rows(NamedTuple):

@@ -19,7 +19,7 @@ from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, Moment
 from fczoo.data.views import DRAWS, Augment, ImageStore
-from fczoo.federation.batches import Client, Rows, pad, stacked_batch, view_batches
+from fczoo.federation.batches import NOWHERE, Client, Rows, pad, stacked_batch, view_batches
 from fczoo.federation.optimizers import Optimizers
 
 _LOSS = "loss of the step"  # a name that no method gives to a sum
@@ -107,7 +107,7 @@ class Engine:
 
     def _train_group(self, state: Tree, clients: list[Client], ctx: Context, tick: Tick) -> list[Payload]:
         """Payloads of clients that train in one batched forward; longest first."""
-        data = LocalImages(self, clients[0].index)
+        data = LocalImages(self, clients[0].index, clients[0].earlier)
         learned = [client.index for client in clients]
         if isinstance(self.method, Remembers):
             ctx = self._recall(self.method, clients[0], data, ctx)
@@ -235,6 +235,7 @@ class LocalImages:
 
     engine: Engine
     index: Tensor  # [n] positions of the images of the current task
+    earlier: Tensor = NOWHERE  # [m] of earlier tasks
 
     def labels(self, index: Tensor) -> Tensor:
         """Labels [n] in order of arrival."""

@@ -39,8 +39,17 @@ class World:
         owned = [combine(parts) for parts in zip(*tasks, strict=True)][: self.partition.present(task.index)]
         if scope == "pooled":
             owned = [np.unique(np.concatenate(owned))]
-        places = [torch.from_numpy(np.searchsorted(self.stream.train_index, index)) for index in owned]
-        return [Client(k, place) for k, place in enumerate(places) if idle or len(place)]
+        before = self.partition.tasks[: task.index] if scope == "task" else ()
+        return [
+            Client(k, self._places([index]), self._places([parts[k] for parts in before]))
+            for k, index in enumerate(owned)
+            if idle or len(index)
+        ]
+
+    def _places(self, parts: Sequence[np.ndarray]) -> torch.Tensor:
+        """Positions in the training store of the images with these numbers."""
+        numbers = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+        return torch.from_numpy(np.searchsorted(self.stream.train_index, numbers))
 
     def uplink(self, method: Method, seed: int) -> Uplink:
         """The way from the clients to the server in one run."""

@@ -1,7 +1,7 @@
 """The memory of a client that keeps some images of its finished tasks, as positions in its training data.
 
-``exemplar.index``: the images that it keeps. ``current.index``: those of the task at hand. ``last.index``:
-those of the task before, until exemplars are chosen from them. ``learned`` [C]: true for the classes of which
+``exemplar.index``: the images that it keeps. ``last.index``: those of earlier tasks, until exemplars are chosen from
+them. ``learned`` [C]: true for the classes of which
 exemplars have been chosen. ``task``: index of the task at hand.
 """
 
@@ -22,19 +22,17 @@ def no_exemplars(classes: int) -> Tree:
         "task": torch.tensor(-1),
         "learned": torch.zeros(classes, dtype=torch.bool),
         "exemplar.index": empty,
-        "current.index": empty,
         "last.index": empty,
     }
 
 
-def move_to_task(memory: Tree, task: int, index: Tensor) -> Tree:
-    """The memory at the start of a task with images ``index`` [n]: what was current becomes last."""
-    return {
-        **memory,
-        "task": torch.tensor(task),
-        "last.index": memory["current.index"],
-        "current.index": index,
-    }
+def move_to_task(memory: Tree, task: int, data: LocalData) -> Tree:
+    """The memory at the start of a task: images of earlier classes without exemplars wait in ``last.index``.
+
+    Those of tasks in which the client was never drawn, too.
+    """
+    learned = memory["learned"][data.labels(data.earlier).cpu()]
+    return {**memory, "task": torch.tensor(task), "last.index": data.earlier[~learned]}
 
 
 def store_last_task(

@@ -111,6 +111,47 @@ def test_glfc_memory_keeps_to_its_budget(make_bench, small_method, watch, caplog
     assert kept[:5].tolist() == [min(room, n) for n in held[:5].tolist()] and not kept[5:].any()
 
 
+def test_images_of_a_task_in_which_a_client_was_never_drawn_become_exemplars(make_bench, tasks):
+    """Drawn in the first and the last of three tasks, it keeps images of both earlier ones."""
+    bench = make_bench()
+    method = create_method("glfc", detector="oracle", proxy="last", tune="head")
+    memory: Tree = {}
+    for task in (tasks[0], tasks[2]):
+        engine, _, state = client_of(bench, method, task)
+        client = bench.clients(task)[0]
+        data = LocalImages(engine, client.index, client.earlier)
+        memory = method.prepare(bench.backbone, data, Context(task, 0, 1, state, memory))
+    kept = bench.train.labels[memory["exemplar.index"]]
+    assert kept.unique().tolist() == list(range(5)) and memory["learned"].tolist() == [True] * 5 + [False] * 2
+    owned = torch.cat([bench.clients(task)[0].index for task in tasks[:2]])
+    assert sorted(memory["exemplar.index"].tolist()) == sorted(owned.tolist())
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_glfc_blurs_on_pixels_as_they_are_by_a_quirk(make_bench, batch_of, tasks, rng, raw):
+    """One step by hand: x - lr (g + 1e-5 x), g the gradient of the loss of the normalised image or of x itself."""
+    bench = make_bench()
+    method = create_method(
+        "glfc", perturb_raw=raw, perturb_steps=1, perturb_lr=50.0, tune="lora", head_init="default"
+    )
+    state = method.begin_task({}, tasks[0], bench.backbone, rng)
+    train = {k: v.to(torch.float64) for k, v in select(state, "head.", "lora.").items()}
+    data = batch_of(method, bench.train, torch.arange(1))
+    data = data._replace(y=torch.tensor([1]))
+    found = method.perturbed(bench.backbone, train, data, 3)
+    config = bench.backbone.config
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (config.mean, config.std))
+    image = (data.x * std + mean).float().requires_grad_()
+    fed = image if raw else (image - mean.float()) / std.float()
+    logits = bench.backbone(fed, select(train, "lora.")) @ train["head.weight"].T + train["head.bias"]
+    target = F.one_hot(data.y, 3).to(logits)
+    (gradient,) = torch.autograd.grad(F.binary_cross_entropy_with_logits(logits[:, :3], target), image)
+    assert gradient.abs().max() > 1e-5
+    torch.testing.assert_close(
+        found, (image - 50.0 * (gradient + 1e-5 * image)).detach(), rtol=1e-4, atol=1e-5
+    )
+
+
 def test_glfc_trains_on_exemplars_too(make_bench, small_method, watch):
     run = watch(
         make_bench(batch_size=100, epochs=1), small_method("glfc", detector="oracle", proxy="last", memory=6)
@@ -203,6 +244,14 @@ def test_glfc_picks_the_model_that_does_best_on_the_reconstructions(
         state = method.server_update(state, merged, server_context(tasks[0], backbone, rng))
         best.append(float(state["best.head.bias"][0]))
     assert best == [1.0, 1.0, 3.0, 3.0]  # as good as the best replaces it
+    pool = image_gradient(state, torch.rand(3, 32, 32), torch.tensor(1))
+    arrived = {**merged, **{f"image_gradient.{k}": v[None] for k, v in pool.items()}}
+    for keep, expected in ((False, 5.0), (True, 3.0)):  # accuracies on other images do not compare
+        quick = small_method("glfc", best_perf_no_reset=keep, inversion_steps=1)
+        fresh = {**arrived, "head.bias": torch.full((7,), 5.0)}
+        after = quick.server_update(state, fresh, server_context(tasks[0], backbone, rng))
+        assert float(after["best.head.bias"][0]) == expected
+        assert float(after["best.accuracy"]) == pytest.approx(0.5 if keep else 0.4)
     for reset, accuracy in ((False, 0.0), (True, 0.5)):
         quirk = small_method("glfc", best_perf_no_reset=reset)
         assert float(quirk.begin_task(state, tasks[1], backbone, rng)["best.accuracy"]) == accuracy
