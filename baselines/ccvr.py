@@ -14,12 +14,13 @@ from torch import Tensor
 from fczoo.aggregators.rows import gaussian_mixture, keep_latest
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import Payload, rows
+from fczoo.core.payload import Payload, per_class, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import (
     Batch,
     Context,
+    Moment,
     ServerAggregator,
     ServerContext,
     Task,
@@ -33,11 +34,11 @@ from fczoo.functional.losses import normalised_cross_entropy
 @register_method("ccvr")
 @dataclass(frozen=True)
 class CCVR(TunedWithStatistics):
-    """FedAvg whose server trains the head again after each round, on features drawn from class Gaussians.
+    """FedAvg whose server trains the head again, on features drawn from Gaussians of the clients' classes.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count, mean and
-    variance of each local class of two images or more. By default the server calibrates the current task's
-    head rows alone.
+    variance of each local class of two images or more (with ``pooled``, of one, too). By default the head is
+    trained after each round, and the current task's rows alone.
     """
 
     paper = "Luo et al., NeurIPS 2021; mixture, current task and normalised logits as in HGP's comparison"
@@ -45,6 +46,11 @@ class CCVR(TunedWithStatistics):
 
     gaussian: Literal["mixture", "pooled"] = option(
         "mixture", "clients' Gaussians side by side, or one a class with their pooled moments (paper)"
+    )
+    calibrate: Literal["each_round", "once"] = option(
+        "each_round",
+        "train the head after each round, on statistics of the clients' local models; or once a task, after its last "
+        "round, on those of all clients under the final global model, pooled whatever `gaussian` says (paper)",
     )
     covariance: Literal["diagonal", "full"] = option(
         "diagonal", "variance of each dimension, or all covariances (paper)"
@@ -67,9 +73,16 @@ class CCVR(TunedWithStatistics):
     )
 
     def training(self) -> Training:
+        if self.calibrate == "once":
+            spread = "products" if self.covariance == "full" else "squares"
+            uploads = {"moment.": per_class("count", "sum", spread), **self.head_uploads()}
+            return replace(super().training(), uploads=uploads)
         spread = "cov" if self.covariance == "full" else "var"
         uploads = {"gauss.": rows("count", "mean", spread), **self.head_uploads()}
         return replace(super().training(), uploads=uploads, stats="test")
+
+    def surveys(self) -> frozenset[Moment]:
+        return super().surveys() | ({"end"} if self.calibrate == "once" else set())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         state = super().begin_task(state, task, backbone, rng)
@@ -81,24 +94,52 @@ class CCVR(TunedWithStatistics):
         return moment_sums(features, batch, ctx.task, self.covariance == "full")
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        if self.triple_pass and self.covariance == "full":
-            sums = {k: 3 * v for k, v in sums.items()}
-        return {**train, **gaussians(sums, ctx.task.start, single=False)}
+        if self.calibrate == "once":
+            return train
+        return {**train, **self._gaussians(sums, ctx.task, single=self.gaussian == "pooled")}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        return gaussian_mixture(payloads, average)
+        return average(payloads) if self.calibrate == "once" else gaussian_mixture(payloads, average)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        if self.calibrate == "once":
+            return {**state, **merged}
         state = {**state, **drop(merged, "gauss."), **keep_latest(state, merged, "gauss.")}
         gauss = select(state, "gauss.")
-        if not len(gauss["gauss.label"]):  # no client has two images of any class
-            return state
         if self.gaussian == "pooled":
             gauss = pooled(gauss)
-        return {**state, **self.calibrate(state, gauss, ctx.task, ctx.rng)}
+        return {**state, **self.calibrated_head(state, gauss, ctx.task, ctx.rng)}
 
-    def calibrate(self, head: Tree, gauss: Tree, task: Task, rng: torch.Generator) -> Tree:
-        """The head trained on drawn features; rows of other classes keep their values."""
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        if moment == "begin":
+            return super().survey(moment, backbone, state, batch, task)
+        features = self.statistics_features(backbone, state, batch)
+        sums = moment_sums(features, batch, task, self.covariance == "full")
+        return {k.replace("class.", "moment.", 1): v for k, v in sums.items()}
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        if moment == "begin":
+            return super().absorb(moment, state, sums, ctx)
+        sums = {k.replace("moment.", "class.", 1): v for k, v in sums.items()}
+        new = self._gaussians(sums, ctx.task, single=False)
+        new["gauss.client"] = torch.full_like(new["gauss.label"], -1)  # of all clients together
+        gauss = keep_latest(state, new, "gauss.")
+        return {**state, **gauss, **self.calibrated_head(state, gauss, ctx.task, ctx.rng)}
+
+    def _gaussians(self, sums: Tree, task: Task, single: bool) -> Tree:
+        """The rows of ``gaussians``, with each image counted three times where ``triple_pass`` does so."""
+        if self.triple_pass and self.covariance == "full":
+            sums = {k: 3 * v for k, v in sums.items()}
+        return gaussians(sums, task.start, single)
+
+    def calibrated_head(self, head: Tree, gauss: Tree, task: Task, rng: torch.Generator) -> Tree:
+        """The head trained on drawn features; rows of other classes keep their values.
+
+        Classes of a single image have no spread and are left out; nothing is returned where no other is there.
+        """
+        gauss = {k: v[gauss["gauss.count"] > 1] for k, v in gauss.items()}
+        if not len(gauss["gauss.label"]):
+            return {}
         number = self.per_class * len(gauss["gauss.label"].unique())
 
         def loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -44,6 +44,24 @@ def test_pooled_moments_are_those_of_the_concatenated_features(labels, full, see
             )
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 300), st.floats(1.0, 600.0), st.booleans(), st.integers(0, 10**6))
+def test_a_small_spread_about_a_large_mean_is_not_lost_in_single_precision(n, ratio, full, seed):
+    """Mean ``ratio`` times the standard deviation; several batches, as in a pass over a client's images."""
+    rng, task = torch.Generator().manual_seed(seed), Task(0, 0, 1, 1, 1)
+    features = (ratio + torch.randn(n, 3, generator=rng)).float()
+    parts = [
+        moment_sums(x, batch(x, torch.zeros(len(x), dtype=torch.int64)), task, full)
+        for x in features.split(64)
+    ]
+    found = gaussians({k: sum(part[k] for part in parts) for k in parts[0]}, 0, single=False)
+    assert {v.dtype for k, v in found.items() if k != "gauss.label"} == {torch.float32}
+    exact = features.double().T.cov() if full else features.double().var(0)
+    error = torch.linalg.vector_norm(found["gauss.cov" if full else "gauss.var"][0].double() - exact)
+    assert error < 1e-4 * torch.linalg.vector_norm(exact)
+    torch.testing.assert_close(found["gauss.mean"][0], features.double().mean(0).float())
+
+
 def test_pooled_moments_by_hand():
     """Client 1: {0, 2}, mean 1, variance 2. Client 2: {5, 7, 9}, mean 7, variance 4. Together mean 4.6, variance 13.3."""
     gauss = {
@@ -133,3 +151,38 @@ def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
         FczooError, match=f"{name}.stats_unnormalised reads images anew, {name}.tune=head only kept features"
     ):
         create_method(name, stats_unnormalised=True, tune="head")
+
+
+def test_pooled_moments_count_clients_with_one_image(record, make_bench, small_method, watch):
+    """In the third task client 1 has a single image; the formula has its n_k mu_k, the mixture leaves it out."""
+    run = watch(make_bench(), small_method("ccvr", gaussian="pooled"))
+    call = run.rounds[-1]
+    (payload,) = [p for p in call.payloads if p.client == 1]
+    assert payload["gauss.count"].tolist() == [1]
+    counts = torch.bincount(run.bench.train.labels[torch.cat([c.index for c in call.clients])], minlength=7)
+    found = pooled(select(run.states[2], "gauss."))
+    assert found["gauss.count"].tolist() == counts[5:].tolist()
+    (left_out,) = [p for p in record("ccvr").rounds[-1].payloads if p.client == 1]
+    assert not len(left_out["gauss.label"])
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_calibrated_once_it_takes_the_statistics_of_the_final_global_model(
+    make_bench, small_method, watch, batch_of, full
+):
+    options = {"calibrate": "once", "covariance": "full" if full else "diagonal", "calibrated": "all"}
+    run = watch(make_bench(), small_method("ccvr", **options))
+    plain = watch(make_bench(), small_method("fedavg"))
+    ends = [c for c in run.calls if c.moment == "end"]
+    assert len(ends) == 3 and all(not select(p, "gauss.") for c in run.rounds for p in c.payloads)
+    for name, value in select(plain.states[0], "head.", "full.").items():
+        assert torch.equal(ends[0].state[name], value)  # until then it is FedAvg
+    assert not torch.equal(run.states[0]["head.weight"], ends[0].state["head.weight"])
+    data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
+    features = run.method.features(run.bench.backbone, ends[2].state, data)
+    gauss = select(run.states[2], "gauss.")
+    assert gauss["gauss.label"].tolist() == list(range(7)) and set(gauss["gauss.client"].tolist()) == {-1}
+    own = features[data.y == 6]
+    torch.testing.assert_close(gauss["gauss.mean"][6], own.mean(0), **CLOSE)
+    spread = own.T.cov() if full else own.var(0)
+    torch.testing.assert_close(gauss["gauss.cov" if full else "gauss.var"][6], spread, rtol=1e-7, atol=1e-7)
