@@ -1,4 +1,6 @@
-"""Fed3R, federated ridge regression on frozen features (Fani et al., ICML 2024): the classifier of AFCL, STSA."""
+"""Fed3R, federated ridge regression on frozen features (Fani et al., ICML 2024):
+the classifier of AFCL, STSA.
+"""
 
 import logging
 from dataclasses import dataclass
@@ -26,10 +28,12 @@ log = logging.getLogger("fczoo")
 @register_method("fedridge")
 @dataclass(frozen=True)
 class FedRidge(Method):
-    """Ridge regression of one-hot labels on frozen features, exactly as if all images ever seen lay together.
+    """Ridge regression of one-hot labels on frozen features,
+    exactly as if all images ever seen lay together.
 
     Trained: nothing. Sent once a task: count and feature sum of every class, and the sum of outer products of
-    all features, from which the server solves the regression anew. A class that nobody ever held is no answer.
+    all features, from which the server solves the regression anew. A class that nobody ever held is no
+    answer.
     """
 
     paper = "Fani et al., Fed3R, ICML 2024"

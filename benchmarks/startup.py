@@ -1,7 +1,7 @@
 """CPU time of commands that only look something up: ``python benchmarks/startup.py [COMMAND ...]``.
 
-Each command runs in processes of its own; the least of the tries counts, as the others waited for something else. A
-command given as one argument, such as "show hgp", is measured in place of the usual ones.
+Each command runs in processes of its own; the least of the tries counts, as the others waited for something
+else. A command given as one argument, such as "show hgp", is measured in place of the usual ones.
 """
 
 import resource

@@ -20,7 +20,9 @@ def words(value: str | Sequence[str] | None, option: str) -> list[str]:
 
 
 def specs(value: str | Sequence[str] | None) -> list[str]:
-    """A comma-separated list of NAME:FIELD=VALUE,FIELD=VALUE: a word that only sets a field belongs to the one before it."""
+    """A comma-separated list of NAME:FIELD=VALUE,FIELD=VALUE:
+    a word that only sets a field belongs to the one before it.
+    """
     if value is not None and not isinstance(value, str):
         return list(dict.fromkeys(map(str, value)))
     found: list[str] = []
@@ -47,7 +49,9 @@ def parse_changes(changes: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def parse_seeds(value: str | int | Sequence[int | str]) -> list[int]:
-    """``0,1,5-7`` -> [0, 1, 5, 6, 7]. Raises FczooError for what is no list of distinct whole numbers from 0 up."""
+    """``0,1,5-7`` -> [0, 1, 5, 6, 7]. Raises FczooError for what is
+    no list of distinct whole numbers from 0 up.
+    """
     listed = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
     seeds: list[int] = []
     for word in (str(w).strip() for w in listed if str(w).strip()):

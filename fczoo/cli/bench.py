@@ -118,5 +118,6 @@ def bench(config: Path | None, **given: Any) -> None:
     click.echo(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}")
     if failed:
         raise FczooError(
-            f"{failed} of the runs failed; the table says which and why, and the same command tries them again"
+            f"{failed} of the runs failed; the table says which and why, and the same command tries them "
+            "again"
         )

@@ -1,4 +1,6 @@
-"""Settings files of ``fczoo bench``: TOML with its options and cells, or the ``bench.json`` of a run folder."""
+"""Settings files of ``fczoo bench``: TOML with its options and cells,
+or the ``bench.json`` of a run folder.
+"""
 
 import tomllib
 from collections.abc import Collection, Mapping
@@ -23,8 +25,8 @@ def read_config(
 ) -> tuple[Request, list[Request]]:
     """The options of a file, and those of each of its cells.
 
-    ``settings`` may stand anywhere in it, ``options``, those of ``fczoo bench``, outside of cells. Raises FczooError
-    for a file that cannot be read, and for an unknown option, naming the nearest one.
+    ``settings`` may stand anywhere in it, ``options``, those of ``fczoo bench``, outside of cells. Raises
+    FczooError for a file that cannot be read, and for an unknown option, naming the nearest one.
     """
     if path.name == "bench.json":
         return request_of_run(path), []
@@ -46,7 +48,10 @@ def read_config(
 
 
 def request(given: Mapping[str, Any], known: Collection[str], place: str) -> Request:
-    """Options of one layer by name. Raises FczooError for an unknown one and for a value that is of no use there."""
+    """Options of one layer by name.
+
+    Raises FczooError for an unknown one and for a value that is of no use there.
+    """
     out: Request = {}
     for key, value in given.items():
         name = key.replace("-", "_")

@@ -17,7 +17,9 @@ def list_command(kind: str | None) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="[protocol] NAME", shell_complete=complete_names)
 @click.option("--dataset", help="Data set whose values are shown.  [digits; of a protocol, all]")
 def show(names: tuple[str, ...], dataset: str | None) -> None:
-    """All about a method, data set, partitioner, aggregator, attack, the settings or, as `show protocol NAME`, a protocol."""
+    """All about a method, data set, partitioner, aggregator, attack, the settings or,
+    as `show protocol NAME`, a protocol.
+    """
     if len(names) > 1 and (names[0] != "protocol" or len(names) > 2):
         raise FczooError(f"cannot show {' '.join(names)!r}; write one name, or protocol and its name")
     if names == ("protocol",):

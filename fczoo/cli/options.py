@@ -54,7 +54,10 @@ def grouped(group: str, *names: str, **more: Any) -> Callable[[Command], Command
 
 
 def settings_options(names: Iterable[str] = ()) -> Callable[[Command], Command]:
-    """Decorator that adds the options of ``Settings``, or some of them, by group. Their words are read by ``Settings``."""
+    """Decorator that adds the options of ``Settings``, or some of them, by group.
+
+    Their words are read by ``Settings``.
+    """
     wanted = [f for f in fields(Settings) if not names or f.name in names]
 
     def add(command: Command) -> Command:

@@ -17,7 +17,8 @@ SETTINGS = [f.name for f in fields(Settings)]
 
 
 def plan(shared: Request, cells: Sequence[Request], command: Request) -> dict[Path, Job]:
-    """A job for each folder below the run's own: of the settings file, its cells and the command line, which beats both.
+    """A job for each folder below the run's own: of the settings file,
+    its cells and the command line, which beats both.
 
     Raises FczooError for unknown names and values that do not fit.
     """

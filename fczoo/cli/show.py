@@ -128,7 +128,8 @@ def _method_page(cls: type[Method], dataset: str) -> str:
     )
     parts.append("What a server could learn from an upload:\n" + "\n".join(lines))
     parts.append(
-        f"Sent down at the start of a task: {nbytes(seen.received) / 1e6:.3f} MB; later only what has changed."
+        f"Sent down at the start of a task: {nbytes(seen.received) / 1e6:.3f} MB; later only what has "
+        "changed."
     )
     return "\n\n".join(parts)
 

@@ -1,4 +1,6 @@
-"""What ``fczoo partition`` shows and writes: who owns how many images of which class, in tables, a picture and JSON."""
+"""What ``fczoo partition`` shows and writes: who owns how many images of which class,
+in tables, a picture and JSON.
+"""
 
 import csv
 import io
@@ -52,7 +54,9 @@ def write_table(path: Path, partition: Partition, stream: Stream) -> None:
 
 
 def write_export(path: Path, partition: Partition, stream: Stream) -> None:
-    """Plain JSON for other software: positions in the data set's training part, by task and client, with original labels."""
+    """Plain JSON for other software: positions in the data set's training part,
+    by task and client, with original labels.
+    """
     tasks = []
     for task in stream.tasks:
         owned = partition.tasks[task.index][: partition.present(task.index)]
@@ -95,7 +99,9 @@ def check_plot(path: Path) -> None:
 
 
 def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
-    """Heat map of images per client and class, tasks side by side, where ``check_plot`` has nothing against it."""
+    """Heat map of images per client and class, tasks side by side,
+    where ``check_plot`` has nothing against it.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -14,7 +14,9 @@ DEFAULTS = {f.name: f.default for f in fields(Settings)}
 
 
 def protocol_page(name: str, dataset: str | None) -> str:
-    """Everything that a protocol states on a data set, each value with its source; without one, an overview."""
+    """Everything that a protocol states on a data set, each value with its source;
+    without one, an overview.
+    """
     cls = PROTOCOLS.get(name)
     parts = [f"{cls.name}: {inspect.getdoc(cls)}", f"Paper: {cls.paper}"]
     parts += [_overview(cls)] if dataset is None else _on(cls, dataset)
@@ -27,7 +29,8 @@ def _overview(cls: type[Protocol]) -> str:
     rows = [(d, *(option_word(_values(cls, d).get(field, "")) for field in shown)) for d in cls.datasets]
     more = " Other data sets may be used, too." if cls.any_dataset else ""
     head = ["data set", *(f.replace("_", " ") for f in shown)]
-    return f"{word_table(rows, head)}\n\nEverything with its source: fczoo show protocol {cls.name} --dataset NAME.{more}"
+    source = f"Everything with its source: fczoo show protocol {cls.name} --dataset NAME.{more}"
+    return f"{word_table(rows, head)}\n\n{source}"
 
 
 def _values(cls: type[Protocol], dataset: str) -> dict[str, Any]:
@@ -46,7 +49,8 @@ def _on(cls: type[Protocol], dataset: str) -> list[str]:
         else f" No data set of that name is installed; known: {', '.join(DATASETS.names())}."
     )
     parts = [
-        f"On {dataset} (fczoo bench --protocol {cls.name} --dataset {dataset}):{missing}\n{word_table(rows, ['setting', 'value', 'source'])}"
+        f"On {dataset} (fczoo bench --protocol {cls.name} --dataset "
+        f"{dataset}):{missing}\n{word_table(rows, ['setting', 'value', 'source'])}"
     ]
     if dataset in cls.partitions:
         parts.append(f"Its splits (--partition): {'  '.join(cls.partitions[dataset])}")
@@ -63,7 +67,8 @@ def _on(cls: type[Protocol], dataset: str) -> list[str]:
     ]
     if options:
         parts.append(
-            f"Hyper-parameters; other options keep the method's own values:\n{word_table(options, ['method', 'option', 'value', 'source'])}"
+            "Hyper-parameters; other options keep the method's own "
+            f"values:\n{word_table(options, ['method', 'option', 'value', 'source'])}"
         )
     return parts
 

@@ -35,7 +35,10 @@ FOLDERS = click.argument("folders", nargs=-1, required=True, type=click.Path(pat
     "--archive",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write all finished runs to one CSV file, which `report`, `compare` and `reproduce` read as they read folders.",
+    help=(
+        "Write all finished runs to one CSV file, which `report`, `compare` and `reproduce` read as they "
+        "read folders."
+    ),
 )
 def report(
     folders: tuple[Path, ...], style: str, html: Path | None, figures: Path | None, archive: Path | None
@@ -95,7 +98,8 @@ def compare(folders: tuple[Path, ...], paper: str) -> None:
     help="Where cards without CARD look for runs.",
 )
 def reproduce(card: str | None, extra: tuple[str, ...], dry_run: bool, results: Path) -> None:
-    """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it. Without CARD: all cards, with status.
+    """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it.
+    Without CARD: all cards, with status.
 
     EXTRA words go to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out FOLDER.
     """

@@ -41,7 +41,7 @@ STATISTICS: dict[str, Content] = {
 """The words of which groups of class statistics are made, and what each tells."""
 
 ROW_DIMENSIONS = {"label": 0, "count": 0, "cov": 2, "products": 2}
-"""Dimensions of one class's statistic: a number, a matrix [D, D] or, where it is not named here, a vector [D]."""
+"""Dimensions of one class's statistic: a number, a matrix [D, D] or, where it is not named, a vector [D]."""
 
 HEADER_BYTES = 16  # sender and number of images, two 64-bit integers
 

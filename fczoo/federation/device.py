@@ -13,7 +13,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 @contextmanager
 def reproducible(wanted: bool) -> Iterator[None]:
-    """Inside it, if ``wanted``, torch uses only deterministic operations and raises RuntimeError where it has none."""
+    """Inside it, if ``wanted``, torch uses only deterministic
+    operations and raises RuntimeError where it has none.
+    """
     before, warn_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),

@@ -138,7 +138,8 @@ class Settings:
     )
     outliers: float | None = option(
         None,
-        "class statistics further from the clients' centre than this many median distances are left out; none: kept",
+        "class statistics further from the clients' centre than this many median distances are left out; "
+        "none: kept",
         low=1,
         group=ROBUSTNESS,
     )
@@ -152,7 +153,8 @@ class Settings:
     min_clients: int = option(1, "sound uploads without which a run stops", low=1, group=ROBUSTNESS)
     attack: str | None = option(
         None,
-        "what hostile clients do, such as sign-flip or scale:10; none: there are none; see `fczoo list attacks`",
+        "what hostile clients do, such as sign-flip or scale:10; none: there are none; see `fczoo list "
+        "attacks`",
         group=ROBUSTNESS,
     )
     attackers: float = option(
@@ -176,20 +178,26 @@ class Settings:
         check_options(self)
         if not self.participation:
             raise FczooError(
-                "--participation is 0, so nobody would train; give a part up to 1 or a whole number of clients"
+                "--participation is 0, so nobody would train; give a part up to 1 or a whole number of "
+                "clients"
             )
         if self.participation > 1 and self.participation % 1:
             raise FczooError(
-                f"--participation is {self.participation:g}; it must be a part up to 1 or a whole number of clients"
+                f"--participation is {self.participation:g}; it must be a part up to 1 or a whole number "
+                "of clients"
             )
         if self.participation > self.clients:
             raise FczooError(
-                f"--participation {self.participation:g} asks for more than the {self.clients} clients at the start; raise --clients"
+                f"--participation {self.participation:g} asks for more than the {self.clients} clients at "
+                "the start; raise --clients"
             )
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-        """Mean and standard deviation of the input; None: the checkpoint's own. Raises FczooError where none is known for the data set."""
+        """Mean and standard deviation of the input; None: the checkpoint's own.
+
+        Raises FczooError where none is known for the data set.
+        """
         if not self.norm_by_dataset:
             return self.mean, self.std
         if self.dataset not in RELEASED_NORM:
@@ -224,7 +232,8 @@ class Settings:
 
     @staticmethod
     def for_dataset(dataset: str, **changes: Any) -> "Settings":
-        """The data set's own schedule or, with ``protocol``, that protocol's, changed where a value other than None is given.
+        """The data set's own schedule or, with ``protocol``, that protocol's,
+        changed where a value other than None is given.
 
         The word ``none`` stands for None where a setting may be None. Raises FczooError for unknown names
         and values that do not fit.
@@ -249,7 +258,9 @@ class Settings:
         return None if self.partition.startswith("file:") else PARTITIONERS.create(self.partition)
 
     def check(self) -> None:
-        """Raise FczooError for a name that nothing has or a value that does not fit, before anything is loaded."""
+        """Raise FczooError for a name that nothing has or a value that does not fit,
+        before anything is loaded.
+        """
         from fczoo.data.views import get_augment  # imports torch
 
         _ = self.partitioner, self.normalisation
@@ -260,7 +271,9 @@ class Settings:
             ATTACKS.create(self.attack)
 
     def method_options(self, method: str) -> dict[str, Any]:
-        """What the protocol states for a method on this data set and partition; nothing without a protocol."""
+        """What the protocol states for a method on this data set and partition;
+        nothing without a protocol.
+        """
         if self.protocol is None:
             return {}
         beta = getattr(self.partitioner, "beta", None)

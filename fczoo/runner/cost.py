@@ -40,11 +40,14 @@ class Measured:
 
 
 def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
-    """Measure a method in the first task of a run; ``work`` also counts operations and activations, else 0."""
+    """Measure a method in the first task of a run;
+    ``work`` also counts operations and activations, else 0.
+    """
     cls = DATASETS.get(settings.dataset)
     if not cls.classes:
         raise FczooError(
-            f"{settings.dataset} has as many classes as its folder; name another data set to see what {method.name} trains there"
+            f"{settings.dataset} has as many classes as its folder; name another data set to see what "
+            f"{method.name} trains there"
         )
     task, *further = make_tasks(settings.dataset, cls.classes, settings.tasks)
     config, size = architecture(settings.backbone), task.size

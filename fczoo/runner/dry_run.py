@@ -25,15 +25,20 @@ from fczoo.runner.grid import Job
 
 COPIES = 4  # of what a client trains: value, gradient and two moments
 LEGEND = (
-    "Trained: scalars that a client trains. MB up: a client's upload of a round; MB down: the broadcast of a task's first round (1 MB = 10^6\n"
-    "bytes); both measured in the first task, for a client with every class of it. GFLOP: inputs, forward and backward of one image, counted;\n"
-    "PFLOP a run: that times the image-steps, without statistics, server and evaluation. GB is an estimate: frozen weights, values, gradients and\n"
-    "two moments of each client that trains at the same time, and the activations of one batch each; without images and libraries."
+    "Trained: scalars that a client trains. MB up: a client's upload of a round; MB down: the broadcast of "
+    "a task's first round (1 MB = 10^6\n"
+    "bytes); both measured in the first task, for a client with every class of it. GFLOP: inputs, forward "
+    "and backward of one image, counted;\n"
+    "PFLOP a run: that times the image-steps, without statistics, server and evaluation. GB is an "
+    "estimate: frozen weights, values, gradients and\n"
+    "two moments of each client that trains at the same time, and the activations of one batch each; "
+    "without images and libraries."
 )
 
 
 def dry_run(job: Job) -> str:
-    """Settings and hyper-parameters with their origin, image-steps, bytes, operations and memory. Nothing is trained or written.
+    """Settings and hyper-parameters with their origin, image-steps, bytes, operations and memory.
+    Nothing is trained or written.
 
     Raises FczooError for input that cannot work. Data and weights may be missing; what is, is said.
     """
@@ -49,6 +54,10 @@ def dry_run(job: Job) -> str:
         else "unknown without the data"
     )
     head = ["method", "trained", "MB up", "MB down", "GFLOP an image-step", "PFLOP a run", "GB"]
+    pages = []
+    for method in built:
+        values = _options(method, settings, job.options.get(method.name, {}))
+        pages.append(f"{method.name}:\n{word_table(values, ['option', 'value', 'from'])}")
     return "\n\n".join(
         [
             f"{runs}:",
@@ -56,10 +65,7 @@ def dry_run(job: Job) -> str:
                 f"{group.capitalize()}:\n{word_table(rows, ['setting', 'value', 'from', 'meaning'])}"
                 for group, rows in _settings(settings).items()
             ),
-            *(
-                f"{m.name}:\n{word_table(_options(m, settings, job.options.get(m.name, {})), ['option', 'value', 'from'])}"
-                for m in built
-            ),
+            *pages,
             f"{about}\nWeights: {weights_needed(settings.backbone) or f'{settings.backbone} is at hand'}",
             f"Image-steps of a run, images x epochs x rounds, by task: {by_task}",
             f"{word_table(work, head)}\n\n{LEGEND}",
@@ -80,7 +86,9 @@ def image_steps(settings: Settings, stream: Stream, partition: Partition) -> lis
 
 
 def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
-    """Whether the images are there, and their split; without them, one of as many labels as the data set is known to have."""
+    """Whether the images are there, and their split; without them,
+    one of as many labels as the data set is known to have.
+    """
     dataset = DATASETS.get(settings.dataset)()
     try:
         if dataset.folder:
@@ -99,12 +107,14 @@ def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
             settings.transition,
         )
         return (
-            f"Data: {error}\nWork is counted for {official.train:,} training images, shared out equally over the classes.",
+            f"Data: {error}\nWork is counted for {official.train:,} training images, shared out equally "
+            "over the classes.",
             (stream, split),
         )
     stream, split = open_stream(settings, pixels=False)
     return (
-        f"Data: {len(stream.train.labels):,} training and {len(stream.test.labels):,} test images; partition {split.sha256}",
+        f"Data: {len(stream.train.labels):,} training and {len(stream.test.labels):,} test images; "
+        f"partition {split.sha256}",
         (stream, split),
     )
 

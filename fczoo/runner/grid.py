@@ -59,7 +59,9 @@ class Job:
     options: Options = field(default_factory=dict)
 
     def create(self) -> list[Method]:
-        """The methods. Raises FczooError for any name or value that does not fit, before anything is loaded."""
+        """The methods. Raises FczooError for any name or value that does not fit,
+        before anything is loaded.
+        """
         self.settings.check()
         return create_methods(self.methods, self.settings, self.options)
 
@@ -67,14 +69,14 @@ class Job:
 def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = Conduct()) -> tuple[list[Path], int]:
     """Run all jobs, each in its folder below ``out``; returns these folders, and how many runs failed.
 
-    A folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and ``rounds.jsonl``, and
-    ``summary.{json,csv,md}``, brought up to date after each run. What an earlier command has finished there is kept and
-    not run again, a broken run goes on after its last round, and one that failed, which left ``failed.json``, is tried
-    again.
+    A folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and
+    ``rounds.jsonl``, and ``summary.{json,csv,md}``, brought up to date after each run. What an earlier
+    command has finished there is kept and not run again, a broken run goes on after its last round, and one
+    that failed, which left ``failed.json``, is tried again.
 
-    Raises FczooError for input that cannot work, before anything is written, and for a folder that another process or
-    configuration has; whatever a failing run raises, after what was finished is on disk, unless failures are skipped;
-    and Interrupted after SIGINT or SIGTERM.
+    Raises FczooError for input that cannot work, before anything is written, and for a folder that another
+    process or configuration has; whatever a failing run raises, after what was finished is on disk, unless
+    failures are skipped; and Interrupted after SIGINT or SIGTERM.
     """
     check_loggers(conduct.loggers)
     places = {out / folder: job for folder, job in jobs.items()}
@@ -145,7 +147,10 @@ def _check_free(folder: Path, places: Mapping[Path, Job]) -> None:
 
 
 def _describe(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int]) -> dict[str, Any]:
-    """What ``bench.json`` will say. Raises FczooError for runs that cannot be made or do not belong to the folder."""
+    """What ``bench.json`` will say.
+
+    Raises FczooError for runs that cannot be made or do not belong to the folder.
+    """
     for method in methods:
         bench.check(method)
     about = {
@@ -181,7 +186,10 @@ def _begin(
 
 
 def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The folder's description with further methods and seeds. Raises FczooError where the folder holds other runs."""
+    """The folder's description with further methods and seeds.
+
+    Raises FczooError where the folder holds other runs.
+    """
     again = {m: new["methods"].get(m, options) for m, options in old["methods"].items()}
     check_same(folder, old, {**new, "methods": again, "seeds": old["seeds"]})
     commands = [
@@ -238,7 +246,9 @@ def _summarise(folder: Path) -> None:
 
 
 def create_methods(methods: Sequence[str], settings: Settings, options: Options) -> list[Method]:
-    """Methods by name; ``options`` beat the protocol's values, which beat those for the data set and the defaults."""
+    """Methods by name; ``options`` beat the protocol's values,
+    which beat those for the data set and the defaults.
+    """
     return [
         create_method(name, settings.dataset, **{**settings.method_options(name), **options.get(name, {})})
         for name in methods

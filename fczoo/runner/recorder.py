@@ -15,7 +15,9 @@ from fczoo.reports.run_folder import RESULT, ROUNDS
 
 
 class Recorder:
-    """Observer that shows a progress bar (plain lines where there is no terminal) and writes a run's files."""
+    """Observer that shows a progress bar (plain lines where there
+    is no terminal) and writes a run's files.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -33,7 +35,8 @@ class Recorder:
         self.log.seek(0)
         if sum(1 for _ in zip(range(done), self.log, strict=False)) < done:
             raise FczooError(
-                f"{self.log.name} lists fewer rounds than the checkpoint beside it; remove {self.folder} to begin this run anew"
+                f"{self.log.name} lists fewer rounds than the checkpoint beside it; remove {self.folder} "
+                "to begin this run anew"
             )
         self.log.truncate(self.log.tell())  # rounds that were logged but not saved are run again
         self.label = f"{method.name} seed {seed}"

@@ -1,4 +1,6 @@
-"""Who may go on in a run folder: one process at a time, with the configuration that began it, until it is told to stop."""
+"""Who may go on in a run folder: one process at a time, with the configuration that began it,
+until it is told to stop.
+"""
 
 import os
 import signal
@@ -33,7 +35,9 @@ class Interrupted(FczooError):
 
 
 class Interrupts:
-    """Inside it, the first SIGINT or SIGTERM is a wish that ``obey`` fulfils after the round; the second one ends at once."""
+    """Inside it, the first SIGINT or SIGTERM is a wish that ``obey`` fulfils after the round;
+    the second one ends at once.
+    """
 
     def __init__(self, out: Path):
         self.advice = f"to go on: the same command with --out {out}"
@@ -64,9 +68,11 @@ class Interrupts:
 
 @contextmanager
 def only_process(out: Path) -> Iterator[None]:
-    """Hold the run folder, which is made if need be. Raises FczooError at once when another process holds it.
+    """Hold the run folder, which is made if need be.
+    Raises FczooError at once when another process holds it.
 
-    The system gives the lock back when a process ends, however it ends. A folder that stays empty is removed again.
+    The system gives the lock back when a process ends, however it ends.
+    A folder that stays empty is removed again.
     """
     made = [p for p in (out, *out.parents) if not p.exists()]
     out.mkdir(parents=True, exist_ok=True)
@@ -89,7 +95,9 @@ def only_process(out: Path) -> Iterator[None]:
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise FczooError, naming the differences, when the folder's ``bench.json`` is of another configuration."""
+    """Raise FczooError, naming the differences,
+    when the folder's ``bench.json`` is of another configuration.
+    """
     old, new = _flat(before), _flat(now)
     other = [
         k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k) and not k.startswith(FREE)
@@ -101,7 +109,8 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
         more = f" and {len(other) - 4} more" if len(other) > 4 else ""
         named = " ".join(named.split())  # what a foreign file holds may have line breaks
         raise FczooError(
-            f"output folder {folder} is already in use by another configuration: {named}{more}; give another with --out"
+            f"output folder {folder} is already in use by another configuration: {named}{more}; give "
+            "another with --out"
         )
 
 

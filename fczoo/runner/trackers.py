@@ -1,4 +1,6 @@
-"""Experiment trackers behind one small interface: TensorBoard, Weights & Biases, MLflow (extras, off by default)."""
+"""Experiment trackers behind one small interface: TensorBoard, Weights & Biases,
+MLflow (extras, off by default).
+"""
 
 import importlib
 import logging
@@ -115,8 +117,8 @@ def check_loggers(names: Sequence[str]) -> None:
 class Logging:
     """Observer that hands the numbers of one run to a logger.
 
-    A tracker that cannot begin raises FczooError. One that fails later is left with a warning: the run's own files have
-    every number, and hours of training are worth more than a tracker's copy.
+    A tracker that cannot begin raises FczooError. One that fails later is left with a warning: the run's own
+    files have every number, and hours of training are worth more than a tracker's copy.
     """
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, Any]):

@@ -27,7 +27,7 @@ from helpers_aggregators import (
 MEANS = {"fedavg": fedavg, "uniform": uniform}
 
 
-# ---------------------------------------------------------------- what every registered aggregator has to keep
+# --------------------------------------------------------------- what every registered aggregator has to keep
 
 
 OWN: dict[str, Callable[[torch.Generator], Tree]] = {

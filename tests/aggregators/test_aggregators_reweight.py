@@ -136,7 +136,8 @@ def test_weights_at_distance_zero(dtype: torch.dtype) -> None:
     present = torch.tensor([[True], [False], [False]])
     local[2] = means[0]  # exactly on the only mean
     weights = prototype_weights(local, means, present)
-    # p is about 1e12 against about 1, so the others rescale to 0: e^5 / (e^5 + 2) = 148.413 / 150.413 = 0.98670
+    # p is about 1e12 against about 1, so the others rescale to 0:
+    # e^5 / (e^5 + 2) = 148.413 / 150.413 = 0.98670
     assert weights.isfinite().all() and weights[2, 0].item() == pytest.approx(0.98670, abs=1e-5)
     assert prototype_weights(means[:1].expand(3, -1, -1), means, present)[:, 0].tolist() == pytest.approx(
         [1 / 3] * 3
@@ -152,7 +153,8 @@ def test_weights_of_three_clients_by_hand() -> None:
     present = torch.tensor([[True], [False], [False]])
     weights = prototype_weights(local, means, present)[:, 0]
     assert weights.tolist() == pytest.approx([0.95931, 0.03422, 0.00646], abs=1e-5)
-    # Squared: d = 1, 4, 16; p = 1, 1/4, 1/16; rescaled by (p - 1/16) / (15/16): 1, 1/5, 0; e^5, e^1, e^0; sum 152.1315.
+    # Squared: d = 1, 4, 16; p = 1, 1/4, 1/16; rescaled by (p - 1/16) / (15/16): 1, 1/5, 0;
+    # e^5, e^1, e^0; sum 152.1315.
     squared = prototype_weights(local, means, present, squared=True)[:, 0]
     assert squared.tolist() == pytest.approx([148.4132 / 152.1315, 2.7183 / 152.1315, 1 / 152.1315], abs=1e-5)
 
@@ -162,7 +164,8 @@ def test_reweight_of_two_clients_by_hand() -> None:
     # Client 0 has prototype (0, 4): distances 4 to (0, 0) and 3 to (3, 4), d = 7.
     # Client 1 has prototype (6, 8): distances 10 and 5, d = 15. Rescaled p: 1 and 0.
     # Weights e^5 / (e^5 + 1) = 148.4132 / 149.4132 = 0.993307 and 0.006693.
-    # Class 0: 0.993307 (0, 4) + 0.006693 (6, 8) = (0.040158, 4.026772). Class 1: mean of (2, 0) and (4, 2) = (3, 1).
+    # Class 0: 0.993307 (0, 4) + 0.006693 (6, 8) = (0.040158, 4.026772). Class 1:
+    # mean of (2, 0) and (4, 2) = (3, 1).
     # The rest is averaged by n = 30 and 10: 3/4 * 4 + 1/4 * 8 = 5.
     def payload(client: int, samples: int, prototype: list, mean: list, lora: float) -> Payload:
         tensors = {

@@ -75,7 +75,9 @@ def test_a_common_shift_is_passed_on(spec, seed, shift):
 @some
 @given(seed=seeds, count=st.integers(1, 11), value=st.sampled_from([-1e30, -3.0, 0.0, 7.0, 1e30]))
 def test_the_median_breaks_down_at_half_and_not_before(seed, count, value):
-    """With fewer hostile clients than half, every coordinate stays among the honest ones'; with half of them, it does not."""
+    """With fewer hostile clients than half, every coordinate stays among the honest ones';
+    with half of them, it does not.
+    """
     payloads = uploads(count, seed)
     bad = (count - 1) // 2
     honest = payloads[bad:]

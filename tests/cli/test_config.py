@@ -99,7 +99,9 @@ def test_a_run_folder_is_given_back(config, tmp_path: Path) -> None:
 
 
 def test_an_older_run_folder_is_given_back_with_the_defaults_of_its_time(config, tmp_path: Path) -> None:
-    """A setting that there was not yet has its neutral value, also where the protocol says another one today."""
+    """A setting that there was not yet has its neutral value,
+    also where the protocol says another one today.
+    """
     first = tmp_path / "first"
     run("--config", config('protocol = "quick"\nmin_clients = 1\n'), "--out", str(first))
     old = {k: v for k, v in about(first).items() if k not in ("format", "sha256")}

@@ -70,7 +70,10 @@ def test_the_released_normalisation_is_that_of_timm() -> None:
         ([*HGP, "--set", f"hgp.lr={LONG}"], "--set hgp.lr is '999"),
         ([*HGP, "--set", f"hgp.lr={BRACKETS}"], "--set hgp.lr is '[[["),
         ([*HGP, "--set", BRACKETS], "write METHOD.FIELD=VALUE"),
-        ([*HGP, "--set", "backbone.rounds=3"], "--set backbone.rounds is unknown; known: image_size, mean, std"),
+        (
+            [*HGP, "--set", "backbone.rounds=3"],
+            "--set backbone.rounds is unknown; known: image_size, mean, std",
+        ),
         ([*HGP, "--seeds", "1,01"], "--seeds has 1 twice"),
         ([*HGP, "--seeds", LONG], "distinct whole numbers such as 0,1,2 or 0-4"),
         ([*HGP, "--attackers", "0.3"], "--attackers is given without --attack"),

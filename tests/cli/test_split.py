@@ -83,7 +83,9 @@ def test_tables_add_up(written):
 
 
 def test_export_is_plain(written):
-    """Positions in the data set's own order, with its own labels: nothing of this package is needed to read it."""
+    """Positions in the data set's own order, with its own labels:
+    nothing of this package is needed to read it.
+    """
     folder, _ = written
     content, labels = (
         json.loads((folder / "e.json").read_text()),

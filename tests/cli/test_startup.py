@@ -73,7 +73,9 @@ def test_a_shell_is_offered_names() -> None:
 
 
 def test_facts_written_down_are_those_of_torchvision() -> None:
-    """torchvision takes a second to import, so that its addresses and checksums stand in the data sets' files."""
+    """torchvision takes a second to import, so that its addresses
+    and checksums stand in the data sets' files.
+    """
     for name, reader in (("cifar10", datasets.CIFAR10), ("cifar100", datasets.CIFAR100)):
         found = DATASETS.get(name)
         (archive,) = found.archives

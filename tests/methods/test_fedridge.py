@@ -103,8 +103,8 @@ def test_any_split_gives_the_joint_solution(seed, clients, bias, ridge):
 def test_two_images_by_hand():
     """Features 1 and 3 of classes 0 and 1, lambda 2: W = (1, 3) / (1 + 9 + 2).
 
-    With a free bias by the centred sums: mean 2, centred features -1 and 1, centred targets 1/2 and -1/2; the slope
-    of class 0 is -1 / (2 + 2) = -1/4, and its bias 1/2 + 2/4 = 1.
+    With a free bias by the centred sums: mean 2, centred features -1 and 1, centred targets 1/2 and -1/2; the
+    slope of class 0 is -1 / (2 + 2) = -1/4, and its bias 1/2 + 2/4 = 1.
     """
     gram, target = torch.tensor([[10.0]]), torch.tensor([[1.0, 3.0]])
     assert solve_ridge(gram, target, 2.0).tolist() == [[pytest.approx(1 / 12), pytest.approx(1 / 4)]]

@@ -55,14 +55,18 @@ def make_toy(images: Images) -> Stream:
 
 
 def test_operations_of_a_linear_head_by_hand() -> None:
-    """The head on frozen features: forward 2 x 128 x 10, backward the same for the weights; the features come from a kept pass."""
+    """The head on frozen features: forward 2 x 128 x 10, backward the same for the weights;
+    the features come from a kept pass.
+    """
     seen = measure(create_method("fedavg", tune="head"), Settings(), work=True)
     assert seen.flops == 2 * 2 * 128 * 10
     assert 0 < seen.activations < 10_000
 
 
 def test_operations_of_full_training_are_three_forwards() -> None:
-    """ViT: forward 2 x parameters of the matrices x 65 tokens plus attention; backward twice that, but for what leads to no weight."""
+    """ViT: forward 2 x parameters of the matrices x 65 tokens plus attention; backward twice that,
+    but for what leads to no weight.
+    """
     seen = measure(create_method("fedavg", tune="full"), Settings(), work=True)
     matrices = sum(v.numel() for k, v in seen.trained.items() if k.startswith("full.blocks") and v.dim() == 2)
     forward = 2 * matrices * 65
