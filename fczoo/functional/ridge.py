@@ -14,7 +14,8 @@ def solve_ridge(gram: Tensor, target: Tensor, ridge: float) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not failed:
         return torch.cholesky_solve(target.double(), factor)
-    return torch.linalg.pinv(matrix, hermitian=True) @ target.double()
+    inverse: Tensor = torch.linalg.pinv(matrix, hermitian=True)
+    return inverse @ target.double()
 
 
 def with_free_bias(gram: Tensor, target: Tensor, count: Tensor, ridge: float) -> tuple[Tensor, Tensor]:

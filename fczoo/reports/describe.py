@@ -101,7 +101,7 @@ def _changed_options(experiment: Experiment, line: Line) -> list[str]:
     if name not in METHODS.names():  # a plug-in that is not installed here
         return []
     cls, dataset = METHODS.get(name), experiment.settings["dataset"]
-    defaults = through_json({f.name: f.default for f in fields(cls)})  # type: ignore[arg-type]
+    defaults = through_json({f.name: f.default for f in fields(cls)})
     usual = through_json(dict(cls.tuned.get(dataset, {})))
     stated = through_json(_protocol_options(line, name))
     expected = {**defaults, **usual, **stated}
