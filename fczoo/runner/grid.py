@@ -87,7 +87,9 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = Conduct()) 
     for place in {out, *places}:
         _check_free(place, places)
     opened = lru_cache(1)(Bench.open)  # one setting is loaded once; of several, one at a time is in memory
-    with only_process(out):
+    with ExitStack() as locks:
+        for place in sorted({out, *places}):  # whoever runs a folder of the grid on its own meets its lock
+            locks.enter_context(only_process(place))
         abouts = {
             folder: _describe(folder, opened(job.settings), built[folder], job.seeds)
             for folder, job in places.items()
@@ -177,10 +179,12 @@ def _describe(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequ
 def _begin(
     folder: Path, bench: Bench, about: dict[str, Any], methods: Sequence[Method], seeds: Sequence[int]
 ) -> None:
-    """Write the folder's description and partition, and make a place for every run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    bench.partition.save(folder / PARTITION)
+    """Write the folder's description and partition, and make a place for every run.
+
+    The description comes first: it says whose folder this is, should the process end here.
+    """
     write_about(folder, about)
+    bench.partition.save(folder / PARTITION)
     for method, seed in ((m, s) for m in methods for s in seeds):
         (folder / method.name / f"seed{seed}").mkdir(parents=True, exist_ok=True)
 

@@ -1,0 +1,132 @@
+"""Every single file operation of a run can be its last: the same command still ends like a run that was not hurt."""
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fczoo import FczooError
+from fczoo.federation.benchmark import Bench
+from fczoo.federation.settings import Settings
+from fczoo.runner.grid import Job, run_grid
+from fczoo.runner.resume import only_process
+
+TIMES = ("sha256", "seconds", "peak MB", "peak_memory", "phases", "started")
+WRITING = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
+GROWING = ("open", "os.mkdir", "os.rename")  # what a full disk refuses
+SMALL = {"train_per_class": 4, "test_per_class": 2, "rounds": 1, "epochs": 1, "tasks": 2, "clients": 2}
+
+
+def job() -> Job:
+    options = {"fedavg": {"tune": "head"}}
+    settings = Settings.for_dataset("digits", device="cpu", image_size=32, **SMALL)
+    return Job(settings, ("fedavg",), (0,), options)
+
+
+def tell_of_operations(folder: Path, act: Callable[[str], None]) -> None:
+    """Call ``act`` before each operation that changes something in the folder; for the rest of this process."""
+
+    def hook(event: str, arguments: tuple) -> None:
+        writes = event in WRITING or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))
+        if writes and str(arguments[0]).startswith(str(folder)):
+            act(event)
+
+    sys.addaudithook(hook)
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Exit code of a forked process that does the work: 0, or 1 where it raises."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def count_operations(out: Path, counted: Path) -> None:
+    seen: list[str] = []
+    tell_of_operations(out, seen.append)
+    run_grid({Path(): job()}, out)
+    counted.write_text(str(len(seen)))
+
+
+def hurt_run(out: Path, last: int, fault: str) -> None:
+    """A run that is killed instead of its operation number ``last``, or whose disk is full from then on."""
+    done = [0]
+
+    def act(event: str) -> None:
+        done[0] += 1
+        if done[0] >= last and fault == "killed":
+            os._exit(9)
+        if done[0] >= last and event in GROWING:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    tell_of_operations(out, act)
+    run_grid({Path(): job()}, out)
+
+
+def timeless(tree):
+    if isinstance(tree, dict):
+        return {k: timeless(v) for k, v in tree.items() if k not in TIMES}
+    return [timeless(v) for v in tree] if isinstance(tree, list) else tree
+
+
+def kept(folder: Path) -> dict[str, object]:
+    """What a run folder holds, times aside; of tables only that they are there."""
+    found = {}
+    for path in folder.rglob("*"):
+        content: object = path.suffix
+        if path.suffix in (".json", ".jsonl") and path.name != "summary.json":
+            content = [timeless(json.loads(line)) for line in _objects(path)]
+        if path.is_file() and path.name != ".lock":
+            found[str(path.relative_to(folder))] = content
+    return found
+
+
+def _objects(path: Path) -> list[str]:
+    text = path.read_text()
+    return text.splitlines() if path.suffix == ".jsonl" else [text]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed run needs a process of its own, forked")
+@pytest.mark.parametrize("fault", ["killed", "disk full"])
+def test_any_file_operation_may_be_the_last(tmp_path, monkeypatch, fault):
+    bench = Bench.open(job().settings)
+    monkeypatch.setattr(Bench, "open", lambda settings: bench)
+    whole, counted = tmp_path / "whole", tmp_path / "count"
+    run_grid({Path(): job()}, tmp_path / "first")  # imports everything, so that the children need not
+    assert in_child(lambda: count_operations(whole, counted)) == 0
+    expected = kept(whole)
+    assert {"bench.json", "partition.json", "fedavg/seed0/result.json"} <= expected.keys()
+    for last in range(1, int(counted.read_text()) + 1):
+        out = tmp_path / f"last-{last}"
+        in_child(lambda out=out, last=last: hurt_run(out, last, fault))
+        assert in_child(lambda out=out: run_grid({Path(): job()}, out)) == 0, f"operation {last}"
+        assert kept(out) == expected, f"operation {last}"
+
+
+def test_a_folder_of_a_grid_cannot_be_run_on_its_own_meanwhile(tmp_path, monkeypatch):
+    """Whoever comes second is refused, whether it comes by the grid or by the folder."""
+    monkeypatch.setattr(Bench, "open", lambda settings: pytest.fail("the run began"))
+    both = {Path("a"): job(), Path("b"): Job(job().settings, ("fedncm",))}
+    with only_process(tmp_path / "grid" / "b"):
+        with pytest.raises(FczooError, match=r"another process is running in .*/grid/b"):
+            run_grid(both, tmp_path / "grid")
+        assert not (tmp_path / "grid" / "a").exists()
+
+    def opened_within_the_grid(settings: Settings) -> Bench:
+        run_grid({Path(): job()}, tmp_path / "grid" / "a")
+        raise AssertionError("the second run began")
+
+    monkeypatch.setattr(Bench, "open", opened_within_the_grid)
+    with pytest.raises(FczooError, match=r"another process is running in .*/grid/a"):
+        run_grid(both, tmp_path / "grid")
