@@ -172,7 +172,10 @@ class Settings:
         low=0,
         group=ROBUSTNESS,
     )
-    dp_delta: float = option(1e-5, "delta for which epsilon is stated", low=1e-30, high=0.5, group=ROBUSTNESS)
+    dp_delta: float = option(1e-5, "delta for which epsilon is stated", low=1e-12, high=0.5, group=ROBUSTNESS)
+    dp_secure: bool = option(
+        False, "noise from a cryptographic source; such a run cannot be repeated", group=ROBUSTNESS
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

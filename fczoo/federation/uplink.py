@@ -67,7 +67,7 @@ class Uplink:
     def privacy(self) -> Privacy:
         """What honest clients do before they send. Raises FczooError where that cannot be kept for the method."""
         s = self.settings
-        privacy = Privacy(self.seed, s.min_class_count, s.dp_clip, s.dp_noise, s.dp_delta)
+        privacy = Privacy(self.seed, s.min_class_count, s.dp_clip, s.dp_noise, s.dp_delta, s.dp_secure)
         privacy.check(self.method)
         return privacy
 

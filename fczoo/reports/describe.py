@@ -89,6 +89,11 @@ def _epsilon(experiment: Experiment) -> str:
 def notes(experiment: Experiment) -> list[str]:
     """What must be known of single methods, and one line for each run that has no final numbers."""
     found = [f"{line.label}: {line.remark}" for line in experiment.lines if line.remark]
+    if experiment.settings["dp_noise"]:
+        found.append(
+            f"epsilon, at delta {experiment.settings['dp_delta']:g}, is for all data of one client together; "
+            f"losses, numbers of images and diagnostics carry no noise"
+        )
     for line in experiment.lines:
         texts = (*_changed_options(experiment, line), _rejections(line))
         found += [f"{line.label}: {text}" for text in texts if text]

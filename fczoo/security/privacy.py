@@ -1,11 +1,14 @@
 """What uploads give away, and two ways to give away less: withheld statistics of rare classes, clipped and noisy updates."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method, Surveys
@@ -21,6 +24,8 @@ from fczoo.core.payload import (
 from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import Tree, nbytes
 from fczoo.core.types import Exchange, Training
+
+LEAST_NOISE = 0.5  # times the clipping norm
 
 TELLS: dict[Content, str] = {
     "parameters": "no sample directly, but changes of weights can be inverted when batches are small, and show whether an image took part",
@@ -65,6 +70,7 @@ class Privacy:
     clip: float | None = None
     noise: float = 0.0
     delta: float = 1e-5
+    secure: bool = False  # noise from the system's cryptographic source instead of the seed's generator
 
     def check(self, method: Method) -> None:
         """Raise FczooError where a promise could not be kept for the method's uploads."""
@@ -72,6 +78,13 @@ class Privacy:
             raise FczooError(
                 "--dp-noise needs --dp-clip: without a largest norm no amount of noise bounds what is given away"
             )
+        if 0 < self.noise < LEAST_NOISE:
+            raise FczooError(
+                f"--dp-noise {self.noise:g} protects nobody, epsilon would be in the hundreds; "
+                f"give {LEAST_NOISE} or more, or leave it out"
+            )
+        if self.secure and not self.noise:
+            raise FczooError("--dp-secure says where noise comes from, and there is none; give --dp-noise")
         uploads = method.training().uploads
         others: set[str] = {*contents(uploads)}
         named = sorted(others | ({"surveys"} if isinstance(method, Surveys) and method.surveys() else set()))
@@ -117,15 +130,38 @@ class Privacy:
         return payload
 
     def _noisy(self, payload: Payload, trained: Tree, exchange: Exchange) -> Payload:
+        """Raises FczooError for a tensor that is not trained: it would leave the client as it is."""
         assert self.clip is not None
+        if bare := payload.keys() - trained.keys():
+            raise FczooError(
+                f"--dp-clip covers updates of parameters, but {min(bare)!r} is uploaded, too, and would go "
+                f"unprotected; declare what the method sends in training().uploads, or leave --dp-clip out"
+            )
         rng = torch_stream("privacy", self.seed, exchange.task.index, exchange.round + 1, payload.client)
         change = {k: payload[k] - v.to(payload[k]) for k, v in trained.items()}
+        if not all(v.isfinite().all() for v in change.values()):
+            return payload.holding(
+                {}
+            )  # it has no norm to clip; nothing is sent, as from a client that diverged
         norm = math.sqrt(sum(float(v.double().square().sum()) for v in change.values()))
         out, share = dict(payload), min(1.0, self.clip / norm) if norm else 1.0
         for name, value in change.items():
-            noise = torch.randn(value.shape, generator=rng, dtype=value.dtype).to(value.device)
+            noise = secure_normal(value) if self.secure else _normal(value, rng)
             out[name] = trained[name].to(value) + share * value + self.noise * self.clip * noise
         return payload.holding(out)
+
+
+def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=rng, dtype=like.dtype).to(like.device)
+
+
+def secure_normal(like: Tensor) -> Tensor:
+    """Standard normal numbers of the tensor's shape, from the system's cryptographic source by Box and Muller's
+    transform. As with any noise in floating point, their last bits are not covered by the theory."""
+    words = np.frombuffer(os.urandom(16 * like.numel()), np.uint64).reshape(2, -1)
+    radius, angle = ((words >> np.uint64(11)) + 0.5) / 2**53  # uniform in (0, 1)
+    normal = np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)
+    return torch.from_numpy(normal).reshape(like.shape).to(like)
 
 
 def epsilon(noise: float, uploads: int, delta: float) -> float:

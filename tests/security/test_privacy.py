@@ -11,6 +11,7 @@ from fczoo.cli.show import show
 from fczoo.core.payload import Payload, content_of, per_class, rows
 from fczoo.core.registry import METHODS
 from fczoo.core.types import Exchange, Optim, Task, Training
+from fczoo.federation.settings import Settings
 from fczoo.security.privacy import TELLS, Privacy, disclosed, epsilon
 
 TASK = Task(0, 0, 2, 4, 2)
@@ -79,6 +80,31 @@ def test_updates_are_clipped_as_one_vector_and_noise_has_the_stated_size():
     )
 
 
+def test_an_update_that_is_not_finite_is_not_sent():
+    """It has no norm, so its finite coordinates could not be clipped."""
+    spoilt = Payload({"w": torch.tensor([math.nan, 500.0, 1.0]), "v": torch.full((2, 2), 2.0)}, 4, 3)
+    endless = Payload({"w": torch.tensor([math.inf, 1.0, 1.0]), "v": torch.full((2, 2), 2.0)}, 5, 3)
+    out = Privacy(0, clip=1.0).protect([spoilt, endless, upload()], START, TRAINING, ROUND)
+    assert [len(p) for p in out] == [0, 0, 2] and out[0].client == 4
+
+
+def test_what_nobody_declared_does_not_leave_a_client_unclipped():
+    raw = Payload({**upload().tensors, "raw.sums": torch.full((3,), 1e6)})
+    with pytest.raises(FczooError, match=r"'raw.sums' is uploaded, too, and would go unprotected"):
+        Privacy(0, clip=1e-6).protect([raw], START, TRAINING, ROUND)
+
+
+def test_secure_noise_is_normal_and_does_not_come_from_the_seed():
+    large = {"w": torch.zeros(40000)}
+    one, other = (
+        Privacy(0, clip=2.0, noise=3.0, secure=True).protect([Payload(large)], large, TRAINING, ROUND)[0]["w"]
+        for _ in range(2)
+    )
+    assert one.dtype == torch.float32 and not torch.equal(one, other)
+    assert float(one.std()) == pytest.approx(6, rel=0.05) and abs(float(one.mean())) < 0.3
+    assert float((one.abs() < 6).double().mean()) == pytest.approx(0.6827, abs=0.02)  # within one deviation
+
+
 def test_statistics_of_rare_classes_are_withheld():
     count = torch.tensor([1.0, 5.0, 2.0])
     held = {"gauss.label": torch.arange(3), "gauss.count": count, "gauss.mean": torch.ones(3, 4)}
@@ -114,6 +140,8 @@ def test_a_noisy_run_states_its_epsilon(make_bench, small_method):
     ("settings", "name", "says"),
     [
         ({"dp_noise": 1.0}, "fedavg", "--dp-noise needs --dp-clip"),
+        ({"dp_clip": 1.0, "dp_noise": 1e-300}, "fedavg", "--dp-noise 1e-300 protects nobody"),
+        ({"dp_clip": 1.0, "dp_secure": True}, "fedavg", "--dp-secure says where noise comes from"),
         ({"dp_clip": 1.0}, "hgp", "hgp also uploads class means, class variances, counts"),
         ({"dp_clip": 1.0}, "fedncm", "fedncm also uploads class means, counts, surveys"),
         ({"min_class_count": 2}, "fppl", "--min-class-count needs counts beside local."),
@@ -124,6 +152,11 @@ def test_a_promise_that_cannot_be_kept_is_refused_before_anything_runs(
 ):
     with pytest.raises(FczooError, match=says):
         make_bench(**settings).check(small_method(name))
+
+
+def test_a_delta_too_small_to_reckon_with_is_refused():
+    with pytest.raises(FczooError, match=r"dp.delta is 1e-18.*1e-12"):
+        Settings(dp_delta=1e-18)
 
 
 def test_a_missing_accountant_is_named(monkeypatch):
