@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from fczoo.core.metrics import METRICS
 from fczoo.core.payload import Content
 from fczoo.federation.result import Result
-from fczoo.security.privacy import TELLS
+from fczoo.security.privacy import DISCLOSES
 
 
 class Column(NamedTuple):
@@ -101,7 +101,7 @@ COSTS = (
     Column("peak MB", "largest memory in the run: of the GPU or, without one, of the process", _peak, whole),
 )
 UPLOADS = (
-    *(_content(content, tells) for content, tells in TELLS.items()),
+    *(_content(content, tells) for content, tells in DISCLOSES.items()),
     Column(
         "rejected",
         "uploads that were turned away, in whole or in part, or never came",

@@ -19,15 +19,15 @@ from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 
-# Counts and variances stay: a server would see through them.
+# Counts and variances stay: a server would notice false ones.
 FORGED: tuple[Content, ...] = ("parameters", "class means")
 
 
 @dataclass(frozen=True)
 class Attack:
-    """What an attacker does with the honest change of one tensor, and whether it learns from false labels instead."""
+    """What an attacker does with the honest change of one tensor."""
 
-    flips = False
+    flips = False  # true: it learns from false labels instead
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -129,7 +129,7 @@ class Attackers:
         for name, value in payload.items():
             content = content_of(name, tuple(training.optims), training.uploads)
             if value.is_floating_point() and content in FORGED:
-                known = name in shared and shared[name].shape == value.shape
-                before = shared[name].to(value) if known else torch.zeros_like(value)
+                sent = name in shared and shared[name].shape == value.shape
+                before = shared[name].to(value) if sent else torch.zeros_like(value)
                 out[name] = before + self.attack.forge(value - before, rng)
         return payload.holding(out)

@@ -1,4 +1,7 @@
-"""The one place where a server looks at uploads before it merges anything: what is broken is turned away, with a reason."""
+"""The one place where a server checks uploads before it merges them.
+
+What is broken is turned away, with a reason.
+"""
 
 import math
 from collections import Counter
@@ -17,13 +20,11 @@ from fczoo.core.types import Exchange, Task, Training
 
 
 class Stopped(FczooError):
-    """Training cannot go on: too few uploads are sound, or the state is not finite. What was saved before is kept."""
+    """Training cannot go on: too few uploads are sound, or the state is not finite; what was saved stays."""
 
 
 SILENT = "dropped out"
-LARGEST_NORM = (
-    1e3  # times the round's median: an update that far from the broadcast would undo everybody else's
-)
+LARGEST_NORM = 1e3  # times the round's median: a longer update would undo everybody else's
 
 
 class Form(NamedTuple):
@@ -65,18 +66,14 @@ class Guard:
                 reasons[client] = f"diverged, loss {losses[client]:g}"
         if asked and len(sound) < self.least:
             self._stop(len(sound), len(asked), reasons, exchange)
-        rejected = [
-            {"task": exchange.task.index, "moment": exchange.moment, "client": c, "reason": r}
-            for c, r in reasons.items()
-        ]
-        return sound, rejected
+        about = {"task": exchange.task.index, "moment": exchange.moment}
+        return sound, [{**about, "client": c, "reason": reason} for c, reason in reasons.items()]
 
     def _check_declared(self, payloads: Any, trained: tuple[str, ...], uploads: Uploads) -> None:
         """What all clients send and nobody has declared is the method's own fault."""
         names = [set(p) for p in payloads if p]
-        undeclared = (
-            [n for n in set.intersection(*names) if content_of(n, trained, uploads) is None] if names else []
-        )
+        common = set.intersection(*names) if names else set()
+        undeclared = [name for name in common if content_of(name, trained, uploads) is None]
         if undeclared:
             raise TypeError(
                 f"{self.method.name} uploads {min(undeclared)!r} without declaring it; name its group in "
@@ -87,9 +84,10 @@ class Guard:
         named = "; ".join(f"client {c}: {reason}" for c, reason in list(reasons.items())[:3])
         diverged = any("diverged" in reason or "not finite" in reason for reason in reasons.values())
         advice = "lower its learning rates with --set" if diverged else "lower --min-clients or --drop-rate"
+        happened = "diverged" if diverged else "stopped"
         raise Stopped(
-            f"{self.method.name} {'diverged' if diverged else 'stopped'} in {exchange}: {sound} of {asked} uploads "
-            f"are sound, {self.least} needed; {named}; {advice}"
+            f"{self.method.name} {happened} in {exchange}: {sound} of {asked} uploads are sound, "
+            f"{self.least} needed; {named}; {advice}"
         )
 
 
@@ -107,11 +105,10 @@ def sift(
     classes = range(task.start if training.scope == "task" else 0, task.stop)  # that a client may hold
     names = _expected_names(payloads, trained, uploads)
     forms = _forms(payloads, names, trained, uploads)
-    reasons = {
-        client: _fault(p, client, names, forms, uploads, classes, task.size)
-        or _overstated(p, images[client], uploads)
-        for client, p in payloads.items()
-    }
+    reasons = {}
+    for client, payload in payloads.items():
+        fault = _fault(payload, client, names, forms, uploads, classes, task.size)
+        reasons[client] = fault or _overstated(payload, images[client], uploads)
     norms = {c: _distance(p, trained) for c, p in payloads.items() if not reasons[c]}
     if len(norms) >= 3:
         middle = sorted(norms.values())[(len(norms) - 1) // 2]
@@ -132,12 +129,11 @@ def _optional(name: str, uploads: Uploads) -> bool:
 
 
 def _expected_names(payloads: Mapping[int, Payload], trained: Tree, uploads: Uploads) -> frozenset[str]:
-    """The names in most of the uploads that hold all of the trained tensors, without those that may be left out."""
-    complete = Counter(
-        frozenset(n for n in p if not _optional(n, uploads))
-        for p in payloads.values()
-        if p and trained.keys() <= p.keys()
-    )
+    """The names in most of the uploads that hold all trained tensors, without those that may be left out."""
+    complete = Counter[frozenset[str]]()
+    for payload in payloads.values():
+        if payload and trained.keys() <= payload.keys():
+            complete[frozenset(n for n in payload if not _optional(n, uploads))] += 1
     return complete.most_common(1)[0][0] if complete else frozenset(trained)
 
 
@@ -151,19 +147,19 @@ def _forms(
             forms[name] = Form(tuple(trained[name].shape), trained[name].is_floating_point())
             continue
         free = _layout(name, uploads)[1].layout != "whole"
-        seen = Counter(
-            (tuple(p[name].shape[1:] if free else p[name].shape), p[name].is_floating_point())
-            for p in payloads.values()
-            if name in p
-        )
+        seen = Counter[tuple[tuple[int, ...], bool]]()
+        for value in (p[name] for p in payloads.values() if name in p):
+            seen[tuple(value.shape[1:] if free else value.shape), value.is_floating_point()] += 1
         forms[name] = Form(*seen.most_common(1)[0][0], free)
     return forms
 
 
 def _distance(payload: Payload, trained: Tree) -> float:
-    return math.sqrt(
-        sum(float((payload[k].to(v.device).double() - v.double()).square().sum()) for k, v in trained.items())
-    )
+    total = 0.0
+    for name, start in trained.items():
+        change = payload[name].to(start.device).double() - start.double()
+        total += float(change.square().sum())
+    return math.sqrt(total)
 
 
 def _fault(
@@ -184,9 +180,8 @@ def _fault(
         return f"sent {min(extra)}, which nobody asked for"
     for name, value in payload.items():
         prefix, group = _layout(name, uploads)
-        fault = _misshapen(payload, name, forms[name], prefix, group, new_classes) or _impossible(
-            name, value, prefix, group
-        )
+        fault = _misshapen(payload, name, forms[name], prefix, group, new_classes)
+        fault = fault or _impossible(name, value, prefix, group)
         if fault:
             return fault
     for prefix, group in uploads.items():
@@ -203,23 +198,26 @@ def _fault(
 def _misshapen(payload: Payload, name: str, form: Form, prefix: str, group: Group, new_classes: int) -> str:
     value = payload[name]
     if value.layout is not torch.strided or value.is_complex():
-        return f"{name} is {value.layout if value.layout is not torch.strided else value.dtype}, expected dense real numbers"
-    if not form.free_rows:
-        wanted = form.shape
-    else:
-        first = next(
-            n for n in payload if n.startswith(prefix)
-        )  # of ``rows`` and ``samples``: as many as the others
-        count = {"classes": new_classes, "rows": _length(payload.get(f"{prefix}label"))}.get(
-            group.layout, _length(payload[first])
-        )
-        wanted = (count, *form.shape)
+        found = value.layout if value.layout is not torch.strided else value.dtype
+        return f"{name} is {found}, expected dense real numbers"
+    wanted = form.shape
+    if form.free_rows:
+        wanted = (_expected_rows(payload, prefix, group, new_classes), *form.shape)
     if tuple(value.shape) != wanted:
         return f"{name} has shape {tuple(value.shape)}, expected {wanted}"
     if value.is_floating_point() != form.floating:
         kind = "a floating" if form.floating else "an integer"
         return f"{name} is {str(value.dtype).removeprefix('torch.')}, expected {kind} type"
     return ""
+
+
+def _expected_rows(payload: Payload, prefix: str, group: Group, new_classes: int) -> int:
+    """Rows of each tensor of a group: one a class of the task, one a label, or as many as the first has."""
+    if group.layout == "classes":
+        return new_classes
+    if group.layout == "rows":
+        return _length(payload.get(f"{prefix}label"))
+    return _length(payload[next(name for name in payload if name.startswith(prefix))])
 
 
 def _length(value: torch.Tensor | None) -> int:
@@ -247,9 +245,8 @@ def _uneven(payload: Payload, prefix: str, group: Group) -> str:
         kind = ("a number", "a vector", "a square matrix")[dimensions]
         width = row[0] if width is None and row else width
         if row != (width,) * dimensions:
-            return f"{prefix}{name} has rows of shape {row}, expected {kind}" + (
-                f" of side {width}" if dimensions and len(row) == dimensions else ""
-            )
+            side = f" of side {width}" if dimensions and len(row) == dimensions else ""
+            return f"{prefix}{name} has rows of shape {row}, expected {kind}{side}"
         if name == "label" and (value.is_floating_point() or value.dtype == torch.bool):
             return f"{prefix}{name} is {str(value.dtype).removeprefix('torch.')}, expected an integer type"
     return ""
@@ -271,9 +268,8 @@ def _overstated(payload: Payload, images: int, uploads: Uploads) -> str:
 def _mislabelled(labels: torch.Tensor, name: str, classes: range) -> str:
     outside = labels[(labels < classes.start) | (labels >= classes.stop)]
     if len(outside):
-        return (
-            f"{name} names class {int(outside[0])}; the client may have {classes.start} to {classes.stop - 1}"
-        )
+        held = f"{classes.start} to {classes.stop - 1}"
+        return f"{name} names class {int(outside[0])}; the client may have {held}"
     if len(labels.unique()) < len(labels):
         return f"{name} names a class twice"
     return ""

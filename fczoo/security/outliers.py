@@ -1,4 +1,4 @@
-"""Class statistics that hostile clients send: those far from the other clients' are left out before anything is merged.
+"""Class statistics of hostile clients: those far from the other clients' are left out before the merge.
 
 A robust aggregator protects what a method averages; what it merges class by class (prototypes, Gaussians,
 sums of a survey) is protected here, in one place for all methods (``--outliers``). The centre of a class is
@@ -56,7 +56,7 @@ def with_means(uploads: Uploads) -> Uploads:
 
 
 def means_of(payload: Payload, prefix: str, group: Group, task: Task) -> Means | None:
-    """The class means of a group in an upload, from its means or from sums over counts; None where it sent none."""
+    """The class means of a group in an upload, from its means or its sums over counts; None without any."""
     name = next((n for n in ("mean", "sum") if n in group.statistics and f"{prefix}{n}" in payload), None)
     if name is None:
         return None
@@ -68,7 +68,10 @@ def means_of(payload: Payload, prefix: str, group: Group, task: Task) -> Means |
 
 
 def geometric_median(points: Tensor) -> Tensor:
-    """The point [D] with the least sum of distances to ``points`` [K, D], by Weiszfeld's iteration from the coordinate-wise median."""
+    """The point [D] with the least sum of distances to ``points`` [K, D].
+
+    By Weiszfeld's iteration, from the coordinate-wise median.
+    """
     centre = points.median(0).values
     for _ in range(STEPS):
         near = 1 / torch.linalg.vector_norm(points - centre, dim=1).clamp(min=1e-12)
@@ -80,19 +83,17 @@ def _far(groups: Sequence[Means], factor: float) -> list[Tensor]:
     """For each upload which of its rows [g] are too far from their class's centre."""
     far = [torch.zeros_like(g.present) for g in groups]
     for label in torch.cat([g.labels[g.present] for g in groups]).unique().tolist():
-        rows = [
-            (k, int(i))
-            for k, g in enumerate(groups)
-            for i in ((g.labels == label) & g.present).nonzero()[:, 0]
-        ]
+        rows = []  # (upload, row) of the class
+        for k, group in enumerate(groups):
+            own = (group.labels == label) & group.present
+            rows += [(k, i) for i in own.nonzero()[:, 0].tolist()]
         if len(rows) < FEWEST:
             continue
         points = torch.stack([groups[k].values[i] for k, i in rows])
         centre = geometric_median(points)
         distance = torch.linalg.vector_norm(points - centre, dim=1)
-        limit = (
-            factor * distance.sort().values[(len(rows) - 1) // 2] + 1e-9 * centre.abs().max()
-        )  # equal means differ by rounding
+        median = distance.sort().values[(len(rows) - 1) // 2]
+        limit = factor * median + 1e-9 * centre.abs().max()  # equal means differ by rounding
         for (k, i), d in zip(rows, distance, strict=True):
             far[k][i] = d > limit
     return far

@@ -1,4 +1,7 @@
-"""What uploads give away, and two ways to give away less: withheld statistics of rare classes, clipped and noisy updates."""
+"""What uploads disclose, and two ways to disclose less.
+
+Statistics of rare classes are withheld; updates are clipped and made noisy.
+"""
 
 import math
 import os
@@ -27,23 +30,28 @@ from fczoo.core.types import Exchange, Training
 
 LEAST_NOISE = 0.5  # times the clipping norm
 
-TELLS: dict[Content, str] = {
-    "parameters": "no sample directly, but changes of weights can be inverted when batches are small, and show whether an image took part",
+DISCLOSES: dict[Content, str] = {
+    "parameters": "no sample directly, but changes of weights can be inverted when batches are small, and "
+    "show whether an image took part",
     "counts": "which classes a client has, and how many images of each",
-    "class means": "the typical image of each class in feature space; of a class with one image, that image's feature",
+    "class means": "the typical image of each class in feature space; of a class with one image, that "
+    "image's feature",
     "class variances": "how the client's images of a class spread in feature space",
     "second moments": "how the client's features spread and move together, over all its classes or in each",
-    "gradients of single images": "the images themselves: a gradient of one image can be inverted to its label and pixels",
+    "gradients of single images": "the images themselves: a gradient of one image can be inverted to its "
+    "label and pixels",
 }
 
 
 def disclosed(training: Training, sent: Payload) -> list[tuple[Content, list[str], str]]:
-    """What is uploaded, by kind: content, names of its tensors, and what a server that looks could learn from it."""
+    """What is uploaded, by kind: content, names of its tensors, and what a server could learn from it."""
     by_content: dict[Content, list[str]] = {}
     for name in sent:
         content = content_of(name, tuple(training.optims), training.uploads)
         by_content.setdefault(content or "parameters", []).append(name)
-    return [(content, by_content[content], TELLS[content]) for content in TELLS if content in by_content]
+    return [
+        (content, by_content[content], DISCLOSES[content]) for content in DISCLOSES if content in by_content
+    ]
 
 
 def bytes_by_content(training: Training, sent: Sequence[Payload]) -> dict[str, int]:
@@ -76,7 +84,7 @@ class Privacy:
         """Raise FczooError where a promise could not be kept for the method's uploads."""
         if self.noise and self.clip is None:
             raise FczooError(
-                "--dp-noise needs --dp-clip: without a largest norm no amount of noise bounds what is given away"
+                "--dp-noise needs --dp-clip: without a largest norm no noise bounds what is disclosed"
             )
         if 0 < self.noise < LEAST_NOISE:
             raise FczooError(
@@ -95,25 +103,21 @@ class Privacy:
             )
         if self.least > 1 and "second moments" in others:
             raise FczooError(
-                f"--min-class-count cannot look into the second moments over all classes that {method.name} uploads; "
-                f"leave it at 1"
+                f"--min-class-count cannot look into the second moments over all classes that {method.name} "
+                f"uploads; leave it at 1"
             )
-        bare = [
-            prefix
-            for prefix, group in uploads.items()
-            if group.statistics and "count" not in group.statistics
-        ]
+        bare = [p for p, group in uploads.items() if group.statistics and "count" not in group.statistics]
         if self.least > 1 and bare:
             raise FczooError(
-                f"--min-class-count needs counts beside {bare[0]} in the uploads of {method.name}, which has none; "
-                f"leave it at 1"
+                f"--min-class-count needs counts beside {bare[0]} in the uploads of {method.name}, "
+                f"which has none; leave it at 1"
             )
 
     def promise(self, uploads: int) -> dict[str, float]:
         """Epsilon and delta for a client that takes part in all rounds; empty without noise."""
-        return (
-            {"epsilon": epsilon(self.noise, uploads, self.delta), "delta": self.delta} if self.noise else {}
-        )
+        if not self.noise:
+            return {}
+        return {"epsilon": epsilon(self.noise, uploads, self.delta), "delta": self.delta}
 
     def protect(
         self, payloads: Sequence[Payload], trained: Tree, training: Training, exchange: Exchange
@@ -156,8 +160,11 @@ def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def secure_normal(like: Tensor) -> Tensor:
-    """Standard normal numbers of the tensor's shape, from the system's cryptographic source by Box and Muller's
-    transform. As with any noise in floating point, their last bits are not covered by the theory."""
+    """Standard normal numbers of the tensor's shape, from the system's cryptographic source.
+
+    By Box and Muller's transform. As with any noise in floating point, their last bits are not covered by
+    the theory.
+    """
     words = np.frombuffer(os.urandom(16 * like.numel()), np.uint64).reshape(2, -1)
     radius, angle = ((words >> np.uint64(11)) + 0.5) / 2**53  # uniform in (0, 1)
     normal = np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)
@@ -165,7 +172,7 @@ def secure_normal(like: Tensor) -> Tensor:
 
 
 def epsilon(noise: float, uploads: int, delta: float) -> float:
-    """Epsilon of (epsilon, delta)-differential privacy towards the server, for all data of one client, over all its uploads.
+    """Epsilon of (epsilon, delta)-differential privacy towards the server, for all data of one client.
 
     Two runs that differ in everything that one client holds: its clipped update moves by up to 2 C, so
     noise z C is a Gaussian mechanism of multiplier z / 2, composed over ``uploads``. Sampling of clients is

@@ -12,7 +12,7 @@ from fczoo.core.payload import Payload, content_of, per_class, rows
 from fczoo.core.registry import METHODS
 from fczoo.core.types import Exchange, Optim, Task, Training
 from fczoo.federation.settings import Settings
-from fczoo.security.privacy import TELLS, Privacy, disclosed, epsilon
+from fczoo.security.privacy import DISCLOSES, Privacy, disclosed, epsilon
 
 TASK = Task(0, 0, 2, 4, 2)
 TRAINING = Training(
@@ -184,6 +184,8 @@ def test_every_upload_says_what_it_tells(record, name):
 
 def test_show_says_what_a_server_could_learn():
     page = show("hgp", "digits")
-    assert "What a server could learn" in page and TELLS["class variances"] in page and "gauss.var" in page
-    assert TELLS["gradients of single images"] not in page
+    assert (
+        "What a server could learn" in page and DISCLOSES["class variances"] in page and "gauss.var" in page
+    )
+    assert DISCLOSES["gradients of single images"] not in page
     assert content_of("gauss.count", (), create_method("hgp").training().uploads) == "counts"
