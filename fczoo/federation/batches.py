@@ -24,10 +24,10 @@ class Client:
 
 
 class Rows(NamedTuple):
-    """Images of one client: positions in the store, and random draws of their training view (none: the test view)."""
+    """Images of one client: positions in the store, and random draws of their training view."""
 
     positions: Tensor  # [n]
-    draws: Tensor | None = None  # [n, DRAWS]
+    draws: Tensor | None = None  # [n, DRAWS]; None: the test view
 
     def part(self, start: int, stop: int) -> "Rows":
         """The rows from ``start`` up to ``stop``."""
@@ -71,7 +71,7 @@ def _inputs(
     draws: Tensor | None,
     cache_queries: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Images and query features that ``method`` asks for, flat over clients; the other one is empty [B, 0]."""
+    """Images and query features that ``method`` asks for, flat over clients; what it does not: [B, 0]."""
     wanted = method.training().inputs
     state_dtype = torch.promote_types(store.backbone.dtype, torch.float32)
     from_cache = "query" in wanted and (draws is None or cache_queries)

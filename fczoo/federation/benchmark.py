@@ -29,7 +29,7 @@ log = logging.getLogger("fczoo")
 
 
 def need_data(dataset: str, root: Path | None, backbone: str) -> None:
-    """Raise FczooError where a data set is not there, saying how to get it and, so that nobody is stopped twice, the weights."""
+    """Raise FczooError where a data set is not there, saying how to get it and missing weights, too."""
     found: Dataset = DATASETS.get(dataset)()
     if found.folder:
         try:
@@ -51,15 +51,14 @@ class Bench(World):
         s = settings
         need_data(s.dataset, s.root, s.backbone)
         mean, std = s.normalisation
-        backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std).to(
-            device, dtype
-        )  # decoding takes longer
+        # First the backbone: decoding images takes longer.
+        backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std).to(device, dtype)
         stream, partition = open_stream(s)
         train, test = (ImageStore(part, backbone, s.test_crop) for part in (stream.train, stream.test))
         return Bench(settings, stream, partition, backbone, train, test)
 
     def check(self, method: Method) -> None:
-        """Raise FczooError where ``method`` cannot start on this backbone, before anything is run or written."""
+        """Raise FczooError where ``method`` cannot start on this backbone; nothing is run or written."""
         make_aggregator(self.settings.aggregator or method.training().averaging)
         self.uplink(method, 0).check()
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
@@ -72,7 +71,7 @@ class Bench(World):
         checkpoint: Checkpoint | None = None,
         probe: Probe | None = None,
     ) -> Result:
-        """Train ``method`` over all tasks. The same settings and seed give the same result on the same device.
+        """Train ``method`` over all tasks; the same settings and seed give the same result on one device.
 
         With ``checkpoint`` the run is saved after every round, and goes on from what was saved there. A
         ``probe`` records diagnostics and changes nothing.
@@ -82,7 +81,10 @@ class Bench(World):
 
 
 def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
-    """Load the images, or only their labels, and split them. Raises FczooError for whatever is missing or impossible."""
+    """Load the images, or only their labels, and split them.
+
+    Raises FczooError for whatever is missing or impossible.
+    """
     kept = s.train_per_class, s.test_per_class, s.stored_size
     stream = make_stream(s.dataset, s.root, s.tasks, s.class_order_seed, *kept, s.class_order, pixels)
     return stream, make_partition(stream, s.partition, s.clients, s.partition_seed, s.joining, s.transition)
@@ -102,11 +104,9 @@ def run(
     method's options are its own: a warning names those for which the data set has other values.
     """
     fields = type(method).__dataclass_fields__
-    if other := {
-        k: v
-        for k, v in type(method).tuned.get(dataset, {}).items()
-        if getattr(method, k) == fields[k].default != v
-    }:
+    tuned = type(method).tuned.get(dataset, {})
+    other = {k: v for k, v in tuned.items() if getattr(method, k) == fields[k].default != v}
+    if other:
         named = ", ".join(f"{k}={v}" for k, v in other.items())
         log.warning(
             "%s has %s on %s; fczoo.create_method(%r, %r) takes the data set's values",

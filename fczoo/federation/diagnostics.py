@@ -25,10 +25,11 @@ from fczoo.federation.world import World
 FILE = "diagnostics.jsonl"
 BATCH = 64  # test images that are looked at together
 KINDS = {
-    "clients": "client, accuracy on the task's test images and evenness of its answers: 1 = as spread over its classes "
-    "as can be, 0 = one class",
+    "clients": "client, accuracy on the task's test images and evenness of its answers: 1 = as spread over "
+    "its classes as can be, 0 = one class",
     "confusion": "matrix[i][j]: share of task i's test images that are taken for a class of task j",
-    "client drift": "by trained prefix, mean over clients of |theirs - server's| / |server's| after local training",
+    "client drift": "by trained prefix, mean over clients of |theirs - server's| / |server's| after local "
+    "training",
     "task drift": "by trained prefix, |end of the task - its beginning| / |beginning|; prototypes included",
 }
 """What is recorded of every method; ``Diagnoses.diagnose`` adds a method's own kinds."""
@@ -127,7 +128,10 @@ def histogram(values: Tensor, size: int) -> list[int]:
 
 
 def evenness(answers: Tensor, task: Task) -> float:
-    """H(p) / log C over the task's C classes, p the share of each among the answers that name one of them; 0 when none does."""
+    """H(p) / log C over the task's C classes, p the share of each among the answers that name one of them.
+
+    0 where no answer does.
+    """
     counts = torch.bincount(answers, minlength=task.stop)[task.start : task.stop].double()
     share = counts[counts > 0] / counts.sum()
     return float(-(share * share.log()).sum() / torch.tensor(max(task.size, 2)).log()) + 0.0

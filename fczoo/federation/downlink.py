@@ -1,4 +1,4 @@
-"""The way from the server to the clients: what is broadcast, and which version of every tensor each client has."""
+"""The way from the server to the clients: what is broadcast, and which versions each client has."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -190,7 +190,7 @@ class Engine:
 
     @torch.no_grad()
     def _with_teacher(self, batch: Batch, rows: Sequence[Rows], ctx: Context) -> Batch:
-        """The batch with the outputs of the method's teacher, if it has one; all clients share the teacher."""
+        """The batch with the outputs of the method's teacher, if any; all clients share the teacher."""
         if not isinstance(self.method, Distils):
             return batch
         flat = Batch(*(v.flatten(0, 1) for v in batch))

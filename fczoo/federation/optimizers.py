@@ -11,8 +11,11 @@ from fczoo.core.types import Context, Optim
 
 
 class Optimizers:
-    """torch.optim over every client's leaves: one optimizer a kind, one group a prefix (a prefix and client, where the
-    rate changes inside a round, since clients go through their epochs at different speeds)."""
+    """torch.optim over every client's leaves: one optimizer a kind, one group a prefix.
+
+    Where the rate changes inside a round, one group a prefix and client, since clients go through their
+    epochs at different speeds.
+    """
 
     def __init__(self, optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context):
         self.leaves, self.ctx = leaves, ctx
@@ -41,7 +44,7 @@ class Optimizers:
         self.optimizers = [kinds[name](members) for name, members in groups.items() if members]
 
     def step(self, progress: list[float], clip: float | None) -> None:
-        """One step of the clients that are still training; ``progress`` is the done part of each one's steps."""
+        """One step of the clients that still train; ``progress`` is the part of their steps that is done."""
         if clip is not None:
             for tree in self.leaves[: len(progress)]:
                 torch.nn.utils.clip_grad_norm_(tree.values(), clip)

@@ -19,6 +19,7 @@ from fczoo.core.tree import Tree, nbytes, select
 from fczoo.core.types import Context, Exchange, Moment, ServerContext, Task
 from fczoo.data.views import get_augment
 from fczoo.federation.batches import Client
+from fczoo.federation.carried import Carried, from_trees, memory_bytes, to_trees
 from fczoo.federation.checkpoint import Checkpoint, Snapshot, settled
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.downlink import Ledger, broadcast
@@ -32,9 +33,8 @@ from fczoo.federation.uplink import Arrival
 from fczoo.federation.world import World
 from fczoo.security.guard import Stopped
 
-TOGETHER_LIMIT = (
-    4_000_000  # trained scalars a client, above which clients train one at a time unless told otherwise
-)
+TOGETHER_LIMIT = 4_000_000
+"""Trained scalars a client, above which clients train one at a time unless told otherwise."""
 
 
 def group_size(settings: Settings, device: torch.device, clients: int, trained_scalars: int) -> int:
@@ -154,10 +154,8 @@ class Run:
             self.probe.trained(self.world, self.method, self.state, payloads, task)
         if payloads:  # else nobody drawn has data, and the state stays
             with self.result.phase("server"):
-                merged = {
-                    k: v.to(self.backbone.device)
-                    for k, v in self.method.aggregate(payloads, self.average).items()
-                }
+                merged = self.method.aggregate(payloads, self.average)
+                merged = {k: v.to(self.backbone.device) for k, v in merged.items()}
                 ctx = self._server_context("server", task, number, payloads)
                 self.state = self._place(self.method.server_update(self.state, merged, ctx))
         mean_loss = statistics.fmean(losses[p.client] for p in payloads) if payloads else None
@@ -182,15 +180,10 @@ class Run:
                 "ledger": self.ledger.notes(),
                 "result": {k: getattr(self.result, k) for k in PROGRESS},
             }
-            trees = {"state": self.state}
+            begin: Tree = {}
             if self.probe:
-                notes["diagnostics"], trees["begin"] = self.probe.size(), self.probe.begin
-            if self.taught:
-                trees["taught"] = {
-                    "position": torch.tensor(list(self.taught)),
-                    "output": torch.stack(list(self.taught.values())),
-                }
-            trees |= {f"memory.{client}": tree for client, tree in self.memories.items()}
+                notes["diagnostics"], begin = self.probe.size(), self.probe.begin
+            trees = to_trees(Carried(self.state, self.memories, self.taught, begin))
             self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -201,18 +194,15 @@ class Run:
                 self.probe.resume(0, {})
             return 0, 0
         notes = snapshot.notes
-        trees = dict(snapshot.trees)
-        self.state, taught, begin = trees.pop("state"), trees.pop("taught", None), trees.pop("begin", {})
+        self.state, self.memories, self.taught, begin = from_trees(snapshot.trees)
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), begin)
-        self.taught = dict(zip(taught["position"].tolist(), taught["output"], strict=True)) if taught else {}
-        self.memories = {int(label.removeprefix("memory.")): tree for label, tree in trees.items()}
         self.ledger.restore(notes["ledger"])
         self.result = replace(self.result, **notes["result"])
         return snapshot.task, snapshot.round
 
     def _survey(self, moment: Moment, engine: Engine, clients: list[Client], task: Task) -> None:
-        """Ask every client with data for sums; they add up, so the server sees them as if the data were in one place."""
+        """Ask every client with data for sums; added up, they are those of the data in one place."""
         if not isinstance(self.method, Surveys) or moment not in self.method.surveys():
             return
         rounds = self.rounds[task.index]
@@ -240,11 +230,10 @@ class Run:
         )
 
     def _plan(self) -> Plan:
-        s, accelerated = self.settings, self.backbone.device.type == "cuda"
-        together = group_size(
-            s, self.backbone.device, self.world.partition.clients, self.result.trained_scalars
-        )
-        offload = accelerated and self.result.trained_scalars > TOGETHER_LIMIT
+        s, scalars = self.settings, self.result.trained_scalars
+        accelerated = self.backbone.device.type == "cuda"
+        together = group_size(s, self.backbone.device, self.world.partition.clients, scalars)
+        offload = accelerated and scalars > TOGETHER_LIMIT
         return Plan(
             s.epochs,
             s.batch_size,
@@ -259,9 +248,8 @@ class Run:
     def _participants(self, clients: list[Client], task: Task, number: int) -> list[Client]:
         """The clients drawn for a round, at least one."""
         drawing = number if self.settings.client_draw == "round" else 0
-        chosen = numpy_stream("participation", self.seed, task.index, drawing).choice(
-            len(clients), self.settings.drawn(len(clients)), replace=False
-        )
+        rng = numpy_stream("participation", self.seed, task.index, drawing)
+        chosen = rng.choice(len(clients), self.settings.drawn(len(clients)), replace=False)
         return [clients[i] for i in sorted(chosen)]
 
     def _send(self, clients: Sequence[Client]) -> tuple[Tree, int]:
@@ -272,12 +260,9 @@ class Run:
         return shared, total
 
     def _note_storage(self, shared: Tree) -> None:
-        """A client holds what the server broadcast and its memory; images that it remembers count with their pixels."""
-        image, kept = self.world.train.pixels[0].numel(), self.training.exemplars
-        memories = []
-        for memory in self.memories.values():
-            rest = {k: v for k, v in memory.items() if k != kept}
-            memories.append(nbytes(rest) + image * len(memory.get(kept, ())))
+        """Note the bytes that a client holds: the broadcast, its memory, and the pixels of images in it."""
+        image = self.world.train.pixels[0].numel()
+        memories = [memory_bytes(m, self.training.exemplars, image) for m in self.memories.values()]
         held = nbytes(shared) + max(memories, default=0)
         self.result.client_storage = max(self.result.client_storage or 0, held)
 
@@ -291,14 +276,18 @@ class Run:
         return arrival.payloads, arrival.rejected, total
 
     def _place(self, new: Tree) -> Tree:
-        """State on the device, in at least float32 (sums in float64 stay so); the ledger notes which tensors have changed."""
+        """State on the device, in at least float32; the ledger notes which tensors have changed.
+
+        Sums in float64 stay in float64. Raises Stopped where a value is not finite.
+        """
         least, placed = torch.promote_types(self.backbone.dtype, torch.float32), {}
         for name, value in new.items():
             dtype = torch.promote_types(value.dtype, least) if value.is_floating_point() else value.dtype
             placed[name] = value = settled(value.detach().to(self.backbone.device, dtype))
             if not value.isfinite().all():
                 raise Stopped(
-                    f"{self.method.name} diverged: {name} is not finite on the server; lower its learning rates with --set"
+                    f"{self.method.name} diverged: {name} is not finite on the server; "
+                    f"lower its learning rates with --set"
                 )
         self.ledger.update(self.state, placed)
         self.result.server_storage = max(self.result.server_storage or 0, nbytes(placed))

@@ -238,8 +238,8 @@ class Settings:
         """The data set's own schedule or, with ``protocol``, that protocol's,
         changed where a value other than None is given.
 
-        The word ``none`` stands for None where a setting may be None. Raises FczooError for unknown names
-        and values that do not fit.
+        A change of None changes nothing; the word ``none`` stands for None where a setting may be None.
+        Raises FczooError for unknown names and values that do not fit.
         """
         given = {k: v for k, v in changes.items() if v is not None}
         defaults = {"dataset": dataset, **asdict(DATASETS.get(dataset).defaults)}

@@ -47,8 +47,8 @@ class Uplink:
         uploads = self.method.training().uploads
         if self.settings.outliers is not None and "second moments" in contents(uploads):
             raise FczooError(
-                f"--outliers cannot look into the second moments over all classes that {self.method.name} uploads; "
-                f"leave it out"
+                f"--outliers cannot look into the second moments over all classes that {self.method.name} "
+                f"uploads; leave it out"
             )
         if self.settings.outliers is not None and not with_means(uploads):
             raise FczooError(
@@ -65,7 +65,7 @@ class Uplink:
 
     @cached_property
     def privacy(self) -> Privacy:
-        """What honest clients do before they send. Raises FczooError where that cannot be kept for the method."""
+        """What honest clients do before they send. Raises FczooError where the method does not allow it."""
         s = self.settings
         privacy = Privacy(self.seed, s.min_class_count, s.dp_clip, s.dp_noise, s.dp_delta, s.dp_secure)
         privacy.check(self.method)
@@ -100,15 +100,8 @@ class Uplink:
         if self.settings.outliers is not None:
             sound, left = leave_out(sound, training.uploads, self.settings.outliers, exchange.task)
             for client, classes in left.items():
-                reason = (
-                    f"statistics of classes {', '.join(map(str, classes))} are far from the other clients'"
-                )
-                rejected.append(
-                    {
-                        "task": exchange.task.index,
-                        "moment": exchange.moment,
-                        "client": client,
-                        "reason": reason,
-                    }
-                )
+                named = ", ".join(map(str, classes))
+                reason = f"statistics of classes {named} are far from the other clients'"
+                about = {"task": exchange.task.index, "moment": exchange.moment}
+                rejected.append({**about, "client": client, "reason": reason})
         return Arrival(sound, rejected, bytes_by_content(training, sent), sum(1 for p in sent if p))

@@ -19,7 +19,7 @@ from fczoo.federation.uplink import Uplink
 
 @dataclass(frozen=True)
 class World:
-    """Data, their split over clients, and the frozen backbone: loaded once, the same for every method and seed."""
+    """Data, their split over clients, and the frozen backbone: loaded once for all methods and seeds."""
 
     settings: Settings
     stream: Stream
@@ -29,12 +29,12 @@ class World:
     test: ImageStore
 
     def clients(self, task: Task, scope: Scope = "task", idle: bool = False) -> list[Client]:
-        """The clients that have something to train on, by the method's ``scope``; with ``idle``, all that have joined by then."""
-        tasks = (
-            self.partition.tasks[: task.index + 1]
-            if scope != "task"
-            else self.partition.tasks[task.index : task.index + 1]
-        )
+        """The clients that have something to train on, by the method's ``scope``.
+
+        With ``idle``, all that have joined by then.
+        """
+        first = task.index if scope == "task" else 0
+        tasks = self.partition.tasks[first : task.index + 1]
         combine = _latest if scope == "latest" else np.concatenate
         owned = [combine(parts) for parts in zip(*tasks, strict=True)][: self.partition.present(task.index)]
         if scope == "pooled":
