@@ -145,7 +145,7 @@ class GLFC(Tuned):
     def prepare(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
         """Notice a new task, and turn the images of the last one into exemplars."""
         start = {
-            **no_exemplars(ctx.task.classes),
+            **no_exemplars(ctx.task.classes, backbone.device),
             "entropy": torch.tensor(0.0),
             "noticed": torch.tensor(False),
         }
@@ -190,7 +190,8 @@ class GLFC(Tuned):
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]
-        learned = ctx.memory.get("learned", torch.zeros(ctx.task.classes, dtype=torch.bool)).to(logits.device)
+        none = torch.zeros(ctx.task.classes, dtype=torch.bool, device=logits.device)
+        learned = ctx.memory.get("learned", none)
         compensated = self.compensated(logits, batch, learned)
         if ctx.task.index == 0:
             return compensated, {}

@@ -92,15 +92,19 @@ class ImageStore:
     @torch.no_grad()
     def query(self, index: Tensor) -> Tensor:
         """Frozen feature [B, D] of the test view, computed once an image and kept."""
-        for block in torch.unique(index.cpu() // QUERY_BLOCK).tolist():
-            if not self._computed[block]:
-                rows = torch.arange(block * QUERY_BLOCK, min((block + 1) * QUERY_BLOCK, len(self.labels)))
-                features = self.backbone(self.view(rows))
-                if not len(self._features):
-                    self._features = features.new_empty(len(self.labels), features.shape[1])
-                self._features[rows.to(features.device)] = features
-                self._computed[block] = True
+        if not self._computed.all():  # else the host need not know which images these are
+            for block in torch.unique(index.cpu() // QUERY_BLOCK).tolist():
+                if not self._computed[block]:
+                    self._compute(block)
         return self._features[index.to(self._features.device)].clone()
+
+    def _compute(self, block: int) -> None:
+        rows = torch.arange(block * QUERY_BLOCK, min((block + 1) * QUERY_BLOCK, len(self.labels)))
+        features = self.backbone(self.view(rows))
+        if not len(self._features):
+            self._features = features.new_empty(len(self.labels), features.shape[1])
+        self._features[rows.to(features.device)] = features
+        self._computed[block] = True
 
     def _raw(self, index: Tensor) -> Tensor:
         return self.pixels[index.to(self.pixels.device)].to(self.backbone.device).float() / 255

@@ -40,7 +40,8 @@ def stacked_batch(
     """One batch a client, stacked [k, B, ...] and padded to the longest; without draws in the test view."""
     width = max(len(r.positions) for r in rows)
     index = torch.stack([pad(r.positions, width) for r in rows])
-    weight = torch.stack([(torch.arange(width) < len(r.positions)).float() for r in rows])
+    place = torch.arange(width, device=store.backbone.device)
+    weight = torch.stack([(place < len(r.positions)).float() for r in rows])
     draws = None
     if not augment.fixed and rows[0].draws is not None:
         draws = torch.cat([pad(r.draws, width) for r in rows if r.draws is not None])

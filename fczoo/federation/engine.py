@@ -193,15 +193,15 @@ class Engine:
         """The batch with the outputs of the method's teacher, if any; all clients share the teacher."""
         if not isinstance(self.method, Distils):
             return batch
-        flat = Batch(*(v.flatten(0, 1) for v in batch))
-        index = torch.cat([pad(r.positions, batch.w.shape[1]) for r in rows]).tolist()
-        if self.plan.augment.fixed and all(i in self.taught for i in index):
-            return batch._replace(
-                teacher=torch.stack([self.taught[i] for i in index]).unflatten(0, batch.w.shape)
-            )
-        outputs = self.method.teach(self.backbone, ctx.shared, flat, ctx.task)
+        index: list[int] = []
         if self.plan.augment.fixed:
-            self.taught.update(zip(index, outputs, strict=True))
+            index = torch.cat([pad(r.positions, batch.w.shape[1]) for r in rows]).tolist()
+            if all(i in self.taught for i in index):
+                outputs = torch.stack([self.taught[i] for i in index])
+                return batch._replace(teacher=outputs.unflatten(0, batch.w.shape))
+        flat = Batch(*(v.flatten(0, 1) for v in batch))
+        outputs = self.method.teach(self.backbone, ctx.shared, flat, ctx.task)
+        self.taught.update(zip(index, outputs, strict=False))  # where the view is fixed
         return batch._replace(teacher=outputs.unflatten(0, batch.w.shape))
 
     @torch.no_grad()
@@ -215,14 +215,17 @@ class Engine:
         return sums
 
     def _epochs(self, client: int, index: Tensor, ctx: Context) -> Iterator[Rows]:
-        """The images of every step of a round; they depend on the client, not on the schedule."""
+        """The images of every step of a round; they depend on the client, not on the schedule.
+
+        They are on the device from the start: a copy a step would make the host wait for the device.
+        """
+        size = self.plan.batch_size
         for epoch in range(self.plan.epochs):
             rng = torch_stream("client", self.plan.seed, ctx.task.index, ctx.round, client, epoch)
             order = torch.randperm(len(index), generator=rng)
-            draws = torch.rand(len(order), DRAWS, generator=rng)
-            for part, own in zip(
-                index[order].split(self.plan.batch_size), draws.split(self.plan.batch_size), strict=True
-            ):
+            draws = torch.rand(len(order), DRAWS, generator=rng).to(self.backbone.device)
+            positions = index[order].to(self.store.pixels.device)
+            for part, own in zip(positions.split(size), draws.split(size), strict=True):
                 yield Rows(part, own)
 
     def _batch(self, rows: Sequence[Rows]) -> Batch:

@@ -15,12 +15,15 @@ from fczoo.core.types import LocalData
 from fczoo.functional.herding import herding
 
 
-def no_exemplars(classes: int) -> Tree:
-    """The memory of a client before its first task, of a run with ``classes`` classes."""
+def no_exemplars(classes: int, device: torch.device) -> Tree:
+    """The memory of a client before its first task, of a run with ``classes`` classes.
+
+    Its table of learned classes lies on ``device``, as every loss reads it.
+    """
     empty = torch.empty(0, dtype=torch.int64)
     return {
         "task": torch.tensor(-1),
-        "learned": torch.zeros(classes, dtype=torch.bool),
+        "learned": torch.zeros(classes, dtype=torch.bool, device=device),
         "exemplar.index": empty,
         "last.index": empty,
     }
@@ -46,7 +49,7 @@ def store_last_task(
     index, kept = memory["last.index"], memory["exemplar.index"]
     labels, old = data.labels(index).cpu(), data.labels(kept).cpu()
     learned = memory["learned"].clone()
-    learned[labels] = True
+    learned[labels.to(learned.device)] = True
     share = budget // int(learned.sum())
     lists = [kept[old == c][:share] for c in old.unique()]
     for c in labels.unique():

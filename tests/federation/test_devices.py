@@ -1,0 +1,185 @@
+"""Every method on a device that is not the CPU, played by ``helpers_device``: nothing is mixed, little is waited for."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from fczoo import Bench, FczooError, Method
+from fczoo.core.registry import AGGREGATORS, ATTACKS, METHODS
+from fczoo.federation import rounds
+from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.diagnostics import Probe
+from fczoo.federation.engine import Engine
+from fczoo.federation.uplink import Uplink
+from fczoo.testing.world import small_method, toy_bench
+from helpers_device import PRETEND, PretendDevice, moved, pretend_device
+
+SHORT: dict[str, dict[str, Any]] = {
+    "glfc": {"inversion_steps": 1, "inversion_inner": 2, "detector": "oracle"}
+}
+PROTECTION: tuple[dict[str, Any], ...] = (
+    {"outliers": 3.0},
+    {"min_class_count": 2},
+    {"dp_clip": 1.0, "dp_noise": 0.01},
+)
+FEW = {"krum": "krum:0", "multi_krum": "multi_krum:0"}  # the toy world has three clients
+ROBUST = [FEW.get(name, name) for name in AGGREGATORS.names()]
+
+
+class Killed(Exception):
+    """The run ends here, as if its process had been killed."""
+
+
+def kill() -> None:
+    raise Killed
+
+
+def method_of(name: str) -> Method:
+    return small_method(name, **SHORT.get(name, {}))
+
+
+def bench_of(method: Method, tasks: int = 2, **settings: Any) -> Bench:
+    """The first tasks of the toy world, in one round each unless ``settings`` say otherwise."""
+    bench = toy_bench(**{"rounds": 1, "epochs": 1, "batch_size": 8, **settings})
+    stream = replace(bench.stream, tasks=bench.stream.tasks[:tasks])
+    return replace(
+        bench, stream=stream, partition=replace(bench.partition, tasks=bench.partition.tasks[:tasks])
+    )
+
+
+def protection(method: Method) -> dict[str, Any]:
+    """Everything of ``PROTECTION`` that can be had for the method."""
+    wanted: dict[str, Any] = {}
+    for settings in PROTECTION:
+        try:
+            Uplink(method, toy_bench(**settings).settings, 0, 3).check()
+        except FczooError:
+            continue
+        wanted |= settings
+    return wanted
+
+
+def test_a_mix_of_devices_is_refused() -> None:
+    with pretend_device():
+        there, here = torch.ones(3, device=PRETEND), torch.ones(3)
+        scalar = torch.tensor(2.0)
+        assert (there * scalar).device == PRETEND
+        assert (there * scalar).cpu().tolist() == [2.0, 2.0, 2.0]
+        for mix in (
+            lambda: there + here,
+            lambda: here.add_(there),
+            lambda: here[there.long()],
+            lambda: torch.stack([there.sum(), scalar]),
+            lambda: scalar.add_(there.sum()),
+            lambda: torch.where(here > 0, there, there),
+            lambda: torch.vmap(lambda row: row * here)(there[None]),
+        ):
+            with pytest.raises(RuntimeError, match="mixed"):
+                mix()
+        with pytest.raises(RuntimeError, match="generator"):
+            torch.rand(3, device=PRETEND, generator=torch.Generator())
+        with pytest.raises((RuntimeError, TypeError)):
+            there.numpy()
+
+
+def test_gradients_pass_between_devices_by_copies_alone() -> None:
+    with pretend_device():
+        start = torch.ones(2, requires_grad=True)
+        (start.to(PRETEND) * torch.tensor([3.0, 4.0], device=PRETEND)).sum().backward()
+        assert start.grad is not None
+        assert start.grad.tolist() == [3.0, 4.0]
+
+
+def test_everything_that_waits_is_counted() -> None:
+    with pretend_device() as device:
+        there = torch.arange(4).to(PRETEND)
+        there.cpu()
+        assert int(there.sum()) == 6
+        assert bool((there > 0).any())
+        assert there.tolist() == [0, 1, 2, 3]
+        assert len(there[there > 1]) == 2
+        assert there.nonzero().shape == (3, 1)
+        assert torch.equal(there, there)
+        torch.empty(4, dtype=torch.int64).copy_(there)
+    waits = Counter[str]()
+    for (kind, _), times in device.waits.items():
+        waits[kind] += times
+    assert waits == {"to the device": 1, "to the host": 3, "value": 3, "shape": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("name", METHODS.names())
+def test_method_mixes_no_devices(name: str, together: int, tmp_path: Path) -> None:
+    """Attacked, guarded, protected, killed after the first round and resumed: the accuracy is the CPU's."""
+    method = method_of(name)
+    settings = {"attack": "gaussian:1", "attackers": 0.34, "together": together, **protection(method)}
+    bench = bench_of(method, **settings)
+    expected = bench.run(method)
+    path = tmp_path / "checkpoint.safetensors"
+    with pretend_device():
+        there = moved(bench)
+        with pytest.raises(Killed):
+            there.run(method, checkpoint=Checkpoint(path, kill), probe=Probe(tmp_path))
+        result = there.run(method, checkpoint=Checkpoint(path), probe=Probe(tmp_path))
+    assert result.accuracy == expected.accuracy
+    assert result.rejected == expected.rejected
+
+
+@pytest.mark.parametrize("spec", [*ROBUST, *(f"attack {name}" for name in ATTACKS.names())])
+def test_aggregators_and_attacks_mix_no_devices(spec: str) -> None:
+    method = small_method("fedavg", tune="head")
+    attack = spec.removeprefix("attack ")
+    settings = {"aggregator": spec} if attack == spec else {"attack": attack, "attackers": 0.34}
+    bench = bench_of(method, 1, **settings)
+    with pretend_device():
+        assert moved(bench).run(method).accuracy == bench.run(method).accuracy
+
+
+def test_uploads_that_wait_in_host_memory_mix_no_devices() -> None:
+    """What an accelerator does with large uploads."""
+    method, plan = small_method("hgp"), rounds.Run._plan
+    bench = bench_of(method, 1, attack="gaussian:1", attackers=0.34, outliers=3.0, aggregator="norm_clip")
+    with (
+        pretend_device(),
+        mock.patch.object(rounds.Run, "_plan", lambda run: replace(plan(run), offload=True)),
+    ):
+        assert moved(bench).run(method).accuracy == bench.run(method).accuracy
+
+
+def waits_of_steps(device: PretendDevice, method: Method, **settings: Any) -> Counter[tuple[str, str]]:
+    """Waits within the training steps of two tasks, once the query features of all images are known."""
+    found = Counter[tuple[str, str]]()
+    steps = Engine._steps
+
+    def watched(*args: Any) -> None:
+        before = device.waits.copy()
+        steps(*args)
+        found.update(device.waits - before)
+
+    bench = moved(bench_of(method, **settings))
+    bench.train.query(torch.arange(len(bench.train.labels)))
+    with mock.patch.object(Engine, "_steps", watched):
+        bench.run(method)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("name", METHODS.names())
+def test_a_training_step_waits_for_nothing(name: str, together: int) -> None:
+    """The host only queues work: even the loss is read once a round."""
+    with pretend_device() as device:
+        assert not waits_of_steps(device, method_of(name), augment="crop", together=together)
+
+
+def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
+    """Where the view is fixed, the teacher's outputs are looked up image by image: the one wait that is left."""
+    with pretend_device() as device:
+        waits = waits_of_steps(device, method_of("lwf"), augment="none")
+    assert set(waits) == {("to the host", "engine.py:_with_teacher")}
