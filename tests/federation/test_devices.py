@@ -1,5 +1,8 @@
 """Every method on a device that is not the CPU, played by ``helpers_device``: nothing is mixed, little is waited for."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -183,3 +186,14 @@ def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
     with pretend_device() as device:
         waits = waits_of_steps(device, method_of("lwf"), augment="none")
     assert set(waits) == {("to the host", "engine.py:_with_teacher")}
+
+
+@pytest.mark.slow
+def test_script_for_a_first_gpu_runs(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+    words = ["--device", "cpu", "--small", "--methods", "fedncm,fedproto", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["parts"] == {"same numbers": True, "whole runs": True, "steps": True, "HGP": True}
+    assert {row["difference"] for row in found["same numbers"]} == {0.0}

@@ -1,0 +1,208 @@
+"""All that should be seen when fczoo first runs on a GPU, in one call.
+
+    python benchmarks/gpu.py --device cuda --data-root DATA --out gpu
+    python benchmarks/gpu.py --device cpu --small --out gpu    # tries the script itself
+
+1. Same numbers: every method runs on the CPU in float64, in a world of seven classes, and every round and
+   survey of it is done again on the device from the same state. Uploads may differ by rounding alone.
+2. Whole runs there: attacked, with one client or three in a forward; the same again when the run is killed
+   after its first round and resumed. Also in bfloat16, which must only end.
+3. ``step.py``: speed and peak memory of training steps beside a plain loop.
+4. HGP's schedule of CIFAR-100 (ten tasks, ViT-B/16), where its data and weights are there.
+
+The exit code is the number of parts that failed.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import click
+import torch
+from tabulate import tabulate
+
+from fczoo import Bench, Context, Method, Tree
+from fczoo.core.payload import Payload
+from fczoo.core.registry import METHODS
+from fczoo.data.views import ImageStore
+from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.device import DTYPES, pick_device
+from fczoo.federation.engine import Engine
+from fczoo.federation.environment import hardware, peak_memory, versions
+from fczoo.testing.world import small_method, toy_bench
+
+HERE = Path(__file__).parent
+ROUNDING = 1e-6  # of a tensor's largest entry, in float64 after two epochs
+SMALLER: dict[str, dict[str, Any]] = {"glfc": {"inversion_steps": 1, "inversion_inner": 2}}
+SMALL_STEPS = "--methods hgp --backbones vit_nano_32 --precisions fp32 --together 1 --steps 5 --repeats 1"
+SMALL_RUN = (
+    "--dataset digits --tasks 2 --clients 2 --rounds 1 --epochs 1 --train-per-class 4 --test-per-class 2"
+)
+WHOLE_RUN = "--protocol hgp --dataset cifar100 --seeds 0"
+
+Row = dict[str, Any]
+
+
+def on_device(bench: Bench, device: torch.device, dtype: torch.dtype) -> Bench:
+    """The benchmark with its backbone and images on a device."""
+    backbone = bench.backbone.to(device, dtype)
+    train, test = (ImageStore(images, backbone) for images in (bench.stream.train, bench.stream.test))
+    return replace(bench, backbone=backbone, train=train, test=test)
+
+
+def largest_difference(here: list[Payload], there: list[Payload]) -> float:
+    """Largest difference in a tensor of the uploads, relative to its largest entry."""
+    found = [0.0]
+    for a, b in zip(here, there, strict=True):
+        if a.keys() != b.keys():
+            raise ValueError(f"client {a.client} sends {sorted(a)} from the CPU, {sorted(b)} from the device")
+        for name, value in a.items():
+            if value.numel():
+                gap = (value.double() - b[name].cpu().double()).abs().max()
+                found.append(float(gap / value.abs().max().clamp(min=1e-12)))
+    return max(found)
+
+
+class Replay:
+    """Does every round and survey of a run on the CPU again on a device, and notes how far the uploads are apart."""
+
+    def __init__(self, bench: Bench):
+        self.bench, self.gaps = bench, list[float]()
+        self.memories: dict[int, Tree] = {}  # what the clients on the device remember
+
+    def run(self, method: Method, bench: Bench) -> float:
+        """The largest difference of a whole run."""
+        train, survey = Engine.train, Engine.survey
+
+        def trained(engine: Engine, state: Tree, clients: Any, ctx: Context, *tick: Any) -> list[Payload]:
+            there = self._engine(engine)
+            after = train(there, self._moved(state), clients, replace(ctx, shared=self._moved(ctx.shared)))
+            return self._noted(train(engine, state, clients, ctx, *tick), after)
+
+        def surveyed(engine: Engine, moment: Any, state: Tree, clients: Any, ctx: Context) -> list[Payload]:
+            after = survey(self._engine(engine), moment, self._moved(state), clients, ctx)
+            return self._noted(survey(engine, moment, state, clients, ctx), after)
+
+        with mock.patch.multiple(Engine, train=trained, survey=surveyed):
+            bench.run(method)
+        return max(self.gaps)
+
+    def _engine(self, engine: Engine) -> Engine:
+        return Engine(engine.method, self.bench.backbone, self.bench.train, engine.plan, self.memories, {})
+
+    def _moved(self, tree: Tree) -> Tree:
+        return {name: value.to(self.bench.backbone.device) for name, value in tree.items()}
+
+    def _noted(self, here: list[Payload], there: list[Payload]) -> list[Payload]:
+        self.gaps.append(largest_difference(here, there))
+        return here
+
+
+class Killed(Exception):
+    """The run ends here, as if its process had been killed."""
+
+
+def kill() -> None:
+    raise Killed
+
+
+def same_numbers(names: list[str], device: torch.device) -> list[Row]:
+    """One row a method: how far the device's uploads are from the CPU's."""
+    rows = []
+    for name in names:
+        for together in (1, 3):
+            bench = toy_bench(together=together)
+            gap = Replay(on_device(bench, device, torch.float64)).run(method_of(name), bench)
+            rows.append({"method": name, "together": together, "difference": gap, "ok": gap <= ROUNDING})
+    return rows
+
+
+def whole_runs(names: list[str], device: torch.device) -> list[Row]:
+    """One row a method and number format: accuracy, memory, and whether a killed run ends alike."""
+    rows = []
+    for name in names:
+        for together, precision in ((1, "fp64"), (3, "fp64"), (3, "bf16")):
+            settings = {"attack": "gaussian:1", "attackers": 0.34, "together": together}
+            bench = on_device(toy_bench(**settings), device, DTYPES[precision])
+            begin = time.perf_counter()
+            result = bench.run(method_of(name))
+            row = {"method": name, "together": together, "precision": precision, **result.metrics}
+            row |= {"seconds": time.perf_counter() - begin}
+            row |= {f"MiB, {kind}": size / 2**20 for kind, size in peak_memory(device).items()}
+            rows.append({**row, "ok": precision == "bf16" or resumed(bench, name) == result.accuracy})
+    return rows
+
+
+def resumed(bench: Bench, name: str) -> list[list[float]]:
+    """Accuracies of the run that is killed after its first round and goes on."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.safetensors"
+        try:
+            bench.run(method_of(name), checkpoint=Checkpoint(path, kill))
+        except Killed:
+            return bench.run(method_of(name), checkpoint=Checkpoint(path)).accuracy
+    raise AssertionError("the run ended before it saved anything")
+
+
+def method_of(name: str) -> Method:
+    return small_method(name, **SMALLER.get(name, {}))
+
+
+def command(*words: str) -> bool:
+    """Run a command, its output shown; whether it went well."""
+    print("$", *words, flush=True)
+    return subprocess.run(words).returncode == 0
+
+
+def table(
+    part: Callable[[list[str], torch.device], list[Row]], names: list[str], device: torch.device
+) -> list[Row]:
+    rows = part(names, device)
+    print(tabulate(rows, "keys", floatfmt=".3g"), flush=True)
+    return rows
+
+
+@click.command(help=__doc__.split("\n")[0])
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--methods", help="Of parts 1 and 2, separated by commas.  [all]")
+@click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Folder with CIFAR-100.")
+@click.option(
+    "--small", is_flag=True, help="The shortest steps, and a tiny run of HGP on digits, for trying."
+)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True)
+def main(device: str, methods: str | None, data_root: Path | None, small: bool, out: Path) -> None:
+    place, names = pick_device(device), methods.split(",") if methods else METHODS.names()
+    out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
+    print(json.dumps(found), flush=True)
+    parts: dict[str, bool] = {}
+    for title, part in (("same numbers", same_numbers), ("whole runs", whole_runs)):
+        print(f"\n{title}", flush=True)
+        found[title] = table(part, names, place)
+        parts[title] = all(row["ok"] for row in found[title])
+    print("\nsteps", flush=True)
+    steps = [*(SMALL_STEPS.split() if small else ()), "--device", device, "--out", str(out / "step.json")]
+    parts["steps"] = command(sys.executable, str(HERE / "step.py"), *steps)
+    print("\nHGP", flush=True)
+    if small or data_root:
+        schedule = [*(SMALL_RUN if small else WHOLE_RUN).split(), "--methods", "hgp", "--device", device]
+        data = ["--data-root", str(data_root)] if data_root else []
+        bench = [sys.executable, "-m", "fczoo", "bench", *schedule, *data, "--out", str(out / "hgp")]
+        parts["HGP"] = command(*bench)
+    else:
+        print("left out; it needs --data-root")
+    found["parts"] = parts
+    (out / "gpu.json").write_text(json.dumps(found, indent=2) + "\n")
+    print(f"\n{tabulate([[k, 'ok' if ok else 'FAILED'] for k, ok in parts.items()])}")
+    sys.exit(sum(not ok for ok in parts.values()))
+
+
+if __name__ == "__main__":
+    main()
