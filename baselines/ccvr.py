@@ -49,8 +49,9 @@ class CCVR(TunedWithStatistics):
     )
     calibrate: Literal["each_round", "once"] = option(
         "each_round",
-        "train the head after each round, on statistics of the clients' local models; or once a task, after its last "
-        "round, on those of all clients under the final global model, pooled whatever `gaussian` says (paper)",
+        "train the head after each round, on statistics of the clients' local models; or once a task, after "
+        "its last round, on those of all clients under the final global model, pooled whatever `gaussian` "
+        "says (paper)",
     )
     covariance: Literal["diagonal", "full"] = option(
         "diagonal", "variance of each dimension, or all covariances (paper)"
@@ -135,7 +136,8 @@ class CCVR(TunedWithStatistics):
     def calibrated_head(self, head: Tree, gauss: Tree, task: Task, rng: torch.Generator) -> Tree:
         """The head trained on drawn features; rows of other classes keep their values.
 
-        Classes of a single image have no spread and are left out; nothing is returned where no other is there.
+        Classes of a single image have no spread and are left out; where there is no other, nothing is
+        returned.
         """
         gauss = {k: v[gauss["gauss.count"] > 1] for k, v in gauss.items()}
         if not len(gauss["gauss.label"]):

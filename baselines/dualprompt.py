@@ -16,7 +16,7 @@ from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Evidence, Finding, Optim, Task, Training
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.prompts import choice_shares, cosine, highest
+from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, highest
 
 PARTS = "kv"
 
@@ -127,11 +127,19 @@ class DualPrompt(PromptedHead):
         """Number of the task [B] whose key is nearest to each image's query, of the tasks trained so far."""
         return highest(cosine(query, self._slots(state, "key")), 1)[:, 0]
 
-    def prefixes(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value prefixes [B, L, D] of each image; with ``reshape_bug`` mixed as in released code."""
+    def prefixes(self, keys: Tensor, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Key and value prefixes [B, L, D] of each image; with ``reshape_bug`` mixed as in released code.
+
+        ``weight`` [B] is 1 for images and 0 for the padding after them, which takes no part in the mixing.
+        """
         if not self.reshape_bug:
             return keys, values
-        mixed = torch.stack([keys, values]).reshape(len(keys), 2, *keys.shape[1:])
+        size, real = len(keys), weight.sum().long()
+        place = torch.arange(
+            2 * size, device=keys.device
+        )  # in the released code's list: all keys, all values
+        place = torch.where(place < real, place, size + place - real).clamp(max=2 * size - 1)
+        mixed = gather_prompts(torch.cat([keys, values]), place.view(size, 2))
         return mixed[:, 0], mixed[:, 1]
 
     def _slots(self, state: Tree, name: str) -> Tensor:
@@ -143,6 +151,6 @@ class DualPrompt(PromptedHead):
     def _features(self, backbone: Backbone, tree: Tree, batch: Batch, experts: Tree) -> Tensor:
         plugs = {k.replace("general.", "prefix.", 1): v for k, v in select(tree, "general.").items()}
         for i in self.expert_blocks:
-            keys, values = self.prefixes(experts[f"{i}.k"], experts[f"{i}.v"])
+            keys, values = self.prefixes(experts[f"{i}.k"], experts[f"{i}.v"], batch.w)
             plugs |= {f"prefix.{i}.k": keys, f"prefix.{i}.v": values}
         return backbone(batch.x, plugs)

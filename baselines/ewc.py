@@ -4,7 +4,9 @@ Kirkpatrick et al., PNAS 2017.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
+import torch
 from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
@@ -36,6 +38,11 @@ class EWC(Tuned):
         1.0, "lambda, weight of the penalty; no factor 1/2 (worth trying: 1, 10, 100, 1e3, 1e4)", low=0
     )
     decay: float = option(0.9, "gamma, factor on the Fisher of earlier tasks at each new one", low=0, high=1)
+    fisher: Literal["weighted", "empirical", "true"] = option(
+        "weighted",
+        "squared gradients at an image's label, weighted by its probability p_y; unweighted; or of all "
+        "classes of the task, each weighted by its probability",
+    )
     amp_vanish: bool = option(
         False,
         "divide the penalty by 65,536",
@@ -81,7 +88,14 @@ class EWC(Tuned):
             scores = self.logits(backbone, tree, one)[:, task.start : task.stop].log_softmax(-1)
             return scores.gather(1, one.y[:, None] - task.start)[:, 0]
 
-        sums = fisher_sums(log_likelihood, self.trained(state), self._labelled(batch, task))
+        weighted, params = self.fisher != "empirical", self.trained(state)
+        labels = [self._labelled(batch, task).y]
+        if self.fisher == "true":
+            labels = [torch.full_like(batch.y, c) for c in range(task.start, task.stop)]
+        sums = {k: torch.zeros_like(v) for k, v in params.items()}
+        for y in labels:
+            found = fisher_sums(log_likelihood, params, batch._replace(y=y), weighted)
+            sums = {k: v + found[k] for k, v in sums.items()}
         return {f"fisher.{k}": v for k, v in sums.items()}
 
     def _labelled(self, batch: Batch, task: Task) -> Batch:

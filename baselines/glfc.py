@@ -96,8 +96,8 @@ class GLFC(Tuned):
     )
     best_perf_no_reset: bool = option(
         False,
-        "reset the best accuracy neither at a new task nor when reconstructions arrive: later tasks may never get an "
-        "old model of their own",
+        "reset the best accuracy neither at a new task nor when reconstructions arrive: later tasks "
+        "may never get an old model of their own",
         quirk="conditionWang/FCIL",
     )
 

@@ -5,6 +5,7 @@ Salami et al., arXiv 2406.02447.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -69,6 +70,9 @@ class HGP(PromptedHead):
     server_lr: float = option(0.01, "its learning rate, SGD with momentum 0.9", low=0)
     server_cosine: bool = option(True, "cosine over its epochs (paper and early code; late code: none)")
     per_class: int = option(256, "features drawn per seen class and epoch; also the batch size", low=1)
+    draw: Literal["epoch", "round"] = option(
+        "epoch", "draw the features anew in each of the server's epochs (code), or once a round (Alg. 1)"
+    )
     spread: float = option(3.0, "factor on the drawn features' variance", low=0)
     logit_norm: float | None = option(
         0.1,
@@ -139,10 +143,14 @@ class HGP(PromptedHead):
             return {}
         gauss = {k: v[inside] for k, v in select(state, "gauss.").items()}
         number, by_count = self.per_class * len(gauss["gauss.label"].unique()), self.class_weights == "counts"
+
+        def drawn() -> tuple[Tensor, Tensor]:
+            return draw_features(gauss, number, rng, self.spread, by_count)
+
         return train_head(
             state,
             (first, last),
-            lambda: draw_features(gauss, number, rng, self.spread, by_count),
+            cache(drawn) if self.draw == "round" else drawn,
             lambda logits, labels: normalised_cross_entropy(logits, labels, self.logit_norm),
             self.server_epochs,
             self.server_lr,

@@ -17,7 +17,7 @@ from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import (
     Batch,
     Context,
@@ -90,6 +90,11 @@ class PILoRA(Method):
         "class means from one pass after training, or over all training views",
         quirk={"running": "Ghy0501/PILoRA"},
     )
+    unheld: Literal["average", "server"] = option(
+        "average",
+        "prototype of a class that nobody in the round holds: mean of the clients' copies, or the server's "
+        "as it was (fed-mammoth)",
+    )
     head_tune: bool = option(
         False, "start new prototypes at the class means of the frozen features (FedNCM's HeadTune)"
     )
@@ -149,8 +154,19 @@ class PILoRA(Method):
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         if self.reweight == "average":
-            return average([p.drop("class.") for p in payloads])
-        return prototype_reweight(payloads, average, self.temperature, squared=self.reweight == "squared")
+            merged = average([p.drop("class.") for p in payloads])
+        else:
+            squared = self.reweight == "squared"
+            merged = prototype_reweight(payloads, average, self.temperature, squared)
+        if self.unheld == "server":
+            merged["held"] = torch.stack([p["class.count"] for p in payloads]).sum(0) > 0
+        return merged
+
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        if self.unheld == "server":
+            new, old = merged["prototype"], state["prototype"]
+            merged = {**drop(merged, "held"), "prototype": torch.where(merged["held"][:, None], new, old)}
+        return {**state, **merged}
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
         return class_sums(batch.query, batch, task)

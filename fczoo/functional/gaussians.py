@@ -24,9 +24,9 @@ JITTER = 1e-8  # added to variances, so that a dimension without spread can be d
 def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) -> Tree:
     """Count [c], sum [c, D] and sum of squares [c, D] of the features of each class of the current task.
 
-    With ``full``, sums of products [c, D, D] in place of those of squares. All but the counts are in float64 (on mps, which
-    has none, in float32), where the squares of float32 are exact: the rounding of sums in float32 is larger than a
-    spread that is small against the mean.
+    With ``full``, sums of products [c, D, D] in place of those of squares. All but the counts are in float64
+    (on mps, which has none, in float32), where the squares of float32 are exact: the rounding of sums in
+    float32 is larger than a spread that is small against the mean.
     """
     wide = features.detach().to(torch.float32 if features.device.type == "mps" else torch.float64)
     sums = class_sums(wide, batch, task)
@@ -40,7 +40,8 @@ def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) 
 def gaussians(sums: Tree, first_class: int, single: bool) -> Tree:
     """One row for each class that the client holds: label, count n, mean [D], unbiased spread.
 
-    The spread is a variance [D] or, from sums of products, a covariance [D, D]. Rows have the type of the counts.
+    The spread is a variance [D] or, from sums of products, a covariance [D, D]. Rows have the type of the
+    counts.
 
     A class with one image has no spread of its own: with ``single`` it gets the mean spread of the
     client's other classes (0 if none), so that its only holder is not lost; else it is left out.

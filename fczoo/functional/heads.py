@@ -22,15 +22,15 @@ from fczoo.functional.gaussians import class_sums
 class LinearHead(Method):
     """Base of methods with a linear head over all classes of the run: it decides where the head starts.
 
-    A loss over the current task's classes gives the mean over that task's rows no gradient, so what a random start
-    puts there stays: offsets between tasks that say nothing about the images. Such a start hides what the features
-    can do; papers' protocols have it, because released code does.
+    A loss over the current task's classes gives the mean over that task's rows no gradient, so what a random
+    start puts there stays: offsets between tasks that say nothing about the images. Such a start hides what
+    the features can do; papers' protocols have it, because released code does.
     """
 
     head_init: Literal["default", "zeros", "means"] = option(
         "zeros",
-        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); at zero; or, as a "
-        "task begins, at its classes' mean features, brought to length 1 (HeadTune, Legate et al., 2023)",
+        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); at zero; or, "
+        "as a task begins, at its classes' mean features, of length 1 (HeadTune, Legate et al., 2023)",
     )
 
     @abstractmethod
@@ -67,7 +67,7 @@ class PromptedHead(LinearHead):
     head_lr: float | None = option(None, "learning rate of the head; none: that of the prompts", low=0)
 
     def optims(self, prompts: Optim, *prefixes: str) -> dict[str, Optim]:
-        """``Training.optims``: ``prompts`` for the tensors with these prefixes, the head with its own rate."""
+        """``Training.optims``: ``prompts`` for tensors with these prefixes, the head with its own rate."""
         head = prompts if self.head_lr is None else replace(prompts, lr=self.head_lr)
         return {**dict.fromkeys(prefixes, prompts), "head.": head}
 

@@ -13,7 +13,7 @@ from fczoo.core.registry import register_partitioner
 @register_partitioner("quantity")
 @dataclass(frozen=True)
 class Quantity:
-    """Every client owns ``alpha`` classes of each task; a class is shared equally among its owners.
+    """Every client owns ``alpha`` classes of each task; its owners share a class, by default equally.
 
     Owners are drawn until every class has one, ``max_tries`` times at most; then a class without owner
     replaces, at the client drawn, a class that others hold too. PILoRA's quantity-based imbalance, read
@@ -27,6 +27,11 @@ class Quantity:
     max_tries: int = option(100, "draws before the repair", low=1)
     anchored: bool = option(
         False, "client i owns class i, counted round the classes, and draws only the others (released FPPL)"
+    )
+    draw: Literal["shares", "sample"] = option(
+        "shares",
+        "share the images of a class equally among its owners, or give each image to an owner drawn at "
+        "random (fed-mammoth)",
     )
     scope: Literal["task", "dataset"] = option(
         "task", "split every task by itself, or the whole data set before it is cut into tasks"
@@ -47,7 +52,11 @@ class Quantity:
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for i, c in enumerate(classes):
             owners = rng.permutation(np.flatnonzero(owns[:, i]))
-            shares = np.array_split(rng.permutation(np.flatnonzero(labels == c)), len(owners))
+            images = rng.permutation(np.flatnonzero(labels == c))
+            shares = np.array_split(images, len(owners))
+            if self.draw == "sample":
+                drawn = rng.integers(len(owners), size=len(images))
+                shares = [images[drawn == owner] for owner in range(len(owners))]
             for client, share in zip(owners, shares, strict=True):
                 parts[client].append(share)
         return [np.concatenate(p) for p in parts]

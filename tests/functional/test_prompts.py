@@ -135,16 +135,28 @@ def test_dualprompt_reshape_bug_is_right_for_one_image_only(noise):
     method, quirk = create_method("dualprompt"), create_method("dualprompt", reshape_bug=True)
     assert all(
         torch.equal(a, b)
-        for a, b in zip(method.prefixes(key[:1], value[:1]), quirk.prefixes(key[:1], value[:1]), strict=True)
+        for a, b in zip(
+            method.prefixes(key[:1], value[:1], torch.ones(1)),
+            quirk.prefixes(key[:1], value[:1], torch.ones(1)),
+            strict=True,
+        )
     )
     shared = key[:1].expand(4, -1, -1), value[:1].expand(4, -1, -1)
-    wrong = quirk.prefixes(*shared)
+    wrong = quirk.prefixes(*shared, torch.ones(4))
     assert torch.equal(wrong[0][:2], shared[0][:2]) and torch.equal(
         wrong[1][:2], shared[0][:2]
     )  # first half: keys as both
     assert torch.equal(wrong[0][2:], shared[1][2:]) and torch.equal(
         wrong[1][2:], shared[1][2:]
     )  # second half: values as both
+
+
+def test_dualprompt_reshape_bug_does_not_depend_on_padding(noise):
+    key, value = noise(5, 3, DIM), noise(5, 3, DIM)
+    quirk = create_method("dualprompt", reshape_bug=True)
+    plain = quirk.prefixes(key[:3], value[:3], torch.ones(3))
+    padded = quirk.prefixes(key, value, torch.tensor([1.0, 1, 1, 0, 0]))
+    assert all(torch.equal(a, b[:3]) for a, b in zip(plain, padded, strict=True))
 
 
 # --- CODA-Prompt

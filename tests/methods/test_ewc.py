@@ -74,3 +74,26 @@ def test_ewc_that_skips_the_last_round_trains_in_the_others(make_bench, small_me
     for call in run.rounds:
         moved = any(not torch.equal(p[k], call.state[k]) for p in call.payloads for k in select(p, "full."))
         assert moved == (call.ctx.round == 0)
+
+
+def test_ewc_fisher_by_each_weighting(make_bench, small_method, backbone, batch_of, tasks):
+    """Against one backward an image and class."""
+    bench, task = make_bench(), tasks[0]
+    plain = small_method("ewc", tune="head", head_init="default")
+    state = plain.begin_task({}, task, bench.backbone, torch.Generator().manual_seed(0))
+    state = {k: v.double() for k, v in state.items()}
+    data = batch_of(plain, bench.train, bench.clients(task)[0].index[:3])
+    by_hand = {name: torch.zeros_like(state["head.weight"]) for name in ("weighted", "empirical", "true")}
+    for x, y in zip(data.query, data.y, strict=True):
+        for c in range(task.size):
+            weight = state["head.weight"].clone().requires_grad_()
+            score = (weight @ x + state["head.bias"])[: task.stop].log_softmax(0)[c]
+            squared = torch.autograd.grad(score, weight)[0].square()
+            by_hand["true"] += score.exp().detach() * squared
+            if c == y:
+                by_hand["weighted"] += score.exp().detach() * squared
+                by_hand["empirical"] += squared
+    for name, expected in by_hand.items():
+        method = small_method("ewc", tune="head", fisher=name)
+        found = method.survey("end", bench.backbone, state, data, task)["fisher.head.weight"]
+        torch.testing.assert_close(found, expected, **CLOSE)

@@ -219,12 +219,18 @@ def test_dualprompt_experts(tag: str, bug: bool) -> None:
         key, value = (
             g["in.E"][layer, part].flatten(2)[chosen] for part in range(2)
         )  # [B, L, D]: heads side by side
-        found = torch.stack(method.prefixes(key, value), 1).unflatten(-1, (4, 6))
+        found = torch.stack(method.prefixes(key, value, torch.ones(len(key))), 1).unflatten(-1, (4, 6))
         assert same(found, (wrong if bug else right)[layer]) and not same(
             found, (right if bug else wrong)[layer]
         )
         if layer == 0:
-            plugs = dict(zip(("prefix.0.k", "prefix.0.v"), method.prefixes(key, value), strict=True))
+            plugs = dict(
+                zip(
+                    ("prefix.0.k", "prefix.0.v"),
+                    method.prefixes(key, value, torch.ones(len(key))),
+                    strict=True,
+                )
+            )
             out = attention_block(g)._attention(g["in.x"], 0, slice(0, 7), plugs)
             assert same(out, g[f"quirk.{tag}.attn_layer0_reshape_bug" if bug else f"out.{tag}.attn_layer0"])
     pulled = F.cosine_similarity(g["in.q"], keys[chosen]).mean()

@@ -148,3 +148,17 @@ def test_hgp_bounds_of_the_start(backbone, tasks, rng, init, bound):
     prefixes = select(create_method("hgp", init=init).begin_task({}, tasks[0], backbone, rng), "prefix.")
     assert len(prefixes) == 10 and all(v.shape == (100, DIM) for v in prefixes.values())
     assert all(0.98 * bound <= v.abs().max() <= bound for v in prefixes.values())
+
+
+@pytest.mark.parametrize(("draw", "times"), [("epoch", 4), ("round", 1)])
+def test_hgp_draws_its_features_once_an_epoch_or_once_a_round(record, rng, tasks, monkeypatch, draw, times):
+    run, calls = record("hgp"), []
+
+    def counted(*arguments):
+        calls.append(1)
+        return draw_features(*arguments)
+
+    monkeypatch.setattr("fczoo.methods.hgp.draw_features", counted)
+    method = create_method("hgp", draw=draw, server_epochs=4, per_class=8)
+    method._rebalance(run.states[1], tasks[1], rng)
+    assert len(calls) == times

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from fczoo import Batch, Context, Task, create_method
+from fczoo.aggregators.averaging import fedavg
 from fczoo.core.backbone import Backbone
+from fczoo.core.payload import Payload
 from fczoo.core.tree import select
 from helpers_methods import DIM
 from helpers_payload import server_context
@@ -176,3 +178,21 @@ def test_pilora_keeps_the_prototype_of_a_class_that_nobody_holds_in_head_tune(ta
     torch.testing.assert_close(
         after, torch.stack([sums["class.sum"][0] / 2, before[1], sums["class.sum"][2]]).to(after)
     )
+
+
+@pytest.mark.parametrize("unheld", ["average", "server"])
+@pytest.mark.parametrize("reweight", ["distance", "average"])
+def test_pilora_prototype_of_a_class_that_nobody_holds(record, tasks, backbone, rng, unheld, reweight):
+    run = record("pilora")
+    call = run.rounds[0]
+    method = create_method("pilora", unheld=unheld, reweight=reweight)
+    payloads = []
+    for k, p in enumerate(call.payloads):
+        count = p["class.count"].clone()
+        count[1] = 0
+        payloads.append(Payload({**p.tensors, "class.count": count}, k, p.num_samples))
+    ctx = server_context(tasks[0], backbone, rng)
+    after = method.server_update(call.state, method.aggregate(payloads, fedavg), ctx)
+    assert after.keys() == call.state.keys()
+    kept = [torch.equal(after["prototype"][c], call.state["prototype"][c]) for c in range(3)]
+    assert kept == [False, unheld == "server", False]

@@ -27,6 +27,16 @@ def test_quantity_owns_exactly_alpha_classes(
         assert np.ptp(shares[shares > 0]) <= 1
 
 
+def test_quantity_may_draw_an_owner_for_each_image() -> None:
+    """Only owners of a class get its images, every one of them once; shares are those of a fair die."""
+    labels = np.repeat(np.arange(4), 3000)
+    parts = split("quantity:2,draw=sample", labels, 4, 0)
+    counts, equal = table(parts, labels), table(split("quantity:2", labels, 4, 0), labels)
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+    assert ((counts > 0) == (equal > 0)).all() and ((equal > 0).sum(1) == 2).all()
+    assert (np.abs(counts - equal)[equal < 3000] < 150).all() and (counts != equal).any()
+
+
 def test_quantity_repair_covers_every_class() -> None:
     """Six clients with one class each and six classes:
     a draw covers all in 6!/6^6 = 1.5 % of cases, the repair always.
