@@ -143,6 +143,11 @@ class Settings:
         low=1,
         group=ROBUSTNESS,
     )
+    merge_statistics: Literal["median", "trimmed_mean", "geometric_median"] | None = option(
+        None,
+        "robust centre in place of the clients' statistics of a class before the merge; none: as sent",
+        group=ROBUSTNESS,
+    )
     drop_rate: float = option(
         0.0,
         "probability that a client of a round is not heard of again in it",

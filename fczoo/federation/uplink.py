@@ -21,6 +21,7 @@ from fczoo.security.attacks import Attackers
 from fczoo.security.guard import Guard
 from fczoo.security.outliers import leave_out, with_means
 from fczoo.security.privacy import Privacy, bytes_by_content
+from fczoo.security.statistics import centred, check_centre
 
 
 class Arrival(NamedTuple):
@@ -55,6 +56,10 @@ class Uplink:
                 f"--outliers looks at class means, of which {self.method.name} uploads none; "
                 f"leave it out, or see --aggregator"
             )
+
+        if self.settings.merge_statistics is not None:
+            uploads = self.method.training().uploads
+            check_centre(self.settings.merge_statistics, self.method.name, uploads)
 
     @cached_property
     def attackers(self) -> Attackers:
@@ -104,4 +109,6 @@ class Uplink:
                 reason = f"statistics of classes {named} are far from the other clients'"
                 about = {"task": exchange.task.index, "moment": exchange.moment}
                 rejected.append({**about, "client": client, "reason": reason})
+        if self.settings.merge_statistics is not None:
+            sound = centred(sound, training.uploads, self.settings.merge_statistics, exchange.task)
         return Arrival(sound, rejected, bytes_by_content(training, sent), sum(1 for p in sent if p))

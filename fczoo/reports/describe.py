@@ -63,6 +63,8 @@ def conditions(experiment: Experiment) -> list[str]:
         found.append(f"aggregator {s['aggregator']}")
     if s["outliers"] is not None:
         found.append(f"outliers beyond {s['outliers']:g} median distances left out")
+    if s["merge_statistics"] is not None:
+        found.append(f"class statistics merged from their {s['merge_statistics']}")
     if s["drop_rate"]:
         found.append(f"drop rate {s['drop_rate']:g}")
     if s["min_clients"] > 1:

@@ -16,7 +16,6 @@ from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
 from fczoo.reports.columns import ACCURACY, COLUMNS
-from fczoo.reports.describe import notes
 from fczoo.reports.formats import to_text
 from fczoo.reports.runs import read_experiments
 from fczoo.reports.tables import Entry, make_table, marked, significant
@@ -287,15 +286,3 @@ def test_every_accuracy_column_has_a_direction():
         **dict.fromkeys(("A_N", "Avg", "FAA", "Abar", "BWT"), "high"),
         **dict.fromkeys(("forgetting", "forgetting_first", "forgetting_best"), "low"),
     }
-
-
-def test_what_epsilon_covers_is_said_below_the_table(make_run, tmp_path):
-    for name, noise in (("noisy", 2.0), ("plain", 0.0)):
-        make_run(tmp_path / name, {"one": {0: 70.0}}, dp_clip=1.0, dp_noise=noise)
-    said = (
-        "epsilon, at delta 1e-05, is for all data of one client together; losses, numbers of images and diag"
-    )
-    found = [
-        any(said in note for note in notes(read_experiments([tmp_path / n])[0])) for n in ("noisy", "plain")
-    ]
-    assert found == [True, False]

@@ -12,6 +12,8 @@ from fczoo.core.payload import Payload, content_of, per_class, rows
 from fczoo.core.registry import METHODS
 from fczoo.core.types import Exchange, Optim, Task, Training
 from fczoo.federation.settings import Settings
+from fczoo.reports.describe import notes
+from fczoo.reports.runs import read_experiments
 from fczoo.security.privacy import DISCLOSES, Privacy, disclosed, epsilon
 
 TASK = Task(0, 0, 2, 4, 2)
@@ -189,3 +191,15 @@ def test_show_says_what_a_server_could_learn():
     )
     assert DISCLOSES["gradients of single images"] not in page
     assert content_of("gauss.count", (), create_method("hgp").training().uploads) == "counts"
+
+
+def test_what_epsilon_covers_is_said_below_the_table(make_run, tmp_path):
+    for name, noise in (("noisy", 2.0), ("plain", 0.0)):
+        make_run(tmp_path / name, {"one": {0: 70.0}}, dp_clip=1.0, dp_noise=noise)
+    said = (
+        "epsilon, at delta 1e-05, is for all data of one client together; losses, numbers of images and diag"
+    )
+    found = [
+        any(said in note for note in notes(read_experiments([tmp_path / n])[0])) for n in ("noisy", "plain")
+    ]
+    assert found == [True, False]
