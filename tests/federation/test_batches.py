@@ -36,7 +36,7 @@ BATCHES: list[Batch] = []
 @pytest.fixture
 def look(make_bench):
     def go(method: Method, augment: Augment, cache_queries: bool = False, pass_size: int = 64):
-        """Store, batch of the only training step, batches of the pass after it, payload; the client has six images."""
+        """Store, batch of the only step, batches of the pass after it, payload; the client has six images."""
         BATCHES.clear()
         bench = make_bench()
         engine = Engine(

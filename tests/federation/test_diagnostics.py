@@ -47,7 +47,7 @@ def test_evenness_by_hand():
         evenness(torch.tensor([3, 3, 3]), SECOND) == 0
         and math.copysign(1, evenness(torch.tensor([3, 3]), SECOND)) == 1
     )
-    # 3 of 4 answers name class 3: H = -(3/4 ln 3/4 + 1/4 ln 1/4), over ln 2; the answer 0 belongs to another task
+    # 3 of 4 answers name class 3: H = -(3/4 ln 3/4 + 1/4 ln 1/4), over ln 2; answer 0 is of another task
     assert evenness(torch.tensor([3, 3, 3, 4, 0]), SECOND) == pytest.approx(0.811278, abs=1e-6)
     assert evenness(torch.tensor([0, 1]), SECOND) == 0  # no answer names a class of the task
     assert histogram(torch.tensor([3, 3, 0]), 5) == [1, 0, 0, 2, 0]
@@ -66,7 +66,7 @@ def test_movement_by_hand():
 
 
 def test_lora_cosines_by_hand():
-    """One layer, rank 1, D = 2: updates e1 e1^T, e1 e2^T and e1 (e1 + e2)^T; their cosines are 0 and 1 / sqrt 2."""
+    """One layer, rank 1, D = 2: updates e1 e1^T, e1 e2^T, e1 (e1 + e2)^T; cosines 0 and 1 / sqrt 2."""
     e1, e2 = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
     past = {
         "past.0.q.a": torch.stack([e1[None], e2[None]]),
@@ -82,7 +82,7 @@ def test_lora_cosines_by_hand():
 
 
 def test_choice_shares_by_hand(record):
-    """Each image takes prompt 3 and the prompt numbered as its label: in a balanced task of classes 0 to 2."""
+    """Each image takes prompt 3 and the prompt of its label's number; a balanced task of classes 0 to 2."""
     run = record("l2p")
     world, tasks = run.bench, run.bench.stream.tasks
     assert (tasks[0].start, tasks[0].stop) == (0, 3) and run.result.test_counts[0] % 3 == 0

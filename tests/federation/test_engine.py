@@ -31,7 +31,7 @@ class Given(ImageStore):
 
 @pytest.fixture
 def train(backbone) -> Callable[..., list[Tree]]:
-    """``train(method, [(features, labels) of every client], ...)``: payloads of one round that starts at w = 0."""
+    """``train(method, [(features, labels) of every client], ...)``: payloads of a round that starts at 0."""
 
     def go(
         method: Method,
@@ -89,7 +89,10 @@ def test_momentum_and_weight_decay(train):
 
 @pytest.mark.parametrize(("name", "expected"), [("adam", 1 - 0.1), ("adamw", 1 - 0.1 * 0.5 * 1 - 0.1)])
 def test_adam_steps_by_the_sign_first_and_adamw_decays_apart(train, name, expected):
-    """From w = 1 with label 0: gradient 2, so Adam's first step is the rate; Adam adds decay to the gradient, AdamW to w."""
+    """From w = 1 with label 0: gradient 2, so Adam's first step is the rate.
+
+    Adam adds the decay to the gradient, AdamW to w.
+    """
     payload = train(Toy(Optim(name, lr=0.1, weight_decay=0.5)), [([[1.0, 0.0]], [0])], start=(1.0, 0.0))[0]
     assert w(payload)[0] == pytest.approx(expected, abs=1e-6)
 
@@ -128,7 +131,7 @@ def test_every_sample_is_seen_once_an_epoch_in_another_order_each_time(backbone)
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_the_tick_gets_each_clients_mean_loss_over_its_own_steps(train, together):
-    """Losses 1 and (0.2 - 1)^2 for one client; each step leaves 0.8 of the gap, so 1, 0.8^2, 0.8^4, ... for the other."""
+    """Losses 1 and (0.2 - 1)^2 for one client; 1, 0.8^2, 0.8^4, ... for the other: a step leaves 0.8."""
     losses: list[float] = []
     train(
         Toy(),
@@ -155,7 +158,7 @@ def test_the_tick_gets_each_clients_mean_loss_over_its_own_steps(train, together
     ids=lambda o: o.name,
 )
 def test_a_finished_client_stands_still(train, optim, together):
-    """The client with one batch is done after its own step, whatever momentum or decay would do in the others' later steps."""
+    """The client with one batch is done after its own step, whatever momentum or decay would do later."""
     payloads = train(Toy(optim), [ONE, FOUR, ([[0.0, 1.0]] * 3, [1] * 3)], batch_size=1, together=together)
     assert [p.client for p in payloads] == [10, 11, 12]
     first = {"sgd": 0.2, "adam": 0.1, "adamw": 0.1}[optim.name]

@@ -14,7 +14,7 @@ from fczoo.federation.observer import Silent
 
 @dataclass(frozen=True)
 class Counted(Method):
-    """Trains ``w`` [2]; broadcasts ``fixed`` [5] and, anew in every round, ``moving`` [3]; keeps ``secret`` [100]."""
+    """Trains ``w`` [2]; broadcasts ``fixed`` [5] and, every round, ``moving`` [3]; keeps ``secret`` [100]."""
 
     name = "counted"
     private = ("secret",)
@@ -70,7 +70,7 @@ def observed(bench, method: Method, seed: int = 0) -> tuple[list[dict], object]:
 
 
 def test_a_tensor_is_sent_again_only_when_it_changed(make_bench):
-    """float64: w 16, fixed 40, moving 24 bytes; never the private 800. Client 2 has no data in the second task."""
+    """float64: w 16, fixed 40, moving 24 bytes; never the private 800. Client 2 has no data in task 2."""
     records, result = observed(make_bench(), Counted())
     everything, changed = 16 + 40 + 24, 16 + 24
     assert [r["bytes_down"] for r in records] == [
@@ -197,7 +197,7 @@ def test_logits_must_cover_the_classes_seen(make_bench):
 
 
 def test_a_method_without_the_data_sets_values_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """HGP's rate on the server differs on digits: said once where it was left alone, not where it was chosen."""
+    """HGP's rate on the server differs on digits: said where it was left alone, not where it was chosen."""
     small = {"tasks": 2, "clients": 2, "rounds": 1, "epochs": 1, "train_per_class": 2, "test_per_class": 1}
     for method in (
         create_method("hgp", prefix_len=1),

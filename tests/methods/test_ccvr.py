@@ -63,7 +63,7 @@ def test_a_small_spread_about_a_large_mean_is_not_lost_in_single_precision(n, ra
 
 
 def test_pooled_moments_by_hand():
-    """Client 1: {0, 2}, mean 1, variance 2. Client 2: {5, 7, 9}, mean 7, variance 4. Together mean 4.6, variance 13.3."""
+    """Client 1: {0, 2}, mean 1, variance 2. Client 2: {5, 7, 9}, mean 7, variance 4. All: 4.6 and 13.3."""
     gauss = {
         "gauss.label": torch.tensor([3, 3]),
         "gauss.client": torch.tensor([0, 1]),
@@ -154,7 +154,7 @@ def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
 
 
 def test_pooled_moments_count_clients_with_one_image(record, make_bench, small_method, watch):
-    """In the third task client 1 has a single image; the formula has its n_k mu_k, the mixture leaves it out."""
+    """In task 3 client 1 has a single image; the formula has its n_k mu_k, the mixture leaves it out."""
     run = watch(make_bench(), small_method("ccvr", gaussian="pooled"))
     call = run.rounds[-1]
     (payload,) = [p for p in call.payloads if p.client == 1]

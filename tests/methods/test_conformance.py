@@ -1,4 +1,4 @@
-"""What every registered method must do, whatever it does: a new file in the right folder is covered as it is."""
+"""What every registered method must do; a new file in the right folder is covered as it is."""
 
 from collections.abc import Callable
 

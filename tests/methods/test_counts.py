@@ -1,8 +1,8 @@
 """What is sent and stored, counted in real trees, against the numbers that the papers print.
 
-Counts are of scalars by group of tensors. Left out, because the papers leave them out: FPPL's scalar ``fusion.scale``,
-class labels and client numbers, the sample counts of PILoRA's class means, and the usage counts of FCILPT's pools
-(which its clients apply before they upload, while here the server does).
+Counts are of scalars by group of tensors. Left out, because the papers leave them out: FPPL's scalar
+``fusion.scale``, class labels and client numbers, the sample counts of PILoRA's class means, and the usage
+counts of FCILPT's pools (which its clients apply before they upload, while here the server does).
 """
 
 from dataclasses import replace
@@ -194,7 +194,7 @@ def test_fedncm_sends_sums_once_a_task(backbone: Backbone) -> None:
     assert size(sent) == 10 * (WIDTH + 1) and not method.training().optims
 
 
-# ---------------------------------------------------------------- the six figures of FPPL's table, 200 classes in 20 tasks
+# --- the six figures of FPPL's table, 200 classes in 20 tasks
 
 HEAD = 200 * (WIDTH + 1)
 FULL = 85_798_656 + HEAD  # ViT-B/16 without its head, and the head

@@ -51,7 +51,7 @@ def test_fcilpt_with_the_embedded_class_token_asks_the_same_for_all(backbone, im
 
 @pytest.mark.parametrize(("keys", "far"), [("same", 0.0), ("opposite", 6.0), ("random", None)])
 def test_fcilpt_key_loss_lies_between_0_and_2n(backbone, images_batch, noise, tasks, keys, far):
-    """L_QP is the sum over the N = 3 chosen keys of 1 - cos, averaged over images; the loss adds it divided by lambda."""
+    """L_QP sums 1 - cos over the N = 3 chosen keys, averaged over images; the loss adds L_QP / lambda."""
     batch = images_batch._replace(query=images_batch.query[:1].expand(6, -1), y=images_batch.y * 0)
     tree = {**pool(noise, 4), "head.weight": noise(7, DIM), "head.bias": noise(7)}
     if keys != "random":
@@ -88,7 +88,7 @@ def test_fcilpt_cannot_choose_more_prompts_than_there_are():
 
 
 def test_fcilpt_old_clients_train_again_on_their_last_task(make_bench, small_method, watch):
-    """The client without images of the second task sits it out, or moves the head rows of what it learned in the first."""
+    """The client without images of task 2 sits it out, or moves the head rows of what it learned before."""
     present = {}
     for choice in ("idle", "previous_task"):
         run = watch(make_bench(), small_method("fcilpt", support="local", old_clients=choice))
@@ -109,7 +109,7 @@ def test_fcilpt_old_clients_train_again_on_their_last_task(make_bench, small_met
 
 
 def test_fcilpt_tells_an_image_of_an_old_class_from_all_classes_seen(backbone, images_batch, noise, tasks):
-    """In the second task (classes 3 and 4 of 5 seen) of a head that says ln(1 to 7) whatever the image shows."""
+    """In the second task (classes 3 and 4 of 5 seen) of a head that says ln(1 to 7) of every image."""
     bias = torch.arange(1, 8, dtype=torch.float64).log()
     tree = {**pool(noise), "head.weight": torch.zeros(7, DIM, dtype=torch.float64), "head.bias": bias}
     for label, of_all in ((1, 2 / (1 + 2 + 3 + 4 + 5)), (4, 5 / (4 + 5))):
@@ -121,7 +121,7 @@ def test_fcilpt_tells_an_image_of_an_old_class_from_all_classes_seen(backbone, i
 
 
 def test_fcilpt_softmax_over_local_classes_leaves_other_rows_alone(make_bench, small_method, watch):
-    """A client moves the head rows of the classes that it holds; with the task's softmax, those of the whole task."""
+    """A client moves the head rows of the classes that it holds; with the task's softmax, all of the task."""
     for support in ("local", "task"):
         run = watch(make_bench(), small_method("fcilpt", support=support))
         lacking = 0

@@ -39,7 +39,7 @@ def test_every_choice_of_what_is_trained_runs(make_bench, small_method, watch, n
 
 
 def test_heads_alone_learn_from_frozen_features_without_the_images(make_bench, small_method, watch):
-    """With one client step of plain gradient descent on everything, the federated step equals the centralised one."""
+    """With one step of gradient descent on everything, the federated step equals the centralised one."""
     bench = make_bench(batch_size=100, epochs=1, rounds=1)
     method = small_method("fedavg", tune="head")
     assert method.training().inputs == ["query"]

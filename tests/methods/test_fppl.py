@@ -106,7 +106,7 @@ def test_fppl_contrast_is_zero_with_one_class_or_without_prototypes(noise):
 
 
 def test_fppl_contrast_by_hand():
-    """Cosines 1 and 0 at temperature 0.5; the third class is not known, its sample and the padding are left out."""
+    """Cosines 1 and 0 at temperature 0.5; the third class is unknown, its sample and the padding stay out."""
     features = torch.tensor([[2.0, 0.0], [0.0, 5.0], [1.0, 1.0], [9.0, 9.0]], dtype=torch.float64)
     prototypes = torch.tensor([[3.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
     found = contrast(features, [4, 4, 6, 4], prototypes, [1.0, 1.0, 0.0], w=[1, 1, 1, 0])
@@ -126,7 +126,7 @@ def test_fppl_contrast_is_bounded(noise):
 
 
 def fppl_update(noise, tasks, rng, labels: list[int], **options):
-    """State before and after a server step of the second task with one prototype a label from each of two clients."""
+    """State before and after a server step of task 2 with one prototype a label from each of two clients."""
     method = create_method("fppl", **options)
     mean = noise(2 * len(labels), DIM)
     rows = {

@@ -129,7 +129,7 @@ def test_images_of_a_task_in_which_a_client_was_never_drawn_become_exemplars(mak
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_glfc_blurs_on_pixels_as_they_are_by_a_quirk(make_bench, batch_of, tasks, rng, raw):
-    """One step by hand: x - lr (g + 1e-5 x), g the gradient of the loss of the normalised image or of x itself."""
+    """One step by hand: x - lr (g + 1e-5 x), g the gradient at the normalised image or at x itself."""
     bench = make_bench()
     method = create_method(
         "glfc", perturb_raw=raw, perturb_steps=1, perturb_lr=50.0, tune="lora", head_init="default"

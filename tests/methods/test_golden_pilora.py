@@ -1,4 +1,4 @@
-"""Recorded outputs of PILoRA's official code (tests/golden/README.md), reproduced through this package's own functions."""
+"""Recorded outputs of PILoRA's official code (tests/golden/README.md), reproduced by this package."""
 
 from dataclasses import replace
 
@@ -108,7 +108,7 @@ def test_pilora_gradients(step: LocalStep) -> None:
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_pilora_step_of_the_engine(step: LocalStep, together: int) -> None:
-    """One epoch of one batch: the upload holds the official tensors after Adam, and the class means seen on the way."""
+    """One epoch of one batch: the upload holds the official tensors after Adam, and the class means."""
     g = step.g
     engine = Engine(
         step.official,

@@ -70,7 +70,7 @@ def test_hgp_clients_with_equal_statistics_count_as_one(rng):
 
 
 def test_hgp_statistics_by_hand():
-    """Class 5 has values 1, 3, 5: mean 3, variance 4. Class 6 has none, class 7 one: it gets class 5's variance."""
+    """Class 5 has values 1, 3, 5: mean 3, variance 4. Class 6 has none, class 7 one and 5's variance."""
     count, total, squares = [3.0, 0.0, 1.0], [[9.0], [0.0], [7.0]], [[35.0], [0.0], [49.0]]
     sums = {
         "class.count": torch.tensor(count),

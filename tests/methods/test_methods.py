@@ -1,4 +1,4 @@
-"""All methods at once: every named option runs, quirks are off by default, and the wire carries what the papers say."""
+"""All methods at once: every named option runs, quirks are off by default, uploads are as the papers say."""
 
 import types
 import typing

@@ -16,7 +16,7 @@ from helpers_payload import server_context
 
 
 def pilora_state(noise, past: int) -> dict[str, Tensor]:
-    """Seven classes of which 3, 4 are the current ones; ``past`` earlier tasks' LoRA beside the current one."""
+    """Seven classes, the current ones 3 and 4; ``past`` earlier tasks' LoRA beside the current one."""
     state = {"frozen.before": noise(3, DIM), "prototype": noise(2, DIM), "frozen.after": noise(2, DIM)}
     for part in "qv":
         state |= {f"lora.0.{part}.a": noise(4, DIM), f"lora.0.{part}.b": 0.2 * noise(DIM, 4)}
@@ -136,7 +136,7 @@ def test_pilora_size_of_a():
 
 
 def test_pilora_prototype_loss_by_hand():
-    """One feature at distance 1 of its own and 3 of the other prototype (root mean square over two dimensions)."""
+    """One feature at distance 1 of its own prototype and 3 of the other (root mean square, D = 2)."""
     method = create_method("pilora", pull=0.1, support="task", sharpness=2.0)
     task = Task(0, 0, 2, 2, 1)
     train = {"prototype": torch.tensor([[1.0, 1.0], [3.0, -3.0]])}

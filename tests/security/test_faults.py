@@ -1,4 +1,4 @@
-"""Broken and hostile clients: what a server turns away, what it says about it, and how a run goes on without them."""
+"""Broken and hostile clients: what a server turns away, what it says, and how a run goes on without them."""
 
 import json
 import math
