@@ -1,4 +1,4 @@
-"""Every method on a device that is not the CPU, played by ``helpers_device``: nothing is mixed, little is waited for."""
+"""Every method on a device that is not the CPU, played by ``helpers_device``: nothing mixed, few waits."""
 
 import json
 import subprocess
@@ -182,7 +182,7 @@ def test_a_training_step_waits_for_nothing(name: str, together: int) -> None:
 
 
 def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
-    """Where the view is fixed, the teacher's outputs are looked up image by image: the one wait that is left."""
+    """Where the view is fixed, the teacher's outputs are looked up image by image: the one wait left."""
     with pretend_device() as device:
         waits = waits_of_steps(device, method_of("lwf"), augment="none")
     assert set(waits) == {("to the host", "engine.py:_with_teacher")}

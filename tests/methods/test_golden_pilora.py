@@ -22,10 +22,10 @@ class FeatureStore:
     """Stands in for an image store: the 'images' are features."""
 
     def __init__(self, features: Tensor, labels: Tensor):
-        self.features, self.labels, self.backbone = features, labels, Identity()
+        self.pixels, self.labels, self.backbone = features, labels, Identity()
 
     def view(self, index: Tensor) -> Tensor:
-        return self.features[index]
+        return self.pixels[index]
 
 
 # ---------------------------------------------------------------- one local step
