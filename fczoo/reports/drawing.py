@@ -24,6 +24,7 @@ COLOURS = (
 )
 INK = "#7f7f80"  # a colour that nothing else has: in a page it becomes the colour of the text
 STYLE = {
+    "text.parse_math": False,  # names come from folders and may hold any sign
     "font.size": 9,
     "svg.fonttype": "none",
     "axes.spines.top": False,

@@ -148,6 +148,8 @@ def checked(about: About) -> About:
         read = dataclasses.asdict(build(Settings, "settings", {k: about.settings[k] for k in names}))
     except FczooError as error:
         raise ValueError(str(error)) from error
+    if "dataset" not in about.settings:
+        raise ValueError("settings: the dataset is missing")
     settings = {**about.settings, **through_json({k: read[k] for k in names})}
     return msgspec.structs.replace(about, settings=settings)
 

@@ -1,0 +1,29 @@
+"""Reports of run folders with odd names or without a part."""
+
+import json
+
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+from fczoo.core.files import write_json
+
+
+def reported(*words: str):
+    return CliRunner().invoke(main, ["report", *words])
+
+
+def test_a_method_may_have_any_sign_in_its_name(make_run, tmp_path):
+    make_run(tmp_path / "run", {"x_{^}$$": {0: 70.0}})
+    done = reported(str(tmp_path / "run"), "--html", str(tmp_path / "page.html"))
+    assert done.exit_code == 0 and "x_{^}$$" in (tmp_path / "page.html").read_text()
+
+
+def test_a_description_without_data_set_is_named(make_run, tmp_path):
+    make_run(tmp_path / "run", {"one": {0: 70.0}})
+    path = tmp_path / "run" / "bench.json"
+    about = json.loads(path.read_text())
+    del about["settings"]["dataset"]
+    write_json(path, {k: v for k, v in about.items() if k not in ("sha256", "format")})
+    done = reported(str(tmp_path / "run"), "--format", "csv")
+    assert done.exit_code and type(done.exception) is not KeyError
+    assert "settings: the dataset is missing" in f"{done.output}{done.exception}"
