@@ -71,7 +71,9 @@ def largest_difference(here: list[Payload], there: list[Payload]) -> float:
 
 
 class Replay:
-    """Does every round and survey of a run on the CPU again on a device, and notes how far the uploads are apart."""
+    """Does every round and survey of a run on the CPU again on a device,
+    and notes how far the uploads are apart.
+    """
 
     def __init__(self, bench: Bench):
         self.bench, self.gaps = bench, list[float]()

@@ -1,8 +1,8 @@
 """A pretend accelerator, so that tensors on two devices cannot be mixed unseen where there is no GPU.
 
-Its tensors hold CPU tensors and say that they are elsewhere. Inside ``pretend_device`` an operation between one of them
-and a CPU tensor is refused as CUDA refuses it, and everything for which the host has to wait is counted: copies
-either way, and values or shapes that are read from the device.
+Its tensors hold CPU tensors and say that they are elsewhere. Inside ``pretend_device`` an operation between
+one of them and a CPU tensor is refused as CUDA refuses it, and everything for which the host has to wait is
+counted: copies either way, and values or shapes that are read from the device.
 """
 
 import sys
@@ -84,8 +84,9 @@ class PretendGenerator(torch.Generator):
 
 
 class _Sources(TorchFunctionMode):
-    """Where numbers come from: generators must be on the device that they fill, and tensors made of Python numbers,
-    which torch would leave empty on a device of the borrowed name, are copied there."""
+    """Where numbers come from: generators must be on the device that they fill, and tensors made of Python
+    numbers, which torch would leave empty on a device of the borrowed name, are copied there.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

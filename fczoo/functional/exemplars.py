@@ -1,8 +1,8 @@
 """The memory of a client that keeps some images of its finished tasks, as positions in its training data.
 
 ``exemplar.index``: the images that it keeps. ``last.index``: those of earlier tasks, until exemplars are
-chosen from them. ``learned`` [C]: true for the classes of which exemplars have been chosen. ``task``: index of
-the task at hand.
+chosen from them. ``learned`` [C]: true for the classes of which exemplars have been chosen. ``task``: index
+of the task at hand.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""Every single file operation of a run can be its last: the same command still ends like a run that was not hurt."""
+"""Every single file operation of a run can be its last:
+the same command still ends like a run that was not hurt.
+"""
 
 import errno
 import json
@@ -28,7 +30,9 @@ def job() -> Job:
 
 
 def tell_of_operations(folder: Path, act: Callable[[str], None]) -> None:
-    """Call ``act`` before each operation that changes something in the folder; for the rest of this process."""
+    """Call ``act`` before each operation that changes something in the folder;
+    for the rest of this process.
+    """
 
     def hook(event: str, arguments: tuple) -> None:
         writes = event in WRITING or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))

@@ -1,0 +1,82 @@
+"""Checkpoints: a snapshot survives its file, a damaged file is named, a failed write harms nothing."""
+
+import os
+
+import pytest
+import torch
+
+from fczoo import FczooError
+from fczoo.core.files import write_safely
+from fczoo.federation.checkpoint import Checkpoint, Snapshot, settled
+
+SNAPSHOT = Snapshot(
+    1,
+    2,
+    {
+        "state": {"a": torch.arange(6.0).view(2, 3).mT, "b": torch.tensor(3)},
+        "memory.4": {"i": torch.arange(3)},
+    },
+    {"x": [1, None]},
+)
+
+
+def test_a_snapshot_survives_its_file(tmp_path):
+    checkpoint = Checkpoint(tmp_path / "c.safetensors")
+    assert checkpoint.load() is None
+    checkpoint.save(SNAPSHOT)
+    found = checkpoint.load()
+    assert (found.task, found.round, found.notes) == (
+        1,
+        2,
+        {"x": [1, None]},
+    ) and found.trees.keys() == SNAPSHOT.trees.keys()
+    for tree, values in SNAPSHOT.trees.items():
+        assert list(found.trees[tree]) == list(values)  # in this order
+        assert all(
+            torch.equal(v, found.trees[tree][k]) and v.dtype == found.trees[tree][k].dtype
+            for k, v in values.items()
+        )
+    checkpoint.remove()
+    assert checkpoint.load() is None and not list(tmp_path.iterdir())
+
+
+def test_views_of_one_tensor_are_saved(tmp_path):
+    table = torch.arange(12.0).view(4, 3)
+    checkpoint = Checkpoint(tmp_path / "c.safetensors")
+    checkpoint.save(Snapshot(0, 1, {"state": {"one": table[:2], "two": table[1:], "all": table}}, {}))
+    assert torch.equal(checkpoint.load().trees["state"]["two"], table[1:])
+
+
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch):
+    write_safely(tmp_path / "file", b"old")
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(OSError, match="No space left"):
+        write_safely(tmp_path / "file", b"new")
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.99])
+def test_a_damaged_checkpoint_is_named(tmp_path, part):
+    path = tmp_path / "c.safetensors"
+    Checkpoint(path).save(SNAPSHOT)
+    content = path.read_bytes()
+    for damaged in (
+        content[: int(part * len(content))],
+        content[: int(part * len(content))] + b"\x7f" + content[int(part * len(content)) + 1 :],
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(FczooError, match="no valid checkpoint"):
+            Checkpoint(path).load()
+
+
+def test_state_has_memory_of_its_own():
+    table = torch.arange(12.0).view(4, 3)
+    assert settled(table) is table
+    for view in (table[1:], table.mT):
+        assert (
+            torch.equal(settled(view), view)
+            and settled(view).is_contiguous()
+            and not settled(view).storage_offset()
+        )
