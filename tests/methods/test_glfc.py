@@ -50,9 +50,12 @@ def test_a_shortened_herding_list_is_a_herding_list(n, short, long, seed):
     )
 
 
-def test_entropy_of_fair_logits_over_four_classes_is_ln_4():
-    found = mean_entropy(torch.zeros(3, 4))
-    assert float(found) == pytest.approx(-math.log(0.25 + 1e-5), abs=1e-6)
+def test_glfc_entropy_by_hand():
+    """Fair logits over four classes: ln 4, but for 1e-5 in the logarithm; certain ones: 0; their mean."""
+    fair, certain = torch.zeros(1, 4), torch.tensor([[99.0, 0, 0, 0]])
+    assert float(mean_entropy(fair)) == pytest.approx(-math.log(0.25 + 1e-5), abs=1e-6)
+    assert float(mean_entropy(certain)) == pytest.approx(0, abs=2e-5)
+    assert float(mean_entropy(torch.cat([fair, certain]))) == pytest.approx(math.log(4) / 2, abs=1e-4)
 
 
 def client_of(bench, method, task: Task) -> tuple[Engine, LocalImages, Tree]:
@@ -63,6 +66,25 @@ def client_of(bench, method, task: Task) -> tuple[Engine, LocalImages, Tree]:
         LocalImages(engine, client.index),
         method.begin_task({}, task, bench.backbone, torch.Generator().manual_seed(0)),
     )
+
+
+def test_glfc_notices_each_time_that_the_entropy_jumps(make_bench, tasks):
+    """From 0 to ln 3 it jumps, back to 0 it falls, and to ln 3 it jumps again: two signals."""
+    bench, method = make_bench(), create_method("glfc", threshold=1.0, proxy="last", tune="head")
+    _, data, state = client_of(bench, method, tasks[0])
+    memory: Tree = {}
+    for sure, fired, expected in (
+        (0, True, math.log(3)),
+        (99, False, 0),
+        (99, False, 0),
+        (0, True, math.log(3)),
+    ):
+        bias = torch.zeros(7).double()
+        bias[0] = sure
+        state = {**state, "head.weight": torch.zeros(7, DIM).double(), "head.bias": bias}
+        memory = method.prepare(bench.backbone, data, Context(tasks[0], 0, 3, state, memory))
+        assert bool(memory["signal"]) == fired
+        assert float(memory["entropy"]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_glfc_notices_by_entropy_once(make_bench, tasks, caplog):
@@ -170,12 +192,17 @@ def test_glfc_old_model_is_the_last_of_the_task_before_in_cheap_mode(make_bench,
             assert torch.equal(value, run.states[call.ctx.task.index - 1][name.removeprefix("old.")])
 
 
-def test_glfc_uploads_gradients_only_when_it_notices(record):
-    run = record("glfc")
+QUICK = {"inversion_steps": 2, "inversion_inner": 2}
+
+
+def test_glfc_uploads_gradients_only_when_it_notices(make_bench, small_method, watch):
+    """The oracle notices each task in its first round; a threshold that is never reached notices nothing."""
+    run = watch(make_bench(epochs=1), small_method("glfc", detector="oracle", **QUICK))
+    assert {call.ctx.round for call in run.rounds} == {0, 1}
     for call in run.rounds:
         for client, payload in zip(call.clients, call.payloads, strict=True):
             sent = select(payload, "image_gradient.")
-            assert bool(sent) == (call.ctx.round == 0 and bool(sent))
+            assert bool(sent) == (call.ctx.round == 0)
             if sent:
                 classes = run.bench.train.labels[client.index].unique()
                 assert all(len(v) == len(classes) for v in sent.values())
@@ -184,7 +211,8 @@ def test_glfc_uploads_gradients_only_when_it_notices(record):
                     for i in range(len(classes))
                 ]
                 assert found == classes.tolist()
-    assert any(select(p, "image_gradient.") for call in run.rounds for p in call.payloads)
+    deaf = watch(make_bench(epochs=1, rounds=1), small_method("glfc", threshold=1e6, **QUICK))
+    assert not any(select(payload, "image_gradient.") for call in deaf.rounds for payload in call.payloads)
 
 
 def test_lenet_has_the_official_number_of_weights():

@@ -1,11 +1,6 @@
-"""All methods at once: every named option runs, quirks are off by default, uploads are as the papers say."""
-
-import types
-import typing
-from dataclasses import fields
+"""All methods at once: quirks are off by default, and uploads are as the papers say."""
 
 import pytest
-import torch
 
 from fczoo import FczooError, create_method
 from fczoo.cli.listing import listing
@@ -13,46 +8,6 @@ from fczoo.core.options import quirks
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import drop, select
 from fczoo.federation.downlink import broadcast
-
-# --- options
-
-
-def named_values(cls: type) -> list[tuple[str, object]]:
-    """(field, value) for each choice that the type of a field lists: literals, true and false, none."""
-    found = []
-    for field, hint in typing.get_type_hints(cls).items():
-        if field not in {f.name for f in fields(cls)}:
-            continue
-        for part in (
-            typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-        ):
-            if typing.get_origin(part) is typing.Literal:
-                found += [(field, value) for value in typing.get_args(part)]
-            elif part is bool:
-                found += [(field, True), (field, False)]
-            elif part is types.NoneType:
-                found.append((field, None))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "value"),
-    [(name, *pair) for name in METHODS.names() for pair in named_values(METHODS.get(name))],
-)
-def test_every_named_option_runs(make_bench, small_method, name, option, value):
-    result = make_bench(torch.float32, rounds=1, epochs=1, batch_size=8).run(
-        small_method(name, **{option: value})
-    )
-    assert result.options[option] == value
-    assert [len(row) for row in result.accuracy] == [1, 2, 3]
-
-
-def test_named_options_are_found():
-    """So that the test above cannot become empty unnoticed."""
-    found = named_values(METHODS.get("hgp"))
-    assert {("init", "zeros"), ("clip", None), ("server_cosine", False), ("logit_norm", None)} <= set(found)
-    assert not any(option in ("lr", "blocks", "name", "paper") for option, _ in found)
-
 
 # --- what crosses the wire
 

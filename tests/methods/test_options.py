@@ -1,0 +1,144 @@
+"""Every option of every method, at a value that is not its default, changes uploads, states or answers."""
+
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fczoo import Tree
+from fczoo.core.registry import METHODS
+from fczoo.testing.recording import watch
+from fczoo.testing.subject import Subject
+from fczoo.testing.world import small_method, toy_bench
+
+TWO_ROUNDS = {"rounds": 2}
+NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
+    # (method, option) -> other options, settings: without these it changes nothing in the toy world
+    ("pilora", "schedule"): ({}, TWO_ROUNDS),  # the first round has the full rate
+    ("fedproto", "strength"): ({}, TWO_ROUNDS),  # prototypes come with the first uploads of a task
+    ("fedproto", "per_sample"): ({}, TWO_ROUNDS),
+    ("fppl", "unify"): ({}, TWO_ROUNDS),
+    ("fppl", "temperature"): ({}, TWO_ROUNDS),
+    ("fppl", "view"): ({}, {"augment": "flip"}),  # without it training and test view are one
+    ("ccvr", "triple_pass"): ({"covariance": "full"}, {}),
+    ("hgp", "class_weights"): ({"keep_single": False}, {}),  # else all classes have as many images
+    ("glfc", "detector"): ({"threshold": 1e6}, {}),  # else the entropy tells as much as the oracle
+}
+PROXY = {"proxy", "reconstructions", "best_perf_no_reset"}  # options of GLFC about its reconstructions
+
+
+def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options and settings without which an option changes nothing, or its run takes long."""
+    options, settings = NEEDS.get((name, option), ({}, {}))
+    if option in ("rank", "blocks") and "tune" in METHODS.get(name).__dataclass_fields__:
+        options = {**options, "tune": "lora"}
+    if name == "glfc":
+        rebuilds = option in PROXY or option.startswith(("inversion_", "perturb_"))
+        quick = {"inversion_steps": 2, "inversion_inner": 2} if rebuilds else {"proxy": "last"}
+        options = {**options, **quick}
+    return options, settings
+
+
+OTHER = {  # where neither half, double, one more nor one less makes a difference
+    ("codap", "components"): 12,  # three tasks share them: 10 and 11 are three for each
+    ("glfc", "threshold"): 1e6,  # never reached
+    ("glfc", "reconstructions"): 1,  # more than the steps are no more
+}
+
+
+def named_values(hint: Any) -> Iterator[Any]:
+    """Each choice that the type of an option lists: literals, true and false, none."""
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    for part in typing.get_args(hint) if union else (hint,):
+        if typing.get_origin(part) is typing.Literal:
+            yield from typing.get_args(part)
+        elif part is bool:
+            yield from (True, False)
+        elif part is types.NoneType:
+            yield None
+
+
+def other_values(name: str) -> Iterator[tuple[str, Any]]:
+    """Option and value: all named values but the default, and another number for each number."""
+    cls, small = METHODS.get(name), small_method(name)
+    hints = typing.get_type_hints(cls)
+    for field in fields(cls):
+        value = getattr(small, field.name)
+        for named in named_values(hints[field.name]):
+            if named is not field.default and named != field.default:
+                yield field.name, named
+        if (name, field.name) in OTHER:
+            yield field.name, OTHER[name, field.name]
+        elif isinstance(value, tuple):
+            yield field.name, value[:-1] if len(value) > 1 else (value[0] + 1,)
+        elif type(value) is int:
+            high = field.metadata["high"]
+            yield field.name, value - 1 if high is not None and value >= high else value + 1
+        elif type(value) is float:
+            yield field.name, value / 2 or 0.1
+
+
+@cache
+def observed(name: str, options: tuple, settings: tuple) -> Tree:
+    """Uploads, states and logits of a run with some options and settings."""
+    small = {"rounds": 1, "epochs": 1, "batch_size": 8, **dict(settings)}
+    method = small_method(name, **dict(options))
+    record = watch(toy_bench(torch.float32, **small), method)
+    assert dict(options).items() <= record.result.options.items()
+    assert [len(row) for row in record.result.accuracy] == [1, 2, 3]
+    seen: dict[str, Tensor] = {}
+    for number, call in enumerate(record.calls):
+        for payload in call.payloads:
+            seen |= {f"upload {number} of {payload.client}: {k}": v for k, v in payload.items()}
+    for task, state in record.states.items():
+        seen |= {f"state {task}: {k}": v for k, v in state.items()}
+        seen[f"logits {task}"] = Subject(method).logits(record, task)
+    return seen
+
+
+def changes(ours: Tree, theirs: Tree) -> set[str]:
+    return {
+        name
+        for name in ours.keys() | theirs.keys()
+        if name not in ours or name not in theirs or not same(ours[name], theirs[name])
+    }
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+CASES = [(name, option, value) for name in METHODS.names() for option, value in other_values(name)]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), CASES)
+def test_every_option_changes_something(name: str, option: str, value: Any) -> None:
+    options, settings = needed(name, option)
+    plain = observed(name, tuple(options.items()), tuple(settings.items()))
+    changed = observed(name, tuple({**options, option: value}.items()), tuple(settings.items()))
+    assert changes(changed, plain)
+
+
+def test_a_run_that_is_told_nothing_else_changes_nothing() -> None:
+    """So that the test above does not hold for any two runs."""
+    for name in ("hgp", "fcilpt"):
+        settings = ()
+        first = observed(name, (), settings)
+        observed.cache_clear()
+        assert not changes(observed(name, (), settings), first)
+
+
+def test_every_option_is_tried() -> None:
+    """So that the test above cannot become empty unnoticed; words that are no choice are left out by name."""
+    tried = {(name, option) for name, option, _ in CASES}
+    every = {(name, f.name) for name in METHODS.names() for f in fields(METHODS.get(name))}
+    assert every == tried
+    values = [case[1:] for case in CASES if case[0] == "hgp"]
+    for pair in (("init", "zeros"), ("clip", None), ("server_cosine", False), ("logit_norm", None)):
+        assert pair in values
