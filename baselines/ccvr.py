@@ -97,10 +97,15 @@ class CCVR(TunedWithStatistics):
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         if self.calibrate == "once":
             return train
-        return {**train, **self._gaussians(sums, ctx.task, single=self.gaussian == "pooled")}
+        rows = self._gaussians(sums, ctx.task, single=self.gaussian == "pooled")
+        rows["gauss.count"] = rows["gauss.count"] / self._passes  # what is sent are true counts
+        return {**train, **rows}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        return average(payloads) if self.calibrate == "once" else gaussian_mixture(payloads, average)
+        if self.calibrate == "once":
+            return average(payloads)
+        merged = gaussian_mixture(payloads, average)
+        return {**merged, "gauss.count": merged["gauss.count"] * self._passes}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         if self.calibrate == "once":
@@ -127,10 +132,13 @@ class CCVR(TunedWithStatistics):
         gauss = keep_latest(state, new, "gauss.")
         return {**state, **gauss, **self.calibrated_head(state, gauss, ctx.task, ctx.rng)}
 
+    @property
+    def _passes(self) -> int:
+        return 3 if self.triple_pass and self.covariance == "full" else 1
+
     def _gaussians(self, sums: Tree, task: Task, single: bool) -> Tree:
         """The rows of ``gaussians``, with each image counted three times where ``triple_pass`` does so."""
-        if self.triple_pass and self.covariance == "full":
-            sums = {k: 3 * v for k, v in sums.items()}
+        sums = {k: self._passes * v for k, v in sums.items()}
         return gaussians(sums, task.start, single)
 
     def calibrated_head(self, head: Tree, gauss: Tree, task: Task, rng: torch.Generator) -> Tree:

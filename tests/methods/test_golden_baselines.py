@@ -192,7 +192,8 @@ def test_ccvr_statistics(quirk: bool) -> None:
     for k in range(3):
         batch = whole(g[f"in.feats{k}"], g[f"in.labels{k}"])
         ctx = Context(task, 0, 1, {})
-        rows = method.pack({}, method.stats(Features(), {}, batch, ctx), ctx)
+        sent = method.pack({}, method.stats(Features(), {}, batch, ctx), ctx)
+        rows = method.aggregate([Payload(sent)], lambda payloads: dict(payloads[0]))
         tag = f"quirk.full.k{k}" if quirk else f"out.k{k}"
         assert rows["gauss.label"].tolist() == [c for c in range(3, 7) if f"{tag}.c{c}.n" in g]
         for i, c in enumerate(rows["gauss.label"].tolist()):
