@@ -34,7 +34,7 @@ def move_to_task(memory: Tree, task: int, data: LocalData) -> Tree:
 
     Those of tasks in which the client was never drawn, too.
     """
-    learned = memory["learned"][data.labels(data.earlier).cpu()]
+    learned = memory["learned"].cpu()[data.labels(data.earlier).cpu()]
     return {**memory, "task": torch.tensor(task), "last.index": data.earlier[~learned]}
 
 
