@@ -152,6 +152,7 @@ def test_without_matplotlib_one_line_says_what_to_install(page, monkeypatch):
     assert not (page.parent / "never.html").exists()
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_browser_shows_it_and_fetches_nothing_else(page, tmp_path):
     asked: list[str] = []
