@@ -40,7 +40,7 @@ class HGP(PromptedHead):
     )
     private = ("gauss.",)
     tuned = {
-        "digits": {"server_lr": 3e-3},
+        "digits": {"server_lr": 1e-3},
         "imagenet_r": {"lr": 3e-2},
         "imagenet_a": {"lr": 3e-2},
         "eurosat": {"lr": 1e-3},

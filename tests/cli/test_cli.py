@@ -79,7 +79,7 @@ def test_bench_prints_what_was_run_and_one_row_a_method(folder):
     ]
     assert [line for line in printed.splitlines() if line.startswith("hgp: ")] == [
         "hgp: prefix_len=4, other than by default",
-        "hgp: server_lr=0.003, the method's values for digits",
+        "hgp: server_lr=0.001, the method's values for digits",
     ]
 
 

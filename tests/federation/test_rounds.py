@@ -207,5 +207,5 @@ def test_a_method_without_the_data_sets_values_is_named(caplog: pytest.LogCaptur
         fczoo.run(method, dataset="digits", **small)
     told = [r.message for r in caplog.records if "create_method" in r.message]
     assert told == [
-        "hgp has server_lr=0.003 on digits; fczoo.create_method('hgp', 'digits') takes the data set's values"
+        "hgp has server_lr=0.001 on digits; fczoo.create_method('hgp', 'digits') takes the data set's values"
     ]

@@ -107,7 +107,7 @@ def test_dry_run_says_where_values_come_from() -> None:
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
     assert rows["rounds"][:2] == ["7", "given"] and rows["lr"] == ["0.5", "--set"]
     assert rows["epochs"] == ["2", "data", "set", "local", "epochs", "a", "round"]
-    assert rows["server_lr"] == ["0.003", "data", "set"]
+    assert rows["server_lr"] == ["0.001", "data", "set"]
     assert "1,437 training and 360 test images" in done.stdout and f"= {1437 * 7 * 2:,}" in done.stdout
     assert rows["hgp"][:2] == [f"{129_290:,}", "0.519"] and rows["fedncm"][0] == "0"
 
