@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
-from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import Payload
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Optim, ServerAggregator, ServerContext, Task, Training
-from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 
@@ -23,7 +22,7 @@ THIRD = {"q": 0, "v": 2}  # of the fused weight of q, k and v
 
 @register_method("fedlora")
 @dataclass(frozen=True)
-class FedLoRA(Method):
+class FedLoRA(LinearHead):
     """One LoRA through all tasks; what averaging its factors loses is added to the frozen weights.
 
     Trained and sent: A and B on q, v and the feed-forward layers, and the linear head. The mean of the
@@ -42,7 +41,8 @@ class FedLoRA(Method):
     lr_lora: float = option(1e-3, "learning rate of LoRA", low=0)
 
     def training(self) -> Training:
-        return Training({"head.": Optim(lr=self.lr), "lora.": Optim(lr=self.lr_lora)})
+        optims = {"head.": Optim(lr=self.lr), "lora.": Optim(lr=self.lr_lora)}
+        return Training(optims, uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state:
@@ -52,7 +52,7 @@ class FedLoRA(Method):
         if self.residual:
             names = {weight_of(layer) for layer in layers_of(pairs)}
             weights = {name: v for name, v in backbone.full_weights().items() if name in names}
-        return {**pairs, **weights, **linear_head(task, backbone.dim, rng)}
+        return {**pairs, **weights, **self.start_head(task, backbone.dim, rng)}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         logits = self._logits(backbone, {**ctx.shared, **train}, batch)
@@ -79,8 +79,12 @@ class FedLoRA(Method):
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return self._logits(backbone, state, batch)[:, : task.stop]
 
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Features [B, D] under the corrected weights and the LoRA pairs of ``tree``."""
+        return backbone(batch.x, select(tree, "full.", "lora."))
+
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        return head_logits(tree, backbone(batch.x, select(tree, "full.", "lora.")))
+        return head_logits(tree, self.features(backbone, tree, batch))
 
 
 def layers_of(tree: Tree) -> list[str]:

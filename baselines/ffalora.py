@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
-from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Optim, Task, Training
-from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 
@@ -21,7 +20,7 @@ PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
 
 @register_method("ffalora")
 @dataclass(frozen=True)
-class FFALoRA(Method):
+class FFALoRA(LinearHead):
     """LoRA whose A matrices are drawn once and stay: averaging B averages the product B A exactly.
 
     Trained and sent: B on all linear layers of the chosen blocks, and the linear head. q, k, v share an A.
@@ -43,7 +42,7 @@ class FFALoRA(Method):
 
     def training(self) -> Training:
         optim = Optim("adamw", lr=self.lr, weight_decay=self.weight_decay)
-        return Training({"lora.": optim, "head.": optim})
+        return Training({"lora.": optim, "head.": optim}, uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state and self.merge == "one":
@@ -54,7 +53,7 @@ class FFALoRA(Method):
                 pairs[f"lora.{block}.{part}.a"] = pairs[f"lora.{block}.q.a"]
         fresh = {k if k.endswith(".b") else k.replace("lora.", "fixed.", 1): v for k, v in pairs.items()}
         if not state:
-            return {**fresh, **linear_head(task, backbone.dim, rng)}
+            return {**fresh, **self.start_head(task, backbone.dim, rng)}
         past = {}
         for name, value in select(state, "fixed.", "lora.").items():
             earlier = f"past.{name.partition('.')[2]}"
@@ -62,9 +61,12 @@ class FFALoRA(Method):
         return {**drop(state, "fixed.", "lora."), **past, **fresh}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        tree = {**ctx.shared, **train}
-        plugs = self.plugs(drop(tree, "past.") if self.merge == "mean" else tree)
-        return task_cross_entropy(head_logits(train, backbone(batch.x, plugs)), batch, ctx.task), {}
+        features = self.features(backbone, {**ctx.shared, **train}, batch)
+        return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Features [B, D] in a client's forward; with ``merge=mean`` of the current task's pair alone."""
+        return backbone(batch.x, self.plugs(drop(tree, "past.") if self.merge == "mean" else tree))
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return head_logits(state, backbone(batch.x, self.plugs(state)))[:, : task.stop]
