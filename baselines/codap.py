@@ -134,7 +134,8 @@ class CODAPrompt(PromptedHead):
 def orthonormal(old: Tensor, draws: Tensor) -> Tensor:
     """Unit rows [m, D] from ``draws`` [m, D], orthogonal to each other and to the rows ``old`` [n, D]."""
     basis, scale = torch.linalg.qr(torch.cat([old, draws]).double().mT)
-    return (basis * scale.diagonal().sign()).mT[len(old) :].to(draws)
+    completed: Tensor = (basis * scale.diagonal().sign()).mT[len(old) :]
+    return completed.to(draws)
 
 
 def gram_schmidt(old: Tensor, draws: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fczoo.core.types import ServerAggregator
 
 Entry = TypeVar("Entry")
+Decorated = TypeVar("Decorated")
 
 
 class Registry(Generic[Entry]):
@@ -30,8 +31,8 @@ class Registry(Generic[Entry]):
         self.kind, self.decorator, self.packages = kind, decorator, packages
         self._entries: dict[str, Entry] = {}
 
-    def register(self, name: str) -> Callable[[Any], Any]:
-        """Decorator. Raises FczooError when another object already has the name."""
+    def register(self, name: str) -> Callable[[Decorated], Decorated]:
+        """Decorator, which leaves the type of what it is put on. Raises FczooError when another object already has the name."""
 
         def add(entry: Any) -> Any:
             other: Any = self._entries.get(name)
