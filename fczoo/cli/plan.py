@@ -1,16 +1,16 @@
 """From the options of a command to the jobs that it means."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from fczoo.cli.arguments import parse_seeds, specs, words
 from fczoo.cli.config import Request, merged
 from fczoo.core.errors import FczooError
-from fczoo.core.options import nearest
+from fczoo.core.options import flag, nearest
 from fczoo.core.registry import METHODS, PROTOCOLS
-from fczoo.federation.settings import Settings
+from fczoo.federation.settings import MOVED, Settings
 from fczoo.runner.grid import Job, folder_name, folder_of
 
 SETTINGS = [f.name for f in fields(Settings)]
@@ -69,8 +69,19 @@ def _jobs(request: Request) -> dict[Path, Job]:
             raise FczooError(
                 "two settings of the grid would share a folder; give partition files different names"
             )
-        jobs[folder] = Job(settings, tuple(methods), tuple(seeds), options)
+        jobs |= _by_seed(folder, Job(settings, tuple(methods), tuple(seeds), options), given)
     return jobs
+
+
+def _by_seed(folder: Path, job: Job, given: Mapping[str, Any]) -> dict[Path, Job]:
+    """The job, or one for each seed in a folder of its own, where the seed moves more than training."""
+    moved = [field for field in map(MOVED.get, job.settings.vary) if field]
+    for field in moved:
+        if field in given and {getattr(job.settings, field)} != set(job.seeds):
+            raise FczooError(f"{flag(field)} is given, and --vary takes it from --seeds; leave one out")
+    if not moved:
+        return {folder: job}
+    return {folder / f"seed{s}": replace(job, settings=job.settings.seeded(s), seeds=(s,)) for s in job.seeds}
 
 
 def _name(cell: Mapping[str, Any]) -> str:

@@ -130,3 +130,12 @@ def read_lines(path: Path, what: str) -> list[dict[str, Any]]:
 def home() -> Path:
     """Folder for data, weights and caches: ``FCZOO_HOME`` or the platform's cache folder."""
     return Path(os.environ.get("FCZOO_HOME") or platformdirs.user_cache_dir("fczoo"))
+
+
+def shorten(word: str | None) -> str | None:
+    """``NAME:FOLDER/FILE`` -> ``NAME:FILE``; words without a folder as they are."""
+    if word is None or "/" not in word:
+        return word
+    before, _, last = word.rstrip("/").rpartition("/")
+    name, colon, _ = before.partition(":")
+    return f"{name}:{last}" if colon else last

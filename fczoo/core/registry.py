@@ -32,7 +32,10 @@ class Registry(Generic[Entry]):
         self._entries: dict[str, Entry] = {}
 
     def register(self, name: str) -> Callable[[Decorated], Decorated]:
-        """Decorator, which leaves the type of what it is put on. Raises FczooError when another object already has the name."""
+        """Decorator, which leaves the type of what it is put on.
+
+        Raises FczooError when another object already has the name.
+        """
 
         def add(entry: Any) -> Any:
             other: Any = self._entries.get(name)

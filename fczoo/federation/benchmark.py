@@ -116,4 +116,4 @@ def run(
             method.name,
             dataset,
         )
-    return Bench.open(Settings.for_dataset(dataset, **settings)).run(method, seed, observer)
+    return Bench.open(Settings.for_dataset(dataset, **settings).seeded(seed)).run(method, seed, observer)

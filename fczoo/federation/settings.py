@@ -1,26 +1,15 @@
 """The settings of a run: everything but the method."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from fczoo.core.errors import FczooError
+from fczoo.core.files import shorten
 from fczoo.core.options import build, check_options, flag, option
 from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, PROTOCOLS, make_aggregator
-
-HALF = ((0.5,) * 3, (0.5,) * 3)
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-RELEASED_NORM = {
-    "cifar100": HALF,
-    "imagenet_r": HALF,
-    "imagenet_a": IMAGENET,
-    "cub200": IMAGENET,
-    "eurosat": CLIP,
-    "cars196": ((0.0,) * 3, (1.0,) * 3),
-}
-"""Mean and standard deviation by data set in fed-mammoth, the code released with HGP."""
+from fczoo.data.normalisation import released_norm
 
 GROUPS = DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = (
     "data",
@@ -32,6 +21,8 @@ GROUPS = DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = (
 """Groups of settings, as ``fczoo bench --help`` lists them."""
 
 MOST_CLIENTS = 1_000_000
+MOVED = {"training": None, "partition": "partition_seed", "class-order": "class_order_seed"}
+"""What the seed of a run may move, and the setting that says so."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +110,11 @@ class Settings:
         None, "shuffles the classes; none: as class_order says", low=0, group=DATA
     )
     partition_seed: int = option(0, "seed of the split over clients", low=0, group=POPULATION)
+    vary: tuple[Literal["training", "partition", "class-order"], ...] = option(
+        ("training",),
+        "what --seeds moves: training (always), partition and class-order; +- is then over all of them",
+        group=POPULATION,
+    )
     device: Literal["auto", "cpu", "cuda", "mps"] = option(
         "auto", "auto: cuda, else mps, else cpu", group=MACHINE
     )
@@ -184,6 +180,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_options(self)
+        object.__setattr__(self, "vary", tuple(w for w in MOVED if w == "training" or w in self.vary))
         if not self.participation:
             raise FczooError(
                 "--participation is 0, so nobody would train; give a part up to 1 or a whole number of "
@@ -208,11 +205,7 @@ class Settings:
         """
         if not self.norm_by_dataset:
             return self.mean, self.std
-        if self.dataset not in RELEASED_NORM:
-            raise FczooError(
-                f"--norm-by-dataset knows no values for {self.dataset}; known: {', '.join(RELEASED_NORM)}"
-            )
-        mean, std = RELEASED_NORM[self.dataset]
+        mean, std = released_norm(self.dataset)
         return self.mean or mean, self.std or std
 
     @property
@@ -231,6 +224,18 @@ class Settings:
     def task_count(self) -> int:
         """Number of tasks."""
         return self.tasks if isinstance(self.tasks, int) else len(self.tasks)
+
+    def seeded(self, seed: int) -> "Settings":
+        """As a run with ``seed`` has them: it is also the seed of what ``vary`` names besides training.
+
+        Raises FczooError where a saved partition or a list of classes leaves nothing to vary.
+        """
+        if "partition" in self.vary and self.partition.startswith("file:"):
+            raise FczooError("--vary partition has nothing to vary in a saved partition; leave one out")
+        if "class-order" in self.vary and self.class_order != "natural":
+            raise FczooError("--vary class-order has nothing to vary in --class-order's list; leave one out")
+        moved: dict[str, Any] = {field: seed for field in map(MOVED.get, self.vary) if field}
+        return replace(self, **moved)
 
     def drawn(self, candidates: int) -> int:
         """Clients that take part in a round, out of so many."""
@@ -287,12 +292,3 @@ class Settings:
         beta = getattr(self.partitioner, "beta", None)
         options: dict[str, Any] = PROTOCOLS.get(self.protocol).options(method, self.dataset, beta)
         return options
-
-
-def shorten(word: str | None) -> str | None:
-    """``NAME:FOLDER/FILE`` -> ``NAME:FILE``; words without a folder as they are."""
-    if word is None or "/" not in word:
-        return word
-    before, _, last = word.rstrip("/").rpartition("/")
-    name, colon, _ = before.partition(":")
-    return f"{name}:{last}" if colon else last

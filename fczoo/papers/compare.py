@@ -17,7 +17,8 @@ from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line, read_experiment
 from fczoo.reports.tables import Entry, entry_of
 from fczoo.reports.words import setting_word
 
-IGNORED = (*WITHOUT_EFFECT, "partition_seed")  # what cannot change what is compared, or no paper states
+IGNORED = (*WITHOUT_EFFECT, "partition_seed", "vary")
+"""Settings that cannot change what is compared, or that no paper states."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ def _data(experiment: Experiment) -> str:
     s, result, split = experiment.settings, experiment.first, experiment.split
     sizes = sorted(set(result.task_sizes))
     classes = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    if s["class_order"] != "natural":
+    if "class-order" in s["vary"]:
+        order = "class order by the run's seed"
+    elif s["class_order"] != "natural":
         order = "given class order"
     elif s["class_order_seed"] is None:
         order = "natural class order"
@@ -32,10 +34,11 @@ def _data(experiment: Experiment) -> str:
         order = f"class order seed {s['class_order_seed']}"
     joining = f" and {s['joining']} more a task" if s["joining"] else ""
     spec, sha256 = experiment.about.partition["spec"], experiment.about.partition["sha256"]
+    drawn = "by the run's seed" if "partition" in s["vary"] else f"seed {split.seed}, {sha256[:8]}"
     return (
         f"{s['dataset']}: {len(result.task_sizes)} tasks of {classes} classes, "
         f"{split.images} training and {sum(result.test_counts)} test images, {order}; "
-        f"{s['clients']} clients{joining}, {spec} (seed {split.seed}, {sha256[:8]}), "
+        f"{s['clients']} clients{joining}, {spec} ({drawn}), "
         f"participation {s['participation']:g}"
     )
 
@@ -46,8 +49,17 @@ def _training(experiment: Experiment) -> str:
     return (
         f"{backbone['name']} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
         f"{s['rounds']} rounds x {s['epochs']} epochs, batch {s['batch_size']}, augmentation {s['augment']}; "
-        f"seeds {', '.join(map(str, experiment.seeds))}"
+        f"seeds {', '.join(map(str, experiment.seeds))}{_moved(experiment)}"
     )
+
+
+def _moved(experiment: Experiment) -> str:
+    """What the seeds of several runs move, so what their spread is a spread of."""
+    if len(experiment.seeds) == 1:
+        return ""
+    words = [word.replace("-", " ") for word in experiment.settings["vary"]]
+    listed = f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else f"{words[0]} alone"
+    return f" of {listed}"
 
 
 def conditions(experiment: Experiment) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.federation.result import Result
-from fczoo.federation.settings import Settings
+from fczoo.federation.settings import MOVED, Settings
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_folder import ABOUT, About, Cell, Runs, Split, read_folder
 from fczoo.reports.words import option_word
@@ -88,9 +88,12 @@ def filled(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def identity(about: About) -> tuple[str, ...]:
     """Equal for runs whose numbers may stand in one table."""
-    apart = (*WITHOUT_EFFECT, "backbone", "partition", "partition_seed")  # the last three by their hashes
-    same = [str(value) for name, value in filled(about.settings).items() if name not in apart]
-    return (*same, about.backbone["sha256"], about.partition["sha256"])
+    settings = filled(about.settings)
+    by_seed = {MOVED[word] for word in settings["vary"]} - {None}
+    apart = (*WITHOUT_EFFECT, "backbone", "partition", "partition_seed", *by_seed)
+    same = [json.dumps(value) for name, value in settings.items() if name not in apart]
+    split = settings["partition"] if by_seed else about.partition["sha256"]
+    return (*same, about.backbone["sha256"], split)
 
 
 def places_below(place: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import through_json, write_json
+from fczoo.core.files import shorten, through_json, write_json
 from fczoo.core.method import Method
 from fczoo.core.registry import create_method
 from fczoo.data.stream import data_sha256
@@ -20,7 +20,7 @@ from fczoo.federation.diagnostics import Probe
 from fczoo.federation.environment import hardware, versions
 from fczoo.federation.observer import Several
 from fczoo.federation.result import read_result
-from fczoo.federation.settings import Settings, shorten
+from fczoo.federation.settings import Settings
 from fczoo.reports.run_folder import (
     ABOUT,
     FAILURE,

@@ -1,0 +1,62 @@
+"""``--vary``: what the seeds of a bench move besides training."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+
+TINY = ["--methods", "fedncm", "--seeds", "0,1", "--train-per-class", "20", "--test-per-class", "5"]
+
+
+def bench(out: Path, *options: str) -> str:
+    done = CliRunner().invoke(main, ["bench", *TINY, *options, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def told(out: Path, seed: int) -> dict:
+    return json.loads((out / f"seed{seed}" / "bench.json").read_text())
+
+
+def test_every_seed_has_its_own_split_and_class_order(tmp_path):
+    text = bench(tmp_path / "runs", "--vary", "class-order,partition")
+    assert "seeds 0, 1 of training, partition and class order" in text
+    assert "class order by the run's seed" in text and "(by the run's seed)" in text
+    assert text.count("\nfedncm ") == 1  # both seeds in one row
+    for seed in (0, 1):
+        settings = told(tmp_path / "runs", seed)["settings"]
+        assert settings["partition_seed"] == settings["class_order_seed"] == seed
+    hashes = {told(tmp_path / "runs", seed)["partition"]["sha256"] for seed in (0, 1)}
+    assert len(hashes) == 2
+
+
+def test_a_varied_run_is_the_run_with_these_seeds(tmp_path):
+    bench(tmp_path / "varied", "--vary", "training,partition")
+    bench(tmp_path / "plain", "--seeds", "1", "--partition-seed", "1")
+    varied = json.loads((tmp_path / "varied" / "seed1" / "fedncm" / "seed1" / "result.json").read_text())
+    plain = json.loads((tmp_path / "plain" / "fedncm" / "seed1" / "result.json").read_text())
+    assert varied["accuracy"] == plain["accuracy"]
+
+
+def test_training_alone_is_the_default(tmp_path):
+    assert "seeds 0, 1 of training alone" in bench(tmp_path / "runs")
+    assert (tmp_path / "runs" / "bench.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--vary", "colour"), "--vary"),
+        (("--vary", "partition", "--partition-seed", "5"), "--partition-seed is given"),
+        (("--vary", "class-order", "--class-order", "9,8,7,6,5,4,3,2,1,0"), "--vary class-order"),
+        (("--vary", "partition", "--partition", "file:split.json"), "--vary partition"),
+    ],
+)
+def test_what_cannot_vary_is_one_line(tmp_path, options, message):
+    done = CliRunner().invoke(main, ["bench", *TINY, *options, "--out", str(tmp_path / "runs")])
+    assert done.exit_code != 0
+    assert message in done.output and len(done.output.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
