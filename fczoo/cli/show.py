@@ -127,6 +127,11 @@ def _method_page(cls: type[Method], dataset: str) -> str:
         f"{content} ({', '.join(names)}): {tells}" for content, names, tells in disclosed(training, seen.sent)
     )
     parts.append("What a server could learn from an upload:\n" + "\n".join(lines))
+    if training.separate:
+        parts.append(
+            "The server needs each client's sums by itself: secure aggregation, which shows it only totals, "
+            "cannot hide them."
+        )
     parts.append(
         f"Sent down at the start of a task: {nbytes(seen.received) / 1e6:.3f} MB; later only what has "
         "changed."

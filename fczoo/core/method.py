@@ -42,7 +42,7 @@ class Method(ABC):
     training()              anybody  what clients train, on what, and what they upload
     begin_task(...)         server   the state of the last task (empty at first); returns the new task's
     survey("begin", ...)    client   each batch of its images, before the rounds: sums (``Surveys``)
-    absorb("begin", ...)    server   these sums over all clients; returns the state
+    absorb("begin", ...)    server   these sums over all clients (or side by side); returns the state
     prepare(...)            client   each round: what it remembers, before it trains (``Remembers``)
     teach(...)              client   a batch: outputs of a teacher that stands still in the task (``Distils``)
     loss(...)               client   each batch of each epoch: a scalar, and sums over the round
@@ -159,7 +159,8 @@ class Surveys(Protocol):
         """Client: sums over one pass of its images; ``state`` is what the server broadcast."""
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """Server: fold the sums, added up over all clients, into the state."""
+        """Server: fold the sums into the state: added up over all clients or, where ``Training.separate``
+        says so, side by side [K, ...]."""
 
 
 @runtime_checkable

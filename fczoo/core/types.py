@@ -32,6 +32,7 @@ class Batch(NamedTuple):
     query: Tensor  # [B, D] feature of the frozen backbone; [B, 0] for a method that does not ask for it
     teacher: Tensor = torch.empty(0, 0)  # [B, C] the teacher's outputs for the same view; [B, 0] without one
     class_count: Tensor = torch.empty(0)  # [C] the client's training images of each class; [0] elsewhere
+    draws: Tensor = torch.empty(0, 0)  # [B, n] uniform in [0, 1); [B, 0] for a method that asks for none
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Average of a [B] tensor over the real samples. Every loss averages through this."""
@@ -119,6 +120,13 @@ class Training:
     averaging: str = "fedavg"  # registered aggregator for the part that is averaged
     clip_norm: float | None = None  # largest norm of one client's gradient, over all tensors that it trains
     scope: Scope = "task"  # ``seen`` and ``pooled`` keep old images: upper bounds, not competitors
+    # uniform numbers an image in ``Batch.draws``, since a loss cannot draw under vmap. In training they are new
+    # in each step; in a survey they are the image's own, whoever holds it
+    draws: int = 0
+    # a client's draws of a survey lie evenly in [0, 1): cut into equal parts, they cut its images into equal parts
+    even_draws: bool = False
+    # ``absorb`` gets the clients' sums side by side [K, ...] instead of their total
+    separate: bool = False
     # view of the images in the pass of ``stats``; none: no such pass
     stats: Literal["test", "train", "none"] = "none"
     exemplars: str = ""  # memory tensor with positions of kept images, which join the client's training

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fczoo.core.method import Method
-from fczoo.core.types import Batch
+from fczoo.core.seeds import torch_stream
+from fczoo.core.types import Batch, Training
 from fczoo.data.views import Augment, ImageStore
 
 NOWHERE = torch.empty(0, dtype=torch.int64)  # positions of no image
@@ -28,10 +29,12 @@ class Rows(NamedTuple):
 
     positions: Tensor  # [n]
     draws: Tensor | None = None  # [n, DRAWS]; None: the test view
+    own: Tensor | None = None  # [n, d] draws of the method; None: it has none here
 
     def part(self, start: int, stop: int) -> "Rows":
         """The rows from ``start`` up to ``stop``."""
-        return Rows(self.positions[start:stop], None if self.draws is None else self.draws[start:stop])
+        draws = None if self.draws is None else self.draws[start:stop]
+        return Rows(self.positions[start:stop], draws, None if self.own is None else self.own[start:stop])
 
 
 def stacked_batch(
@@ -48,8 +51,15 @@ def stacked_batch(
     x, query = _inputs(method, store, index.flatten(), augment, draws, cache_queries)
     y = store.labels[index.to(store.labels.device)]
     none = query.new_empty(*index.shape, 0)
+    own = [pad(r.own, width) for r in rows if r.own is not None]
     return Batch(
-        x.unflatten(0, index.shape), y, weight.to(query), query.unflatten(0, index.shape), none, none[:, 0]
+        x.unflatten(0, index.shape),
+        y,
+        weight.to(query),
+        query.unflatten(0, index.shape),
+        none,
+        none[:, 0],
+        torch.stack(own).to(query) if own else none,
     )
 
 
@@ -57,6 +67,18 @@ def view_batches(method: Method, store: ImageStore, index: Tensor, size: int) ->
     """The test view of some images [n], in order, in batches of ``size``."""
     for part in index.split(size):
         yield Batch(*(v[0] for v in stacked_batch(method, store, [Rows(part)], Augment())))
+
+
+def image_draws(training: Training, images: int, index: Tensor, *key: int | str) -> Tensor | None:
+    """The method's draws [n, d] for the images at ``index`` [n] of a store of ``images``.
+
+    The stream of ``key`` gives each image of the store its own, so that they do not depend on who holds it;
+    only where draws lie evenly does their rank count, among the images asked for.
+    """
+    if not training.draws:
+        return None
+    own = torch.rand(images, training.draws, generator=torch_stream(*key))[index.cpu()]
+    return (own.argsort(0).argsort(0) + 0.5) / len(own) if training.even_draws else own
 
 
 def pad(rows: Tensor, width: int) -> Tensor:

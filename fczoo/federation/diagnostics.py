@@ -119,7 +119,7 @@ class Probe:
 def _predictions(world: World, method: Method, state: Tree, now: Task, task: Task) -> tuple[Tensor, Tensor]:
     """Answers and labels of one task's test images after task ``now``."""
     index = torch.from_numpy(world.stream.positions(world.stream.test, task))
-    return predictions(method, world.test, state, index, now, BATCH)
+    return predictions(method, world, state, index, now, BATCH)
 
 
 def histogram(values: Tensor, size: int) -> list[int]:

@@ -19,7 +19,15 @@ from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, Moment
 from fczoo.data.views import DRAWS, Augment, ImageStore
-from fczoo.federation.batches import NOWHERE, Client, Rows, pad, stacked_batch, view_batches
+from fczoo.federation.batches import (
+    NOWHERE,
+    Client,
+    Rows,
+    image_draws,
+    pad,
+    stacked_batch,
+    view_batches,
+)
 from fczoo.federation.optimizers import Optimizers
 
 _LOSS = "loss of the step"  # a name that no method gives to a sum
@@ -99,9 +107,10 @@ class Engine:
         def sums(_: Tree, batch: Batch) -> Tree:
             return method.survey(moment, self.backbone, state, batch, ctx.task)
 
-        out = []
+        out, key = [], (f"survey {moment}", self.plan.seed, ctx.task.index)
         for client in clients:
-            found = self._pass(sums, [{}], [Rows(client.index)])[0]
+            own = image_draws(method.training(), len(self.store.labels), client.index, *key)
+            found = self._pass(sums, [{}], [Rows(client.index, own=own)])[0]
             out.append(Payload(found, client.number, len(client.index)))
         return out
 
@@ -176,17 +185,17 @@ class Engine:
         rows = []
         for learner in learners:
             index = learner.client.index
-            rng = torch_stream("stats", self.plan.seed, ctx.task.index, ctx.round, learner.client.number)
-            rows.append(
-                Rows(index, torch.rand(len(index), DRAWS, generator=rng) if view == "train" else None)
-            )
+            key = ("stats", self.plan.seed, ctx.task.index, ctx.round, learner.client.number)
+            drawn = torch.rand(len(index), DRAWS, generator=torch_stream(*key)) if view == "train" else None
+            own = image_draws(self.method.training(), len(self.store.labels), index, *key, "own")
+            rows.append(Rows(index, drawn, own))
 
         def sums(train: Tree, batch: Batch) -> Tree:
             return self.method.stats(self.backbone, train, batch, ctx)
 
         after = self._pass(sums, [learner.trained for learner in learners], rows)
-        for learner, own in zip(learners, after, strict=True):
-            learner.sums |= own
+        for learner, found in zip(learners, after, strict=True):
+            learner.sums |= found
 
     @torch.no_grad()
     def _with_teacher(self, batch: Batch, rows: Sequence[Rows], ctx: Context) -> Batch:
@@ -219,14 +228,15 @@ class Engine:
 
         They are on the device from the start: a copy a step would make the host wait for the device.
         """
-        size = self.plan.batch_size
+        size, own_draws = self.plan.batch_size, self.method.training().draws
         for epoch in range(self.plan.epochs):
             rng = torch_stream("client", self.plan.seed, ctx.task.index, ctx.round, client, epoch)
             order = torch.randperm(len(index), generator=rng)
             draws = torch.rand(len(order), DRAWS, generator=rng).to(self.backbone.device)
-            positions = index[order].to(self.store.pixels.device)
-            for part, own in zip(positions.split(size), draws.split(size), strict=True):
-                yield Rows(part, own)
+            own = torch.rand(len(order), own_draws, generator=rng).to(draws.device) if own_draws else None
+            rows = Rows(index[order].to(self.store.pixels.device), draws, own)
+            for start in range(0, len(order), size):
+                yield rows.part(start, start + size)
 
     def _batch(self, rows: Sequence[Rows]) -> Batch:
         return stacked_batch(self.method, self.store, rows, self.plan.augment, self.plan.cache_queries)

@@ -6,20 +6,21 @@ from torch import Tensor
 from fczoo.core.method import Method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Task
-from fczoo.data.stream import Stream
-from fczoo.data.views import ImageStore
 from fczoo.federation.batches import view_batches
+from fczoo.federation.world import World
 
 
 @torch.inference_mode()
 def predictions(
-    method: Method, store: ImageStore, state: Tree, index: Tensor, task: Task, batch_size: int
+    method: Method, world: World, state: Tree, index: Tensor, task: Task, batch_size: int
 ) -> tuple[Tensor, Tensor]:
     """Answers over all classes seen by ``task``, and labels, of some test images [n] each, on the CPU.
 
-    One forward an image. Raises TypeError when the method's logits do not cover exactly the classes seen so
-    far.
+    One forward an image. A class of which no client has ever held an image is no answer, whatever its logit:
+    nothing has been learned of it, and a head that starts at zero would have it beat negative logits.
+    Raises TypeError when the method's logits do not cover exactly the classes seen so far.
     """
+    store, held = world.test, world.held(task)
     answers, labels = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     for batch in view_batches(method, store, index, batch_size):
         logits = method.predict(store.backbone, state, batch, task)
@@ -28,18 +29,16 @@ def predictions(
                 f"{method.name}.predict gave {tuple(logits.shape)}, expected {(len(batch.y), task.stop)}: "
                 f"one logit for each class seen"
             )
-        answers.append(logits.argmax(1).cpu())
+        answers.append(logits.masked_fill(~held.to(logits.device), -torch.inf).argmax(1).cpu())
         labels.append(batch.y.cpu())
     return torch.cat(answers), torch.cat(labels)
 
 
-def accuracy_row(
-    method: Method, store: ImageStore, state: Tree, stream: Stream, task: Task, batch_size: int
-) -> list[float]:
+def accuracy_row(method: Method, world: World, state: Tree, task: Task, batch_size: int) -> list[float]:
     """Percent of right answers on each task up to ``task``; NaN for a task without test images."""
-    row = []
+    row, stream = [], world.stream
     for seen in stream.tasks[: task.index + 1]:
         index = torch.from_numpy(stream.positions(stream.test, seen))
-        answers, labels = predictions(method, store, state, index, task, batch_size)
+        answers, labels = predictions(method, world, state, index, task, batch_size)
         row.append(100 * int((answers == labels).sum()) / len(index) if len(index) else float("nan"))
     return row

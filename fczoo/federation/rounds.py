@@ -29,6 +29,7 @@ from fczoo.federation.evaluate import accuracy_row
 from fczoo.federation.observer import Observer
 from fczoo.federation.result import PROGRESS, Result
 from fczoo.federation.settings import Settings
+from fczoo.federation.sums import gathered
 from fczoo.federation.uplink import Arrival
 from fczoo.federation.world import World
 from fczoo.security.guard import Stopped
@@ -96,7 +97,7 @@ class Run:
             rounds_done = 0
             with self.result.phase("evaluation"):
                 batch = self._plan().pass_size
-                row = accuracy_row(self.method, self.world.test, self.state, self.stream, task, batch)
+                row = accuracy_row(self.method, self.world, self.state, task, batch)
                 self.result.accuracy.append(row)
             self.result.metrics = all_metrics(self.result.accuracy, self.result.test_counts)
             self.result.seconds = time.perf_counter() - self.begin
@@ -212,7 +213,7 @@ class Run:
         self._note_storage(shared)
         arrival = self.uplink.arrive(sent, clients, shared, Exchange(task, survey=moment))
         payloads, _, _ = self._receive(arrival)
-        sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in payloads[0]}
+        sums = gathered(payloads, self.training.separate)
         ctx = self._server_context(f"absorb {moment}", task, 0 if moment == "begin" else rounds, payloads)
         self.state = self._place(self.method.absorb(moment, self.state, sums, ctx))
 

@@ -46,6 +46,12 @@ class World:
             if idle or len(index)
         ]
 
+    def held(self, task: Task) -> torch.Tensor:
+        """[task.stop] whether any client has had images of each class so far."""
+        owned = [self._places(parts) for parts in self.partition.tasks[: task.index + 1]]
+        labels = torch.from_numpy(self.stream.train.labels)[torch.cat(owned)]
+        return torch.bincount(labels, minlength=task.stop)[: task.stop] > 0
+
     def _places(self, parts: Sequence[np.ndarray]) -> torch.Tensor:
         """Positions in the training store of the images with these numbers."""
         numbers = np.concatenate([np.empty(0, dtype=np.int64), *parts])

@@ -18,7 +18,7 @@ from fczoo.core.types import Batch, Context, ServerContext
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
-from fczoo.federation.batches import Client, Rows, stacked_batch
+from fczoo.federation.batches import Client, Rows, image_draws, stacked_batch
 from fczoo.federation.downlink import broadcast
 from fczoo.federation.engine import Engine, Plan
 from fczoo.federation.settings import Settings
@@ -104,7 +104,8 @@ def _one_step(
     leaves = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
     kept = _Kept({**store.backbone.weights, **leaves, **ctx.shared})
     with FlopCounterMode(display=False) as counter:
-        stacked = stacked_batch(method, store, [Rows(index, draws)], augment, settings.cache_queries)
+        rows = Rows(index, draws, image_draws(method.training(), len(store.labels), index, "cost"))
+        stacked = stacked_batch(method, store, [rows], augment, settings.cache_queries)
         batch = Batch(*(v[0] for v in stacked))
         if isinstance(method, Distils):
             with torch.no_grad():

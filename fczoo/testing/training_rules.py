@@ -94,6 +94,8 @@ def padding_changes_nothing(subject: Subject) -> None:
     for call in run.last_calls.values():
         moment = call.moment
         real = batch_of(method, run.bench.train, call.clients[0].index[:3])
+        drawn = torch.rand(len(real.y), method.training().draws, generator=torch.Generator().manual_seed(0))
+        real = real._replace(draws=drawn.to(real.w))
         padded = _with_garbage(real)
         sentence = f"{subject.name} counts padding, rows of weight 0, in {moment}; average by Batch.mean"
         if moment == "train":
@@ -123,6 +125,7 @@ def _with_garbage(batch: Batch, rows: int = 2) -> Batch:
         torch.cat([batch.y, batch.y[:1].expand(rows)]),
         torch.cat([batch.w, batch.w.new_zeros(rows)]),
         torch.cat([batch.query, noise(batch.query)]),
+        draws=torch.cat([batch.draws, noise(batch.draws).abs() % 1]),
     )
 
 

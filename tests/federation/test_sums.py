@@ -1,0 +1,135 @@
+"""What surveys give the server: totals or rows, draws for their images, and classes that nobody held."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fczoo import Batch, Method, Payload, Training, Tree, create_method, whole
+from fczoo.cli.show import show
+from fczoo.federation.batches import image_draws
+from fczoo.federation.evaluate import accuracy_row
+from fczoo.federation.sums import gathered
+from fczoo.testing.world import TASKS, toy_bench
+from helpers_engine import DESCENT
+
+
+@dataclass(frozen=True)
+class Asking(Method):
+    """Sends its number of images and the sum of what is drawn for them; answers class 0."""
+
+    name = "asking"
+    separate: bool = False
+    even: bool = False
+
+    def __post_init__(self) -> None:
+        """Not for users: the options need no check."""
+
+    def training(self) -> Training:
+        uploads = {"images": whole("counts"), "drawn": whole("counts"), "parts": whole("counts")}
+        return Training({}, ["query"], uploads, draws=2, even_draws=self.even, separate=self.separate)
+
+    def surveys(self):
+        return frozenset({"begin"})
+
+    def begin_task(self, state, task, backbone, rng) -> Tree:
+        return state or {"images": torch.zeros(1), "drawn": torch.zeros(2), "parts": torch.zeros(2)}
+
+    def survey(self, moment, backbone, state, batch: Batch, task) -> Tree:
+        parts = torch.nn.functional.one_hot((2 * batch.draws[:, 0]).long(), 2)
+        weighted = batch.w[:, None]
+        sums = {"images": batch.w.sum()[None], "drawn": (batch.draws * weighted).sum(0)}
+        return {**sums, "parts": (parts * weighted).sum(0)}
+
+    def absorb(self, moment, state, sums, ctx) -> Tree:
+        return sums
+
+    def predict(self, backbone, state, batch: Batch, task) -> Tensor:
+        return torch.zeros(len(batch.y), task.stop)
+
+
+def test_the_total_is_added_up_in_float64() -> None:
+    """1 + 2^-24 is 1 in float32, however often it is added; the counts stay whole numbers."""
+    small = Payload({"x": torch.tensor([2.0**-24]), "n": torch.tensor([3])})
+    payloads = [Payload({"x": torch.ones(1), "n": torch.tensor([1])}), small, small]
+    assert gathered(payloads, separate=False) == {"x": torch.tensor([1 + 2.0**-23]), "n": torch.tensor([7])}
+    rows = gathered(payloads, separate=True)
+    assert rows["x"].shape == (3, 1) and rows["n"].tolist() == [[1], [3], [3]]
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_survey_gives_a_total_or_rows(watch, separate) -> None:
+    run = watch(toy_bench(), Asking(separate=separate))
+    owned = [[13.0], [10.0], [7.0]]
+    assert run.states[0]["images"].tolist() == (owned if separate else [30.0])
+
+
+def test_draws_of_a_survey_belong_to_the_image(watch) -> None:
+    """Whoever holds it, and in whatever batch it comes."""
+    bench = toy_bench()
+    pooled = replace(
+        bench.partition,
+        tasks=tuple(tuple([np.sort(np.concatenate(p))] + [p[0][:0]] * 2) for p in bench.partition.tasks),
+    )
+    ours = watch(bench, Asking()).states[2]
+    theirs = watch(replace(bench, partition=pooled), Asking()).states[2]
+    torch.testing.assert_close(ours["drawn"], theirs["drawn"])
+    other = watch(bench, Asking(), 1).states[2]
+    assert not torch.allclose(ours["drawn"], other["drawn"])
+
+
+def test_even_draws_cut_a_client_into_equal_parts(watch) -> None:
+    run = watch(toy_bench(), Asking(separate=True, even=True))
+    assert [sorted(row) for row in run.states[0]["parts"].tolist()] == [[6.0, 7.0], [5.0, 5.0], [3.0, 4.0]]
+    drawn = image_draws(Asking(even=True).training(), 30, torch.tensor([4, 9, 2, 7]), "key")
+    assert drawn[:, 0].sort().values.tolist() == [0.125, 0.375, 0.625, 0.875]
+
+
+@dataclass(frozen=True)
+class Noisy(Asking):
+    """Trains; its loss notes what is drawn for it."""
+
+    def training(self) -> Training:
+        uploads = {"drawn": whole("counts")}
+        return Training({"w": DESCENT}, ["query"], uploads, draws=2)
+
+    def surveys(self):
+        return frozenset()
+
+    def begin_task(self, state, task, backbone, rng) -> Tree:
+        return state or {"w": torch.zeros(2, dtype=torch.float64)}
+
+    def loss(self, backbone, train, batch: Batch, ctx) -> tuple[Tensor, Tree]:
+        noise = (batch.draws * batch.w[:, None]).sum(0)
+        return (train["w"] - noise).square().sum(), {"drawn": noise}
+
+
+def test_draws_of_a_loss_are_the_clients_own_and_the_same_together(watch) -> None:
+    one, together = watch(toy_bench(), Noisy()), watch(toy_bench(together=3), Noisy())
+    sent = [[p["drawn"].tolist() for p in call.payloads] for call in one.calls]
+    for ours, theirs in zip(one.calls, together.calls, strict=True):
+        for a, b in zip(ours.payloads, theirs.payloads, strict=True):
+            torch.testing.assert_close(a["drawn"], b["drawn"])
+    assert len({str(drawn) for call in sent for drawn in call}) == sum(map(len, sent))  # new in every round
+
+
+def test_a_class_that_nobody_held_is_no_answer() -> None:
+    """All logits are equal, so the answer is the first class that was held: 1, which is right in a third."""
+    bench = toy_bench()
+    labels = bench.stream.train.labels
+    kept = bench.stream.train_index[labels != 0]
+    without = tuple(tuple(np.intersect1d(part, kept) for part in parts) for parts in bench.partition.tasks)
+    bench = replace(bench, partition=replace(bench.partition, tasks=without))
+    assert bench.held(TASKS[1]).tolist() == [False, True, True, True, True]
+    assert accuracy_row(Asking(), bench, {}, TASKS[0], 10) == [pytest.approx(100 / 3)]
+
+
+def test_show_says_that_rows_stay_apart(monkeypatch) -> None:
+    assert "secure aggregation" not in show("fedncm", "digits")
+    cls = type(create_method("fedncm"))
+    training = cls.training
+    monkeypatch.setattr(cls, "training", lambda self: replace(training(self), separate=True))
+    monkeypatch.setattr(cls, "absorb", lambda self, moment, state, sums, ctx: state)
+    assert "secure aggregation, which shows it only totals, cannot hide them" in show("fedncm", "digits")
