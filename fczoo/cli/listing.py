@@ -1,5 +1,6 @@
 """What ``fczoo list`` prints. Most kinds are read from source, so that nothing heavy is imported."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -14,9 +15,12 @@ from fczoo.core.registry import (
     METHODS,
     PARTITIONERS,
     PROTOCOLS,
+    RELEASES,
     Registry,
 )
 from fczoo.federation.settings import Settings
+from fczoo.papers.protocol import Source
+from fczoo.reports.words import word_table
 
 KINDS = {
     "methods": "what fczoo compares",
@@ -27,6 +31,7 @@ KINDS = {
     "merges": "how the server of one method merges what it does not average",
     "attacks": "what hostile clients do",
     "protocols": "how papers run their experiments",
+    "releases": "what released code does, all options at once (--as-released)",
     "backbones": "pre-trained vision transformers",
     "quirks": "options that follow released code against its paper",
 }
@@ -37,7 +42,11 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "merges": MERGES,
     "attacks": ATTACKS,
     "protocols": PROTOCOLS,
+    "releases": RELEASES,
 }
+
+SOURCES = {"protocol": PROTOCOLS, "release": RELEASES}
+"""Kinds of what settings come from, as ``fczoo show KIND NAME`` has them."""
 
 
 def kinds() -> str:
@@ -52,8 +61,7 @@ def listing(kind: str) -> str:
 
         return "\n".join(backbone_names())
     if kind == "quirks":
-        head = ["option", "what it does", "seen in"]
-        return tabulate(_quirks(), head, tablefmt="simple", maxcolwidths=[None, 80, 60])
+        return _quirks()
     registry = REGISTRIES.get(kind, METHODS)
     names = registry.names()
     if registry is METHODS:
@@ -64,22 +72,49 @@ def listing(kind: str) -> str:
 
 def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """What a shell offers after ``fczoo show``."""
-    if ctx.params.get("names"):
-        return [name for name in PROTOCOLS.names() if name.startswith(incomplete)]
+    if before := ctx.params.get("names"):
+        registry = SOURCES.get(before[0], PROTOCOLS)
+        return [name for name in registry.names() if name.startswith(incomplete)]
     registries = METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS
-    known = ["protocol", "settings", *(name for registry in registries for name in registry.names())]
+    known = [*SOURCES, "settings", *(name for registry in registries for name in registry.names())]
     return [name for name in known if name.startswith(incomplete)]
 
 
-def _quirks() -> list[tuple[str, str, str]]:
-    """Deviations found in released code: option, what it changes, where it was seen."""
-    owners = [
-        *((n, METHODS.get(n)) for n in METHODS.names()),
-        ("bench", Settings),
-        *((n, PARTITIONERS.get(n)) for n in PARTITIONERS.names()),
-    ]
-    return [
+OWNERS = {"bench": Settings}  # of options, besides methods and partitioners
+
+
+def _owners() -> dict[str, Any]:
+    every = {n: METHODS.get(n) for n in METHODS.names()} | OWNERS
+    return every | {n: PARTITIONERS.get(n) for n in PARTITIONERS.names()}
+
+
+def _quirks() -> str:
+    """Options made for a deviation of released code, and all in which a release differs from fczoo."""
+    owners = _owners()
+    single = [
         (f"{owner}.{name}={value}", cls.__dataclass_fields__[name].metadata["meaning"], place)
-        for owner, cls in owners
+        for owner, cls in owners.items()
         for name, value, place in quirks(cls)
     ]
+    together = [
+        (release, owner, ", ".join(changes))
+        for release in RELEASES.names()
+        for owner, changes in _changes(RELEASES.get(release), owners).items()
+    ]
+    return (
+        f"{word_table(single, ['option', 'what it does', 'seen in'])}\n\n"
+        "All that a release sets other than fczoo does, with sources in `fczoo show release NAME`:\n"
+        f"{word_table(together, ['--as-released', 'of', 'options'])}"
+    )
+
+
+def _changes(release: type[Source], owners: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Words for the options that a release changes, by owner; several values are those of data sets."""
+    found: dict[str, list[str]] = {}
+    for (owner, name), stated in release.everything().items():
+        if owner in owners:
+            usual = owners[owner].__dataclass_fields__[name].default
+            words = dict.fromkeys(s.word for s in stated if s.value != usual)
+            if words:
+                found.setdefault(owner, []).append(f"{name}={' | '.join(words)}")
+    return found

@@ -2,7 +2,7 @@
 
 import click
 
-from fczoo.cli.listing import KINDS, complete_names, kinds, listing
+from fczoo.cli.listing import KINDS, SOURCES, complete_names, kinds, listing
 from fczoo.core.errors import FczooError
 
 
@@ -14,24 +14,28 @@ def list_command(kind: str | None) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="[protocol] NAME", shell_complete=complete_names)
-@click.option("--dataset", help="Data set whose values are shown.  [digits; of a protocol, all]")
+@click.argument(
+    "names", nargs=-1, required=True, metavar="[protocol|release] NAME", shell_complete=complete_names
+)
+@click.option("--dataset", help="Data set whose values are shown.  [digits; of a protocol or release, all]")
 def show(names: tuple[str, ...], dataset: str | None) -> None:
     """All about a method, data set, partitioner, aggregator, attack, the settings or,
-    as `show protocol NAME`, a protocol.
+    as `show protocol NAME` and `show release NAME`, a protocol or what released code does.
     """
-    if len(names) > 1 and (names[0] != "protocol" or len(names) > 2):
-        raise FczooError(f"cannot show {' '.join(names)!r}; write one name, or protocol and its name")
-    if names == ("protocol",):
-        click.echo(f"{listing('protocols')}\n\nfczoo show protocol NAME has all about one.")
+    kind = names[0]
+    if len(names) > 1 and (kind not in SOURCES or len(names) > 2):
+        words = " or ".join(SOURCES)
+        raise FczooError(f"cannot show {' '.join(names)!r}; write one name, or {words} and its name")
+    if kind in SOURCES and len(names) == 1:
+        click.echo(f"{listing(f'{kind}s')}\n\nfczoo show {kind} NAME has all about one.")
     elif len(names) == 2:
-        from fczoo.cli.show_protocol import protocol_page
+        from fczoo.cli.show_protocol import source_page
 
-        click.echo(protocol_page(names[1], dataset))
+        click.echo(source_page(SOURCES[kind].get(names[1]), dataset))
     else:
         from fczoo.cli.show import show as page
 
-        click.echo(page(names[0], dataset or "digits"))
+        click.echo(page(kind, dataset or "digits"))
 
 
 @click.command()

@@ -7,7 +7,16 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import click
 
 from fczoo.core.options import describe_type, flag
-from fczoo.core.registry import AGGREGATORS, ATTACKS, DATASETS, METHODS, PARTITIONERS, PROTOCOLS, Registry
+from fczoo.core.registry import (
+    AGGREGATORS,
+    ATTACKS,
+    DATASETS,
+    METHODS,
+    PARTITIONERS,
+    PROTOCOLS,
+    RELEASES,
+    Registry,
+)
 from fczoo.data.dataset import Defaults
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.reports.words import option_word
@@ -19,6 +28,7 @@ NAMED: dict[str, Registry[Any]] = {
     "methods": METHODS,
     "dataset": DATASETS,
     "protocol": PROTOCOLS,
+    "as_released": RELEASES,
     "partition": PARTITIONERS,
     "aggregator": AGGREGATORS,
     "attack": ATTACKS,

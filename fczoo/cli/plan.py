@@ -9,7 +9,7 @@ from fczoo.cli.arguments import parse_seeds, specs, words
 from fczoo.cli.config import Request, merged
 from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
-from fczoo.core.registry import METHODS, PROTOCOLS
+from fczoo.core.registry import METHODS
 from fczoo.federation.settings import MOVED, Settings
 from fczoo.runner.grid import Job, folder_name, folder_of
 
@@ -57,11 +57,11 @@ def _jobs(request: Request) -> dict[Path, Job]:
     ]
     jobs: dict[Path, Job] = {}
     for settings in grid:
-        protocol = PROTOCOLS.get(settings.protocol) if settings.protocol else None
-        methods = words(request.get("methods"), "--methods") or list(protocol.proposes if protocol else ())
+        source = next(iter(settings.followed.values()), None)  # the protocol, or the release without one
+        methods = words(request.get("methods"), "--methods") or list(source.proposes if source else ())
         if not methods:
-            raise FczooError("no methods are named; give --methods or --protocol")
-        proposed = protocol.seeds.value if protocol else [0]
+            raise FczooError("no methods are named; give --methods, --protocol or --as-released")
+        proposed = source.seeds.value if source else [0]
         seeds = parse_seeds(request["seeds"]) if "seeds" in request else proposed
         options = {m: v for m, v in request["set"].items() if m in methods}
         folder = folder_of(settings, grid)

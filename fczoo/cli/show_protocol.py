@@ -1,84 +1,98 @@
-"""What ``fczoo show protocol NAME`` prints."""
+"""What ``fczoo show protocol NAME`` and ``fczoo show release NAME`` print."""
 
 import inspect
 import textwrap
 from dataclasses import fields
 from typing import Any
 
-from fczoo.core.registry import DATASETS, METHODS, PROTOCOLS
+from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
-from fczoo.papers.protocol import ByBeta, Protocol, Stated
+from fczoo.papers.protocol import ByBeta, Protocol, Release, Source, Stated
 from fczoo.reports.words import option_word, word_table
 
 DEFAULTS = {f.name: f.default for f in fields(Settings)}
 
 
-def protocol_page(name: str, dataset: str | None) -> str:
-    """Everything that a protocol states on a data set, each value with its source;
+PRINT = (
+    "In print: what the paper prints where the value follows something else; open: the paper does not say."
+)
+
+
+def source_page(cls: type[Source], dataset: str | None) -> str:
+    """Everything that a protocol states, or released code does, on a data set, each value with its source;
     without one, an overview.
     """
-    cls = PROTOCOLS.get(name)
-    parts = [f"{cls.name}: {inspect.getdoc(cls)}", f"Paper: {cls.paper}"]
+    parts = [f"{cls.name}: {inspect.getdoc(cls)}", _origin(cls)]
     parts += [_overview(cls)] if dataset is None else _on(cls, dataset)
     notes = [textwrap.fill(note, 120, initial_indent="- ", subsequent_indent="  ") for note in cls.notes]
-    return "\n\n".join([*parts, "\n".join(["Notes:", *notes])])
+    return "\n\n".join([*parts, *(["\n".join(["Notes:", *notes])] if notes else [])])
 
 
-def _overview(cls: type[Protocol]) -> str:
+def _origin(cls: type[Source]) -> str:
+    if issubclass(cls, Release):
+        return f"Repository: {cls.repository}"
+    return f"Paper: {cls.paper}" if issubclass(cls, Protocol) else ""
+
+
+def _kind(cls: type[Source]) -> tuple[str, str]:
+    """Word of ``fczoo show`` and option of ``fczoo bench``."""
+    return ("protocol", "--protocol") if issubclass(cls, Protocol) else ("release", "--as-released")
+
+
+def _overview(cls: type[Source]) -> str:
     shown = ("tasks", "rounds", "epochs", "batch_size", "clients", "partition")
     rows = [(d, *(option_word(_values(cls, d).get(field, "")) for field in shown)) for d in cls.datasets]
     more = " Other data sets may be used, too." if cls.any_dataset else ""
     head = ["data set", *(f.replace("_", " ") for f in shown)]
-    source = f"Everything with its source: fczoo show protocol {cls.name} --dataset NAME.{more}"
+    source = f"Everything with its source: fczoo show {_kind(cls)[0]} {cls.name} --dataset NAME.{more}"
     return f"{word_table(rows, head)}\n\n{source}"
 
 
-def _values(cls: type[Protocol], dataset: str) -> dict[str, Any]:
+def _values(cls: type[Source], dataset: str) -> dict[str, Any]:
     stated = cls.stated(dataset)
-    tasks: Any = stated["tasks"].value
+    tasks: Any = stated["tasks"].value if "tasks" in stated else DEFAULTS["tasks"]
     return {k: v.given(tasks if isinstance(tasks, int) else len(tasks)) for k, v in stated.items()}
 
 
-def _on(cls: type[Protocol], dataset: str) -> list[str]:
+def _on(cls: type[Source], dataset: str) -> list[str]:
     stated, values = cls.stated(dataset), _values(cls, dataset)
-    rows = [(field, _stated(values[field]), stated[field].source) for field in DEFAULTS if field in stated]
-    rows.append(("seeds", option_word(cls.seeds.value), cls.seeds.source))
+    known = [stated[field] for field in DEFAULTS if field in stated]
+    rows = [
+        (field, option_word(values[field]), stated[field].print_word, stated[field].source)
+        for field in DEFAULTS
+        if field in stated
+    ]
+    rows.append(("seeds", option_word(cls.seeds.value), cls.seeds.print_word, cls.seeds.source))
     missing = (
         ""
         if dataset in DATASETS.names()
         else f" No data set of that name is installed; known: {', '.join(DATASETS.names())}."
     )
     parts = [
-        f"On {dataset} (fczoo bench --protocol {cls.name} --dataset "
-        f"{dataset}):{missing}\n{word_table(rows, ['setting', 'value', 'source'])}"
+        f"On {dataset} (fczoo bench {_kind(cls)[1]} {cls.name} --dataset "
+        f"{dataset}):{missing}\n{word_table(rows, ['setting', 'value', 'in print', 'source'])}"
     ]
-    if dataset in cls.partitions:
+    if issubclass(cls, Protocol) and dataset in cls.partitions:
         parts.append(f"Its splits (--partition): {'  '.join(cls.partitions[dataset])}")
     names = sorted({*cls.methods, *cls.tuned.get(dataset, {})})
     options = [
         (
             name if name in METHODS.names() else f"{name} (not installed)",
             field,
-            _stated(value.value),
+            value.word,
+            value.print_word,
             _source(value),
         )
         for name in names
         for field, value in cls.hyperparameters(name, dataset).items()
     ]
     if options:
+        head = ["method", "option", "value", "in print", "source"]
         parts.append(
-            "Hyper-parameters; other options keep the method's own "
-            f"values:\n{word_table(options, ['method', 'option', 'value', 'source'])}"
+            f"Hyper-parameters; other options keep the method's own values:\n{word_table(options, head)}"
         )
-    return parts
-
-
-def _stated(value: Any) -> str:
-    return (
-        " | ".join(map(option_word, value.values.values()))
-        if isinstance(value, ByBeta)
-        else option_word(value)
-    )
+    known += [v for name in names for v in cls.hyperparameters(name, dataset).values()]
+    return [*parts, *([PRINT] if any(s.print_word for s in known) else [])]
 
 
 def _source(stated: Stated) -> str:

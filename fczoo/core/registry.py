@@ -1,4 +1,4 @@
-"""Names of methods, data sets, partitioners, aggregators, attacks and protocols.
+"""Names of methods, data sets, partitioners, aggregators, attacks, protocols and releases.
 
 A file in the right folder registers itself, and so does an installed plug-in (entry point group
 ``fczoo.plugins``).
@@ -146,6 +146,7 @@ AGGREGATORS: Registry[Any] = Registry("aggregator", "register_aggregator", "fczo
 MERGES: Registry[Any] = Registry("merge", "register_merge", "fczoo.aggregators")
 ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
 PROTOCOLS: Registry[Any] = Registry("protocol", "register_protocol", "fczoo.papers.protocols")
+RELEASES: Registry[Any] = Registry("release", "register_release", "fczoo.papers.releases")
 
 register_method = METHODS.register
 register_dataset = DATASETS.register
@@ -154,6 +155,18 @@ register_aggregator = AGGREGATORS.register
 register_merge = MERGES.register
 register_attack = ATTACKS.register
 register_protocol = PROTOCOLS.register
+register_release = RELEASES.register
+
+
+def sources(protocol: str | None, release: str | None) -> dict[str, Any]:
+    """What settings come from when nothing else is given, by words for it; later ones beat earlier ones.
+
+    Raises FczooError for an unknown name.
+    """
+    named = {"protocol": (PROTOCOLS, protocol), "as released:": (RELEASES, release)}
+    return {
+        f"{word} {name}": kind.get(name) for word, (kind, name) in named.items() if name and name != "none"
+    }
 
 
 def make_aggregator(spec: str) -> "ServerAggregator":

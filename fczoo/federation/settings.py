@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fczoo.core.errors import FczooError
 from fczoo.core.files import shorten
 from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, PROTOCOLS, make_aggregator
+from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, make_aggregator, sources
 from fczoo.data.normalisation import released_norm
 
 GROUPS = DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = (
@@ -33,6 +33,11 @@ class Settings:
     protocol: str | None = option(
         None,
         "a paper's own settings, followed where nothing else is given; see `fczoo list protocols`",
+        group=TRAINING,
+    )
+    as_released: str | None = option(
+        None,
+        "released code's options, rates and schedule, which beat the protocol's; see `fczoo list releases`",
         group=TRAINING,
     )
     data_root: str | None = option(None, "folder that holds the data; none: FCZOO_HOME/data", group=DATA)
@@ -245,16 +250,14 @@ class Settings:
 
     @staticmethod
     def for_dataset(dataset: str, **changes: Any) -> "Settings":
-        """The data set's own schedule or, with ``protocol``, that protocol's,
-        changed where a value other than None is given.
+        """The data set's schedule, or that of ``protocol`` or ``as_released``, changed by what is given.
 
-        A change of None changes nothing; the word ``none`` stands for None where a setting may be None.
-        Raises FczooError for unknown names and values that do not fit.
+        The word ``none`` stands for None. Raises FczooError for unknown names and values that do not fit.
         """
         given = {k: v for k, v in changes.items() if v is not None}
         defaults = {"dataset": dataset, **asdict(DATASETS.get(dataset).defaults)}
-        protocol = given.get("protocol", "none")
-        stated = {} if protocol == "none" else PROTOCOLS.get(protocol).stated(dataset)
+        followed = sources(given.get("protocol"), given.get("as_released")).values()
+        stated = {k: v for source in followed for k, v in source.stated(dataset).items()}
         if "class_order" in given:
             stated.pop("class_order_seed", None)
         plain = {k: v.value for k, v in stated.items() if not callable(v.value)}
@@ -283,12 +286,12 @@ class Settings:
         if self.attack is not None:
             ATTACKS.create(self.attack)
 
+    @property
+    def followed(self) -> dict[str, Any]:
+        """What is followed where nothing else is given, by words for it; later ones beat earlier ones."""
+        return sources(self.protocol, self.as_released)
+
     def method_options(self, method: str) -> dict[str, Any]:
-        """What the protocol states for a method on this data set and partition;
-        nothing without a protocol.
-        """
-        if self.protocol is None:
-            return {}
-        beta = getattr(self.partitioner, "beta", None)
-        options: dict[str, Any] = PROTOCOLS.get(self.protocol).options(method, self.dataset, beta)
-        return options
+        """What protocol and released code have for a method on this data set and partition."""
+        beta, followed = getattr(self.partitioner, "beta", None), self.followed.values()
+        return {k: v for source in followed for k, v in source.options(method, self.dataset, beta).items()}

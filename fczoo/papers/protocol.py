@@ -1,4 +1,4 @@
-"""How a paper runs its experiments: settings and hyper-parameters, each with the place that states it."""
+"""How a paper or its released code runs experiments: settings and hyper-parameters, each with its source."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from fczoo.core.errors import FczooError
 from fczoo.core.options import nearest
+from fczoo.reports.words import option_word
 
 log = logging.getLogger("fczoo")
 
@@ -38,25 +39,40 @@ class Stated:
 
     value: Any | Callable[[int], Any] | ByBeta
     source: str
+    printed: Any = ...  # what the paper prints, where the value follows something else
+    open: bool = False  # the paper does not say: whatever a run has agrees with it
+
+    @property
+    def word(self) -> str:
+        """The value in words, those of several betas side by side."""
+        if callable(self.value):
+            return "by the number of tasks"
+        values = self.value.values.values() if isinstance(self.value, ByBeta) else [self.value]
+        return " | ".join(map(option_word, values))
+
+    @property
+    def print_word(self) -> str:
+        """What a reader must know of the print; empty where the value is the print's."""
+        if self.open:
+            return "open"
+        return "" if self.printed is ... else option_word(self.printed)
 
     def given(self, tasks: int) -> Any:
         return self.value(tasks) if callable(self.value) else self.value
 
 
-class Protocol:
-    """One paper's experiments, as class attributes; what is left out follows fczoo's own defaults.
+class Source:
+    """Where settings come from when nothing else is given; what is left out follows fczoo's own defaults.
 
-    A registered protocol may name data sets and methods that are not installed.
+    A registered source may name data sets and methods that are not installed.
     """
 
     name: ClassVar[str] = ""
-    paper: ClassVar[str]
     proposes: ClassVar[tuple[str, ...]]  # methods that bench runs when none is named
     seeds: ClassVar[Stated]
     settings: ClassVar[Mapping[str, Stated]]  # fields of Settings on every data set
     datasets: ClassVar[Mapping[str, Mapping[str, Stated]]]  # data set -> fields of Settings
     any_dataset: ClassVar[bool] = False  # whether data sets other than those may be used
-    partitions: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set -> all splits of the paper
     methods: ClassVar[Mapping[str, Mapping[str, Stated]]] = {}  # method -> hyper-parameters on every data set
     tuned: ClassVar[
         Mapping[str, Mapping[str, Mapping[str, Stated]]]
@@ -78,6 +94,18 @@ class Protocol:
         return {**cls.methods.get(method, {}), **cls.tuned.get(dataset, {}).get(method, {})}
 
     @classmethod
+    def everything(cls) -> dict[tuple[str, str], list[Stated]]:
+        """By owner (a method, or ``bench`` for settings) and field: all that is stated on any data set."""
+        found: dict[tuple[str, str], list[Stated]] = {}
+        every = [("bench", cls.settings), *(("bench", values) for values in cls.datasets.values())]
+        every += cls.methods.items()
+        every += [item for methods in cls.tuned.values() for item in methods.items()]
+        for owner, values in every:
+            for field, stated in values.items():
+                found.setdefault((owner, field), []).append(stated)
+        return found
+
+    @classmethod
     def options(cls, method: str, dataset: str, beta: float | None) -> dict[str, Any]:
         """The same as plain values, those of a split's columns for ``beta``."""
         out = {}
@@ -85,14 +113,31 @@ class Protocol:
             value = stated.value
             if isinstance(value, ByBeta):
                 if not value.covers(beta):
-                    log.warning(
-                        "protocol %s states %s.%s as %s; the first is used", cls.name, method, field, value
-                    )
+                    words = "%s states %s.%s as %s; the first is used"
+                    log.warning(words, cls.name, method, field, value)
                 value = value.at(beta)
             out[field] = value
         return out
 
 
-def same(source: str, **values: Any) -> dict[str, Stated]:
+class Protocol(Source):
+    """One paper's experiments, as class attributes."""
+
+    paper: ClassVar[str]
+    partitions: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set -> all splits of the paper
+
+
+class Release(Source):
+    """What released code does, all options at once, rates and schedule with them (``--as-released``).
+
+    It states a fact about code, not about a paper; a protocol of the paper may be followed beside it, and
+    gives way to it.
+    """
+
+    repository: ClassVar[str]  # owner/name, and the commit that was read where it is known
+    any_dataset = True
+
+
+def same(source: str, *, open: bool = False, **values: Any) -> dict[str, Stated]:
     """Several values from one place."""
-    return {name: Stated(value, source) for name, value in values.items()}
+    return {name: Stated(value, source, open=open) for name, value in values.items()}

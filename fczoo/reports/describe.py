@@ -122,13 +122,14 @@ def _changed_options(experiment: Experiment, line: Line) -> list[str]:
     cls, dataset = METHODS.get(name), experiment.settings["dataset"]
     defaults = through_json({f.name: f.default for f in fields(cls)})
     usual = through_json(dict(cls.tuned.get(dataset, {})))
-    stated = through_json(_protocol_options(line, name))
+    followed, options_followed = _followed(line, name)
+    stated = through_json(options_followed)
     expected = {**defaults, **usual, **stated}
     by_user = {k: v for k, v in options.items() if k in defaults and v != expected[k]}
     kept = {k: v for k, v in options.items() if k in defaults and k not in by_user and v != defaults[k]}
     texts = (
         (by_user, "other than by default"),
-        ({k: v for k, v in kept.items() if k in stated}, "as the protocol states"),
+        ({k: v for k, v in kept.items() if k in stated}, followed),
         ({k: v for k, v in kept.items() if k not in stated}, f"the method's values for {dataset}"),
     )
     return [f"{_listed(values)}, {text}" for values, text in texts if values]
@@ -138,15 +139,18 @@ def _listed(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={option_word(value)}" for name, value in options.items())
 
 
-def _protocol_options(line: Line, method: str) -> dict[str, Any]:
-    """What the protocol that a run followed states for its method; nothing for one that is not there."""
+def _followed(line: Line, method: str) -> tuple[str, dict[str, Any]]:
+    """Words for the protocol and released code that a run followed, and what they have for its method.
+
+    Nothing for those that are not there.
+    """
     settings = line.cells[0].about.settings
     names = {f.name for f in fields(Settings)} & settings.keys()
     try:
-        followed: Settings = build(Settings, "settings", {name: settings[name] for name in names})
-        return followed.method_options(method)
+        made: Settings = build(Settings, "settings", {name: settings[name] for name in names})
+        return ", ".join(made.followed), made.method_options(method)
     except FczooError:  # of a plug-in that is not installed here
-        return {}
+        return "", {}
 
 
 def _rejections(line: Line) -> str:

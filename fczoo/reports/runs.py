@@ -15,7 +15,7 @@ from fczoo.reports.run_folder import ABOUT, About, Cell, Runs, Split, read_folde
 from fczoo.reports.words import option_word
 
 ARCHIVE = "results.csv"  # an archive of this name is found in a folder
-WITHOUT_EFFECT = ("data_root", "device", "together", "protocol")
+WITHOUT_EFFECT = ("data_root", "device", "together", "protocol", "as_released")
 """Settings that say where, how and after whom a run was made; they change no number."""
 
 

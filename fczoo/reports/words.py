@@ -26,6 +26,6 @@ def setting_word(name: str, value: Any) -> str:
 
 
 def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
-    """A plain table whose last column is wrapped."""
-    widths = [*[None] * (len(head) - 1), 80]
+    """A plain table whose last column is wrapped, and one of whole sentences beside it."""
+    widths = [*[80 if name == "what it does" else None for name in head[:-1]], 80]
     return tabulate(rows, head, tablefmt="simple", disable_numparse=True, maxcolwidths=widths)

@@ -10,7 +10,7 @@ from fczoo.backbones.load import weights_needed
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.method import Method
-from fczoo.core.registry import DATASETS, PROTOCOLS
+from fczoo.core.registry import DATASETS
 from fczoo.core.tree import nbytes
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition, make_partition
@@ -138,13 +138,17 @@ def _expected(settings: Settings, classes: int, images: int) -> Stream:
 
 def _settings(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:
     """Setting, value, origin and meaning, by the groups of ``fczoo bench --help``."""
-    stated = PROTOCOLS.get(settings.protocol).stated(settings.dataset) if settings.protocol else {}
+    stated = {
+        name: (value, place)
+        for place, source in settings.followed.items()
+        for name, value in source.stated(settings.dataset).items()
+    }
     dataset = asdict(DATASETS.get(settings.dataset).defaults)
     groups: dict[str, list[tuple[Any, ...]]] = {group: [] for group in GROUPS}
     for field in fields(Settings):
         value, origin = getattr(settings, field.name), "given"
-        if field.name in stated and value == stated[field.name].given(settings.task_count):
-            origin = f"protocol {settings.protocol}"
+        if field.name in stated and value == stated[field.name][0].given(settings.task_count):
+            origin = stated[field.name][1]
         elif field.name in dataset and field.name not in stated and value == dataset[field.name]:
             origin = "data set"
         elif field.name not in stated and value == field.default:
@@ -155,9 +159,14 @@ def _settings(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def _options(method: Method, settings: Settings, given: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    beta = getattr(settings.partitioner, "beta", None)
+    followed = {
+        place: source.options(method.name, settings.dataset, beta)
+        for place, source in reversed(settings.followed.items())
+    }
     layers = {
         "--set": given,
-        f"protocol {settings.protocol}": settings.method_options(method.name),
+        **followed,
         "data set": method.tuned.get(settings.dataset, {}),
     }
     origin = {

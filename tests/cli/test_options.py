@@ -15,8 +15,9 @@ from fczoo.cli.arguments import parse_seeds
 from fczoo.cli.bench import bench
 from fczoo.cli.options import GroupedOption
 from fczoo.core.registry import DATASETS
+from fczoo.data.normalisation import CLIP, IMAGENET
 from fczoo.federation import benchmark
-from fczoo.federation.settings import CLIP, GROUPS, IMAGENET
+from fczoo.federation.settings import GROUPS
 
 HGP = ["bench", "--methods", "hgp"]
 LONG = "9" * 400

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 from fczoo import FczooError, Settings, create_method
-from fczoo.cli.show_protocol import protocol_page
+from fczoo.cli.show_protocol import source_page
 from fczoo.core.registry import DATASETS, PROTOCOLS
 from fczoo.data.stream import task_sizes
 from fczoo.papers.protocol import ByBeta, Protocol
@@ -96,7 +96,7 @@ def test_unknown_methods_and_data_sets_break_nothing() -> None:
 
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
 def test_pages_hold_every_value_with_its_source(name: str, dataset: str) -> None:
-    cls, page = PROTOCOLS.get(name), " ".join(protocol_page(name, dataset).split())
+    cls, page = PROTOCOLS.get(name), " ".join(source_page(PROTOCOLS.get(name), dataset).split())
     for stated in cls.stated(dataset).values():
         assert stated.source.split()[-1] in page
     for field in cls.stated(dataset):
@@ -104,7 +104,7 @@ def test_pages_hold_every_value_with_its_source(name: str, dataset: str) -> None
     for method in {*cls.methods, *cls.tuned.get(dataset, {})}:
         for field in cls.hyperparameters(method, dataset):
             assert f"{method} {field} " in page or f"{method} (not installed) {field} " in page
-    assert dataset in protocol_page(name, None)
+    assert dataset in source_page(PROTOCOLS.get(name), None)
 
 
 def test_quick_on_digits_is_bench_without_a_protocol() -> None:

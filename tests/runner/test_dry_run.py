@@ -115,8 +115,8 @@ def test_dry_run_says_where_values_come_from() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["bench", "--dry-run"], "give --methods or --protocol"),
-        (["bench"], "give --methods or --protocol"),
+        (["bench", "--dry-run"], "give --methods, --protocol or --as-released"),
+        (["bench"], "give --methods, --protocol or --as-released"),
         (["bench", "--protocol", "hpg"], "did you mean hgp"),
         (["bench", "--protocol", "hgp"], "protocol hgp does not use digits"),
         (["bench", "--protocol", "quick", "--dry-run", "--set", "hgp.lrr=1"], "did you mean lr"),

@@ -61,20 +61,19 @@ FIELDS = {
 """Options that a method's one rate sets, where it is not ``lr`` alone."""
 
 
-def _column(dataset: str, values: Any) -> Stated:
-    """One value for all betas, or a tuple of one for each."""
-    return Stated(
-        ByBeta(dict(zip(BETAS[dataset], values, strict=True))) if isinstance(values, tuple) else values,
-        "paper, appendix H",
-    )
+def column(dataset: str, row: tuple[Any, ...]) -> Any:
+    """A data set's value in a row of the appendix: one for all betas, or one for each."""
+    values = row[list(BETAS).index(dataset)]
+    return ByBeta(dict(zip(BETAS[dataset], values, strict=True))) if isinstance(values, tuple) else values
 
 
 def _dataset(name: str) -> dict[str, dict[str, Stated]]:
-    column = list(BETAS).index(name)
-    out = {
-        m: {field: _column(name, row[column]) for field in FIELDS.get(m, ("lr",))} for m, row in RATES.items()
-    }
-    return {**out, "lorm": {**out["lorm"], "rank": _column(name, LORM_RANKS[column])}}
+    rates = {m: same("paper, appendix H", **_rates(m, column(name, row))) for m, row in RATES.items()}
+    return {**rates, "lorm": {**rates["lorm"], "rank": Stated(column(name, LORM_RANKS), "paper, appendix H")}}
+
+
+def _rates(method: str, rate: Any) -> dict[str, Any]:
+    return dict.fromkeys(FIELDS.get(method, ("lr",)), rate)
 
 
 def _split(beta: float) -> str:

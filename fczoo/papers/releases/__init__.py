@@ -1,0 +1,1 @@
+"""One file a release: what public code does, as data."""

@@ -1,0 +1,30 @@
+"""What the code released with GLFC does."""
+
+from fczoo.core.registry import register_release
+from fczoo.papers.protocol import Release, Stated, same
+from fczoo.papers.protocols.glfc import GLFC
+
+CODE = "conditionWang/FCIL"
+
+
+@register_release("glfc")
+class ReleasedGLFC(Release):
+    """conditionWang/FCIL: SGD at 2.0, exemplars that repeat, a best accuracy that is never reset."""
+
+    repository = "conditionWang/FCIL"
+    proposes = ("glfc",)
+    seeds = GLFC.seeds
+    settings = GLFC.settings
+    datasets = GLFC.datasets
+    methods = {
+        "glfc": {
+            **same("PyTorch's own start of a linear layer", head_init="default"),
+            **same("all weights are trained", tune="full"),
+            **same(CODE, detector="entropy", threshold=1.2, relation=0.5, memory=2000, proxy="reconstruct"),
+            **same(CODE, perturb_steps=50, perturb_lr=0.2, inversion_steps=250, reconstructions=20),
+            "repeated_exemplars": Stated(True, "herding may choose an image again"),
+            "perturb_raw": Stated(True, "blurs with pixels in [0, 1]"),
+            "best_perf_no_reset": Stated(True, "the best accuracy is never reset"),
+        }
+    }
+    notes = ("The network is a ResNet-18 from scratch there, a vision transformer here.",)
