@@ -1,11 +1,13 @@
-"""The forward pass of timm and one written out here, to compare with."""
+"""The forward pass of timm and one written out here, to compare with, and what loading refuses."""
 
 import math
 
+import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from fczoo import FczooError, load_backbone
 from fczoo.core.backbone import Backbone
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
@@ -83,3 +85,12 @@ def by_hand(
             x = (x + linear(inner, f"blocks.{i}.mlp.fc2"))[:keep]
         out.append(norm(x, "norm"))
     return torch.stack(out)
+
+
+def refused(spec: object, **options) -> str:
+    """The one line with which ``load_backbone`` refuses a backbone."""
+    with pytest.raises(FczooError) as error:
+        load_backbone(str(spec), **options)
+    text = str(error.value)
+    assert "\n" not in text and "Traceback" not in text
+    return text

@@ -66,6 +66,16 @@ def load_backbone(
     return Backbone(config, weights, digest)
 
 
+def configuration(spec: str, image_size: int | None = None) -> ViTConfig:
+    """Configuration of a backbone, of which only a file without a name must be here, and is read.
+
+    Raises FczooError as ``load_backbone`` does.
+    """
+    name, path = _split(spec)
+    config = _config(name, path, _read(path, name)) if path and not name else architecture(name)
+    return config if image_size is None else _at_size(config, image_size)
+
+
 def weights_needed(spec: str) -> str:
     """How to get the weights of ``spec``, in words; empty where they are on this machine."""
     name, path = _split(spec)
@@ -145,18 +155,21 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
 def _resized(
     config: ViTConfig, weights: dict[str, Tensor], image_size: int
 ) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """The configuration and weights for another input size in pixels: the position embedding is resampled.
-
-    Raises FczooError where ``image_size`` is no multiple of the patch size.
-    """
+    """The configuration and weights for another input size in pixels: the position embedding is resampled."""
     from timm.layers.pos_embed import resample_abs_pos_embed
 
+    other = _at_size(config, image_size)
+    side = image_size // config.patch_size
+    pos = resample_abs_pos_embed(weights["pos_embed"], [side, side], num_prefix_tokens=1)
+    return other, {**weights, "pos_embed": pos}
+
+
+def _at_size(config: ViTConfig, image_size: int) -> ViTConfig:
+    """For another input size in pixels. Raises FczooError where that is no multiple of the patch size."""
     if image_size < 1 or image_size % config.patch_size:
         model = f"the patch size {config.patch_size} of {config.name}"
         raise FczooError(f"image size {image_size} is no multiple of {model}")
-    side = image_size // config.patch_size
-    pos = resample_abs_pos_embed(weights["pos_embed"], [side, side], num_prefix_tokens=1)
-    return _replace(config, image_size=image_size), {**weights, "pos_embed": pos}
+    return _replace(config, image_size=image_size)
 
 
 def _replace(config: ViTConfig, **changes: Any) -> ViTConfig:

@@ -1,7 +1,6 @@
 """Plain vision transformers by their timm names."""
 
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,27 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fczoo.backbones.names import BUNDLED_NAME
 from fczoo.core.backbone import ViTConfig
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.options import nearest
 
-BUNDLED = ViTConfig("vit_nano_32", image_size=32, patch_size=4, dim=128, depth=6, heads=4, mlp_dim=512)
+BUNDLED = ViTConfig(BUNDLED_NAME, image_size=32, patch_size=4, dim=128, depth=6, heads=4, mlp_dim=512)
 """Pre-trained on Tiny-ImageNet by benchmarks/pretrain_vit_nano.py; weights ship with the package."""
-_PLAIN = re.compile(
-    r"vit_(tiny|small|base|large)_patch(8|16|32)_(224|384)\.(augreg|augreg_.*|dino|mae|orig_.*|sam_.*)"
-)
 
 
 def architecture(name: str) -> ViTConfig:
     """Configuration of a named backbone, without its weights."""
     return BUNDLED if name == BUNDLED.name else timm_config(name, timm_model(name, pretrained=False))
-
-
-def backbone_names() -> list[str]:
-    """The bundled backbone and timm's plain ViTs with published weights."""
-    import timm
-
-    return [BUNDLED.name, *(n for n in timm.list_pretrained("vit_*") if _PLAIN.fullmatch(n))]
 
 
 def input_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -74,7 +74,7 @@ def partition(
     _ = settings.partitioner  # a misspelt one is told before data are looked for
 
     from fczoo.cli.show_partition import check_plot, describe_split, write_export, write_plot, write_table
-    from fczoo.federation.benchmark import open_stream
+    from fczoo.federation.stream import open_stream
 
     if plot:
         check_plot(plot)

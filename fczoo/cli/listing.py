@@ -6,7 +6,8 @@ from typing import Any
 import click
 from tabulate import tabulate
 
-from fczoo.core.options import quirks
+from fczoo.backbones.names import backbone_names
+from fczoo.core.options import Declared, declared, quirks
 from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
@@ -57,8 +58,6 @@ def kinds() -> str:
 def listing(kind: str) -> str:
     """Names of one kind, each with a line on what it is."""
     if kind == "backbones":
-        from fczoo.backbones.timm_vit import backbone_names  # imports torch
-
         return "\n".join(backbone_names())
     if kind == "quirks":
         return _quirks()
@@ -80,21 +79,14 @@ def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return [name for name in known if name.startswith(incomplete)]
 
 
-OWNERS = {"bench": Settings}  # of options, besides methods and partitioners
-
-
-def _owners() -> dict[str, Any]:
-    every = {n: METHODS.get(n) for n in METHODS.names()} | OWNERS
-    return every | {n: PARTITIONERS.get(n) for n in PARTITIONERS.names()}
-
-
 def _quirks() -> str:
     """Options made for a deviation of released code, and all in which a release differs from fczoo."""
-    owners = _owners()
+    owners = {name: METHODS.options(name) for name in METHODS.names()} | {"bench": declared(Settings)}
+    owners |= {name: PARTITIONERS.options(name) for name in PARTITIONERS.names()}
     single = [
-        (f"{owner}.{name}={value}", cls.__dataclass_fields__[name].metadata["meaning"], place)
-        for owner, cls in owners.items()
-        for name, value, place in quirks(cls)
+        (f"{owner}.{q.field}={q.value}", q.meaning, q.place)
+        for owner, options in owners.items()
+        for q in quirks(options)
     ]
     together = [
         (release, owner, ", ".join(changes))
@@ -108,12 +100,12 @@ def _quirks() -> str:
     )
 
 
-def _changes(release: type[Source], owners: Mapping[str, Any]) -> dict[str, list[str]]:
+def _changes(release: type[Source], owners: Mapping[str, Mapping[str, Declared]]) -> dict[str, list[str]]:
     """Words for the options that a release changes, by owner; several values are those of data sets."""
     found: dict[str, list[str]] = {}
     for (owner, name), stated in release.everything().items():
         if owner in owners:
-            usual = owners[owner].__dataclass_fields__[name].default
+            usual = owners[owner][name].default
             words = dict.fromkeys(s.word for s in stated if s.value != usual)
             if words:
                 found.setdefault(owner, []).append(f"{name}={' | '.join(words)}")

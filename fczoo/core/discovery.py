@@ -3,11 +3,13 @@
 import ast
 import importlib.util
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
 from fczoo.core.errors import FczooError
+from fczoo.core.options import Declared
 
 PLUGINS = "fczoo.plugins"  # entry point group: each entry names a module that registers things on import
 
@@ -18,6 +20,7 @@ class Found(NamedTuple):
     name: str
     module: str
     about: str  # its line in ``fczoo list``: the attribute ``about``, else the first line of its docstring
+    defined: str  # the class's or function's own name
 
 
 def in_package(package: str, decorator: str) -> Iterator[Found]:
@@ -59,7 +62,7 @@ def in_file(file: Path, module: str, decorator: str) -> Iterator[Found]:
             for call in node.decorator_list:
                 name = _registered(call, decorator)
                 if name is not None:
-                    yield Found(name, module, _about(node))
+                    yield Found(name, module, _about(node), node.name)
 
 
 def _registered(call: ast.expr, decorator: str) -> str | None:
@@ -76,3 +79,45 @@ def _about(node: ast.ClassDef | ast.FunctionDef) -> str:
             case ast.Assign(targets=[ast.Name(id="about")], value=ast.Constant(value=str(about))):
                 return about
     return (ast.get_docstring(node) or "").split("\n")[0]
+
+
+def declared_options(module: str, name: str) -> dict[str, Declared]:
+    """The options that a class and its bases declare, by field, in the order of the dataclass; none where
+    ``module`` neither defines nor imports ``name``.
+
+    Raises ValueError where one is declared by other than literals, so that only an import tells it.
+    """
+    for node in _body(module):
+        match node:
+            case ast.ClassDef(name=found) if found == name:
+                bases = [base.id for base in reversed(node.bases) if isinstance(base, ast.Name)]
+                inherited = {k: v for base in bases for k, v in declared_options(module, base).items()}
+                return inherited | dict(_own_options(node))
+            case ast.ImportFrom(module=str(origin), level=0, names=names):
+                for known in names:
+                    if name == (known.asname or known.name):
+                        return declared_options(origin, known.name)
+    return {}
+
+
+def _own_options(node: ast.ClassDef) -> Iterator[tuple[str, Declared]]:
+    for statement in node.body:
+        match statement:
+            case ast.AnnAssign(
+                target=ast.Name(id=field),
+                value=ast.Call(
+                    func=ast.Name(id="option") | ast.Attribute(attr="option"), args=given, keywords=more
+                ),
+            ):
+                said = dict(zip(Declared._fields, given, strict=False)) | {k.arg: k.value for k in more}
+                told = [said.get(name, ast.Constant("")) for name in Declared._fields]
+                yield field, Declared(*map(ast.literal_eval, told))
+
+
+@cache
+def _body(module: str) -> list[ast.stmt]:
+    """The statements of a module; none where it has no source."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return []
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
-from fczoo.core.options import check_options, quirks
+from fczoo.core.options import check_options, declared, quirks
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
 from fczoo.core.types import (
@@ -104,7 +104,7 @@ class Method(ABC):
         """What a reader of its results must know, shown under every table: an upper bound, a quirk."""
         switched = [
             f"{name}={getattr(self, name)}"
-            for name, value, _ in quirks(type(self))
+            for name, value, *_ in quirks(declared(type(self)))
             if getattr(self, name) == value
         ]
         return f"with {', '.join(switched)}, as in released code" if switched else ""

@@ -63,15 +63,35 @@ def flag(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def quirks(cls: type) -> list[tuple[str, Any, str]]:
-    """(field, value, where it was seen) of every deviation that an option of a dataclass can switch on."""
-    found: list[tuple[str, Any, str]] = []
-    for field in dataclasses.fields(cls):
-        quirk = field.metadata.get("quirk")
-        if not quirk:
-            continue
-        values = quirk if isinstance(quirk, Mapping) else {True: quirk}
-        found.extend((field.name, value, where) for value, where in values.items())
+class Declared(typing.NamedTuple):
+    """What ``option`` was told of a field."""
+
+    default: Any
+    meaning: str
+    quirk: str | Mapping[Any, str]
+
+
+class Quirk(typing.NamedTuple):
+    """A deviation that an option can switch on."""
+
+    field: str
+    value: Any
+    place: str  # where it was seen
+    meaning: str  # of the option
+
+
+def declared(cls: type) -> dict[str, Declared]:
+    """The options of a dataclass by field."""
+    fields = [f for f in dataclasses.fields(cls) if "meaning" in f.metadata]
+    return {f.name: Declared(f.default, f.metadata["meaning"], f.metadata["quirk"]) for f in fields}
+
+
+def quirks(options: Mapping[str, Declared]) -> list[Quirk]:
+    """Every deviation that some options can switch on."""
+    found = []
+    for field, (_, meaning, quirk) in options.items():
+        values = quirk if isinstance(quirk, Mapping) else {True: quirk} if quirk else {}
+        found += [Quirk(field, value, place, meaning) for value, place in values.items()]
     return found
 
 

@@ -4,6 +4,7 @@ A file in the right folder registers itself, and so does an installed plug-in (e
 ``fczoo.plugins``).
 """
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -12,9 +13,9 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from fczoo.core.discovery import PLUGINS, Found, in_package, in_plugins
+from fczoo.core.discovery import PLUGINS, Found, declared_options, in_package, in_plugins
 from fczoo.core.errors import FczooError
-from fczoo.core.options import build, nearest
+from fczoo.core.options import Declared, build, declared, nearest
 
 if TYPE_CHECKING:
     from fczoo.core.method import Method
@@ -71,6 +72,14 @@ class Registry(Generic[Entry]):
             return self._found[name].about
         entry = self.get(name)
         return getattr(entry, "about", "") or (entry.__doc__ or "").strip().split("\n")[0]
+
+    def options(self, name: str) -> dict[str, Declared]:
+        """The options of an entry by field, read from its source where that tells them."""
+        if name in self._found:
+            with contextlib.suppress(ValueError):
+                return declared_options(self._found[name].module, self._found[name].defined)
+        entry: Any = self.get(name)
+        return declared(entry) if isinstance(entry, type) and dataclasses.is_dataclass(entry) else {}
 
     def create(self, spec: str, **options: Any) -> Any:
         """Instance of a registered dataclass from ``NAME``, ``NAME:VALUE`` or ``NAME:FIELD=VALUE,...``.

@@ -1,9 +1,12 @@
 """Random generators seeded by a key, so that the order in which they are made does not matter."""
 
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _entropy(*key: int | str) -> np.random.SeedSequence:
@@ -15,6 +18,8 @@ def numpy_stream(*key: int | str) -> np.random.Generator:
     return np.random.default_rng(_entropy(*key))
 
 
-def torch_stream(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+def torch_stream(*key: int | str, device: "torch.device | str" = "cpu") -> "torch.Generator":
     """Generator on ``device`` for a key such as ``("shuffle", seed, task, round, client, epoch)``."""
+    import torch  # a second that the split of images over clients does without
+
     return torch.Generator(device).manual_seed(int(_entropy(*key).generate_state(1, np.uint64)[0]) >> 1)

@@ -4,12 +4,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Payload, Uploads
+from fczoo.core.tasks import Partitioner as Partitioner
+from fczoo.core.tasks import Task as Task
 from fczoo.core.tree import Tree
 
 Moment = Literal["begin", "end"]
@@ -37,22 +38,6 @@ class Batch(NamedTuple):
     def mean(self, per_sample: Tensor) -> Tensor:
         """Average of a [B] tensor over the real samples. Every loss averages through this."""
         return (per_sample * self.w).sum() / self.w.sum().clamp(min=1)
-
-
-@dataclass(frozen=True)
-class Task:
-    """Classes are numbered in order of arrival, so a task is a range of labels."""
-
-    index: int
-    start: int  # first new class
-    stop: int  # one past the last class seen so far
-    classes: int  # over all tasks
-    count: int  # number of tasks
-
-    @property
-    def size(self) -> int:
-        """Number of new classes."""
-        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -179,13 +164,3 @@ class ServerAggregator(Protocol):
     """Pure function from the payloads of one round to one tree."""
 
     def __call__(self, payloads: Sequence[Payload], /) -> Tree: ...
-
-
-class Partitioner(Protocol):
-    """Pure function from the labels of one task to one array of positions a client.
-
-    One with an attribute ``scope = "dataset"`` gets all labels at once, before they are cut into tasks; one
-    with ``disjoint = False`` may give an image to several clients or to none.
-    """
-
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator, /) -> list[np.ndarray]: ...

@@ -15,7 +15,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, read_json, typed, write_safely
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
-from fczoo.core.types import Partitioner
+from fczoo.core.tasks import Partitioner
 from fczoo.data.population import Population
 from fczoo.data.stream import Stream
 
@@ -70,18 +70,25 @@ class Partition:
 
 
 def make_partition(
-    stream: Stream, spec: str, clients: int, seed: int = 0, joining: int = 0, transition: float = 1.0
+    stream: Stream,
+    spec: str,
+    clients: int,
+    seed: int = 0,
+    joining: int = 0,
+    transition: float = 1.0,
+    partitioner: Partitioner | None = None,
 ) -> Partition:
     """Split every task of a stream by a partitioner spec such as ``dirichlet:0.5``, or load ``file:PATH``.
 
-    ``clients`` are those at the start; see ``Population`` for the others. Raises FczooError when the split is
+    ``clients`` are those at the start; see ``Population`` for the others. ``partitioner`` is what ``spec``
+    means, where that has been read before. Raises FczooError when the split is
     impossible or the file belongs to other data.
     """
     population, tasks = Population(clients, joining, transition), range(len(stream.tasks))
     joined = tuple(map(population.joined, tasks)) if joining else ()
     if spec.startswith("file:"):
         return _matching(load_partition(Path(spec[5:])), stream, population.joined(len(tasks) - 1), joined)
-    partitioner: Partitioner = PARTITIONERS.create(spec)
+    partitioner = partitioner or PARTITIONERS.create(spec)
     if getattr(partitioner, "scope", "task") == "dataset":
         if joining or transition < 1:
             problem = f"{spec} splits the whole data set at once"

@@ -12,7 +12,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
 from fczoo.core.seeds import numpy_stream
-from fczoo.core.types import Task
+from fczoo.core.tasks import Task
 from fczoo.data.dataset import Dataset, ImageData, Images, Split
 
 _NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)

@@ -13,8 +13,6 @@ from fczoo.core.files import home
 from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS, make_aggregator
 from fczoo.data.dataset import Dataset
-from fczoo.data.partition import Partition, make_partition
-from fczoo.data.stream import Stream, make_stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.device import DTYPES, pick_device, reproducible
@@ -23,6 +21,7 @@ from fczoo.federation.observer import Observer, Silent
 from fczoo.federation.result import Result
 from fczoo.federation.rounds import Run
 from fczoo.federation.settings import Settings
+from fczoo.federation.stream import open_stream
 from fczoo.federation.world import World
 
 log = logging.getLogger("fczoo")
@@ -78,16 +77,6 @@ class Bench(World):
         """
         with reproducible(self.settings.deterministic):
             return Run(self, method, seed, observer or Silent(), checkpoint, probe).run()
-
-
-def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
-    """Load the images, or only their labels, and split them.
-
-    Raises FczooError for whatever is missing or impossible.
-    """
-    kept = s.train_per_class, s.test_per_class, s.stored_size
-    stream = make_stream(s.dataset, s.root, s.tasks, s.class_order_seed, *kept, s.class_order, pixels)
-    return stream, make_partition(stream, s.partition, s.clients, s.partition_seed, s.joining, s.transition)
 
 
 def run(

@@ -6,7 +6,7 @@ of their own, so a client that has run out of batches gets no gradient and its o
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,7 +17,7 @@ from fczoo.core.method import Distils, Method, Remembers, Surveys
 from fczoo.core.payload import Payload
 from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Moment
+from fczoo.core.types import Batch, Context, Moment, Optim
 from fczoo.data.views import DRAWS, Augment, ImageStore
 from fczoo.federation.batches import (
     NOWHERE,
@@ -28,7 +28,7 @@ from fczoo.federation.batches import (
     stacked_batch,
     view_batches,
 )
-from fczoo.federation.optimizers import Optimizers
+from fczoo.federation.optimizers import Optimizers, Steps
 
 _LOSS = "loss of the step"  # a name that no method gives to a sum
 
@@ -78,6 +78,7 @@ class Engine:
     taught: dict[int, Tensor] = field(
         default_factory=dict
     )  # position -> teacher's output, where the view is fixed
+    make_steps: Callable[[Mapping[str, Optim], list[Tree], Context], Steps] = Optimizers
 
     def train(
         self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Tick = lambda client, loss: None
@@ -155,7 +156,7 @@ class Engine:
         """All steps of a round: one batched forward, one backward, one optimizer step each."""
         training = self.method.training()
         optims = training.active_optims(ctx.task, ctx.round)
-        optimizers = Optimizers(optims, [learner.leaves for learner in learners], ctx)
+        optimizers = self.make_steps(optims, [learner.leaves for learner in learners], ctx)
         counts = torch.stack([learner.counts for learner in learners])
 
         def loss(train: Tree, batch: Batch) -> Tree:

@@ -1,13 +1,29 @@
 """The optimizers of a group of clients."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fczoo.core.schedules import LOCAL, SCHEDULES
 from fczoo.core.tree import Tree
 from fczoo.core.types import Context, Optim
+
+
+class Steps(Protocol):
+    """What moves the tensors that a group of clients trains."""
+
+    def step(self, progress: list[float], clip: float | None) -> None: ...
+
+
+class Still:
+    """Leaves all tensors as they are, for measuring a step: torch's optimizers take a second to import."""
+
+    def __init__(self, optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context):
+        pass
+
+    def step(self, progress: list[float], clip: float | None) -> None:
+        """Nothing moves."""
 
 
 class Optimizers:

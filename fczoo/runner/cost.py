@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fczoo.backbones.timm_vit import architecture
+from fczoo.backbones.load import configuration
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Distils, Method, Surveys
@@ -21,6 +21,7 @@ from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client, Rows, image_draws, stacked_batch
 from fczoo.federation.downlink import broadcast
 from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.optimizers import Still
 from fczoo.federation.settings import Settings
 
 
@@ -50,12 +51,12 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
             f"{method.name} trains there"
         )
     task, *further = make_tasks(settings.dataset, cls.classes, settings.tasks)
-    config, size = architecture(settings.backbone), task.size
+    config, size = configuration(settings.backbone, settings.image_size), task.size
     rng = torch.Generator().manual_seed(0)
     backbone = Backbone(config, {k: 0.02 * torch.randn(s, generator=rng) for k, s in config.shapes().items()})
     store = ImageStore(Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size)), backbone)
     engine, client = (
-        Engine(method, backbone, store, Plan(1, size, Augment(), seed=0)),
+        Engine(method, backbone, store, Plan(1, size, Augment(), seed=0), make_steps=Still),
         Client(0, torch.arange(size)),
     )
     state = method.begin_task({}, task, backbone, rng)

@@ -13,12 +13,12 @@ from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import nbytes
 from fczoo.data.dataset import Images
-from fczoo.data.partition import Partition, make_partition
+from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream, make_tasks
-from fczoo.federation.benchmark import open_stream
 from fczoo.federation.device import DTYPES, pick_device
 from fczoo.federation.rounds import group_size
 from fczoo.federation.settings import GROUPS, Settings
+from fczoo.federation.stream import open_stream, split
 from fczoo.reports.words import option_word, word_table
 from fczoo.runner.cost import Measured, measure
 from fczoo.runner.grid import Job
@@ -98,24 +98,16 @@ def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
         if official is None or official.train is None:
             return f"Data: {error}", None
         stream = _expected(settings, dataset.classes, official.train)
-        split = make_partition(
-            stream,
-            settings.partition,
-            settings.clients,
-            settings.partition_seed,
-            settings.joining,
-            settings.transition,
-        )
         return (
             f"Data: {error}\nWork is counted for {official.train:,} training images, shared out equally "
             "over the classes.",
-            (stream, split),
+            (stream, split(settings, stream)),
         )
-    stream, split = open_stream(settings, pixels=False)
+    stream, partition = open_stream(settings, pixels=False)
     return (
         f"Data: {len(stream.train.labels):,} training and {len(stream.test.labels):,} test images; "
-        f"partition {split.sha256}",
-        (stream, split),
+        f"partition {partition.sha256}",
+        (stream, partition),
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
-from fczoo.core.types import Partitioner, Task
+from fczoo.core.tasks import Partitioner, Task
 from fczoo.data.dataset import Images
 from fczoo.data.partition import make_partition
 from fczoo.data.stream import Stream

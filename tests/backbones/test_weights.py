@@ -1,38 +1,27 @@
 """Where a backbone's weights come from, and what is refused."""
 
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from timm.models.vision_transformer import VisionTransformer
 
-from fczoo import FczooError, load_backbone
-from helpers_backbone import by_timm
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """One random ViT of timm's tiny width in several files; ``small`` has one block and 16-pixel images."""
-    root = tmp_path_factory.mktemp("weights")
-    torch.manual_seed(0)
-    small = VisionTransformer(16, 8, embed_dim=192, depth=1, num_heads=3, num_classes=5).state_dict()
-    save_file(small, root / "small.safetensors")
-    torch.save(small, root / "small.pth")
-    tiny = VisionTransformer(224, 16, embed_dim=192, depth=12, num_heads=3, num_classes=0).state_dict()
-    save_file(tiny, root / "mine.safetensors")
-    save_file(tiny, root / "deit_tiny_patch16_224.fb_in1k.safetensors")
-    return root
+from fczoo import load_backbone
+from fczoo.backbones import names
+from fczoo.backbones.names import backbone_names
+from helpers_backbone import by_timm, refused
 
 
-def refused(spec: object, **options) -> str:
-    with pytest.raises(FczooError) as error:
-        load_backbone(str(spec), **options)
-    text = str(error.value)
-    assert "\n" not in text and "Traceback" not in text
-    return text
+def test_names_are_read_as_timm_has_them(monkeypatch):
+    """Without an import of timm, and with one where its source has no such table."""
+    listed = backbone_names()
+    assert listed[0] == "vit_nano_32" and set(listed[1:]) <= set(timm.list_pretrained("vit_*"))
+    assert len(listed) > 40 and "vit_base_patch16_224.augreg_in21k" in listed
+    monkeypatch.setattr(names, "_TABLE", re.compile("no such table"))
+    assert backbone_names() == listed
 
 
 def test_the_bundled_backbone_loads():

@@ -4,21 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
-
-TINY = [
-    "--train-per-class",
-    "8",
-    "--test-per-class",
-    "4",
-    "--rounds",
-    "1",
-    "--epochs",
-    "1",
-    "--tasks",
-    "3",
-    "--clients",
-    "3",
-]
+from helpers_cli import TINY
 
 
 @pytest.mark.parametrize(

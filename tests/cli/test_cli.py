@@ -14,21 +14,7 @@ from fczoo.cli.app import main
 from fczoo.core.metrics import all_metrics
 from fczoo.data.partition import load_partition
 from fczoo.reports.run_folder import write_about
-
-TINY = [
-    "--train-per-class",
-    "8",
-    "--test-per-class",
-    "4",
-    "--rounds",
-    "1",
-    "--epochs",
-    "1",
-    "--tasks",
-    "3",
-    "--clients",
-    "3",
-]
+from helpers_cli import TINY
 
 
 def fczoo(*arguments: str, cwd: Path | None = None, fail: bool = False) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,9 @@ from fczoo.cli.app import main
 for words in (
     ["--version"], ["--help"], ["bench", "--help"], ["list"], ["list", "methods"], ["list", "baselines"],
     ["list", "datasets"], ["list", "partitioners"], ["list", "aggregators"], ["list", "attacks"],
-    ["list", "protocols"], ["papers"], ["papers", "hgp"], ["show", "protocol"], ["show", "protocol", "hgp"],
+    ["list", "protocols"], ["list", "releases"], ["list", "quirks"], ["list", "backbones"],
+    ["papers"], ["papers", "hgp"],
+    ["show", "protocol"], ["show", "protocol", "hgp"],
     ["bench", "--rouds", "3"],
 ):
     done = CliRunner().invoke(main, words)
@@ -25,19 +27,34 @@ for words in (
     heavy = {"torch", "timm", "sklearn", "scipy", "torchvision", "matplotlib", "huggingface_hub"}
     assert not heavy & sys.modules.keys(), (words, heavy & sys.modules.keys())
 """
+SPLIT = """
+import sys
+from click.testing import CliRunner
+from fczoo.cli.app import main
+for words in (
+    ["--clients", "3"], ["--partition", "quantity:2", "--full"],
+    ["--partition", "overlap:0.5", "--joining", "1"],
+):
+    done = CliRunner().invoke(main, ["partition", *words])
+    assert done.exit_code == 0, done.output
+    heavy = {"torch", "timm", "torchvision", "matplotlib", "huggingface_hub"}
+    assert not heavy & sys.modules.keys(), (words, heavy & sys.modules.keys())
+"""
 SHOWN = """
 import sys
 from click.testing import CliRunner
 from fczoo.cli.app import main
-for words in (["show", "hgp"], ["show", "cifar100"], ["show", "dirichlet"], ["show", "settings"]):
+for words in (
+    ["show", "hgp"], ["show", "glfc"], ["show", "cifar100"], ["show", "dirichlet"], ["show", "settings"],
+):
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
-    heavy = {"timm", "sklearn", "torchvision", "matplotlib"}
+    heavy = {"timm", "sklearn", "torchvision", "matplotlib", "torch._dynamo"}  # with an optimizer: the last
     assert not heavy & sys.modules.keys(), (words, heavy & sys.modules.keys())
 """
 
 
-@pytest.mark.parametrize("code", [LOOKED_UP, SHOWN], ids=["looked up", "shown"])
+@pytest.mark.parametrize("code", [LOOKED_UP, SPLIT, SHOWN], ids=["looked up", "split", "shown"])
 def test_nothing_heavy_is_imported(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

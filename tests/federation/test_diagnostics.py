@@ -23,22 +23,9 @@ from fczoo.federation.diagnostics import (
 )
 from fczoo.functional.lora import lora_cosines
 from fczoo.functional.prompts import choice_shares
+from helpers_cli import TINY
 
 SECOND = Task(1, 3, 5, 7, 3)  # classes 3 and 4
-TINY = [
-    "--train-per-class",
-    "8",
-    "--test-per-class",
-    "4",
-    "--rounds",
-    "1",
-    "--epochs",
-    "1",
-    "--tasks",
-    "3",
-    "--clients",
-    "3",
-]
 
 
 def test_evenness_by_hand():

@@ -4,7 +4,7 @@ import pytest
 
 from fczoo import FczooError, create_method
 from fczoo.cli.listing import listing
-from fczoo.core.options import quirks
+from fczoo.core.options import declared, quirks
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import drop, select
 from fczoo.federation.downlink import broadcast
@@ -34,10 +34,16 @@ def test_the_methods_send_what_their_papers_say(record, name, down, up):
 # --- quirks
 
 
+@pytest.mark.parametrize("name", METHODS.names())
+def test_options_read_from_source_are_those_of_the_class(name):
+    options = METHODS.options(name)
+    assert options == declared(METHODS.get(name)) and list(options) == list(declared(METHODS.get(name)))
+
+
 def test_quirks_are_off_by_default():
-    known = [(name, *quirk) for name in METHODS.names() for quirk in quirks(METHODS.get(name))]
+    known = [(name, *quirk) for name in METHODS.names() for quirk in quirks(METHODS.options(name))]
     assert len(known) >= 15
-    for name, option, value, place in known:
+    for name, option, value, place, _ in known:
         assert getattr(create_method(name), option) != value and place
         assert f"{option}={value}" in create_method(name, **{option: value}).remark()
     listed = listing("quirks")

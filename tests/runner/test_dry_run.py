@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
 
 from fczoo import Settings, Task, create_method
 from fczoo.cli.app import main
@@ -110,6 +112,21 @@ def test_dry_run_says_where_values_come_from() -> None:
     assert rows["server_lr"] == ["0.001", "data", "set"]
     assert "1,437 training and 360 test images" in done.stdout and f"= {1437 * 7 * 2:,}" in done.stdout
     assert rows["hgp"][:2] == [f"{129_290:,}", "0.519"] and rows["fedncm"][0] == "0"
+
+
+def test_dry_run_reads_a_weight_file_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file named after a timm model is no timm model's name, as in the run itself."""
+    vit = VisionTransformer(224, 16, embed_dim=192, depth=12, num_heads=3, num_classes=0)
+    monkeypatch.chdir(tmp_path)
+    name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
+    save_file(vit.state_dict(), name)
+    given = ["bench", "--methods", "fedavg", "--set", "fedavg.tune=full", "--dry-run", "--backbone", name]
+    pages = [CliRunner().invoke(main, [*given, *more]) for more in ([], ["--image-size", "32"])]
+    assert [page.exit_code for page in pages] == [0, 0], [page.output for page in pages]
+    whole, small = (next(li for li in p.stdout.splitlines() if li.startswith("fedavg  ")) for p in pages)
+    trained, gflop = whole.split()[1], float(whole.split()[4])
+    assert int(trained.replace(",", "")) > sum(v.numel() for v in vit.parameters())
+    assert 36 < gflop / float(small.split()[4]) < 42  # 197 tokens against 5
 
 
 @pytest.mark.parametrize(

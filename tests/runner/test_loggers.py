@@ -13,22 +13,10 @@ from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.runner import trackers as loggers
 from fczoo.runner.trackers import LOGGERS, Logger, Logging, check_loggers
+from helpers_cli import TINY
 
-TINY = [
-    "--train-per-class",
-    "8",
-    "--test-per-class",
-    "4",
-    "--rounds",
-    "2",
-    "--epochs",
-    "1",
-    "--tasks",
-    "2",
-    "--clients",
-    "2",
-]
-BENCH = ["bench", "--methods", "fedavg", "--set", "fedavg.tune=head", *TINY]
+SMALL = [*TINY, "--rounds", "2", "--tasks", "2", "--clients", "2"]
+BENCH = ["bench", "--methods", "fedavg", "--set", "fedavg.tune=head", *SMALL]
 
 
 class Diary(Logger):
