@@ -12,11 +12,14 @@ from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Images, Official
 
+HOME = "https://www.cs.toronto.edu/~kriz"
+
 
 class PickledCIFAR(Dataset):
     """A CIFAR data set as ``reader`` finds it."""
 
     reader: ClassVar[str]  # torchvision's class
+    licence = "none stated by its authors; for research, cite the technical report"
 
     def load(self, root: Path) -> ImageData:
         from torchvision import datasets  # takes a second
@@ -38,13 +41,12 @@ class CIFAR10(PickledCIFAR):
     classes = 10
     reader = "CIFAR10"
     folder = "cifar-10-batches-py"
-    source = "cifar-10-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html)"
+    source = f"cifar-10-python.tar.gz ({HOME}/cifar.html)"
     layout = "cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}"
-    licence = "none stated by its authors; for research, cite the technical report"
     official = Official(50_000, 10_000, 5_000, 1_000)
     archives = (
         Archive(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            f"{HOME}/cifar-10-python.tar.gz",
             "c58f30108f718f92721af3b95e74349a",
             170_498_071,
             sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
@@ -61,13 +63,12 @@ class CIFAR100(PickledCIFAR):
     classes = 100
     reader = "CIFAR100"
     folder = "cifar-100-python"
-    source = "cifar-100-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html)"
+    source = f"cifar-100-python.tar.gz ({HOME}/cifar.html)"
     layout = "cifar-100-python/{train,test,meta}"
-    licence = "none stated by its authors; for research, cite the technical report"
     official = Official(50_000, 10_000, 500, 100)
     archives = (
         Archive(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            f"{HOME}/cifar-100-python.tar.gz",
             "eb9058c3a382ffc7106e4002c42a8d85",
             169_001_437,
             sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",

@@ -1,11 +1,12 @@
 """``fczoo partition`` and ``fczoo data``: who owns what, and where the images come from."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fczoo.cli.options import OUTPUT, GroupedCommand, complete, grouped, settings_options
+from fczoo.cli.options import OUTPUT, Command, GroupedCommand, complete, grouped, settings_options
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import DATASETS
 
@@ -27,37 +28,18 @@ STREAM = (
 """Settings that say which images arrive when and at whom."""
 
 
+def written(name: str, what: str) -> Callable[[Command], Command]:
+    """An option that names a file to write."""
+    return grouped(OUTPUT, name, metavar="FILE", type=click.Path(path_type=Path), help=what)
+
+
 @click.command(cls=GroupedCommand)
 @settings_options(STREAM)
 @grouped(OUTPUT, "--full", is_flag=True, help="also a table of images per client and class for every task")
-@grouped(
-    OUTPUT,
-    "--save",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="partition file for `--partition file:PATH`",
-)
-@grouped(
-    OUTPUT,
-    "--table",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="CSV of images per task, client and class",
-)
-@grouped(
-    OUTPUT,
-    "--plot",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="heat map, e.g. as PNG, PDF or SVG; needs matplotlib (extra `plot`)",
-)
-@grouped(
-    OUTPUT,
-    "--export",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="plain JSON for other software: positions and labels by task and client",
-)
+@written("--save", "partition file for `--partition file:PATH`")
+@written("--table", "CSV of images per task, client and class")
+@written("--plot", "heat map, e.g. as PNG, PDF or SVG; needs matplotlib (extra `plot`)")
+@written("--export", "plain JSON for other software: positions and labels by task and client")
 def partition(
     dataset: str | None,
     full: bool,
