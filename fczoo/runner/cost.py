@@ -23,6 +23,7 @@ from fczoo.federation.downlink import broadcast
 from fczoo.federation.engine import Engine, Plan
 from fczoo.federation.optimizers import Still
 from fczoo.federation.settings import Settings
+from fczoo.federation.sums import gathered
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
             sums = engine.survey(moment, broadcast(method, state), [client], ctx)[0]
             surveyed = sums.holding({**surveyed, **sums})
             server = ServerContext(task, 0, 1, 1, size, backbone, rng)
-            later = method.absorb(moment, later, dict(sums), server)
+            later = method.absorb(moment, later, gathered([sums], method.training().separate), server)
     if further:
         later = method.begin_task(later, further[0], backbone, rng)
     held = drop(broadcast(method, later), *optims)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Method, Payload, Training, Tree, create_method, whole
+from fczoo import Batch, Method, Payload, Training, Tree, whole
 from fczoo.cli.show import show
 from fczoo.federation.batches import image_draws
 from fczoo.federation.evaluate import accuracy_row
@@ -126,10 +126,6 @@ def test_a_class_that_nobody_held_is_no_answer() -> None:
     assert accuracy_row(Asking(), bench, {}, TASKS[0], 10) == [pytest.approx(100 / 3)]
 
 
-def test_show_says_that_rows_stay_apart(monkeypatch) -> None:
+def test_show_says_that_rows_stay_apart() -> None:
     assert "secure aggregation" not in show("fedncm", "digits")
-    cls = type(create_method("fedncm"))
-    training = cls.training
-    monkeypatch.setattr(cls, "training", lambda self: replace(training(self), separate=True))
-    monkeypatch.setattr(cls, "absorb", lambda self, moment, state, sums, ctx: state)
-    assert "secure aggregation, which shows it only totals, cannot hide them" in show("fedncm", "digits")
+    assert "secure aggregation, which shows it only totals, cannot hide them" in show("fedcof", "digits")

@@ -1,15 +1,12 @@
-"""FedRidge: equal to the joint ridge solution, whoever owns what, in whatever order."""
+"""FedRidge; that it equals the joint solution is in test_analytic.py."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
-from fczoo import Batch, FczooError, Task, Tree, create_method
+from fczoo import FczooError, Task, create_method
 from fczoo.functional.ridge import solve_ridge, with_free_bias
+from helpers_analytic import Wide, asked, learned
 from helpers_golden import golden
-from helpers_payload import server_context
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-10}
 READINGS = {
@@ -18,29 +15,6 @@ READINGS = {
     "free_bias": {"bias": "free"},
     "rp": {"bias": "none", "features": "random", "width": 24},
 }
-
-
-def asked(x: Tensor, y: Tensor | None = None) -> Batch:
-    y = torch.zeros(len(x), dtype=torch.int64) if y is None else y
-    return Batch(torch.empty(len(x), 0), y, torch.ones(len(x), dtype=x.dtype), x)
-
-
-class Wide:
-    """Stands in for a backbone of which only the width is asked."""
-
-    def __init__(self, dim: int):
-        self.dim = dim
-
-
-def learned(method, parts: list[list[tuple[Tensor, Tensor]]], tasks: list[Task], start: Tree) -> list[Tree]:
-    """States after each task; ``parts`` has the images of every client of every task."""
-    states, state = [], start
-    for task, clients in zip(tasks, parts, strict=True):
-        sums = [method.survey("begin", None, state, asked(x, y), task) for x, y in clients]
-        total = {name: sum(s[name] for s in sums) for name in sums[0]}
-        state = method.absorb("begin", state, total, server_context(task))
-        states.append(state)
-    return states
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -62,42 +36,6 @@ def test_recorded_joint_solutions(reading, rng):
         else:
             logits = method.predict(None, state, asked(g["in.x_test"]), tasks[t])
             torch.testing.assert_close(logits, g[f"out.{reading}.logits_t{t}"], **TIGHT)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    clients=st.integers(1, 5),
-    bias=st.sampled_from(["none", "penalised", "free"]),
-    ridge=st.sampled_from([1e-2, 1.0, 50.0]),
-)
-def test_any_split_gives_the_joint_solution(seed, clients, bias, ridge):
-    """Against one least-squares problem over all images with sqrt(lambda) rows below it."""
-    rng = torch.Generator().manual_seed(seed)
-    tasks = [Task(0, 0, 2, 5, 2), Task(1, 2, 5, 5, 2)]
-    x, y = torch.randn(30, 4, generator=rng, dtype=torch.float64), torch.arange(30) % 5
-    owner = torch.randint(0, clients, (30,), generator=rng)
-    parts = []
-    for task in tasks:
-        now = (y >= task.start) & (y < task.stop)
-        parts.append([(x[now & (owner == k)], y[now & (owner == k)]) for k in range(clients)])
-    method = create_method("fedridge", ridge=ridge, bias=bias)
-    state = learned(method, parts, tasks, method.begin_task({}, tasks[0], Wide(4), rng))[-1]
-    hot = torch.nn.functional.one_hot(y, 5).double()
-    ones = torch.ones(30, 1, dtype=torch.float64)
-    rows, held = {
-        "none": (x, torch.eye(4)),
-        "penalised": (torch.cat([x, ones], 1), torch.eye(5)),
-        "free": (torch.cat([x, ones], 1), torch.eye(5)[:4]),
-    }[bias]
-    below = ridge**0.5 * held.double()
-    joint = torch.linalg.lstsq(
-        torch.cat([rows, below]), torch.cat([hot, torch.zeros(len(below), 5).double()])
-    ).solution
-    found = state["answer.weight"].mT
-    if bias == "free":
-        found = torch.cat([found, state["answer.bias"][None]])
-    torch.testing.assert_close(found, joint, **TIGHT)
 
 
 def test_two_images_by_hand():

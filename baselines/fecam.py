@@ -1,0 +1,116 @@
+"""FeCAM: Exploiting the Heterogeneity of Class Distributions. Goswami et al., NeurIPS 2023."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.payload import per_class
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
+from fczoo.functional.gaussians import moment_sums
+
+EPSILON = 1e-12  # least variance, for a dimension without spread
+
+
+@register_method("fecam")
+@dataclass(frozen=True)
+class FeCAM(Method):
+    """Nearest class mean in the distance that each class's own covariance gives.
+
+    Sent once a task: count, sum and sum of products (or squares) of each class's features of length 1, from
+    which the server has each class's mean and covariance as if its images lay in one place. Covariances are
+    shrunk and then brought to correlations, so that no class wins by its small variance. A class with one image
+    gets the mean covariance of the others.
+    """
+
+    paper = "Goswami et al., NeurIPS 2023; federated by sums"
+    private = ("moment.", "answer.")
+
+    covariance: Literal["correlation", "full", "diagonal"] = option(
+        "correlation",
+        "of each class: divided by the standard deviations of its dimensions; as it is; or its diagonal alone, "
+        "which is sent as D numbers in place of D x D",
+    )
+    shrink: float = option(1.0, "alpha_1, times the mean variance, added to the variances", low=0)
+    shrink_apart: float = option(
+        0.0, "alpha_2, times the mean covariance of two dimensions, added to these (ResNet: 1)", low=0
+    )
+
+    def training(self) -> Training:
+        last = "squares" if self.covariance == "diagonal" else "products"
+        return Training(inputs=["query"], uploads={"class.": per_class("count", "sum", last)})
+
+    def surveys(self) -> frozenset[Moment]:
+        return frozenset({"begin"})
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        if state:
+            return state
+        rows = torch.zeros(task.classes, backbone.dim, dtype=torch.float64)
+        state = {"moment.count": torch.zeros(task.classes, dtype=torch.float64), "moment.sum": rows}
+        if self.covariance == "diagonal":
+            return {**state, "moment.squares": rows, "answer.precision": rows[:, :, None]}
+        square = rows[:, :, None].expand(-1, -1, backbone.dim).clone()
+        return {**state, "moment.products": square, "answer.precision": square}
+
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        features = F.normalize(batch.query.double(), dim=-1)
+        return moment_sums(features, batch, task, full=self.covariance != "diagonal")
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        state = dict(state)
+        for name, value in sums.items():
+            kept = state[name.replace("class.", "moment.")].clone()
+            kept[ctx.task.start : ctx.task.stop] += value  # added: labels may come back
+            state[name.replace("class.", "moment.")] = kept
+        held = state["moment.count"] > 0
+        precision = torch.zeros_like(state["answer.precision"])
+        precision[held] = self._precisions(self._covariances(state, held))
+        return {**state, "answer.precision": precision}
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        count, precision = state["moment.count"][: task.stop], state["answer.precision"][: task.stop]
+        means = state["moment.sum"][: task.stop] / count.clamp(min=1)[:, None]
+        gap = F.normalize(batch.query.double(), dim=-1)[:, None] - means  # [B, C, D]
+        if self.covariance == "diagonal":
+            score = -(gap.square() * precision[..., 0]).sum(-1)
+        else:
+            score = -torch.einsum("bci,cij,bcj->bc", gap, precision, gap)
+        return torch.where(count > 0, score, torch.finfo(score.dtype).min)
+
+    def _covariances(self, state: Tree, held: Tensor) -> Tensor:
+        """Unbiased covariance [c, D, D], or variance [c, D, 1], of each class that was held."""
+        count = state["moment.count"][held][:, None, None]
+        means = state["moment.sum"][held][:, :, None] / count
+        if self.covariance == "diagonal":
+            scatter = (state["moment.squares"][held][:, :, None] - count * means.square()).clamp(min=0)
+        else:
+            scatter = state["moment.products"][held] - count * means * means.mT
+        spread = scatter / (count - 1).clamp(min=1)
+        several = count[:, 0, 0] > 1
+        return torch.where(
+            several[:, None, None], spread, spread[several].sum(0) / several.sum().clamp(min=1)
+        )
+
+    def _precisions(self, covariance: Tensor) -> Tensor:
+        """Inverses of covariances, once shrunk and brought to correlations."""
+        if self.covariance == "diagonal":
+            variance = covariance + self.shrink * covariance.mean(1, keepdim=True)
+            return 1 / variance.clamp(min=EPSILON)
+        one = torch.eye(covariance.shape[1]).to(covariance)
+        apart = covariance * (1 - one)
+        mean = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+        others = (apart.sum((1, 2)) / (apart != 0).sum((1, 2)).clamp(min=1))[:, None, None]
+        shrunk = covariance + self.shrink * mean * one + self.shrink_apart * others * (1 - one)
+        if self.covariance == "correlation":
+            deviation = shrunk.diagonal(dim1=1, dim2=2).clamp(min=EPSILON).sqrt()
+            shrunk = shrunk / (deviation[:, :, None] * deviation[:, None])
+        inverses: Tensor = torch.linalg.pinv(shrunk, hermitian=True)
+        return inverses

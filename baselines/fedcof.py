@@ -1,0 +1,55 @@
+"""FedCOF: Covariances for Free. Goswami et al., NeurIPS 2025."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.payload import per_class
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
+from fczoo.functional.gaussians import class_sums
+from fczoo.functional.ridge import Analytic, Score, gram_of_groups, solve_ridge
+
+
+@register_method("fedcof")
+@dataclass(frozen=True)
+class FedCOF(Analytic):
+    """Ridge regression from class means alone: how far clients' means of a class lie apart tells its covariance.
+
+    Sent once a task: count and feature sum of every class, as in FedNCM. The spread between classes is left out
+    of the matrix on purpose; a class needs two clients for its covariance to be learned. The server must see
+    each client's sums by itself.
+    """
+
+    paper = "Goswami et al., NeurIPS 2025, arXiv 2412.14326"
+
+    tuned = {"digits": {"gamma": 0.01}}
+
+    gamma: float = option(1.0, "added to the variances of each class", low=0)
+
+    def training(self) -> Training:
+        return Training(inputs=["query"], uploads={"class.": per_class("count", "sum")}, separate=True)
+
+    def read_out(self) -> Score:
+        return "cosine"
+
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        return class_sums(self.lifted(state, batch.query), batch, task)
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """``moment.gram`` is the scatter within classes, sum of (N_c - 1) S_c, of all tasks so far."""
+        count, total = sums["class.count"].sum(0), sums["class.sum"].sum(0)  # N_c, P_c
+        means = total / count[:, None].clamp(min=1)
+        within = gram_of_groups(sums["class.count"], sums["class.sum"]) - total.mT @ means
+        return super().absorb(moment, state, {"class.count": count, "class.sum": total, "gram": within}, ctx)
+
+    def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
+        count, target = moments["count"], moments["target"]
+        mean = target.sum(1) / count.sum()
+        added = self.gamma * (count - 1).clamp(min=0).sum()
+        weight = solve_ridge(moments["gram"] + count.sum() * mean.outer(mean), target, float(added))
+        return weight, torch.zeros_like(count)

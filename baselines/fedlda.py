@@ -1,0 +1,45 @@
+"""Federated linear discriminant analysis: class means and one covariance, from sums over clients."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import ServerContext
+from fczoo.functional.ridge import Analytic, solve_ridge
+
+
+@register_method("fedlda")
+@dataclass(frozen=True)
+class FedLDA(Analytic):
+    """Nearest class mean in the distance that the covariance within classes gives, one for all classes.
+
+    Sent once a task: the sums of FedRidge. Means and covariance are those of all images ever seen in one place.
+    """
+
+    paper = (
+        "linear discriminant analysis (Fisher, 1936) from federated sums; tied form of FeCAM, NeurIPS 2023"
+    )
+
+    rule: Literal["lda", "mahalanobis"] = option(
+        "mahalanobis",
+        "with class frequencies and the divisor N; or by distance alone, with the unbiased covariance",
+    )
+    shrink: float = option(0.1, "times the mean variance, added to the variances", low=0)
+
+    def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
+        count, held = moments["count"], moments["count"] > 0
+        means = moments["target"] / count.clamp(min=1)  # [D, C]
+        scatter = moments["gram"] - moments["target"] @ means.mT
+        divisor = count.sum() - (held.sum() if self.rule == "mahalanobis" else 0)
+        covariance = scatter / divisor.clamp(min=1)  # S
+        weight = solve_ridge(covariance, means, self.shrink * float(covariance.diagonal().mean()))
+        distance = (means * weight).sum(0)  # m^T S^-1 m
+        if self.rule == "mahalanobis":  # up to x^T S^-1 x, which is the same for all classes
+            return 2 * weight, -distance
+        prior = (count / count.sum()).clamp(min=torch.finfo(count.dtype).tiny).log()
+        return weight, prior - distance / 2

@@ -1,0 +1,77 @@
+"""RanPAC: Random Projections and Pre-trained Models for Continual Learning. McDonnell et al., NeurIPS 2023."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.payload import per_class, whole
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
+from fczoo.functional.ridge import Analytic, best_ridge, gram_sums, solve_ridge
+
+RIDGES = tuple(10.0**power for power in range(-8, 9))
+
+
+@register_method("ranpac")
+@dataclass(frozen=True)
+class RanPAC(Analytic):
+    """Ridge regression on random features relu(f R), its ridge chosen anew in every task on images held out.
+
+    Sent once a task: the sums of FedRidge twice, over images to fit and over images held out, which is all
+    that the choice needs. An image is held out or not whoever owns it, so the choice, too, is that of the
+    images in one place. The final solution uses both parts. The paper's adaptation of the network in the first
+    task is not part of it.
+    """
+
+    paper = "McDonnell et al., NeurIPS 2023; federated by sums"
+    tuned = {"digits": {"width": 500}}
+
+    width: int = option(2000, "columns M of the random projection (paper: 10,000)", low=1)
+    ridge: float | None = option(
+        None, "lambda; none: of 10^-8 .. 10^8, that of the least squared error on images held out", low=0
+    )
+    held_out: float = option(0.2, "part of a task's images on which the ridge is chosen", low=0.01, high=0.99)
+
+    def random_features(self) -> int:
+        return self.width
+
+    def training(self) -> Training:
+        base = super().training()
+        if self.ridge is not None:
+            return base
+        judge = {"judge.": per_class("count", "sum"), "judge_gram": whole("second moments")}
+        return replace(base, uploads={**base.uploads, **judge}, draws=1)
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        chosen = torch.tensor(1.0 if self.ridge is None else self.ridge, dtype=torch.float64)
+        return state or {**super().begin_task(state, task, backbone, rng), "answer.ridge": chosen}
+
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        if self.ridge is not None:
+            return super().survey(moment, backbone, state, batch, task)
+        phi, out = self.lifted(state, batch.query), batch.draws[:, 0] >= 1 - self.held_out
+        fit = gram_sums(phi, batch._replace(w=batch.w * ~out), task)
+        judge = gram_sums(phi, batch._replace(w=batch.w * out), task)
+        named = {k.replace("class.", "judge."): v for k, v in judge.items()}
+        return {**fit, "judge_gram": named.pop("gram"), **named}
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        if self.ridge is None:
+            fit = {"gram": sums["gram"], "target": sums["class.sum"].mT}
+            judge = {"gram": sums["judge_gram"], "target": sums["judge.sum"].mT}
+            if sums["judge.count"].any():  # else the ridge stays: 1 at first
+                state = {
+                    **state,
+                    "answer.ridge": torch.tensor(best_ridge(fit, judge, RIDGES)).to(sums["gram"]),
+                }
+            both = {k: sums[k] + sums[k.replace("class.", "judge.")] for k in ("class.count", "class.sum")}
+            sums = {**both, "gram": sums["gram"] + sums["judge_gram"]}
+        return super().absorb(moment, state, sums, ctx)
+
+    def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
+        weight = solve_ridge(moments["gram"], moments["target"], float(state["answer.ridge"]))
+        return weight, torch.zeros_like(moments["count"])

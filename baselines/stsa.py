@@ -1,0 +1,40 @@
+"""STSA: Spatial-Temporal Statistics Aggregation for federated class-incremental learning. Guan et al., WWW 2026."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import ServerContext
+from fczoo.functional.ridge import Analytic, Score, solve_ridge
+
+
+@register_method("stsa")
+@dataclass(frozen=True)
+class STSA(Analytic):
+    """Ridge regression on random features relu(f R), read by cosine, from sums over clients and tasks.
+
+    Sent once a task: count and sum of random features of every class, and their Gram matrix. The cosine undoes
+    that the rows of rare classes are short. The paper's adapters, which all clients train together in the first
+    task and then freeze, are not part of it: the features are those of the pre-trained network.
+    """
+
+    paper = "Guan et al., WWW 2026, arXiv 2506.01327"
+    tuned = {"digits": {"width": 500, "ridge": 1e3}}
+
+    width: int = option(1250, "columns M of the random projection, drawn from N(0, 1)", low=1)
+    ridge: float = option(1e6, "lambda, weight of the squared norm of the classifier", low=0)
+    score: Score = option("cosine", "answer by the cosine between feature and class weight, or its value")
+
+    def random_features(self) -> int:
+        return self.width
+
+    def read_out(self) -> Score:
+        return self.score
+
+    def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
+        weight = solve_ridge(moments["gram"], moments["target"], self.ridge)
+        return weight, torch.zeros_like(moments["count"])

@@ -1,0 +1,54 @@
+"""STSA-E, STSA without its large upload. Guan et al., WWW 2026."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from fczoo.baselines.stsa import STSA
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.payload import per_class
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
+from fczoo.functional.gaussians import class_sums
+from fczoo.functional.ridge import gram_of_groups
+
+
+@register_method("stsae")
+@dataclass(frozen=True)
+class STSAE(STSA):
+    """STSA whose Gram matrix the server estimates from the class sums of random parts of each client's images.
+
+    Sent once a task: count and sum of random features of every class, for each of q parts. How much the sums of
+    the parts differ tells how much the features within a class do: on average over the cuts the estimate is
+    the Gram matrix. The server must see each client's sums by itself.
+    """
+
+    parts: int = option(5, "q, equal parts at random into which a client cuts its images", low=1)
+    count_all_groups: bool = option(
+        False,
+        "count parts without a class, too, among those of which its spread is estimated, which is then too small",
+        quirk="Yuqin-G/STSA",
+    )
+
+    def training(self) -> Training:
+        uploads = {f"part{j}.": per_class("count", "sum") for j in range(self.parts)}
+        return Training(inputs=["query"], uploads=uploads, draws=1, even_draws=True, separate=True)
+
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        phi = self.lifted(state, batch.query)
+        part = F.one_hot((self.parts * batch.draws[:, 0]).long(), self.parts) * batch.w[:, None]
+        sums: Tree = {}
+        for j in range(self.parts):
+            own = class_sums(phi, batch._replace(w=part[:, j]), task)
+            sums |= {name.replace("class", f"part{j}"): value for name, value in own.items()}
+        return sums
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        count = torch.cat([sums[f"part{j}.count"] for j in range(self.parts)])  # [J, c]
+        total = torch.cat([sums[f"part{j}.sum"] for j in range(self.parts)])
+        gram = gram_of_groups(count, total, len(count) if self.count_all_groups else None)
+        added = {"class.count": count.sum(0), "class.sum": total.sum(0), "gram": gram}
+        return super().absorb(moment, state, added, ctx)
