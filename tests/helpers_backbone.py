@@ -13,7 +13,7 @@ from fczoo.core.backbone import Backbone
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
 
 
-def by_timm(backbone: Backbone, images: Tensor) -> Tensor:
+def timm_model(backbone: Backbone) -> VisionTransformer:
     c = backbone.config
     model = VisionTransformer(
         c.image_size,
@@ -25,8 +25,12 @@ def by_timm(backbone: Backbone, images: Tensor) -> Tensor:
         num_classes=0,
     )
     model.to(backbone.dtype).load_state_dict(backbone.weights)
+    return model.eval()
+
+
+def by_timm(backbone: Backbone, images: Tensor) -> Tensor:
     with torch.no_grad():
-        return model.eval()(images)
+        return timm_model(backbone)(images)
 
 
 def by_hand(

@@ -12,10 +12,13 @@ equals timm's own when no plug is given (tested). Plugs are tensors of a flat tr
                                     are dropped
 ``full.{weight}``                   replaces the frozen weight of that (timm) name, for fine-tuning
 ==================================  ===================================================================
+
+A method may also ask for what is inside (``Backbone.tapped``): ``blocks.{i}.attn.qkv``, ``blocks.{i}.attn.proj``,
+``blocks.{i}.mlp.fc1`` and ``blocks.{i}.mlp.fc2`` are the inputs of these layers, ``blocks.{i}`` the block's output.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +29,7 @@ from torch import Tensor
 from fczoo.core.errors import FczooError
 
 LORA_PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
+LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # linear layers of a block
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,33 @@ class Backbone:
         ``pool`` chooses the output rows that are averaged: the class token, the ``tokens`` prompts, or both.
         Raises FczooError for an unknown plug.
         """
-        plugs = plugs or {}
+        return self._forward(images, plugs or {}, pool, {})
+
+    def tapped(
+        self, images: Tensor, taps: Collection[str], plugs: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Features [B, D] as in a call, and what is at each of ``taps``, [B, N, width]: all N tokens.
+
+        Without ``taps`` a call is faster: it leaves out the last block's rows that nobody reads. Raises
+        FczooError for an unknown tap.
+        """
+        inside = (
+            rf"blocks\.({'|'.join(map(str, range(self.depth)))})(\.({'|'.join(map(re.escape, LAYERS))}))?"
+        )
+        for name in taps:
+            if not re.fullmatch(inside, name):
+                raise FczooError(f"unknown tap {name!r} for {self.config.name}; see fczoo.core.backbone")
+        seen = dict.fromkeys(taps, images)
+        return self._forward(images, plugs or {}, "cls", seen), seen
+
+    def _forward(
+        self,
+        images: Tensor,
+        plugs: Mapping[str, Tensor],
+        pool: Literal["cls", "prompt", "cls+prompt"],
+        seen: dict[str, Tensor],
+    ) -> Tensor:
+        """The features; puts into ``seen`` what is at the taps that it names."""
         self.check_plugs(plugs)
         hidden, prompts = self._embed(images, plugs)
         every_row = slice(0, hidden.shape[1])
@@ -162,13 +192,16 @@ class Backbone:
         for i in range(self.depth):
             if f"deep.{i}" in plugs:
                 hidden = torch.cat([hidden, self._rows(plugs[f"deep.{i}"], len(images))], 1)
-            rows = output_rows if i == self.depth - 1 else every_row  # the last block's other rows go unread
-            attended = self._attention(self._norm(hidden, f"blocks.{i}.norm1", plugs), i, rows, plugs)
+            last = i == self.depth - 1 and not seen
+            rows = output_rows if last else every_row  # the last block's other rows go unread
+            attended = self._attention(self._norm(hidden, f"blocks.{i}.norm1", plugs), i, rows, plugs, seen)
             hidden = hidden[:, rows] + attended
             inner = self._norm(hidden, f"blocks.{i}.norm2", plugs)
-            inner = F.gelu(self._linear(inner, f"blocks.{i}.mlp.fc1", f"lora.{i}.fc1", plugs))
-            hidden = hidden + self._linear(inner, f"blocks.{i}.mlp.fc2", f"lora.{i}.fc2", plugs)
-        return self._norm(hidden, "norm", plugs).to(self._feature_dtype).mean(1)
+            inner = F.gelu(self._linear(inner, f"blocks.{i}.mlp.fc1", f"lora.{i}.fc1", plugs, seen))
+            hidden = hidden + self._linear(inner, f"blocks.{i}.mlp.fc2", f"lora.{i}.fc2", plugs, seen)
+            _note(seen, f"blocks.{i}", hidden)
+        read = hidden[:, output_rows] if seen else hidden
+        return self._norm(read, "norm", plugs).to(self._feature_dtype).mean(1)
 
     def class_token(self) -> Tensor:
         """The class token as it enters the first block, [D]: the same for every image."""
@@ -204,13 +237,19 @@ class Backbone:
             return None
         return (hidden @ plugs[f"{pair}.a"].to(self.dtype).mT) @ plugs[f"{pair}.b"].to(self.dtype).mT
 
-    def _linear(self, hidden: Tensor, name: str, pair: str, plugs: Mapping[str, Tensor]) -> Tensor:
+    def _linear(
+        self, hidden: Tensor, name: str, pair: str, plugs: Mapping[str, Tensor], seen: dict[str, Tensor]
+    ) -> Tensor:
+        _note(seen, name, hidden)
         out = F.linear(hidden, *self._layer(name, plugs))
         extra = self._lora(hidden, pair, plugs)
         return out if extra is None else out + extra
 
-    def _attention(self, hidden: Tensor, block: int, rows: slice, plugs: Mapping[str, Tensor]) -> Tensor:
+    def _attention(
+        self, hidden: Tensor, block: int, rows: slice, plugs: Mapping[str, Tensor], seen: dict[str, Tensor]
+    ) -> Tensor:
         """Output of a block's attention [B, rows, D]: the tokens in ``rows`` attend to all tokens."""
+        _note(seen, f"blocks.{block}.attn.qkv", hidden)
         parts = F.linear(hidden, *self._layer(f"blocks.{block}.attn.qkv", plugs)).chunk(3, -1)
         heads = []
         for part, projected in zip("qkv", parts, strict=True):
@@ -222,12 +261,17 @@ class Backbone:
             heads.append(projected.unflatten(-1, (self.config.heads, -1)).transpose(1, 2))
         query, key, value = heads
         attended = attend(query[:, :, rows], key, value).transpose(1, 2).flatten(2)
-        return self._linear(attended, f"blocks.{block}.attn.proj", f"lora.{block}.proj", plugs)
+        return self._linear(attended, f"blocks.{block}.attn.proj", f"lora.{block}.proj", plugs, seen)
 
     def _rows(self, rows: Tensor, images: int) -> Tensor:
         """Rows [L, D] or [B, L, D] as [B, L, D] in the compute type."""
         rows = rows.to(self.dtype)
         return rows.expand(images, -1, -1) if rows.dim() == 2 else rows
+
+
+def _note(seen: dict[str, Tensor], tap: str, value: Tensor) -> None:
+    if tap in seen:
+        seen[tap] = value
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
