@@ -20,7 +20,7 @@ def test_taps_are_what_timms_layers_get(backbone, images):
 
     def noted(name):
         return lambda module, inputs, output: found.update(
-            {name: output if name[-1].isdigit() else inputs[0]}
+            {name: output if name.count(".") == 1 else inputs[0]}
         )
 
     names = [f"blocks.{i}.{layer}" for i in (0, 5) for layer in LAYERS] + ["blocks.0", "blocks.5"]
