@@ -1,6 +1,5 @@
 """The ``fczoo`` command: its groups, and how whatever goes wrong is said."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from fczoo.cli.data import data, partition
 from fczoo.cli.look import doctor, list_command, show
 from fczoo.cli.new import new
 from fczoo.cli.tables import compare, papers, report, reproduce
+from fczoo.cli.warnings import gathered
 from fczoo.core.errors import FczooError
 
 
@@ -47,7 +47,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with usage_in_one_line():
+            with usage_in_one_line(), gathered():
                 return super().invoke(ctx)
         except FczooError as error:
             click.ClickException(str(error)).show()
@@ -71,7 +71,6 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="fczoo")
 def main() -> None:
     """Benchmark zoo for Federated Class-Incremental Learning on pre-trained vision transformers."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
 
 
 for command in (bench, report, partition, data, papers, compare, reproduce, list_command, show, doctor, new):

@@ -13,6 +13,7 @@ import numpy as np
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, read_json, typed, write_safely
+from fczoo.core.place import at
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Partitioner
@@ -112,7 +113,8 @@ def _split_tasks(
             problem = f"task {task.index + 1} has {len(images)} training images for {len(receivers)} clients"
             raise FczooError(f"{problem}; lower --clients or --tasks")
         labels = stream.train.labels[images] - task.start
-        parts = partitioner(labels, len(receivers), numpy_stream("partition", seed, task.index))
+        with at(f"task {task.index + 1}"):
+            parts = partitioner(labels, len(receivers), numpy_stream("partition", seed, task.index))
         owned = [images[:0]] * everyone
         for client, part in zip(receivers, parts, strict=True):
             owned[client] = images[part]

@@ -15,6 +15,7 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Distils, Method, Remembers, Surveys
 from fczoo.core.payload import Payload
+from fczoo.core.place import at
 from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, Moment, Optim
@@ -138,7 +139,8 @@ class Engine:
 
     def _recall(self, method: Remembers, client: Client, data: "LocalImages", ctx: Context) -> Context:
         """The context with the client's memory, brought up to date."""
-        with torch.no_grad():
+        place = f"task {ctx.task.index + 1}, client {client.number}"
+        with torch.no_grad(), at(place):
             memory = method.prepare(
                 self.backbone, data, replace(ctx, memory=self.memories.get(client.number, {}))
             )

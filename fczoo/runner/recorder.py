@@ -1,6 +1,7 @@
 """Writes a run's files and shows its progress."""
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ class Recorder:
             )
         self.log.truncate(self.log.tell())  # rounds that were logged but not saved are run again
         self.label = f"{method.name} seed {seed}"
+        _tell_warnings()
         self.bar = tqdm(
             total=rounds,
             initial=done,
@@ -61,6 +63,7 @@ class Recorder:
     def task(self, result: Result) -> None:
         done = len(result.accuracy)
         write_result(self.folder / RESULT, result)
+        _tell_warnings()
         if self.bar.disable:
             a_t = f"{result.metrics['A_N']:.1f} % over the classes seen"
             print(
@@ -68,3 +71,9 @@ class Recorder:
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def _tell_warnings() -> None:
+    """Warnings that were gathered so far are told now, not when the command ends."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
