@@ -14,7 +14,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop
-from fczoo.core.types import Batch, Context, Optim, Task, Training
+from fczoo.core.types import Batch, Context, Task, Training
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 
@@ -55,7 +55,7 @@ class CODAPrompt(PromptedHead):
     )
 
     def training(self) -> Training:
-        optims = self.optims(Optim(lr=self.lr), "component.")
+        optims = self.optims(self.optim(self.lr), "component.")
         return Training(optims, inputs=["images", "query"], uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

@@ -11,7 +11,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import Payload
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Optim, ServerAggregator, ServerContext, Task, Training
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
@@ -41,7 +41,7 @@ class FedLoRA(LinearHead):
     lr_lora: float = option(1e-3, "learning rate of LoRA", low=0)
 
     def training(self) -> Training:
-        optims = {"head.": Optim(lr=self.lr), "lora.": Optim(lr=self.lr_lora)}
+        optims = {"head.": self.optim(self.lr), "lora.": self.optim(self.lr_lora)}
         return Training(optims, uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

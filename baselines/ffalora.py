@@ -10,7 +10,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Optim, Task, Training
+from fczoo.core.types import Batch, Context, OptimizerName, Task, Training
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
@@ -31,8 +31,9 @@ class FFALoRA(LinearHead):
 
     rank: int = option(16, "LoRA rank r", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "blocks with LoRA (fed-mammoth: all of them)", low=0)
-    lr: float = option(3e-4, "learning rate, AdamW", low=0)
-    weight_decay: float = option(0.1, "weight decay, AdamW", low=0)
+    lr: float = option(3e-4, "learning rate", low=0)
+    optimizer: OptimizerName = option("adamw", "optimizer of all that clients train")
+    weight_decay: float = option(0.1, "weight decay of all that clients train", low=0)
     merge: Literal["one", "sum", "mean"] = option(
         "one",
         "one pair for all tasks; a new pair a task, earlier ones staying in every forward; or, in testing "
@@ -41,7 +42,7 @@ class FFALoRA(LinearHead):
     )
 
     def training(self) -> Training:
-        optim = Optim("adamw", lr=self.lr, weight_decay=self.weight_decay)
+        optim = self.optim(self.lr)
         return Training({"lora.": optim, "head.": optim}, uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

@@ -10,7 +10,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Optim, Task, Training
+from fczoo.core.types import Batch, Context, Task, Training
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
@@ -44,11 +44,11 @@ class Tuned(LinearHead):
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v, with tune=lora", low=0)
 
     def training(self) -> Training:
-        optims = {"head.": Optim(lr=self.lr)}
+        optims = {"head.": self.optim(self.lr)}
         if self.tune == "head":
             # frozen features, which the engine computes once
             return Training(optims, inputs=["query"], uploads=self.head_uploads())
-        optims[f"{self.tune}."] = Optim(lr=self.lr_backbone)
+        optims[f"{self.tune}."] = self.optim(self.lr_backbone)
         return Training(optims, uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

@@ -13,7 +13,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, Evidence, Finding, Optim, Task, Training
+from fczoo.core.types import Batch, Context, Evidence, Finding, Task, Training
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, highest
@@ -64,7 +64,7 @@ class L2P(PromptedHead):
             )
 
     def training(self) -> Training:
-        optims = self.optims(Optim(lr=self.lr), "pool.")
+        optims = self.optims(self.optim(self.lr), "pool.")
         inputs = ["images", "query"]
         return Training(optims, inputs, self.head_uploads(), clip_norm=self.clip)
 

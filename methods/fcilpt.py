@@ -20,7 +20,6 @@ from fczoo.core.types import (
     Context,
     Evidence,
     Finding,
-    Optim,
     ServerAggregator,
     Task,
     Training,
@@ -93,7 +92,7 @@ class FCILPT(PromptedHead):
 
     def training(self) -> Training:
         return Training(
-            optims=self.optims(Optim(lr=self.lr), "pool.", "common"),
+            optims=self.optims(self.optim(self.lr), "pool.", "common"),
             inputs=["images", "query"],
             uploads={"usage": whole("counts"), **self.head_uploads()},
             averaging="uniform",

@@ -17,7 +17,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Optim, ServerAggregator, ServerContext, Task, Training
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
@@ -58,7 +58,7 @@ class FPPL(PromptedHead):
 
     def training(self) -> Training:
         return Training(
-            optims=self.optims(Optim(lr=self.lr), "prompt.", "fusion."),
+            optims=self.optims(self.optim(self.lr), "prompt.", "fusion."),
             inputs=["images", "query"],
             uploads={"local.": rows("mean"), **self.head_uploads()},
             stats=self.view,

@@ -17,7 +17,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Optim, ServerAggregator, ServerContext, Task, Training
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, no_gaussians
 from fczoo.functional.heads import PromptedHead, head_logits, train_head
 from fczoo.functional.losses import normalised_cross_entropy, task_cross_entropy
@@ -94,7 +94,7 @@ class HGP(PromptedHead):
 
     def training(self) -> Training:
         return Training(
-            optims=self.optims(Optim(lr=self.lr, schedule=self.schedule), "prefix."),
+            optims=self.optims(self.optim(self.lr, self.schedule), "prefix."),
             uploads={"gauss.": rows("count", "mean", "var"), **self.head_uploads()},
             clip_norm=self.clip,
             stats="test",

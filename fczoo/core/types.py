@@ -81,11 +81,14 @@ class Exchange:
         return f"task {self.task.index + 1}, {self.survey or f'round {self.round + 1}'}"
 
 
+OptimizerName = Literal["adam", "adamw", "sgd"]
+
+
 @dataclass(frozen=True)
 class Optim:
     """How one group of tensors is trained on a client. Optimizers are made anew in every round."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adam"
+    name: OptimizerName = "adam"
     lr: float = 1e-3
     weight_decay: float = 0.0
     momentum: float = 0.0  # sgd only

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import Uploads, per_class
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Moment, Optim, ServerContext, Task
+from fczoo.core.types import Batch, Moment, Optim, OptimizerName, ServerContext, Task
 from fczoo.functional.gaussians import class_sums
 
 
@@ -32,6 +33,22 @@ class LinearHead(Method):
         "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); at zero; or, "
         "as a task begins, at its classes' mean features, of length 1 (HeadTune, Legate et al., 2023)",
     )
+
+    optimizer: OptimizerName = option("adam", "optimizer of all that clients train")
+    momentum: float = option(0.0, "momentum of sgd; the others have their own", low=0, high=1)
+    weight_decay: float = option(0.0, "weight decay of all that clients train", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum and self.optimizer != "sgd":
+            raise FczooError(
+                f"{self.name}.momentum is for {self.name}.optimizer=sgd, {self.optimizer} has its own; set one or "
+                f"the other"
+            )
+
+    def optim(self, lr: float, schedule: str = "constant") -> Optim:
+        """How tensors are trained at this rate, by the method's optimizer."""
+        return Optim(self.optimizer, lr, self.weight_decay, self.momentum, schedule)
 
     @abstractmethod
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:

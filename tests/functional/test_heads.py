@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fczoo import create_method
+from fczoo import FczooError, create_method
 from fczoo.core.registry import METHODS, PROTOCOLS
 from fczoo.functional.heads import LinearHead, PromptedHead
 from helpers_methods import CLOSE
@@ -68,3 +68,12 @@ def test_papers_keep_the_start_of_their_code(protocol):
                 assert stated["head_init"].value == "default" and stated["head_init"].source
     assert seen
     assert PROTOCOLS.get("quick").hyperparameters("hgp", "digits") == {}
+
+
+@pytest.mark.parametrize("name", HEADED)
+def test_the_optimizer_is_an_option_of_all_that_is_trained(name):
+    method = create_method(name, optimizer="sgd", momentum=0.9, weight_decay=0.01)
+    for optim in method.training().optims.values():
+        assert (optim.name, optim.momentum, optim.weight_decay) == ("sgd", 0.9, 0.01)
+    with pytest.raises(FczooError, match=f"{name}.momentum is for {name}.optimizer=sgd, adam has its own"):
+        create_method(name, optimizer="adam", momentum=0.9)

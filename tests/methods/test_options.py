@@ -41,6 +41,10 @@ PROXY = {"proxy", "reconstructions", "best_perf_no_reset"}  # options of GLFC ab
 def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options and settings without which an option changes nothing, or its run takes long."""
     options, settings = NEEDS.get((name, option), ({}, {}))
+    if option == "momentum":
+        options = {**options, "optimizer": "sgd"}
+    if option == "optimizer":
+        options = {**options, "weight_decay": 0.1}  # without it Adam and AdamW are one
     if option in ("rank", "blocks") and "tune" in METHODS.get(name).__dataclass_fields__:
         options = {**options, "tune": "lora"}
     if name == "glfc":
