@@ -9,7 +9,7 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.options import option
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Task, Training
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import lora_pairs
@@ -72,6 +72,12 @@ class Tuned(LinearHead):
         """Logits [B, C] of the model that the server keeps under ``prefix``; [B, 0] while it keeps none."""
         model = {k.removeprefix(prefix): v for k, v in select(shared, prefix).items()}
         return self.logits(backbone, model, batch) if model else batch.query.new_empty(len(batch.y), 0)
+
+    def with_teacher(self, state: Tree, task: Task) -> Tree:
+        """The state with the model of the last task's end under ``teacher.``; the first task has none."""
+        if task.index == 0:
+            return state
+        return {**drop(state, "teacher."), **{f"teacher.{k}": v for k, v in self.trained(state).items()}}
 
     def trained(self, tree: Tree) -> Tree:
         """The part of a tree that clients train."""

@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -26,17 +25,13 @@ from fczoo.core.types import (
     Task,
     Training,
 )
-from fczoo.functional.exemplars import mean_entropy, move_to_task, no_exemplars, store_last_task
+from fczoo.functional.exemplars import mean_entropy, move_to_task, no_exemplars, store_last_task, warn_once
 from fczoo.functional.heads import head_logits
 from fczoo.functional.inversion import SIZE, image_gradient, lenet, reconstruct, to_lenet_size
+from fczoo.functional.losses import taught_binary_cross_entropy
 from fczoo.functional.pixels import normalised, raw_images
 
 log = logging.getLogger("fczoo")
-
-
-@lru_cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
 
 
 @register_method("glfc")
@@ -163,7 +158,7 @@ class GLFC(Tuned):
             memory["entropy"] = entropy
         memory |= {"signal": torch.tensor(signal), "noticed": memory["noticed"] | signal}
         if ctx.round == ctx.rounds - 1 and not memory["noticed"]:
-            _warn_once(
+            warn_once(
                 f"glfc: a client has not noticed task {ctx.task.index + 1} by its entropy: its memory stays "
                 f"as it is (see --set glfc.detector=oracle)"
             )
@@ -223,9 +218,7 @@ class GLFC(Tuned):
 
         The old model answers for the first ``old`` classes, the labels for the others.
         """
-        hot = F.one_hot(batch.y, logits.shape[1])[:, old:].to(logits)
-        target = torch.cat([batch.teacher[:, :old].sigmoid(), hot], 1)
-        return batch.mean(F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1))
+        return taught_binary_cross_entropy(logits, batch, old)
 
     def finish(self, backbone: Backbone, train: Tree, data: LocalData, ctx: Context) -> Tree:
         """The gradient of one blurred image of each local class, where a new task has just been noticed."""

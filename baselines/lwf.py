@@ -9,7 +9,7 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree, drop
+from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Context, Task
 from fczoo.functional.losses import task_cross_entropy
 
@@ -36,10 +36,7 @@ class LwF(Tuned):
     )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        state = super().begin_task(state, task, backbone, rng)
-        if task.index == 0:
-            return state
-        return {**drop(state, "teacher."), **{f"teacher.{k}": v for k, v in self.trained(state).items()}}
+        return self.with_teacher(super().begin_task(state, task, backbone, rng), task)
 
     def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
         return self.recalled("teacher.", backbone, shared, batch)

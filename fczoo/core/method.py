@@ -51,7 +51,10 @@ class Method(ABC):
     pack(...)               client   what it trained and the sums; returns the upload
     aggregate(...)          server   the uploads of the round; returns one tree
     server_update(...)      server   that tree; returns the state
-    survey("end", ...)      client   as above, after the last round; ``absorb("end", ...)`` follows
+    conclude(...)           client   after the last round: what it keeps of the task (``Concludes``)
+    concluded(...)          server   what clients sent as they did so, added up; returns the state
+    loss(...)               client   in one more round, on exemplars alone, with ``Training.balanced``
+    survey("end", ...)      client   as at the beginning, exemplars included; ``absorb("end", ...)`` follows
     predict(...)            server   a batch of test images: logits over the classes seen so far
     diagnose(...)           server   with ``--diagnostics``: numbers that explain it (``Diagnoses``)
     ======================  =======  ======================================================================
@@ -186,6 +189,21 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class Concludes(Protocol):
+    """A method whose clients settle what they keep of a task, once its rounds are over."""
+
+    def conclude(self, backbone: Backbone, data: LocalData, ctx: Context) -> tuple[Tree, Tree]:
+        """Client: what it remembers from now on, and sums that it uploads, if any.
+
+        Asked of all that have images of the task or exemplars. ``ctx.memory`` is what it remembered before,
+        ``ctx.shared`` the state after the last round.
+        """
+
+    def concluded(self, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """Server: fold the uploads, added up over the clients that sent some, into the state."""
+
+
+@runtime_checkable
 class Diagnoses(Protocol):
     """A method that can explain its results by numbers of its own."""
 
@@ -198,6 +216,6 @@ class Diagnoses(Protocol):
 
 OPTIONAL = {
     protocol.__name__: sorted(name for name in vars(protocol) if not name.startswith("_"))
-    for protocol in (Surveys, Distils, Remembers, Diagnoses)
+    for protocol in (Surveys, Distils, Remembers, Concludes, Diagnoses)
 }
 """Optional protocol -> the functions that make it up."""

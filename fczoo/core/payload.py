@@ -6,6 +6,7 @@ clients train (``Training.optims``) or to a group that the method declares once,
     uploads={
         "gauss.": rows("count", "mean", "var"),  # gauss.label [g], gauss.count [g], gauss.mean [g, D], ...
         "class.": per_class("count", "sum"),  # class.count [c], class.sum [c, D], c classes of the task
+        "kept.": per_seen_class("count", "sum"),  # the same for all classes seen so far
         "usage": whole("counts"),  # one tensor, of the same shape from every client
         "image_gradient.": samples("gradients of single images"),  # one row an image; may be left out
     }
@@ -48,9 +49,9 @@ HEADER_BYTES = 16  # sender and number of images, two 64-bit integers
 
 @dataclass(frozen=True)
 class Group:
-    """A declared part of an upload; made by ``whole``, ``per_class``, ``rows`` and ``samples``."""
+    """A declared part of an upload; made by ``whole``, ``per_class``, ``per_seen_class``, ``rows`` and ``samples``."""
 
-    layout: Literal["whole", "classes", "rows", "samples"]
+    layout: Literal["whole", "classes", "seen classes", "rows", "samples"]
     content: Content | None = None  # of every tensor; None: by the name of the statistic
     statistics: tuple[str, ...] = ()
 
@@ -74,6 +75,11 @@ def whole(content: Content) -> Group:
 def per_class(*statistics: str) -> Group:
     """One row a class of the current task; a count of 0 says that the client does not have the class."""
     return Group("classes", None, statistics)
+
+
+def per_seen_class(*statistics: str) -> Group:
+    """As ``per_class``, with one row a class seen so far: for clients that keep exemplars."""
+    return Group("seen classes", None, statistics)
 
 
 def rows(*statistics: str) -> Group:
@@ -145,7 +151,7 @@ def contents(uploads: Uploads) -> set[Content]:
 def keep_classes(payload: Payload, prefix: str, group: Group, keep: Tensor) -> Payload:
     """The upload with only some of a group's classes; ``keep`` [g] or [c] is true where a class stays.
 
-    Of ``rows`` the others are cut out. Of ``per_class`` they become 0, whose count of 0 says that the
+    Of ``rows`` the others are cut out. Of ``per_class`` and ``per_seen_class`` they become 0, whose count of 0 says that the
     client does not have the class.
     """
     changed = {}

@@ -16,6 +16,9 @@ from fczoo.core.tree import Tree
 Moment = Literal["begin", "end"]
 """The boundaries of a task at which clients may be surveyed."""
 
+Boundary = Literal["begin", "conclude", "end"]
+"""Where clients send something without training: those moments, and where they settle what they keep."""
+
 Scope = Literal["task", "latest", "seen", "pooled"]
 """Images on which a client trains.
 
@@ -48,7 +51,14 @@ class Context:
     round: int  # within the task
     rounds: int  # per task
     shared: Tree  # all that the server broadcast, trained tensors as the round begins included; read-only
-    memory: Tree = field(default_factory=dict)  # what this client keeps from round to round; see Remembers
+    memory: Tree = field(
+        default_factory=dict
+    )  # what this client keeps; in Remembers' and Concludes' functions, and Remembers' losses
+
+    @property
+    def balanced(self) -> bool:
+        """Whether it is the round after the last, on exemplars alone; see ``Training.balanced``."""
+        return self.round == self.rounds
 
 
 @dataclass(frozen=True)
@@ -66,11 +76,12 @@ class ServerContext:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange between server and clients: a round of a task, or a survey at its beginning or end."""
+    """One exchange between server and clients: a round of a task, or one at its beginning or end."""
 
     task: Task
     round: int = -1  # within the task; -1: a survey
-    survey: Moment | None = None
+    survey: Boundary | None = None
+    balanced: bool = False  # the round after the last, on exemplars alone
 
     @property
     def moment(self) -> int | str:
@@ -118,11 +129,22 @@ class Training:
     # view of the images in the pass of ``stats``; none: no such pass
     stats: Literal["test", "train", "none"] = "none"
     exemplars: str = ""  # memory tensor with positions of kept images, which join the client's training
+    # (images of the task, exemplars) -> positions among them on which a client does not train
+    held_out: "Callable[[LocalData, Tensor], Tensor] | None" = None
+    # what clients train in one more round, on their exemplars alone, at the end of each task but the first
+    balanced: Mapping[str, Optim] = field(default_factory=dict)
     # (task, round) -> prefixes trained in that round; None: all of optims
     active: Callable[[Task, int], Collection[str]] | None = None
 
-    def active_optims(self, task: Task, round: int) -> Mapping[str, Optim]:
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Prefixes of all that is trained in any round."""
+        return tuple({**self.optims, **self.balanced})
+
+    def active_optims(self, task: Task, round: int, balanced: bool = False) -> Mapping[str, Optim]:
         """The optimizers of one round; none: the task has no such round."""
+        if balanced:
+            return self.balanced
         if self.active is None:
             return self.optims
         chosen = self.active(task, round)

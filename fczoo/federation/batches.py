@@ -1,7 +1,7 @@
 """Clients, and the batches on which they train and are tested: every ``Batch`` of a run is made here."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fczoo.core.method import Method
 from fczoo.core.seeds import torch_stream
+from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Training
 from fczoo.data.views import Augment, ImageStore
 
@@ -35,6 +36,22 @@ class Rows(NamedTuple):
         """The rows from ``start`` up to ``stop``."""
         draws = None if self.draws is None else self.draws[start:stop]
         return Rows(self.positions[start:stop], draws, None if self.own is None else self.own[start:stop])
+
+
+@dataclass
+class Learner:
+    """One client while it trains."""
+
+    client: Client
+    leaves: Tree  # what it trains
+    queue: list[Rows]  # its batches of the round
+    counts: Tensor  # [C] images of each class among them
+    sums: Tree = field(default_factory=dict)  # what ``loss`` and ``stats`` have summed up so far
+
+    @property
+    def trained(self) -> Tree:
+        """What it has trained, without gradients."""
+        return {name: leaf.detach() for name, leaf in self.leaves.items()}
 
 
 def stacked_batch(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
-from fczoo.core.method import Distils, Method, Remembers, Surveys
+from fczoo.core.method import Concludes, Distils, Method, Remembers, Surveys
 from fczoo.core.payload import Payload
 from fczoo.core.place import at
 from fczoo.core.seeds import torch_stream
@@ -23,6 +23,7 @@ from fczoo.data.views import DRAWS, Augment, ImageStore
 from fczoo.federation.batches import (
     NOWHERE,
     Client,
+    Learner,
     Rows,
     image_draws,
     pad,
@@ -30,6 +31,7 @@ from fczoo.federation.batches import (
     view_batches,
 )
 from fczoo.federation.optimizers import Optimizers, Steps
+from fczoo.federation.stacking import accumulate, over_clients
 
 _LOSS = "loss of the step"  # a name that no method gives to a sum
 
@@ -49,22 +51,6 @@ class Plan:
     cache_queries: bool = False  # query features of the test view, also where training views are random
     pass_size: int = 64  # batch of passes without training
     offload: bool = False  # payloads wait in host memory, so that the device holds one client at a time
-
-
-@dataclass
-class Learner:
-    """One client while it trains."""
-
-    client: Client
-    leaves: Tree  # what it trains
-    queue: list[Rows]  # its batches of the round
-    counts: Tensor  # [C] images of each class among them
-    sums: Tree = field(default_factory=dict)  # what ``loss`` and ``stats`` have summed up so far
-
-    @property
-    def trained(self) -> Tree:
-        """What it has trained, without gradients."""
-        return {name: leaf.detach() for name, leaf in self.leaves.items()}
 
 
 @dataclass(frozen=True)
@@ -88,9 +74,8 @@ class Engine:
 
         A client whose loss or weights are not finite any more sends nothing: its payload is empty.
         """
-        by_length = sorted(
-            range(len(clients)), key=lambda i: -len(clients[i].index)
-        )  # similar lengths share a group
+        # similar lengths share a group
+        by_length = sorted(range(len(clients)), key=lambda i: -len(self._learned(clients[i], ctx)))
         payloads: dict[int, Payload] = {}
         together = 1 if isinstance(self.method, Remembers) else self.plan.together
         for start in range(0, len(by_length), together):
@@ -116,15 +101,38 @@ class Engine:
             out.append(Payload(found, client.number, len(client.index)))
         return out
 
+    def conclude(self, clients: Sequence[Client], ctx: Context) -> list[Payload]:
+        """Uploads of clients that settle what they keep of a task; an empty payload: the client sends nothing.
+
+        Behind an upload are the images of the task and the exemplars.
+        """
+        method = self.method
+        assert isinstance(method, Concludes)
+        out = []
+        for client in clients:
+            data = LocalImages(self, client.index, client.earlier)
+            memory = self.memories.get(client.number, {})
+            with torch.no_grad(), at(f"task {ctx.task.index + 1}, client {client.number}"):
+                kept, upload = method.conclude(self.backbone, data, replace(ctx, memory=memory))
+            self.memories[client.number] = kept
+            out.append(Payload(upload, client.number, len(self.with_exemplars(client).index)))
+        return out
+
+    def exemplars(self, client: Client) -> Tensor:
+        """Positions of the images that a client keeps of finished tasks."""
+        memory = self.memories.get(client.number, {})
+        return memory.get(self.method.training().exemplars, NOWHERE)
+
+    def with_exemplars(self, client: Client) -> Client:
+        """The client with its images of the task and its exemplars, each once."""
+        return replace(client, index=torch.cat([client.index, self.exemplars(client)]).unique())
+
     def _train_group(self, state: Tree, clients: list[Client], ctx: Context, tick: Tick) -> list[Payload]:
         """Payloads of clients that train in one batched forward; longest first."""
         data = LocalImages(self, clients[0].index, clients[0].earlier)
-        learned = [client.index for client in clients]
         if isinstance(self.method, Remembers):
             ctx = self._recall(self.method, clients[0], data, ctx)
-            exemplars = ctx.memory.get(self.method.training().exemplars)
-            if exemplars is not None:
-                learned = [torch.cat([clients[0].index, exemplars])]
+        learned = [self._learned(client, ctx) for client in clients]
         learners = [self._learner(state, *of, ctx) for of in zip(clients, learned, strict=True)]
         self._steps(learners, ctx)
         sound = [learner for learner in learners if self._finite(learner, tick)]
@@ -137,6 +145,18 @@ class Engine:
             payloads[learner.client.number] = payloads[learner.client.number].holding(upload)
         return list(payloads.values())
 
+    def _learned(self, client: Client, ctx: Context) -> Tensor:
+        """Positions of the images on which a client trains in a round."""
+        if ctx.balanced:
+            return client.index  # exemplars alone
+        index = torch.cat([client.index, self.exemplars(client)])
+        held_out = self.method.training().held_out
+        if held_out is None:
+            return index
+        out = held_out(LocalImages(self, client.index, client.earlier), self.exemplars(client))
+        left = index[~torch.isin(index, out)]
+        return left if len(left) else index
+
     def _recall(self, method: Remembers, client: Client, data: "LocalImages", ctx: Context) -> Context:
         """The context with the client's memory, brought up to date."""
         place = f"task {ctx.task.index + 1}, client {client.number}"
@@ -148,17 +168,19 @@ class Engine:
         return replace(ctx, memory=memory)
 
     def _learner(self, state: Tree, client: Client, index: Tensor, ctx: Context) -> Learner:
-        start = select(state, *self.method.training().active_optims(ctx.task, ctx.round))
+        start = select(state, *self._optims(ctx))
         leaves = {k: v.detach().clone().requires_grad_() for k, v in start.items()}
         labels = self.store.labels[index.to(self.store.labels.device)]
         counts = torch.bincount(labels, minlength=ctx.task.classes)
         return Learner(client, leaves, list(self._epochs(client.number, index, ctx)), counts)
 
+    def _optims(self, ctx: Context) -> Mapping[str, Optim]:
+        return self.method.training().active_optims(ctx.task, ctx.round, ctx.balanced)
+
     def _steps(self, learners: Sequence[Learner], ctx: Context) -> None:
         """All steps of a round: one batched forward, one backward, one optimizer step each."""
         training = self.method.training()
-        optims = training.active_optims(ctx.task, ctx.round)
-        optimizers = self.make_steps(optims, [learner.leaves for learner in learners], ctx)
+        optimizers = self.make_steps(self._optims(ctx), [learner.leaves for learner in learners], ctx)
         counts = torch.stack([learner.counts for learner in learners])
 
         def loss(train: Tree, batch: Batch) -> Tree:
@@ -169,10 +191,10 @@ class Engine:
             active = [learner for learner in learners if step < len(learner.queue)]
             rows = [learner.queue[step] for learner in active]
             batch = self._with_teacher(self._batch(rows), rows, ctx)._replace(class_count=counts[: len(rows)])
-            out = _over_clients(loss, [learner.leaves for learner in active], batch)
+            out = over_clients(loss, [learner.leaves for learner in active], batch)
             out[_LOSS].sum().backward()
             optimizers.step([step / len(learner.queue) for learner in active], training.clip_norm)
-            _accumulate([learner.sums for learner in learners], out)
+            accumulate([learner.sums for learner in learners], out)
 
     def _finite(self, learner: Learner, tick: Tick) -> bool:
         """Whether a client's training has gone well; tells its mean loss."""
@@ -223,7 +245,7 @@ class Engine:
         size = self.plan.pass_size
         for start in range(0, len(rows[0].positions), size):
             active = [r.part(start, start + size) for r in rows if start < len(r.positions)]
-            _accumulate(sums, _over_clients(fn, trees[: len(active)], self._batch(active)))
+            accumulate(sums, over_clients(fn, trees[: len(active)], self._batch(active)))
         return sums
 
     def _epochs(self, client: int, index: Tensor, ctx: Context) -> Iterator[Rows]:
@@ -260,17 +282,3 @@ class LocalImages:
     def batches(self, index: Tensor) -> Iterator[Batch]:
         """The test view of some images, in order."""
         return view_batches(self.engine.method, self.engine.store, index, self.engine.plan.pass_size)
-
-
-def _over_clients(fn: Callable[[Tree, Batch], Tree], trees: list[Tree], batch: Batch) -> Tree:
-    """``fn`` on every client's tree and batch; results are stacked [k, ...]."""
-    if len(trees) == 1:
-        return {k: v[None] for k, v in fn(trees[0], Batch(*(v[0] for v in batch))).items()}
-    stacked = {k: torch.stack([tree[k] for tree in trees]) for k in trees[0]}
-    return torch.vmap(fn)(stacked, batch)
-
-
-def _accumulate(sums: list[Tree], new: Tree) -> None:
-    for name, values in new.items():
-        for tree, value in zip(sums, values.detach(), strict=False):  # finished clients add nothing
-            tree[name] = tree[name] + value if name in tree else value

@@ -2,37 +2,25 @@
 
 import statistics
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fczoo.core.method import Method, Surveys
 from fczoo.core.metrics import all_metrics
-from fczoo.core.payload import Payload
-from fczoo.core.registry import make_aggregator
-from fczoo.core.seeds import numpy_stream, torch_stream
-from fczoo.core.tree import Tree, nbytes, select
-from fczoo.core.types import Context, Exchange, Moment, ServerContext, Task
+from fczoo.core.seeds import numpy_stream
+from fczoo.core.tree import Tree, select
+from fczoo.core.types import Context, Exchange, Task
 from fczoo.data.views import get_augment
 from fczoo.federation.batches import Client
-from fczoo.federation.carried import Carried, from_trees, memory_bytes, to_trees
-from fczoo.federation.checkpoint import Checkpoint, Snapshot, settled
-from fczoo.federation.diagnostics import Probe
-from fczoo.federation.downlink import Ledger, broadcast
+from fczoo.federation.carried import Carried, from_trees, to_trees
+from fczoo.federation.checkpoint import Snapshot
 from fczoo.federation.engine import Engine, Plan
-from fczoo.federation.environment import peak_memory, reset_peak_memory, versions
+from fczoo.federation.environment import peak_memory, reset_peak_memory
 from fczoo.federation.evaluate import accuracy_row
-from fczoo.federation.observer import Observer
+from fczoo.federation.exchanges import Exchanges
 from fczoo.federation.result import PROGRESS, Result
 from fczoo.federation.settings import Settings
-from fczoo.federation.sums import gathered
-from fczoo.federation.uplink import Arrival
-from fczoo.federation.world import World
-from fczoo.security.guard import Stopped
 
 TOGETHER_LIMIT = 4_000_000
 """Trained scalars a client, above which clients train one at a time unless told otherwise."""
@@ -45,53 +33,16 @@ def group_size(settings: Settings, device: torch.device, clients: int, trained_s
     return settings.together
 
 
-class Run:
+class Run(Exchanges):
     """The rounds of one run."""
-
-    def __init__(
-        self,
-        world: World,
-        method: Method,
-        seed: int,
-        observer: Observer,
-        checkpoint: Checkpoint | None,
-        probe: Probe | None,
-    ):
-        self.world, self.method, self.seed = world, method, seed
-        self.observer, self.checkpoint, self.probe = observer, checkpoint, probe
-        self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
-        self.training = method.training()
-        self.average = make_aggregator(self.settings.aggregator or self.training.averaging)
-        self.uplink = world.uplink(method, seed)
-        self.train = self.uplink.attackers.store(world.stream, world.partition, world.train)
-        self.rounds = [
-            self.settings.rounds if self.training.active_optims(t, 0) else 0 for t in self.stream.tasks
-        ]
-        self.state: Tree = {}
-        self.ledger = Ledger()
-        self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
-        self.taught: dict[int, Tensor] = {}  # what the task's teacher said of the images, see Engine
-        self.result = Result(
-            method.name,
-            asdict(method),
-            self.settings.portable(),
-            seed,
-            {**asdict(self.backbone.config), "sha256": self.backbone.sha256},
-            {"spec": world.partition.spec, "seed": world.partition.seed, "sha256": world.partition.sha256},
-            list(self.stream.class_order),
-            [t.size for t in self.stream.tasks],
-            [len(self.stream.positions(self.stream.test, t)) for t in self.stream.tasks],
-            remark=method.remark(),
-            versions=versions(),
-        )
-        self.result.privacy = self.uplink.privacy.promise(sum(self.rounds))
 
     def run(self) -> Result:
         tasks_done, rounds_done = self._restore()
         self.begin = time.perf_counter() - self.result.seconds
         reset_peak_memory(self.backbone.device)
-        done = sum(self.rounds[:tasks_done]) + rounds_done
-        self.observer.start(self.method, self.seed, self.world.partition.clients, sum(self.rounds), done)
+        done = sum(self.rounds[:tasks_done]) + sum(self.balanced[:tasks_done]) + rounds_done
+        rounds = sum(self.rounds) + sum(self.balanced)
+        self.observer.start(self.method, self.seed, self.world.partition.clients, rounds, done)
         for task in self.stream.tasks[tasks_done:]:
             self._learn(task, rounds_done)
             rounds_done = 0
@@ -110,10 +61,9 @@ class Run:
     def _learn(self, task: Task, done: int) -> None:
         """One task, of which ``done`` rounds were done before."""
         scope = self.training.scope
-        clients = self.world.clients(task, scope)
-        candidates = clients
-        if self.settings.draw_among == "joined":
-            candidates = self.world.clients(task, scope, idle=True)
+        joined = self.world.clients(task, scope, idle=True)
+        clients = [c for c in joined if len(c.index)]
+        candidates = joined if self.settings.draw_among == "joined" else clients
         if not done:
             self.taught.clear()
             rng = self._rng("begin", task, "cpu")
@@ -128,15 +78,24 @@ class Run:
         for number in range(done, self.rounds[task.index]):
             self._round(engine, candidates, task, number)
             self._save(task.index, number + 1)
+        clients = self._conclude(engine, joined, task)
+        if self.balanced[task.index]:
+            remembering = [replace(c, index=engine.exemplars(c)) for c in joined]
+            remembering = [c for c in remembering if len(c.index)]
+            if remembering:
+                self._round(engine, remembering, task, self.rounds[task.index])
         self._survey("end", engine, clients, task)
         if self.probe:
             self.probe.learned(self.world, self.method, self.state, task)
 
     def _round(self, engine: Engine, candidates: list[Client], task: Task, number: int) -> None:
-        """One round: clients are drawn and train, the server merges what arrives."""
+        """One round: clients are drawn and train, the server merges what arrives.
+
+        The round after the last is the one on exemplars alone; ``candidates`` hold nothing else then.
+        """
         started = time.perf_counter()
         rounds = self.rounds[task.index]
-        exchange = Exchange(task, number)
+        exchange = Exchange(task, number, balanced=number == rounds)
         drawn = self._participants(candidates, task, number)
         present = [c for c in drawn if len(c.index)]
         shared, down = self._send(drawn)
@@ -202,34 +161,6 @@ class Run:
         self.result = replace(self.result, **notes["result"])
         return snapshot.task, snapshot.round
 
-    def _survey(self, moment: Moment, engine: Engine, clients: list[Client], task: Task) -> None:
-        """Ask every client with data for sums; added up, they are those of the data in one place."""
-        if not isinstance(self.method, Surveys) or moment not in self.method.surveys():
-            return
-        rounds = self.rounds[task.index]
-        shared, _ = self._send(clients)
-        with self.result.phase("surveys"):
-            sent = engine.survey(moment, shared, clients, Context(task, 0, rounds, {}))
-        self._note_storage(shared)
-        arrival = self.uplink.arrive(sent, clients, shared, Exchange(task, survey=moment))
-        payloads, _, _ = self._receive(arrival)
-        sums = gathered(payloads, self.training.separate)
-        ctx = self._server_context(f"absorb {moment}", task, 0 if moment == "begin" else rounds, payloads)
-        self.state = self._place(self.method.absorb(moment, self.state, sums, ctx))
-
-    def _server_context(
-        self, purpose: str, task: Task, number: int, payloads: Sequence[Payload]
-    ) -> ServerContext:
-        return ServerContext(
-            task,
-            number,
-            self.rounds[task.index],
-            self.world.partition.clients,
-            sum(p.num_samples for p in payloads),
-            self.backbone,
-            self._rng(purpose, task, None, number),
-        )
-
     def _plan(self) -> Plan:
         s, scalars = self.settings, self.result.trained_scalars
         accelerated = self.backbone.device.type == "cuda"
@@ -252,47 +183,3 @@ class Run:
         rng = numpy_stream("participation", self.seed, task.index, drawing)
         chosen = rng.choice(len(clients), self.settings.drawn(len(clients)), replace=False)
         return [clients[i] for i in sorted(chosen)]
-
-    def _send(self, clients: Sequence[Client]) -> tuple[Tree, int]:
-        """The broadcast, and the bytes of what the clients do not have yet of it."""
-        shared = broadcast(self.method, self.state)
-        total = self.ledger.send(shared, [c.number for c in clients])
-        self.result.bytes_down += total
-        return shared, total
-
-    def _note_storage(self, shared: Tree) -> None:
-        """Note the bytes that a client holds: the broadcast, its memory, and the pixels of images in it."""
-        image = self.world.train.pixels[0].numel()
-        memories = [memory_bytes(m, self.training.exemplars, image) for m in self.memories.values()]
-        held = nbytes(shared) + max(memories, default=0)
-        self.result.client_storage = max(self.result.client_storage or 0, held)
-
-    def _receive(self, arrival: Arrival) -> tuple[list[Payload], list[dict[str, Any]], int]:
-        """Note what arrived; returns the sound uploads, the rejections and the bytes of all of them."""
-        total = sum(arrival.bytes.values())
-        self.result.bytes_up += total
-        self.result.uploaded = dict(Counter(self.result.uploaded) + Counter(arrival.bytes))
-        self.result.client_rounds += arrival.uploads
-        self.result.rejected += arrival.rejected
-        return arrival.payloads, arrival.rejected, total
-
-    def _place(self, new: Tree) -> Tree:
-        """State on the device, in at least float32; the ledger notes which tensors have changed.
-
-        Sums in float64 stay in float64. Raises Stopped where a value is not finite.
-        """
-        least, placed = torch.promote_types(self.backbone.dtype, torch.float32), {}
-        for name, value in new.items():
-            dtype = torch.promote_types(value.dtype, least) if value.is_floating_point() else value.dtype
-            placed[name] = value = settled(value.detach().to(self.backbone.device, dtype))
-            if not value.isfinite().all():
-                raise Stopped(
-                    f"{self.method.name} diverged: {name} is not finite on the server; "
-                    f"lower its learning rates with --set"
-                )
-        self.ledger.update(self.state, placed)
-        self.result.server_storage = max(self.result.server_storage or 0, nbytes(placed))
-        return placed
-
-    def _rng(self, purpose: str, task: Task, device: str | None, number: int = 0) -> torch.Generator:
-        return torch_stream(purpose, self.seed, task.index, number, device=device or self.backbone.device)

@@ -94,8 +94,8 @@ class Uplink:
     ) -> Arrival:
         """What reaches the server of what clients sent. Raises Stopped when too few uploads are sound."""
         training = self.method.training()
-        optims = {} if exchange.survey else training.active_optims(exchange.task, exchange.round)
-        trained = select(shared, *optims)
+        optims = training.active_optims(exchange.task, exchange.round, exchange.balanced)
+        trained = {} if exchange.survey else select(shared, *optims)
         sent = self.privacy.protect(sent, trained, training, exchange)
         sent = self.attackers.forge(sent, shared, exchange)
         guard = Guard(self.method, self.settings.min_clients)

@@ -13,6 +13,16 @@ def task_cross_entropy(logits: Tensor, batch: Batch, task: Task) -> Tensor:
     return batch.mean(F.cross_entropy(logits, batch.y - task.start, reduction="none"))
 
 
+def taught_binary_cross_entropy(logits: Tensor, batch: Batch, old: int) -> Tensor:
+    """Binary cross-entropy of logits [B, C], mean over images and classes.
+
+    The teacher's sigmoids are the targets of the first ``old`` classes, the labels those of the others.
+    """
+    hot = F.one_hot(batch.y, logits.shape[1])[:, old:].to(logits)
+    target = torch.cat([batch.teacher[:, :old].sigmoid(), hot], 1) if old else hot
+    return batch.mean(F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1))
+
+
 def normalised_cross_entropy(logits: Tensor, labels: Tensor, temperature: float | None) -> Tensor:
     """Cross-entropy of logits [B, C], scaled to norm 1 / ``temperature`` unless that is None."""
     if temperature is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fczoo.backbones.load import configuration
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Distils, Method, Surveys
+from fczoo.core.method import Concludes, Distils, Method, Surveys
 from fczoo.core.payload import Payload
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree, drop, nbytes, select
@@ -78,6 +78,9 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
             surveyed = sums.holding({**surveyed, **sums})
             server = ServerContext(task, 0, 1, 1, size, backbone, rng)
             later = method.absorb(moment, later, gathered([sums], method.training().separate), server)
+    if isinstance(method, Concludes):
+        concluded = engine.conclude([client], Context(task, 1, 1, broadcast(method, later)))[0]
+        surveyed = concluded.holding({**surveyed, **concluded})
     if further:
         later = method.begin_task(later, further[0], backbone, rng)
     held = drop(broadcast(method, later), *optims)

@@ -127,7 +127,7 @@ class Attackers:
         training = self.method.training()
         out = dict(payload)
         for name, value in payload.items():
-            content = content_of(name, tuple(training.optims), training.uploads)
+            content = content_of(name, training.trained, training.uploads)
             if value.is_floating_point() and content in FORGED:
                 sent = name in shared and shared[name].shape == value.shape
                 before = shared[name].to(value) if sent else torch.zeros_like(value)

@@ -59,7 +59,7 @@ class Guard:
         """
         payloads = {c: sent.get(c, Payload({}, c)) for c in asked}
         training = self.method.training()
-        self._check_declared(payloads.values(), tuple(training.optims), training.uploads)
+        self._check_declared(payloads.values(), training.trained, training.uploads)
         sound, reasons = sift(payloads, trained, training, exchange.task, asked)
         for client, reason in reasons.items():
             if reason == SILENT and client in losses:
@@ -102,12 +102,13 @@ def sift(
     in most uploads. Norms are compared from three clients up.
     """
     uploads = training.uploads
-    classes = range(task.start if training.scope == "task" else 0, task.stop)  # that a client may hold
+    new_only = training.scope == "task" and not training.exemplars
+    classes = range(task.start if new_only else 0, task.stop)  # that a client may hold
     names = _expected_names(payloads, trained, uploads)
     forms = _forms(payloads, names, trained, uploads)
     reasons = {}
     for client, payload in payloads.items():
-        fault = _fault(payload, client, names, forms, uploads, classes, task.size)
+        fault = _fault(payload, client, names, forms, uploads, classes, task)
         reasons[client] = fault or _overstated(payload, images[client], uploads)
     norms = {c: _distance(p, trained) for c, p in payloads.items() if not reasons[c]}
     if len(norms) >= 3:
@@ -169,7 +170,7 @@ def _fault(
     forms: Mapping[str, Form],
     uploads: Uploads,
     classes: range,
-    new_classes: int,
+    task: Task,
 ) -> str:
     """Why an upload cannot be used; empty where it can."""
     if not payload:
@@ -180,7 +181,7 @@ def _fault(
         return f"sent {min(extra)}, which nobody asked for"
     for name, value in payload.items():
         prefix, group = _layout(name, uploads)
-        fault = _misshapen(payload, name, forms[name], prefix, group, new_classes)
+        fault = _misshapen(payload, name, forms[name], prefix, group, task)
         fault = fault or _impossible(name, value, prefix, group)
         if fault:
             return fault
@@ -195,14 +196,14 @@ def _fault(
     return "" if payload.num_samples > 0 else f"claims {payload.num_samples} samples"
 
 
-def _misshapen(payload: Payload, name: str, form: Form, prefix: str, group: Group, new_classes: int) -> str:
+def _misshapen(payload: Payload, name: str, form: Form, prefix: str, group: Group, task: Task) -> str:
     value = payload[name]
     if value.layout is not torch.strided or value.is_complex():
         found = value.layout if value.layout is not torch.strided else value.dtype
         return f"{name} is {found}, expected dense real numbers"
     wanted = form.shape
     if form.free_rows:
-        wanted = (_expected_rows(payload, prefix, group, new_classes), *form.shape)
+        wanted = (_expected_rows(payload, prefix, group, task), *form.shape)
     if tuple(value.shape) != wanted:
         return f"{name} has shape {tuple(value.shape)}, expected {wanted}"
     if value.is_floating_point() != form.floating:
@@ -211,10 +212,10 @@ def _misshapen(payload: Payload, name: str, form: Form, prefix: str, group: Grou
     return ""
 
 
-def _expected_rows(payload: Payload, prefix: str, group: Group, new_classes: int) -> int:
-    """Rows of each tensor of a group: one a class of the task, one a label, or as many as the first has."""
-    if group.layout == "classes":
-        return new_classes
+def _expected_rows(payload: Payload, prefix: str, group: Group, task: Task) -> int:
+    """Rows of each tensor of a group: one a class (new or seen), one a label, or as many as the first has."""
+    if group.layout in ("classes", "seen classes"):
+        return task.size if group.layout == "classes" else task.stop
     if group.layout == "rows":
         return _length(payload.get(f"{prefix}label"))
     return _length(payload[next(name for name in payload if name.startswith(prefix))])

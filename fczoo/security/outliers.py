@@ -63,7 +63,7 @@ def means_of(payload: Payload, prefix: str, group: Group, task: Task) -> Means |
     value = payload[f"{prefix}{name}"].double().cpu()
     count = payload.get(f"{prefix}count", torch.ones(len(value))).cpu()
     mean = value if name == "mean" else value / count[:, None].clamp(min=1)
-    labels = payload.get(f"{prefix}label", torch.arange(task.start, task.stop)).cpu()
+    labels = payload.get(f"{prefix}label", torch.arange(task.stop - len(value), task.stop)).cpu()
     return Means(labels, mean, count > 0)
 
 

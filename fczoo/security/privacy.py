@@ -47,7 +47,7 @@ def disclosed(training: Training, sent: Payload) -> list[tuple[Content, list[str
     """What is uploaded, by kind: content, names of its tensors, and what a server could learn from it."""
     by_content: dict[Content, list[str]] = {}
     for name in sent:
-        content = content_of(name, tuple(training.optims), training.uploads)
+        content = content_of(name, training.trained, training.uploads)
         by_content.setdefault(content or "parameters", []).append(name)
     return [
         (content, by_content[content], DISCLOSES[content]) for content in DISCLOSES if content in by_content

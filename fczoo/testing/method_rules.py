@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass
+from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -132,9 +132,12 @@ def clients_need_no_private_state(subject: Subject) -> None:
 
 
 def _again(call: Call, state: Tree) -> list[Payload]:
-    if call.moment == "train":
-        return call.engine.train(state, call.clients, call.ctx)
-    return call.engine.survey(call.moment, state, call.clients, call.ctx)
+    engine = replace(call.engine, memories={**call.memories})
+    if call.moment == "conclude":
+        return engine.conclude(call.clients, replace(call.ctx, shared=state))
+    if call.moment == "begin" or call.moment == "end":
+        return engine.survey(call.moment, state, call.clients, call.ctx)
+    return engine.train(state, call.clients, call.ctx)
 
 
 # --- what goes over the wire
@@ -147,7 +150,7 @@ def every_upload_is_declared(subject: Subject) -> None:
     for call in subject.run().calls:
         for name in {name for payload in call.payloads for name in payload}:
             need(
-                content_of(name, tuple(training.optims), training.uploads) is not None,
+                content_of(name, training.trained, training.uploads) is not None,
                 f"{subject.name} uploads {name!r} without declaring it; name its group in training().uploads",
             )
 
@@ -159,7 +162,10 @@ def uploads_are_finite_and_signed(subject: Subject) -> None:
     for call in run.calls:
         need(len(call.payloads) == len(call.clients), f"{name} has another number of uploads than of clients")
         for client, payload in zip(call.clients, call.payloads, strict=True):
-            signed = payload.client == client.number and payload.num_samples == len(client.index)
+            own = len(client.index)
+            if call.moment == "conclude":  # images of the task and exemplars, each once
+                own = payload.num_samples if own <= payload.num_samples <= own + len(client.earlier) else -1
+            signed = payload.client == client.number and payload.num_samples == own
             need(signed, f"{name} signs an upload for another client; leave client and num_samples alone")
             _need_finite(payload.tensors, f"{name}'s client {client.number} in {call.moment}")
     rejected = run.result.rejected
@@ -169,7 +175,7 @@ def uploads_are_finite_and_signed(subject: Subject) -> None:
 def uploads_are_counted_in_bytes(subject: Subject) -> None:
     """The bytes of the result are those of the uploads, and some."""
     run: Record = subject.run()
-    payloads = [payload for call in run.calls for payload in call.payloads]
+    payloads = [p for call in run.calls for p in call.payloads if p or call.moment != "conclude"]
     expected = sum(nbytes(payload.tensors) + HEADER_BYTES for payload in payloads)
     need(
         run.result.bytes_up == expected > 0 and run.result.client_rounds == len(payloads),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from fczoo.core.method import Method
+from fczoo.testing import memory_rules as memory
 from fczoo.testing import method_rules as rules
 from fczoo.testing import training_rules as training
 from fczoo.testing.subject import Subject
@@ -32,6 +33,8 @@ METHOD_RULES: tuple[Callable[[Subject], None], ...] = (
     training.another_seed_gives_another_run,
     training.clients_together_equal_clients_one_by_one,
     training.so_they_do_in_single_precision,
+    memory.exemplars_are_the_clients_own,
+    memory.a_task_ends_in_order,
 )
 """Each takes a ``Subject`` and raises AssertionError where the method breaks what its docstring says."""
 

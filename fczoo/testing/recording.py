@@ -11,7 +11,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, Moment, Task
+from fczoo.core.types import Batch, Boundary, Context, Moment, Task
 from fczoo.federation.batches import Client
 from fczoo.federation.benchmark import Bench
 from fczoo.federation.engine import Engine
@@ -22,13 +22,14 @@ from fczoo.federation.result import Result
 class Call:
     """One round or survey, as clients saw it. Trees are copies."""
 
-    moment: Literal["train"] | Moment  # a round, or the moment of a survey
+    moment: Literal["train", "balanced"] | Boundary  # a round, or what happens at a boundary of the task
     engine: Engine
     state: Tree  # what the clients got
     after: Tree  # the same once they are done
     clients: list[Client]
     ctx: Context
     payloads: list[Payload]
+    memories: dict[int, Tree]  # what the clients remembered before
     kept: list[Payload]  # the payloads' very tensors, which the server has used by the end of the run
 
 
@@ -45,11 +46,11 @@ class Record:
     @property
     def rounds(self) -> list[Call]:
         """The calls that trained."""
-        return [call for call in self.calls if call.moment == "train"]
+        return [call for call in self.calls if call.moment in ("train", "balanced")]
 
     @property
     def last_calls(self) -> dict[str, Call]:
-        """The last round and, by moment, the last survey."""
+        """The last call of each moment."""
         return {call.moment: call for call in self.calls}
 
 
@@ -62,31 +63,42 @@ def watch(bench: Bench, method: Method, seed: int = 0) -> Record:
     """Run ``method`` and note every use of the engine and every evaluated state."""
     calls: list[Call] = []
     states: dict[int, Tree] = {}
-    train, survey, predict = Engine.train, Engine.survey, type(method).predict
+    train, survey, conclude, predict = (
+        Engine.train,
+        Engine.survey,
+        Engine.conclude,
+        type(method).predict,
+    )
 
     def noted(
-        moment: Literal["train"] | Moment,
+        moment: Literal["train", "balanced"] | Boundary,
         engine: Engine,
         state: Tree,
         clients: list[Client],
         ctx: Context,
         work: Callable[[], list[Payload]],
     ) -> list[Payload]:
-        before = copied(state)
+        before, memories = copied(state), {c: copied(m) for c, m in engine.memories.items()}
         kept = work()
         payloads = [payload.holding(copied(payload.tensors)) for payload in kept]
-        calls.append(Call(moment, engine, before, copied(state), list(clients), ctx, payloads, kept))
+        calls.append(
+            Call(moment, engine, before, copied(state), list(clients), ctx, payloads, memories, kept)
+        )
         return kept
 
     def noted_train(
         self: Engine, state: Tree, clients: list[Client], ctx: Context, *rest: Any
     ) -> list[Payload]:
-        return noted("train", self, state, clients, ctx, lambda: train(self, state, clients, ctx, *rest))
+        moment: Literal["train", "balanced"] = "balanced" if ctx.balanced else "train"
+        return noted(moment, self, state, clients, ctx, lambda: train(self, state, clients, ctx, *rest))
 
     def noted_survey(
         self: Engine, moment: Moment, state: Tree, clients: list[Client], ctx: Context
     ) -> list[Payload]:
         return noted(moment, self, state, clients, ctx, lambda: survey(self, moment, state, clients, ctx))
+
+    def noted_conclude(self: Engine, clients: list[Client], ctx: Context) -> list[Payload]:
+        return noted("conclude", self, ctx.shared, clients, ctx, lambda: conclude(self, clients, ctx))
 
     def noted_predict(self: Method, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         states[task.index] = copied(state)
@@ -95,6 +107,7 @@ def watch(bench: Bench, method: Method, seed: int = 0) -> Record:
     with (
         mock.patch.object(Engine, "train", noted_train),
         mock.patch.object(Engine, "survey", noted_survey),
+        mock.patch.object(Engine, "conclude", noted_conclude),
         mock.patch.object(type(method), "predict", noted_predict),
     ):
         result = bench.run(method, seed)

@@ -125,7 +125,14 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
-CASES = [(name, option, value) for name in METHODS.names() for option, value in other_values(name)]
+SAME = {("choice", "raw")}  # features in the toy world are of nearly one length; see test_golden_memory.py
+
+CASES = [
+    (name, option, value)
+    for name in METHODS.names()
+    for option, value in other_values(name)
+    if (option, value) not in SAME
+]
 
 
 @pytest.mark.parametrize(("name", "option", "value"), CASES)

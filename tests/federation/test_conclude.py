@@ -1,0 +1,180 @@
+"""The end of a task: clients settle what they keep, train on it alone, and are surveyed with it."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from fczoo import Optim, Training
+from fczoo.core.payload import Payload, per_class, per_seen_class, whole
+from fczoo.core.types import Task
+from fczoo.federation.carried import memory_bytes
+from fczoo.functional.exemplars import Rehearsal
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.security.guard import sift
+from fczoo.security.outliers import means_of
+
+
+@dataclass(frozen=True)
+class Keeper(Rehearsal):
+    """Keeps the first images; notes how many images of each class are in a batch, wherever it sees one."""
+
+    name = "keeper"
+    paper = "by hand"
+    memory: int = 6
+    choice: str = "first"
+
+    def training(self):
+        uploads = {"seen": whole("counts"), "kept": whole("counts"), "images": whole("counts")}
+        optims = {"head.": Optim("sgd", lr=0.1)}
+        training = Training(optims, inputs=["query"], uploads=uploads, balanced={"head.weight": Optim()})
+        return self.rehearsing(training)
+
+    def features(self, backbone, tree, batch):
+        return batch.query
+
+    def begin_task(self, state, task, backbone, rng):
+        none = {"kept": torch.zeros(7), "images": torch.zeros(7)}
+        return state or {**linear_head(task, backbone.dim, rng), **none}
+
+    def loss(self, backbone, train, batch, ctx):
+        train = {**ctx.shared, **train}
+        loss = torch.nn.functional.cross_entropy(head_logits(train, batch.query), batch.y, reduction="none")
+        return batch.mean(loss), {"seen": classes(batch)}
+
+    def conclude(self, backbone, data, ctx):
+        memory, _ = super().conclude(backbone, data, ctx)
+        labels = data.labels(memory["exemplar.index"])
+        return memory, {"kept": torch.bincount(labels, minlength=7).double()}
+
+    def concluded(self, state, sums, ctx):
+        return {**state, "kept": sums["kept"]}
+
+    def surveys(self):
+        return frozenset({"end"})
+
+    def survey(self, moment, backbone, state, batch, task):
+        return {"images": classes(batch)}
+
+    def absorb(self, moment, state, sums, ctx):
+        return {**state, "images": sums["images"]}
+
+    def predict(self, backbone, state, batch, task):
+        return head_logits(state, batch.query)[:, : task.stop]
+
+
+def classes(batch) -> torch.Tensor:
+    return torch.zeros(7, dtype=batch.w.dtype).scatter_add(0, batch.y, batch.w)
+
+
+@pytest.fixture(scope="module")
+def run(make_bench, watch):
+    return watch(make_bench(epochs=1), Keeper())
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_exemplars_join_the_training_of_the_next_task(make_bench, watch, together):
+    run = watch(make_bench(epochs=1, together=together), Keeper())
+    for call in run.calls:
+        if call.moment != "train":
+            continue
+        task = call.ctx.task
+        for client, payload in zip(call.clients, call.payloads, strict=True):
+            own = torch.bincount(run.bench.train.labels[client.index], minlength=7)
+            seen = payload["seen"]
+            assert torch.equal(seen[task.start :], own[task.start :].double())
+            assert bool(seen[: task.start].any()) == (task.index > 0)
+            assert seen[: task.start].sum() <= 6
+
+
+def test_the_round_after_the_last_is_on_exemplars_alone(run, make_bench, watch):
+    moments = [(call.ctx.task.index, call.moment) for call in run.calls]
+    one = ["train", "train", "conclude", "balanced", "end"]
+    assert moments == [(t, m) for t in range(3) for m in one if t or m != "balanced"]
+    for call in run.calls:
+        if call.moment == "balanced":
+            assert [p.num_samples for p in call.payloads] == [len(c.index) for c in call.clients]
+            assert all("head.bias" not in p and p["seen"].sum() <= 6 for p in call.payloads)
+    rounds: list[dict] = []
+
+    class Noting:
+        start = client = task = lambda *_: None
+
+        def round(self, record):
+            rounds.append(record)
+
+    result = make_bench(epochs=1).run(Keeper(), observer=Noting())
+    assert [r["round"] for r in rounds] == [0, 1, 0, 1, 2, 0, 1, 2]
+    assert result.accuracy == run.result.accuracy
+
+
+def test_a_client_without_new_images_concludes_with_what_it_keeps(run):
+    """The third client has nothing in the second task; its exemplars are counted there all the same."""
+    second = next(c for c in run.calls if c.moment == "conclude" and c.ctx.task.index == 1)
+    assert [c.number for c in second.clients] == [0, 1, 2] and not len(second.clients[2].index)
+    assert second.payloads[2].num_samples == 6 == int(second.payloads[2]["kept"].sum())
+    assert torch.equal(run.states[1]["kept"], sum(p["kept"] for p in second.payloads))
+
+
+def test_the_survey_at_the_end_sees_new_images_and_exemplars_once(run):
+    owned = torch.bincount(run.bench.train.labels, minlength=7).double()
+    images, kept = run.states[1]["images"], run.states[1]["kept"]
+    assert torch.equal(images[3:5], owned[3:5]) and torch.equal(images[:3], kept[:3]) and kept[:3].any()
+
+
+def test_each_class_has_an_equal_share_of_the_memory(run):
+    """Six images over the classes that a client has ever held; lists are shortened from their end."""
+    first, second = (c for c in run.calls if c.moment == "conclude" and c.ctx.task.index < 2)
+    assert first.payloads[0]["kept"].tolist()[:3] == [2, 2, 2]
+    assert second.payloads[0]["kept"].tolist()[:5] == [1, 1, 1, 1, 1]
+
+
+def test_held_out_images_are_not_trained_on(make_bench, watch):
+    class Choosy(Keeper):
+        def training(self):
+            return replace(super().training(), held_out=lambda data, kept: torch.cat([data.index[:2], kept]))
+
+    run = watch(make_bench(epochs=1), Choosy())
+    for call in (c for c in run.calls if c.moment == "train"):
+        for client, payload in zip(call.clients, call.payloads, strict=True):
+            left = len(client.index) - 2
+            assert payload["seen"].sum() == (left if left > 0 else payload["seen"].sum())
+            assert left <= 0 or not payload["seen"][: call.ctx.task.start].any()
+
+
+def test_an_interrupted_run_keeps_its_memories(make_bench, tmp_path, run):
+    from fczoo.federation.checkpoint import Checkpoint
+
+    class Enough(Exception):
+        pass
+
+    saved: list[int] = []
+
+    def stop() -> None:
+        saved.append(1)
+        if len(saved) == 5:
+            raise Enough
+
+    bench, path = make_bench(epochs=1), tmp_path / "checkpoint"
+    with pytest.raises(Enough):
+        bench.run(Keeper(), checkpoint=Checkpoint(path, stop))
+    assert bench.run(Keeper(), checkpoint=Checkpoint(path)).accuracy == run.result.accuracy
+
+
+def test_memory_counts_the_bytes_of_pixels():
+    memory = {"exemplar.index": torch.arange(5), "bias": torch.zeros(2)}
+    assert memory_bytes(memory, "exemplar.index", 48) == 5 * 48 + 8
+
+
+def test_rows_of_all_classes_seen_are_checked_and_named():
+    task, group = Task(1, 2, 5, 7, 3), per_seen_class("count", "sum")
+    training = Training(uploads={"kept.": group, "class.": per_class("count")})
+
+    def upload(classes: int) -> Payload:
+        return Payload({"kept.count": torch.ones(classes), "kept.sum": torch.ones(classes, 4)}, 0, 9)
+
+    assert sift({0: upload(5)}, {}, training, task, {0: 9})[1] == {}
+    reason = sift({0: upload(3)}, {}, training, task, {0: 9})[1][0]
+    assert reason == "kept.count has shape (3,), expected (5,)"
+    means = means_of(upload(5), "kept.", group, task)
+    assert means is not None and means.labels.tolist() == [0, 1, 2, 3, 4]
