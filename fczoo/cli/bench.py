@@ -79,6 +79,12 @@ from fczoo.core.registry import METHODS
     default=None,
     help="carry on after a run that fails; the exit code tells",
 )
+@grouped(
+    OUTPUT,
+    "--accept-changed-code/--no-accept-changed-code",
+    default=None,
+    help="go on in a folder whose runs other code began; bench.json keeps which",
+)
 def bench(config: Path | None, **given: Any) -> None:
     """Run methods on one data stream, or on each of a grid of them, and print their tables.
 
@@ -112,7 +118,11 @@ def bench(config: Path | None, **given: Any) -> None:
     )
     out = Path(wishes.get("out", begun))
     conduct = Conduct(
-        resume, wishes.get("skip_failed", False), tuple(loggers), wishes.get("diagnostics", False)
+        resume,
+        wishes.get("skip_failed", False),
+        tuple(loggers),
+        wishes.get("diagnostics", False),
+        wishes.get("accept_changed_code", False),
     )
     folders, failed = run_grid(jobs, out, conduct)
     click.echo(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}")

@@ -17,7 +17,7 @@ BESIDES = ("methods", "seeds", "set", "name")  # what a cell may say besides set
 OF_BACKBONE = ("image_size", "mean", "std")  # settings that ``--set backbone.NAME=VALUE`` gives, too
 LISTS = ("methods", "dataset", "partition", "log")
 WORDS = ("protocol", "as_released", "out", "name")
-SWITCHES = ("resume", "diagnostics", "dry_run", "skip_failed")
+SWITCHES = ("resume", "diagnostics", "dry_run", "skip_failed", "accept_changed_code")
 
 
 def read_config(

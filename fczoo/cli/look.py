@@ -1,5 +1,7 @@
 """``fczoo list``, ``show`` and ``doctor``: what there is, and all about it."""
 
+from pathlib import Path
+
 import click
 
 from fczoo.cli.listing import KINDS, SOURCES, complete_names, kinds, listing
@@ -39,8 +41,11 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
 
 
 @click.command()
-def doctor() -> None:
-    """Versions, devices, data and weights on this machine."""
-    from fczoo.cli.show import doctor as page
+@click.option(
+    "--data-root", type=click.Path(path_type=Path), help="Folder that holds the data.  [FCZOO_HOME/data]"
+)
+def doctor(data_root: Path | None) -> None:
+    """Versions, devices, plug-ins, extras, data and weights on this machine."""
+    from fczoo.cli.doctor import doctor as page
 
-    click.echo(page())
+    click.echo(page(data_root))

@@ -1,22 +1,14 @@
-"""What ``show`` and ``doctor`` print."""
+"""What ``show`` prints."""
 
 import dataclasses
 import inspect
-import os
-import platform
 import re
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from huggingface_hub.constants import HF_HUB_CACHE
 from tabulate import tabulate
 
-from fczoo.backbones.load import load_backbone
-from fczoo.core.discovery import PLUGINS
 from fczoo.core.errors import FczooError
-from fczoo.core.files import home
 from fczoo.core.method import Method
 from fczoo.core.options import describe_type, nearest
 from fczoo.core.registry import (
@@ -29,7 +21,6 @@ from fczoo.core.registry import (
     create_method,
 )
 from fczoo.core.tree import Tree, nbytes
-from fczoo.federation.environment import versions
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.reports.words import option_word
 from fczoo.runner.cost import measure
@@ -53,45 +44,6 @@ def show(name: str, dataset: str) -> str:
             return page(registry.get(name), dataset)
     known = ["settings", *(n for registry, _ in pages for n in registry.names())]
     raise FczooError(f"nothing is called {name!r}; {nearest(name, known)}")
-
-
-def doctor() -> str:
-    """Versions, devices, and where data and weights are looked for and what is there."""
-    devices = ["cpu", *(f"cuda ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))]
-    devices += ["mps"] if torch.backends.mps.is_available() else []
-    root = home() / "data"
-    lines = [
-        *versions().items(),
-        ("platform", platform.platform()),
-        ("devices", ", ".join(devices)),
-        ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
-        ("plug-ins", ", ".join(e.name for e in entry_points(group=PLUGINS)) or "none"),
-        ("FCZOO_HOME", f"{home()} ({'set' if os.environ.get('FCZOO_HOME') else 'default'})"),
-        ("bundled backbone", f"vit_nano_32, sha256 {load_backbone('vit_nano_32').sha256[:16]}"),
-        (
-            "other backbones",
-            "by file, or by timm name from its hub (HF_HUB_OFFLINE=1: only what is kept here)",
-        ),
-        ("kept from the hub", f"{HF_HUB_CACHE}: {', '.join(_cached()) or 'no ViT'}"),
-        *((f"data {n}", _found(n, root)) for n in DATASETS.names()),
-    ]
-    return tabulate(lines, tablefmt="plain")
-
-
-def _cached() -> list[str]:
-    """Names of the ViTs whose weights the hub's client has kept."""
-    folders = Path(HF_HUB_CACHE).glob("models--timm--vit_*/snapshots/*/model.safetensors")
-    return sorted({f.parents[2].name.removeprefix("models--timm--") for f in folders})
-
-
-def _found(name: str, root: Path) -> str:
-    dataset = DATASETS.get(name)()
-    if not dataset.folder:
-        return dataset.source or "comes with its package"
-    try:
-        return f"found: {dataset.locate(root)}"
-    except FczooError:
-        return f"no folder {dataset.folder}; see `fczoo show {name}`"
 
 
 def _method_page(cls: type[Method], dataset: str) -> str:

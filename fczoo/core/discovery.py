@@ -42,7 +42,7 @@ def in_plugins(decorator: str) -> Iterator[Found]:
     for entry in entry_points(group=PLUGINS):
         try:
             spec = importlib.util.find_spec(entry.module)
-        except ImportError:
+        except Exception:  # of the package around it, which ``load_plugins`` will tell
             continue
         if spec and spec.origin and spec.origin.endswith(".py"):
             yield from in_file(Path(spec.origin), entry.module, decorator)

@@ -8,18 +8,21 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
+import logging
 from collections.abc import Callable
 from functools import cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fczoo.core.discovery import PLUGINS, Found, declared_options, in_package, in_plugins
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, first_line
 from fczoo.core.options import Declared, build, declared, nearest
 
 if TYPE_CHECKING:
     from fczoo.core.method import Method
     from fczoo.core.types import ServerAggregator
+
+log = logging.getLogger("fczoo")
 
 Entry = TypeVar("Entry")
 Decorated = TypeVar("Decorated")
@@ -50,10 +53,15 @@ class Registry(Generic[Entry]):
 
     def get(self, name: str) -> Entry:
         """The entry called ``name``. Raises FczooError with the nearest names when there is none."""
-        if name not in self._entries and name in self._found:
+        found = self._found.get(name)
+        if name not in self._entries and found:
             self._load(name)
         if name not in self._entries:
             load_plugins()
+        module = found.module if found else getattr(self._entries.get(name), "__module__", "")
+        if reason := _loaded.get(module):
+            problem = f"{self.kind} {name} is in {module}, which cannot be imported: {reason}"
+            raise FczooError(f"{problem}; mend or uninstall that plug-in")
         if name not in self._entries:
             raise FczooError(f"no {self.kind} is called {name!r}; {nearest(name, self.names())}")
         return self._entries[name]
@@ -113,12 +121,13 @@ class Registry(Generic[Entry]):
         return found
 
     def _modules(self) -> dict[str, str]:
-        """Name -> the module that defines it."""
+        """Name -> the module that defines it; without plug-ins that are known to fail."""
         modules = {found.module for found in self._found.values()}
         if any(entry.module not in modules for entry in entry_points(group=PLUGINS)):
             load_plugins()
         registered = {name: entry.__module__ for name, entry in self._entries.items()}
-        return {name: found.module for name, found in self._found.items()} | registered
+        known = {name: found.module for name, found in self._found.items()} | registered
+        return {name: module for name, module in known.items() if not _loaded.get(module)}
 
     def _load(self, name: str) -> None:
         module = self._found[name].module
@@ -133,19 +142,24 @@ def _origin(entry: Any) -> tuple[str, str]:
     return entry.__module__, entry.__qualname__
 
 
-_loaded: set[str] = set()
+_loaded: dict[str, str] = {}  # module of a plug-in -> why it cannot be imported; empty where it was
 
 
-def load_plugins() -> None:
-    """Import every installed plug-in once. Raises FczooError naming the one that fails."""
+def load_plugins() -> dict[str, str]:
+    """Import every installed plug-in once; one that fails is left out, with a warning that names it.
+
+    Returns why a plug-in's module cannot be imported, for those that cannot.
+    """
     for entry in entry_points(group=PLUGINS):
-        if entry.value not in _loaded:
-            _loaded.add(entry.value)
+        if entry.module not in _loaded:
+            _loaded[entry.module] = ""
             try:
                 entry.load()
             except Exception as error:
-                plugin = f"plug-in {entry.name} ({entry.value})"
-                raise FczooError(f"{plugin} cannot be imported: {error!r}; mend or uninstall it") from error
+                _loaded[entry.module] = f"{type(error).__name__}: {first_line(error)}"
+                reason, advice = _loaded[entry.module], "mend or uninstall it"
+                log.warning("plug-in %s (%s) is left out: %s; %s", entry.name, entry.value, reason, advice)
+    return {module: reason for module, reason in _loaded.items() if reason}
 
 
 METHODS: Registry["type[Method]"] = Registry("method", "register_method", "fczoo.methods", "fczoo.baselines")

@@ -1,19 +1,13 @@
-"""What a result depends on besides its settings: code, library versions, hardware, memory."""
+"""What a result depends on besides its settings and its code: library versions, hardware, memory."""
 
-import hashlib
-import importlib
 import os
 import platform
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fczoo import __version__
-from fczoo.core.discovery import PLUGINS
-from fczoo.core.registry import DATASETS, METHODS, load_plugins
 
 RESET_PEAK = Path("/proc/self/clear_refs")  # 5, written there, resets VmHWM; see proc(5)
 
@@ -61,33 +55,6 @@ def versions() -> dict[str, str]:
     modules = {"torch": torch, "torchvision": torchvision, "timm": timm, "numpy": numpy}
     return {
         "fczoo": __version__,
-        "code": code_sha256(),
         "python": platform.python_version(),
         **{k: m.__version__ for k, m in modules.items()},
     }
-
-
-@cache
-def code_sha256() -> str:
-    """Hash of every Python file of fczoo and of the installed plug-ins' modules, wherever they lie."""
-    load_plugins()
-    modules = {
-        "fczoo",
-        *METHODS.packages,
-        *DATASETS.packages,
-        *(entry.module for entry in entry_points(group=PLUGINS)),
-    }
-    sources = {}
-    for module in modules:
-        place = Path(importlib.import_module(module).__file__ or "")
-        if place.name != "__init__.py":
-            sources[module] = place
-            continue
-        for file in place.parent.rglob(
-            "*.py"
-        ):  # an installation keeps methods/ inside fczoo/, a checkout beside it
-            sources[".".join((module, *file.relative_to(place.parent).with_suffix("").parts))] = file
-    digest = hashlib.sha256()
-    for name in sorted(sources):
-        digest.update(f"{name}\n".encode() + sources[name].read_bytes())
-    return digest.hexdigest()

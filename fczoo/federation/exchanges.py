@@ -17,6 +17,7 @@ from fczoo.core.types import Boundary, Context, Exchange, Moment, ServerContext,
 from fczoo.federation.batches import Client
 from fczoo.federation.carried import memory_bytes
 from fczoo.federation.checkpoint import Checkpoint, settled
+from fczoo.federation.code import code_of, digest
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.downlink import Ledger, broadcast
 from fczoo.federation.engine import Engine
@@ -67,7 +68,7 @@ class Exchanges:
             [t.size for t in self.stream.tasks],
             [len(self.stream.positions(self.stream.test, t)) for t in self.stream.tasks],
             remark=method.remark(),
-            versions=versions(),
+            versions={**versions(), "code": digest(code_of(self.settings, method))},
         )
         self.result.privacy = self.uplink.privacy.promise(sum(self.rounds) + sum(self.balanced))
 

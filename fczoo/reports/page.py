@@ -10,6 +10,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from fczoo import __version__
+from fczoo.federation.code import digest
 from fczoo.reports.columns import GROUPS
 from fczoo.reports.describe import describe, notes
 from fczoo.reports.drawing import to_svg
@@ -96,6 +97,7 @@ def _facts(experiment: Experiment) -> list[tuple[str, str]]:
     for about in (runs.about for runs in experiment.runs):
         for name, value in {**about.versions, **about.hardware}.items():
             facts[name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)] = None
+        facts["code sha256", digest(about.code) if about.code else ""] = None
         facts["device", about.device] = None
         facts["started", about.started or "not recorded"] = None
         facts["backbone sha256", about.backbone["sha256"]] = None

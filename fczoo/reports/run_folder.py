@@ -41,6 +41,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started: str = ""
     command: list[str] = []
     earlier_commands: list[list[str]] = []
+    code: dict[str, str] = {}  # SHA-256 of every module that its runs use
+    changed_code: list[dict[str, Any]] = []  # when which of them had changed, and that was accepted
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it, without the fields that were not written."""

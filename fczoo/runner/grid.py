@@ -16,6 +16,7 @@ from fczoo.core.registry import create_method
 from fczoo.data.stream import data_sha256
 from fczoo.federation.benchmark import Bench
 from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.code import code_of
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.environment import hardware, versions
 from fczoo.federation.observer import Several
@@ -33,7 +34,7 @@ from fczoo.reports.run_folder import (
 from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.reports.text import write_summary
 from fczoo.runner.recorder import Recorder
-from fczoo.runner.resume import LOCK, Interrupted, Interrupts, check_same, only_process
+from fczoo.runner.resume import LOCK, Interrupted, Interrupts, check_code, check_same, only_process
 from fczoo.runner.trackers import Logging, check_loggers
 
 Options = Mapping[str, Mapping[str, Any]]  # method -> its hyper-parameters
@@ -47,6 +48,7 @@ class Conduct:
     skip_failed: bool = False  # carry on after a run that fails
     loggers: tuple[str, ...] = ()
     diagnostics: bool = False
+    accept_changed_code: bool = False  # go on in a folder that other source began
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,9 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = Conduct()) 
         for place in sorted({out, *places}):  # whoever runs a folder of the grid on its own meets its lock
             locks.enter_context(only_process(place))
         abouts = {
-            folder: _describe(folder, opened(job.settings), built[folder], job.seeds)
+            folder: _describe(
+                folder, opened(job.settings), built[folder], job.seeds, conduct.accept_changed_code
+            )
             for folder, job in places.items()
         }
         for folder, job in places.items():
@@ -148,7 +152,9 @@ def _check_free(folder: Path, places: Mapping[Path, Job]) -> None:
         raise FczooError(f"output folder {folder} is already in use; give another with --out or remove it")
 
 
-def _describe(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int]) -> dict[str, Any]:
+def _describe(
+    folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int], accept: bool
+) -> dict[str, Any]:
     """What ``bench.json`` will say.
 
     Raises FczooError for runs that cannot be made or do not belong to the folder.
@@ -166,11 +172,12 @@ def _describe(folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequ
         "device": str(bench.backbone.device),
         "hardware": hardware(),
         "versions": versions(),
+        "code": {k: v for method in methods for k, v in code_of(bench.settings, method).items()},
         "command": [shorten(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     return (
-        _joined(folder, read_about(folder).plain(), through_json(about))
+        _joined(folder, read_about(folder).plain(), through_json(about), accept)
         if (folder / ABOUT).is_file()
         else about
     )
@@ -189,11 +196,12 @@ def _begin(
         (folder / method.name / f"seed{seed}").mkdir(parents=True, exist_ok=True)
 
 
-def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any], accept: bool) -> dict[str, Any]:
     """The folder's description with further methods and seeds.
 
-    Raises FczooError where the folder holds other runs.
+    Raises FczooError where the folder holds other runs, or other source began it and ``accept`` is not given.
     """
+    changed = check_code(folder, old, new, accept)
     again = {m: new["methods"].get(m, options) for m, options in old["methods"].items()}
     check_same(folder, old, {**new, "methods": again, "seeds": old["seeds"]})
     commands = [
@@ -201,7 +209,13 @@ def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[str,
         *([old["command"]] if old.get("command", new["command"]) != new["command"] else []),
     ]
     joined = {**new, "methods": {**again, **new["methods"]}, "seeds": sorted({*old["seeds"], *new["seeds"]})}
-    return {**joined, "earlier_commands": commands} if commands else joined
+    joined["code"] = {**old.get("code", {}), **new["code"]}
+    accepted = [
+        *old.get("changed_code", []),
+        *([{"when": new["started"], "modules": changed}] if changed else []),
+    ]
+    more = {"earlier_commands": commands, "changed_code": accepted}
+    return {**joined, **{name: value for name, value in more.items() if value}}
 
 
 def _run_cell(folder: Path, out: Path, bench: Bench, method: Method, seed: int, conduct: Conduct) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fczoo.core.errors import FczooError
+from fczoo.federation.code import file_of
 
 LOCK = ".lock"
 FREE = (
@@ -23,6 +24,8 @@ FREE = (
     "started",
     "hardware",
     "settings.min_clients",
+    "code",  # see check_code
+    "changed_code",
 )  # parts of bench.json that may change while a run goes on
 
 
@@ -112,6 +115,23 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
             f"output folder {folder} is already in use by another configuration: {named}{more}; give "
             "another with --out"
         )
+
+
+def check_code(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], accept: bool) -> list[str]:
+    """Modules whose source is another than the one that began a folder's runs.
+
+    Raises FczooError, naming their files, unless that is accepted.
+    """
+    known = before.get("code", {})
+    changed = [name for name, sha256 in now["code"].items() if known.get(name, sha256) != sha256]
+    if changed and not accept:
+        named = ", ".join(str(file_of(name) or name) for name in changed[:3])
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise FczooError(
+            f"the runs in {folder} were begun with other code: {named}{more}; give another folder with "
+            "--out, or --accept-changed-code to go on all the same"
+        )
+    return changed
 
 
 def last_run(results: Path) -> Path:

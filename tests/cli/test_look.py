@@ -1,6 +1,9 @@
 """``fczoo list``, ``show`` and ``doctor``."""
 
+from importlib.metadata import version
+
 import pytest
+import torch
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
@@ -47,5 +50,13 @@ def test_show_and_doctor():
         and "largest and smallest" in shown("show", "trimmed_mean")
     )
     assert "did you mean" in CliRunner().invoke(main, ["show", "hpg"]).stderr
-    health = shown("doctor")
-    assert "torch" in health and "FCZOO_HOME" in health and "cifar-100-python" in health
+
+
+def test_doctor_says_what_is_there(tmp_path):
+    (tmp_path / "cifar-100-python").mkdir()
+    health = dict(line.split("  ", 1) for line in shown("doctor", "--data-root", str(tmp_path)).splitlines())
+    lines = {name: value.strip() for name, value in health.items()}
+    assert lines["torch"] == torch.__version__ and "FCZOO_HOME" in lines
+    assert lines["data cifar100"] == f"found: {tmp_path / 'cifar-100-python'}"
+    assert lines["data cifar10"].startswith("no folder cifar-10-batches-py")
+    assert f"hypothesis {version('hypothesis')}" in lines["extra test"]

@@ -1,6 +1,7 @@
 """A run that was stopped and goes on ends like one that was not; what must not go on is refused."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from fczoo.federation.settings import Settings
 from fczoo.runner.grid import Conduct, Job, run_grid
 from fczoo.runner.recorder import Recorder
 from fczoo.runner.resume import Interrupted, Interrupts, check_same, only_process
+from helpers_cli import TINY
 
 TIMES = ("seconds", "peak_memory", "phases", "sha256")
 
@@ -133,9 +135,7 @@ def test_another_configuration_is_refused_by_name(finished, changes, options, na
     assert named in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "part", ["backbone.sha256", "versions.code", "data.sha256", "versions.torch", "device"]
-)
+@pytest.mark.parametrize("part", ["backbone.sha256", "data.sha256", "versions.torch", "device"])
 def test_changed_weights_code_and_data_are_refused_by_name(finished, tmp_path, part):
     about = json.loads((finished / "bench.json").read_text())
     section, _, name = part.partition(".")
@@ -143,6 +143,46 @@ def test_changed_weights_code_and_data_are_refused_by_name(finished, tmp_path, p
     check_same(finished, about, {**about, "started": "later", "command": [], "hardware": {}})
     with pytest.raises(FczooError, match=f"{part} was .*, is 0"):
         check_same(finished, about, changed)
+
+
+def test_code_that_a_run_uses_may_change_only_if_that_is_accepted(tmp_path):
+    """A method from a file of its own, which changes; the method beside it does not count."""
+    out, here = tmp_path / "run", {"PYTHONPATH": str(tmp_path), **os.environ}
+    for name in ("aside", "other"):
+        source = f'@register_method("{name}")\nclass M(FedNCM):\n    "One more of fedncm."\n    about = "x"\n'
+        imports = (
+            "from fczoo.baselines.fedncm import FedNCM\nfrom fczoo.core.registry import register_method\n"
+        )
+        (tmp_path / f"{name}_plugin.py").write_text(f"{imports}\n\n{source}")
+        (tmp_path / f"{name}-1.dist-info").mkdir()
+        (tmp_path / f"{name}-1.dist-info" / "entry_points.txt").write_text(
+            f"[fczoo.plugins]\n{name} = {name}_plugin\n"
+        )
+
+    def bench(*more: str) -> subprocess.CompletedProcess[str]:
+        words = ["bench", "--methods", "aside", "--out", str(out), *TINY, *more]
+        command = [sys.executable, "-m", "fczoo", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=here, cwd=tmp_path, timeout=300)
+
+    assert bench().returncode == 0
+    with (tmp_path / "other_plugin.py").open("a") as file:
+        file.write("# no run uses it\n")
+    assert bench().returncode == 0
+    with (tmp_path / "aside_plugin.py").open("a") as file:
+        file.write("# a run uses it\n")
+    refused = bench()
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert f"begun with other code: {tmp_path / 'aside_plugin.py'};" in refused.stderr
+    assert bench("--accept-changed-code", "--seeds", "0,1").returncode == 0
+    about = json.loads((out / "bench.json").read_text())
+    assert [change["modules"] for change in about["changed_code"]] == [["aside_plugin"]]
+    assert "fczoo.baselines.fedncm" in about["code"] and "fczoo.baselines.ewc" not in about["code"]
+    codes = [
+        json.loads((out / "aside" / f"seed{s}" / "result.json").read_text())["versions"]["code"]
+        for s in (0, 1)
+    ]
+    assert codes[0] != codes[1]
+    assert bench().returncode == 0  # what was accepted once is known
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

@@ -1,0 +1,92 @@
+"""What ``doctor`` prints."""
+
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from pathlib import Path
+
+import torch
+from huggingface_hub.constants import HF_HUB_CACHE
+from tabulate import tabulate
+
+from fczoo.backbones.load import load_backbone
+from fczoo.core.discovery import PLUGINS
+from fczoo.core.errors import FczooError
+from fczoo.core.files import home
+from fczoo.core.registry import DATASETS, load_plugins
+from fczoo.federation.environment import versions
+
+
+def doctor(data_root: Path | None) -> str:
+    """Versions, devices, plug-ins and extras, and where data and weights are looked for and what is there."""
+    devices = ["cpu", *(f"cuda ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))]
+    devices += ["mps"] if torch.backends.mps.is_available() else []
+    root = data_root or home() / "data"
+    plugins, names = _plugins(), DATASETS.names()
+    lines = [
+        *versions().items(),
+        ("platform", platform.platform()),
+        ("devices", ", ".join(devices)),
+        ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
+        *plugins,
+        *_extras(),
+        ("FCZOO_HOME", f"{home()} ({'set' if os.environ.get('FCZOO_HOME') else 'default'})"),
+        ("bundled backbone", f"vit_nano_32, sha256 {load_backbone('vit_nano_32').sha256[:16]}"),
+        (
+            "other backbones",
+            "by file, or by timm name from its hub (HF_HUB_OFFLINE=1: only what is kept here)",
+        ),
+        ("kept from the hub", f"{HF_HUB_CACHE}: {', '.join(_cached()) or 'no ViT'}"),
+        ("data root", str(root)),
+        *((f"data {n}", _found(n, root)) for n in names),
+    ]
+    return tabulate(lines, tablefmt="plain", disable_numparse=True)
+
+
+def _plugins() -> list[tuple[str, str]]:
+    """Installed plug-ins, each with its package's version, or with why it is left out."""
+    broken = load_plugins()
+    told = []
+    for entry in entry_points(group=PLUGINS):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.module
+        reason = broken.get(entry.module)
+        told.append((f"plug-in {entry.name}", f"{package}, left out: {reason}" if reason else package))
+    return told or [("plug-ins", "none")]
+
+
+def _extras() -> list[tuple[str, str]]:
+    """fczoo's optional packages by extra, with their versions."""
+    wanted: dict[str, list[str]] = {}
+    for line in requires("fczoo") or ():
+        extra, package = re.search(r"extra == ['\"]([\w-]+)['\"]", line), re.match(r"[\w.-]+", line)
+        if extra and package and package[0] != "fczoo":
+            wanted.setdefault(extra[1], []).append(package[0])
+    return [(f"extra {extra}", _installed(extra, packages)) for extra, packages in wanted.items()]
+
+
+def _installed(extra: str, packages: list[str]) -> str:
+    found, missing = [], []
+    for package in packages:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    advice = f"without {', '.join(missing)}: pip install 'fczoo[{extra}]'" if missing else ""
+    return "; ".join(filter(None, (", ".join(found), advice)))
+
+
+def _cached() -> list[str]:
+    """Names of the ViTs whose weights the hub's client has kept."""
+    folders = Path(HF_HUB_CACHE).glob("models--timm--vit_*/snapshots/*/model.safetensors")
+    return sorted({f.parents[2].name.removeprefix("models--timm--") for f in folders})
+
+
+def _found(name: str, root: Path) -> str:
+    dataset = DATASETS.get(name)()
+    if not dataset.folder:
+        return dataset.source or "comes with its package"
+    try:
+        return f"found: {dataset.locate(root)}"
+    except FczooError:
+        return f"no folder {dataset.folder}; see `fczoo show {name}`"

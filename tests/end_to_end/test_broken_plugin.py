@@ -1,0 +1,65 @@
+"""A plug-in that cannot be imported is named and left out; everything else goes on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers_cli import TINY
+
+BROKEN = """
+from fczoo.core.registry import register_dataset, register_method
+from fczoo.data.dataset import Dataset
+
+@register_method("sickmethod")
+class Sick:
+    "A method that nobody can use."
+
+@register_dataset("sickdata")
+class SickData(Dataset):
+    about = "data that nobody can read"
+
+undefined_name
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder of packages with the plug-in installed."""
+    (tmp_path / "sickplugin.py").write_text(BROKEN)
+    about = tmp_path / "sick-1.5.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sick\nVersion: 1.5\n")
+    (about / "entry_points.txt").write_text("[fczoo.plugins]\nsick = sickplugin\n")
+    return tmp_path
+
+
+def fczoo(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fczoo", *arguments]
+    there = {**os.environ, "PYTHONPATH": str(site)}
+    return subprocess.run(command, capture_output=True, text=True, env=there, cwd=site, timeout=300)
+
+
+def test_everything_else_goes_on(site: Path) -> None:
+    named = "plug-in sick (sickplugin) is left out: NameError: name 'undefined_name' is not defined"
+    for words in (["list", "methods"], ["list", "quirks"], ["list", "datasets"], ["show", "hgp"]):
+        done = fczoo(site, *words)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, (words, done.stderr)
+    doctor = fczoo(site, "doctor")
+    assert doctor.returncode == 0 and doctor.stderr.count(named) == 1
+    assert "sick 1.5, left out: NameError" in doctor.stdout and "data sickdata" not in doctor.stdout
+    bench = fczoo(site, "bench", "--methods", "fedncm", *TINY)
+    assert bench.returncode == 0 and bench.stderr.count(named) <= 1, bench.stderr
+
+
+def test_what_it_defines_is_refused_with_the_reason(site: Path) -> None:
+    for words in (
+        ["bench", "--methods", "sickmethod"],
+        ["show", "sickmethod"],
+        ["partition", "--dataset", "sickdata"],
+    ):
+        done = fczoo(site, *words)
+        assert done.returncode == 1 and "Traceback" not in done.stderr, (words, done.stderr)
+        assert "is in sickplugin, which cannot be imported: NameError: name 'undefined_name'" in done.stderr
