@@ -7,6 +7,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import WIDEST, quoted
 
 MOST_SEEDS = 10_000
+MOST_JOBS = 1024
 
 
 def words(value: str | Sequence[str] | None, option: str) -> list[str]:
@@ -70,3 +71,19 @@ def parse_seeds(value: str | int | Sequence[int | str]) -> list[int]:
     if not seeds:
         raise FczooError("--seeds is empty; give distinct whole numbers such as 0,1,2 or 0-4")
     return seeds
+
+
+def parse_jobs(value: str | int) -> int:
+    """``auto`` -> one a graphics processor or, without any, one a core.
+
+    Raises FczooError for what is no number from 1 to 1024.
+    """
+    word = str(value).strip()
+    if word == "auto":
+        import torch
+        from loky import cpu_count
+
+        return torch.cuda.device_count() or int(cpu_count())
+    if not re.fullmatch(r"[1-9]\d{0,3}", word, re.ASCII) or int(word) > MOST_JOBS:
+        raise FczooError(f"--jobs is {quoted(value)}; it must be auto or a number from 1 to {MOST_JOBS}")
+    return int(word)

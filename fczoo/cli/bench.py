@@ -85,18 +85,26 @@ from fczoo.core.registry import METHODS
     default=None,
     help="go on in a folder whose runs other code began; bench.json keeps which",
 )
+@grouped(
+    OUTPUT,
+    "--jobs",
+    metavar="auto|int",
+    help="runs side by side, each in a process of its own with its share of the cores; auto: one a core "
+    "or GPU  [1]",
+)
 def bench(config: Path | None, **given: Any) -> None:
     """Run methods on one data stream, or on each of a grid of them, and print their tables.
 
     --dataset and --partition take lists, separated by commas.
     """
-    from fczoo.cli.arguments import words
+    from fczoo.cli.arguments import parse_jobs, words
     from fczoo.cli.config import merged, read_config, request
     from fczoo.cli.plan import SETTINGS, plan
     from fczoo.reports.columns import SHORT
     from fczoo.reports.runs import read_experiments
     from fczoo.reports.text import sections
-    from fczoo.runner.grid import Conduct, run_grid
+    from fczoo.runner.cell import Conduct
+    from fczoo.runner.grid import run_grid
     from fczoo.runner.resume import last_run
     from fczoo.runner.trackers import check_loggers
 
@@ -122,6 +130,7 @@ def bench(config: Path | None, **given: Any) -> None:
         wishes.get("skip_failed", False),
         tuple(loggers),
         wishes.get("diagnostics", False),
+        parse_jobs(wishes.get("jobs", 1)),
         wishes.get("accept_changed_code", False),
     )
     folders, failed = run_grid(jobs, out, conduct)

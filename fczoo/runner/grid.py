@@ -10,45 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import shorten, through_json, write_json
+from fczoo.core.files import shorten, through_json
 from fczoo.core.method import Method
 from fczoo.core.registry import create_method
+from fczoo.data.partition import Partition
 from fczoo.data.stream import data_sha256
 from fczoo.federation.benchmark import Bench
-from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.code import code_of
-from fczoo.federation.diagnostics import Probe
 from fczoo.federation.environment import hardware, versions
-from fczoo.federation.observer import Several
-from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_folder import (
     ABOUT,
     FAILURE,
     PARTITION,
-    RESULT,
     read_about,
     read_cells,
     write_about,
 )
 from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.reports.text import write_summary
-from fczoo.runner.recorder import Recorder
-from fczoo.runner.resume import LOCK, Interrupted, Interrupts, check_code, check_same, only_process
-from fczoo.runner.trackers import Logging, check_loggers
+from fczoo.runner.cell import Cell, Conduct, run_cell
+from fczoo.runner.resume import LOCK, Interrupts, check_code, check_same, only_process
+from fczoo.runner.trackers import check_loggers
+from fczoo.runner.workers import run_side_by_side
 
+AS_EVER = Conduct()
 Options = Mapping[str, Mapping[str, Any]]  # method -> its hyper-parameters
-
-
-@dataclass(frozen=True)
-class Conduct:
-    """How a grid is run; nothing of it changes a number."""
-
-    resume: bool = False  # begin nothing new
-    skip_failed: bool = False  # carry on after a run that fails
-    loggers: tuple[str, ...] = ()
-    diagnostics: bool = False
-    accept_changed_code: bool = False  # go on in a folder that other source began
 
 
 @dataclass(frozen=True)
@@ -68,7 +55,7 @@ class Job:
         return create_methods(self.methods, self.settings, self.options)
 
 
-def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = Conduct()) -> tuple[list[Path], int]:
+def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) -> tuple[list[Path], int]:
     """Run all jobs, each in its folder below ``out``; returns these folders, and how many runs failed.
 
     A folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and
@@ -92,18 +79,31 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = Conduct()) 
     with ExitStack() as locks:
         for place in sorted({out, *places}):  # whoever runs a folder of the grid on its own meets its lock
             locks.enter_context(only_process(place))
-        abouts = {
-            folder: _describe(
-                folder, opened(job.settings), built[folder], job.seeds, conduct.accept_changed_code
-            )
-            for folder, job in places.items()
-        }
+        described = []
         for folder, job in places.items():
             bench = opened(job.settings)
-            _begin(folder, bench, abouts[folder], built[folder], job.seeds)
-            for method in built[folder]:
-                for seed in job.seeds:
-                    _run_cell(folder, out, bench, method, seed, conduct)
+            about = _describe(folder, bench, built[folder], job.seeds, conduct)
+            described.append((folder, about, bench.partition))
+        for folder, about, partition in described:
+            _begin(folder, about, partition)
+        cells = [
+            Cell(folder, job.settings, method, seed)
+            for folder, job in places.items()
+            for method in built[folder]
+            for seed in job.seeds
+        ]
+        for cell in cells:
+            cell.place.mkdir(parents=True, exist_ok=True)
+        if conduct.jobs == 1:
+            for cell in cells:
+                with Interrupts(out) as interrupts:
+                    run_cell(cell, opened(cell.settings), conduct, interrupts.obey)
+                _summarise(cell.folder)
+        else:
+            del bench
+            opened.cache_clear()  # every worker opens its own
+            run_side_by_side(cells, conduct, out, lambda cell: _summarise(cell.folder))
+        for folder in places:
             _summarise(folder)  # a run may have been ended between its last result and the summary
     failed = sum(
         (folder / m / f"seed{s}" / FAILURE).exists()
@@ -153,7 +153,7 @@ def _check_free(folder: Path, places: Mapping[Path, Job]) -> None:
 
 
 def _describe(
-    folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int], accept: bool
+    folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int], conduct: Conduct
 ) -> dict[str, Any]:
     """What ``bench.json`` will say.
 
@@ -170,30 +170,26 @@ def _describe(
         "split": bench.stream.split,
         "data": {"sha256": data_sha256(bench.stream)},
         "device": str(bench.backbone.device),
-        "hardware": hardware(),
+        "hardware": {**hardware(), "threads": conduct.threads},
         "versions": versions(),
         "code": {k: v for method in methods for k, v in code_of(bench.settings, method).items()},
         "command": [shorten(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     return (
-        _joined(folder, read_about(folder).plain(), through_json(about), accept)
+        _joined(folder, read_about(folder).plain(), through_json(about), conduct.accept_changed_code)
         if (folder / ABOUT).is_file()
         else about
     )
 
 
-def _begin(
-    folder: Path, bench: Bench, about: dict[str, Any], methods: Sequence[Method], seeds: Sequence[int]
-) -> None:
-    """Write the folder's description and partition, and make a place for every run.
+def _begin(folder: Path, about: dict[str, Any], partition: Partition) -> None:
+    """Write the folder's description and partition.
 
     The description comes first: it says whose folder this is, should the process end here.
     """
     write_about(folder, about)
-    bench.partition.save(folder / PARTITION)
-    for method, seed in ((m, s) for m in methods for s in seeds):
-        (folder / method.name / f"seed{seed}").mkdir(parents=True, exist_ok=True)
+    partition.save(folder / PARTITION)
 
 
 def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any], accept: bool) -> dict[str, Any]:
@@ -216,46 +212,6 @@ def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any], accept: bool
     ]
     more = {"earlier_commands": commands, "changed_code": accepted}
     return {**joined, **{name: value for name, value in more.items() if value}}
-
-
-def _run_cell(folder: Path, out: Path, bench: Bench, method: Method, seed: int, conduct: Conduct) -> None:
-    """One run of the grid: kept if it is finished, else begun or carried on."""
-    place = folder / method.name / f"seed{seed}"
-    checkpoint, failure = place / "checkpoint.safetensors", place / FAILURE
-    if (place / RESULT).is_file() and not failure.is_file():
-        known = read_result(place / RESULT)
-        if len(known.accuracy) == len(known.task_sizes):
-            Checkpoint(checkpoint).remove()
-            print(f"{method.name} seed {seed}: finished before, kept", file=sys.stderr, flush=True)
-            return
-    failure.unlink(missing_ok=True)
-    try:
-        with ExitStack() as stack:
-            interrupts = stack.enter_context(Interrupts(out))
-            trackers = [
-                stack.enter_context(Logging(name, place, bench.settings.portable()))
-                for name in conduct.loggers
-            ]
-            observer = Several([stack.enter_context(Recorder(place)), *trackers])
-            bench.run(
-                method,
-                seed,
-                observer,
-                Checkpoint(checkpoint, interrupts.obey),
-                Probe(place) if conduct.diagnostics else None,
-            )
-        Checkpoint(checkpoint).remove()
-    except Interrupted:
-        raise
-    except Exception as error:
-        write_json(
-            failure,
-            {"error": f"{error}" if isinstance(error, FczooError) else f"{type(error).__name__}: {error}"},
-        )
-        if not conduct.skip_failed:
-            raise
-        print(f"{method.name} seed {seed}: failed, {error}", file=sys.stderr, flush=True)
-    _summarise(folder)
 
 
 def _summarise(folder: Path) -> None:

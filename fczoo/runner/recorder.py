@@ -20,8 +20,9 @@ class Recorder:
     is no terminal) and writes a run's files.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, bar: bool = True):
         self.folder = folder
+        self.plain = not (bar and sys.stderr.isatty())  # bars of several processes would overwrite each other
         self.log = (folder / ROUNDS).open("a+b")
 
     def __enter__(self) -> "Recorder":
@@ -47,7 +48,7 @@ class Recorder:
             initial=done,
             desc=self.label,
             unit="round",
-            disable=not sys.stderr.isatty(),
+            disable=self.plain,
             leave=False,
         )
 
@@ -64,7 +65,7 @@ class Recorder:
         done = len(result.accuracy)
         write_result(self.folder / RESULT, result)
         _tell_warnings()
-        if self.bar.disable:
+        if self.plain:
             a_t = f"{result.metrics['A_N']:.1f} % over the classes seen"
             print(
                 f"{self.label}: task {done} of {len(result.task_sizes)}, {a_t}, {result.seconds:.0f} s",

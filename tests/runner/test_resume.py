@@ -17,7 +17,8 @@ from fczoo import FczooError
 from fczoo.core.registry import METHODS
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
-from fczoo.runner.grid import Conduct, Job, run_grid
+from fczoo.runner.cell import Conduct
+from fczoo.runner.grid import Job, run_grid
 from fczoo.runner.recorder import Recorder
 from fczoo.runner.resume import Interrupted, Interrupts, check_same, only_process
 from helpers_cli import TINY

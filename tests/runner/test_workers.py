@@ -1,0 +1,101 @@
+"""``--jobs``: the same numbers side by side, and a process that dies costs its own run alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fczoo.cli.arguments import parse_jobs
+from fczoo.core.errors import FczooError
+
+pytestmark = pytest.mark.slow
+TINY = ["--train-per-class", "8", "--test-per-class", "5", "--rounds", "1", "--epochs", "1"]
+LONG = ["--train-per-class", "30", "--rounds", "20"]
+OF_THE_RUN = ("seconds", "phases", "peak_memory", "sha256")  # what differs from run to run
+
+
+def start(out: Path, methods: str, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "fczoo", "bench", "--methods", methods, *options, "--out", str(out)]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=one_thread
+    )
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str]:
+    """Exit code and what was said on stderr."""
+    try:
+        return process.wait(timeout=240), process.communicate()[1]
+    finally:
+        process.kill()
+
+
+def numbers(out: Path) -> dict[str, dict]:
+    found = {}
+    for file in sorted(out.rglob("result.json")):
+        result = json.loads(file.read_text())
+        found[str(file.relative_to(out))] = {k: v for k, v in result.items() if k not in OF_THE_RUN}
+    return found
+
+
+def workers_of(process: subprocess.Popen, out: Path) -> list[int]:
+    """The processes that hold a round's log of this bench open, once there is one."""
+    for _ in range(600):
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        holding = [int(c) for c in children if any(str(out) in name for name in open_files(c))]
+        if holding:
+            return holding
+        time.sleep(0.1)
+    raise AssertionError("no worker began a run")
+
+
+def open_files(process: str) -> list[str]:
+    try:
+        return [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
+    except OSError:  # it has ended, or closed a file meanwhile
+        return []
+
+
+def test_runs_side_by_side_give_the_numbers_of_runs_in_turn(tmp_path):
+    for name, options in {"turn": [], "side": ["--jobs", "2"]}.items():
+        code, said = ended(start(tmp_path / name, "fedncm,hgp", "--seeds", "0,1", *TINY, *options))
+        assert code == 0, said
+    assert len(numbers(tmp_path / "turn")) == 4
+    assert numbers(tmp_path / "side") == numbers(tmp_path / "turn")
+    assert "4 of 4 runs ended" in said and "leaked" not in said
+    assert json.loads((tmp_path / "side" / "bench.json").read_text())["hardware"]["threads"] == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
+def test_a_worker_that_dies_costs_its_own_run_and_is_begun_again(tmp_path):
+    bench = start(tmp_path, "pilora", "--seeds", "0,1", *LONG, "--tasks", "2", "--jobs", "2")
+    os.kill(workers_of(bench, tmp_path)[0], signal.SIGKILL)
+    code, said = ended(bench)
+    assert code == 0, said
+    assert said.count("its process died; once more") == 1
+    assert len(numbers(tmp_path)) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
+def test_told_to_stop_every_worker_saves_its_round_and_the_same_command_goes_on(tmp_path):
+    options = ["--seeds", "0,1", *LONG, "--tasks", "2", "--jobs", "2"]
+    bench = start(tmp_path, "pilora", *options)
+    workers_of(bench, tmp_path)
+    bench.send_signal(signal.SIGTERM)
+    code, said = ended(bench)
+    assert code == 128 + signal.SIGTERM, said
+    assert "Traceback" not in said
+    code, said = ended(start(tmp_path, "pilora", *options))
+    assert code == 0, said
+    assert len(numbers(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "two", "1.5", "4096", ""])
+def test_a_number_of_jobs_that_cannot_be_is_one_line(word):
+    with pytest.raises(FczooError, match="--jobs"):
+        parse_jobs(word)
