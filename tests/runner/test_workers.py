@@ -15,7 +15,7 @@ from fczoo.core.errors import FczooError
 
 pytestmark = pytest.mark.slow
 TINY = ["--train-per-class", "8", "--test-per-class", "5", "--rounds", "1", "--epochs", "1"]
-LONG = ["--train-per-class", "30", "--rounds", "20"]
+LONG = ["--train-per-class", "30", "--rounds", "3", "--epochs", "1"]
 OF_THE_RUN = ("seconds", "phases", "peak_memory", "sha256")  # what differs from run to run
 
 
