@@ -17,10 +17,10 @@ from fczoo.functional.ridge import Analytic, solve_ridge
 class AFCL(Analytic):
     """Ridge regression without a bias: clients' solutions, merged over clients and tasks without any loss.
 
-    The papers merge two solutions at a time, W_12 from W_1, C_1, W_2, C_2 with C_k = G_k + gamma I. However the
-    pairs are chosen the result is (G + gamma I)^-1 Q, once a gamma for each client is taken back, so here the
-    clients send what makes up G and Q, and the server solves once. New classes are new columns: their target
-    for older images is 0. AFL's clean step, which takes back all of gamma, is ``gamma`` 0.
+    The papers merge two solutions at a time, W_12 from W_1, C_1, W_2, C_2 with C_k = G_k + gamma I. However
+    the pairs are chosen the result is (G + gamma I)^-1 Q, once a gamma for each client is taken back, so here
+    the clients send what makes up G and Q, and the server solves once. New classes are new columns: their
+    target for older images is 0. AFL's clean step, which takes back all of gamma, is ``gamma`` 0.
     """
 
     paper = "AFL, CVPR 2025; AFCL, arXiv 2505.12245"

@@ -26,8 +26,8 @@ class FeCAM(Method):
 
     Sent once a task: count, sum and sum of products (or squares) of each class's features of length 1, from
     which the server has each class's mean and covariance as if its images lay in one place. Covariances are
-    shrunk and then brought to correlations, so that no class wins by its small variance. A class with one image
-    gets the mean covariance of the others.
+    shrunk and then brought to correlations, so that no class wins by its small variance. A class with one
+    image gets the mean covariance of the others.
     """
 
     paper = "Goswami et al., NeurIPS 2023; federated by sums"
@@ -35,8 +35,8 @@ class FeCAM(Method):
 
     covariance: Literal["correlation", "full", "diagonal"] = option(
         "correlation",
-        "of each class: divided by the standard deviations of its dimensions; as it is; or its diagonal alone, "
-        "which is sent as D numbers in place of D x D",
+        "of each class: divided by the standard deviations of its dimensions; as it is; or its diagonal "
+        "alone, which is sent as D numbers in place of D x D",
     )
     shrink: float = option(1.0, "alpha_1, times the mean variance, added to the variances", low=0)
     shrink_apart: float = option(

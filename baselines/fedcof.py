@@ -18,11 +18,12 @@ from fczoo.functional.ridge import Analytic, Score, gram_of_groups, solve_ridge
 @register_method("fedcof")
 @dataclass(frozen=True)
 class FedCOF(Analytic):
-    """Ridge regression from class means alone: how far clients' means of a class lie apart tells its covariance.
+    """Ridge regression from class means alone:
+    how far clients' means of a class lie apart tells its covariance.
 
-    Sent once a task: count and feature sum of every class, as in FedNCM. The spread between classes is left out
-    of the matrix on purpose; a class needs two clients for its covariance to be learned. The server must see
-    each client's sums by itself.
+    Sent once a task: count and feature sum of every class, as in FedNCM. The spread between classes is left
+    out of the matrix on purpose; a class needs two clients for its covariance to be learned. The server must
+    see each client's sums by itself.
     """
 
     paper = "Goswami et al., NeurIPS 2025, arXiv 2412.14326"

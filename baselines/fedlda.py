@@ -18,7 +18,8 @@ from fczoo.functional.ridge import Analytic, solve_ridge
 class FedLDA(Analytic):
     """Nearest class mean in the distance that the covariance within classes gives, one for all classes.
 
-    Sent once a task: the sums of FedRidge. Means and covariance are those of all images ever seen in one place.
+    Sent once a task: the sums of FedRidge. Means and covariance are
+    those of all images ever seen in one place.
     """
 
     paper = (

@@ -1,4 +1,7 @@
-"""RanPAC: Random Projections and Pre-trained Models for Continual Learning. McDonnell et al., NeurIPS 2023."""
+"""RanPAC: Random Projections and Pre-trained Models for Continual Learning.
+
+McDonnell et al., NeurIPS 2023.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -19,12 +22,13 @@ RIDGES = tuple(10.0**power for power in range(-8, 9))
 @register_method("ranpac")
 @dataclass(frozen=True)
 class RanPAC(Analytic):
-    """Ridge regression on random features relu(f R), its ridge chosen anew in every task on images held out.
+    """Ridge regression on random features relu(f R),
+    its ridge chosen anew in every task on images held out.
 
     Sent once a task: the sums of FedRidge twice, over images to fit and over images held out, which is all
     that the choice needs. An image is held out or not whoever owns it, so the choice, too, is that of the
-    images in one place. The final solution uses both parts. The paper's adaptation of the network in the first
-    task is not part of it.
+    images in one place. The final solution uses both parts. The paper's adaptation of the network in the
+    first task is not part of it.
     """
 
     paper = "McDonnell et al., NeurIPS 2023; federated by sums"

@@ -1,4 +1,7 @@
-"""STSA: Spatial-Temporal Statistics Aggregation for federated class-incremental learning. Guan et al., WWW 2026."""
+"""STSA: Spatial-Temporal Statistics Aggregation for federated class-incremental learning.
+
+Guan et al., WWW 2026.
+"""
 
 from dataclasses import dataclass
 
@@ -17,9 +20,9 @@ from fczoo.functional.ridge import Analytic, Score, solve_ridge
 class STSA(Analytic):
     """Ridge regression on random features relu(f R), read by cosine, from sums over clients and tasks.
 
-    Sent once a task: count and sum of random features of every class, and their Gram matrix. The cosine undoes
-    that the rows of rare classes are short. The paper's adapters, which all clients train together in the first
-    task and then freeze, are not part of it: the features are those of the pre-trained network.
+    Sent once a task: count and sum of random features of every class, and their Gram matrix. The cosine
+    undoes that the rows of rare classes are short. The paper's adapters, which all clients train together in
+    the first task and then freeze, are not part of it: the features are those of the pre-trained network.
     """
 
     paper = "Guan et al., WWW 2026, arXiv 2506.01327"

@@ -19,17 +19,19 @@ from fczoo.functional.ridge import gram_of_groups
 @register_method("stsae")
 @dataclass(frozen=True)
 class STSAE(STSA):
-    """STSA whose Gram matrix the server estimates from the class sums of random parts of each client's images.
+    """STSA whose Gram matrix the server estimates from the class
+    sums of random parts of each client's images.
 
-    Sent once a task: count and sum of random features of every class, for each of q parts. How much the sums of
-    the parts differ tells how much the features within a class do: on average over the cuts the estimate is
-    the Gram matrix. The server must see each client's sums by itself.
+    Sent once a task: count and sum of random features of every class, for each of q parts. How much the sums
+    of the parts differ tells how much the features within a class do: on average over the cuts the estimate
+    is the Gram matrix. The server must see each client's sums by itself.
     """
 
     parts: int = option(5, "q, equal parts at random into which a client cuts its images", low=1)
     count_all_groups: bool = option(
         False,
-        "count parts without a class, too, among those of which its spread is estimated, which is then too small",
+        "count parts without a class, too, among those of which its spread is estimated, which is then too "
+        "small",
         quirk="Yuqin-G/STSA",
     )
 

@@ -42,7 +42,9 @@ def surveyed(method: Any, state: Tree, batches: list[Batch], task: Task) -> Tree
 def learned(
     method: Any, parts: list[list[Images]], tasks: list[Task], start: Tree, size: int = 1000
 ) -> list[Tree]:
-    """States after each task; ``parts`` has the images of every client of every task, in batches of ``size``."""
+    """States after each task; ``parts`` has the images of every client of every task,
+    in batches of ``size``.
+    """
     states, state = [], start
     for task, clients in zip(tasks, parts, strict=True):
         sent = []

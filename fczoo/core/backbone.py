@@ -13,8 +13,9 @@ equals timm's own when no plug is given (tested). Plugs are tensors of a flat tr
 ``full.{weight}``                   replaces the frozen weight of that (timm) name, for fine-tuning
 ==================================  ===================================================================
 
-A method may also ask for what is inside (``Backbone.tapped``): ``blocks.{i}.attn.qkv``, ``blocks.{i}.attn.proj``,
-``blocks.{i}.mlp.fc1`` and ``blocks.{i}.mlp.fc2`` are the inputs of these layers, ``blocks.{i}`` the block's output.
+A method may also ask for what is inside (``Backbone.tapped``): ``blocks.{i}.attn.qkv``,
+``blocks.{i}.attn.proj``, ``blocks.{i}.mlp.fc1`` and ``blocks.{i}.mlp.fc2`` are the inputs of these layers,
+``blocks.{i}`` the block's output.
 """
 
 import re

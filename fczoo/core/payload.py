@@ -49,7 +49,9 @@ HEADER_BYTES = 16  # sender and number of images, two 64-bit integers
 
 @dataclass(frozen=True)
 class Group:
-    """A declared part of an upload; made by ``whole``, ``per_class``, ``per_seen_class``, ``rows`` and ``samples``."""
+    """A declared part of an upload; made by ``whole``, ``per_class``, ``per_seen_class``,
+    ``rows`` and ``samples``.
+    """
 
     layout: Literal["whole", "classes", "seen classes", "rows", "samples"]
     content: Content | None = None  # of every tensor; None: by the name of the statistic
@@ -151,8 +153,8 @@ def contents(uploads: Uploads) -> set[Content]:
 def keep_classes(payload: Payload, prefix: str, group: Group, keep: Tensor) -> Payload:
     """The upload with only some of a group's classes; ``keep`` [g] or [c] is true where a class stays.
 
-    Of ``rows`` the others are cut out. Of ``per_class`` and ``per_seen_class`` they become 0, whose count of 0 says that the
-    client does not have the class.
+    Of ``rows`` the others are cut out. Of ``per_class`` and ``per_seen_class`` they become 0, whose count of
+    0 says that the client does not have the class.
     """
     changed = {}
     for name, value in select(payload.tensors, prefix).items():
