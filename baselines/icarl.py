@@ -1,4 +1,7 @@
-"""iCaRL in federated learning: Incremental Classifier and Representation Learning. Rebuffi et al., CVPR 2017."""
+"""iCaRL in federated learning: Incremental Classifier and Representation Learning.
+
+Rebuffi et al., CVPR 2017.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -119,10 +119,10 @@ class Training:
     averaging: str = "fedavg"  # registered aggregator for the part that is averaged
     clip_norm: float | None = None  # largest norm of one client's gradient, over all tensors that it trains
     scope: Scope = "task"  # ``seen`` and ``pooled`` keep old images: upper bounds, not competitors
-    # uniform numbers an image in ``Batch.draws``, since a loss cannot draw under vmap. In training they are new
-    # in each step; in a survey they are the image's own, whoever holds it
+    # uniform numbers an image in ``Batch.draws``, since a loss cannot draw under vmap. In training they are
+    # new in each step; in a survey they are the image's own, whoever holds it
     draws: int = 0
-    # a client's draws of a survey lie evenly in [0, 1): cut into equal parts, they cut its images into equal parts
+    # a client's draws of a survey lie evenly in [0, 1): equal parts of it are equal parts of its images
     even_draws: bool = False
     # ``absorb`` gets the clients' sums side by side [K, ...] instead of their total
     separate: bool = False

@@ -102,7 +102,8 @@ class Engine:
         return out
 
     def conclude(self, clients: Sequence[Client], ctx: Context) -> list[Payload]:
-        """Uploads of clients that settle what they keep of a task; an empty payload: the client sends nothing.
+        """Uploads of clients that settle what they keep of a task; an empty payload:
+        the client sends nothing.
 
         Behind an upload are the images of the task and the exemplars.
         """

@@ -42,8 +42,8 @@ class LinearHead(Method):
         super().__post_init__()
         if self.momentum and self.optimizer != "sgd":
             raise FczooError(
-                f"{self.name}.momentum is for {self.name}.optimizer=sgd, {self.optimizer} has its own; set one "
-                "or the other"
+                f"{self.name}.momentum is for {self.name}.optimizer=sgd, {self.optimizer} has its own; set "
+                "one or the other"
             )
 
     def optim(self, lr: float, schedule: str = "constant") -> Optim:

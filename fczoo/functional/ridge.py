@@ -154,11 +154,11 @@ def gram_of_groups(count: Tensor, total: Tensor, groups: int | None = None) -> T
     """Sum of outer products [M, M] of all features, estimated from sums over groups of images.
 
     ``count`` [J, c] and ``total`` s [J, c, M] are the images and their feature sum of each group and class.
-    For a class with N images in J_c groups that hold it, and P = sum_j s_j:
-    G_c = (N-1)/(J_c-1) sum_j s_j s_j^T / n_j - (N-J_c)/((J_c-1) N) P P^T (FedCOF, Goswami et al., 2025; STSA-E,
-    Guan et al., 2026), which is unbiased where features have no say in who is in which group, and exact where
-    each group has one image. A class in one group: P P^T / N, as no spread is known. With ``groups`` J in place
-    of J_c, coefficients below 0 become 0.
+    For a class with N images in J_c groups that hold it, and P = sum_j s_j: G_c = (N-1)/(J_c-1) sum_j s_j
+    s_j^T / n_j - (N-J_c)/((J_c-1) N) P P^T (FedCOF, Goswami et al., 2025; STSA-E, Guan et al., 2026), which
+    is unbiased where features have no say in who is in which group, and exact where each group has one image.
+    A class in one group: P P^T / N, as no spread is known. With ``groups`` J in place of J_c, coefficients
+    below 0 become 0.
     """
     n, s = count.double(), total.double()
     images, sums = n.sum(0), s.sum(0)  # N, P

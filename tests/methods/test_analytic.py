@@ -1,4 +1,6 @@
-"""Methods solved from sums: equal to the solution over all images in one place, whoever owns what, and when."""
+"""Methods solved from sums: equal to the solution over all images in one place,
+whoever owns what, and when.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -231,7 +233,9 @@ def test_as_many_parts_as_images_make_stsae_exact(make_bench, watch):
 
 
 def test_one_owner_a_class_makes_fedcof_a_shrunk_nearest_mean(rng):
-    """All S_c are gamma I: with g = gamma sum (N_c - 1), w_c = P_c - N (mbar.P_c) / (g + N |mbar|^2) mbar, over g."""
+    """All S_c are gamma I: with g = gamma sum (N_c - 1),
+    w_c = P_c - N (mbar.P_c) / (g + N |mbar|^2) mbar, over g.
+    """
     x, y = images(3)
     method, task = create_method("fedcof", gamma=0.5), Task(0, 0, 5, 5, 1)
     start = method.begin_task({}, task, Wide(4), rng)
