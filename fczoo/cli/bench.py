@@ -52,7 +52,7 @@ from fczoo.core.registry import METHODS
     OUTPUT,
     "--resume/--no-resume",
     default=None,
-    help="carry on in --out, or in the newest results/run-*, and begin nothing new",
+    help="carry on in --out, or in the newest results/run-*, and begin nothing new; needs no other option",
 )
 @grouped(
     OUTPUT,
@@ -100,6 +100,7 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.cli.arguments import parse_jobs, words
     from fczoo.cli.config import merged, read_config, request
     from fczoo.cli.plan import SETTINGS, plan
+    from fczoo.cli.resumed import remember, resumed
     from fczoo.reports.columns import SHORT
     from fczoo.reports.runs import read_experiments
     from fczoo.reports.text import sections
@@ -111,20 +112,20 @@ def bench(config: Path | None, **given: Any) -> None:
     said = {name: value for name, value in given.items() if value is not None}
     command = request({**said, "set": list(given["set"])}, given, "fczoo bench")
     shared, cells = read_config(config, SETTINGS, given) if config else ({}, [])
-    jobs = plan(shared, cells, command)
     wishes = merged(shared, command)
     loggers, resume = words(wishes.get("log"), "--log"), wishes.get("resume", False)
+    results = Path("results")
+    if resume and "out" not in wishes:
+        wishes["out"] = str(last_run(results))
+    alone = resume and not config and not wishes.keys() & {"methods", "protocol", "as_released"}
+    jobs = resumed(Path(wishes["out"]), command) if alone else plan(shared, cells, command)
     if wishes.get("dry_run"):
         from fczoo.runner.dry_run import dry_run
 
         check_loggers(loggers)
         click.echo("\n\n".join(map(dry_run, jobs.values())))
         return
-    results = Path("results")
-    begun = (
-        last_run(results) if resume and "out" not in wishes else results / time.strftime("run-%Y%m%d-%H%M%S")
-    )
-    out = Path(wishes.get("out", begun))
+    out = Path(wishes.get("out", results / time.strftime("run-%Y%m%d-%H%M%S")))
     conduct = Conduct(
         resume,
         wishes.get("skip_failed", False),
@@ -133,6 +134,7 @@ def bench(config: Path | None, **given: Any) -> None:
         parse_jobs(wishes.get("jobs", 1)),
         wishes.get("accept_changed_code", False),
     )
+    remember(out, jobs)
     folders, failed = run_grid(jobs, out, conduct)
     click.echo(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}")
     if failed:

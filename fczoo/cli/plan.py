@@ -27,7 +27,7 @@ def plan(shared: Request, cells: Sequence[Request], command: Request) -> dict[Pa
     for name, cell in zip(names or [""], cells or [{}], strict=True):
         if name and (Path(name).name != name or "\\" in name):
             raise FczooError(f"name = {name!r} of a cell cannot name a folder; take letters and digits")
-        for folder, job in _jobs(merged(shared, cell, command)).items():
+        for folder, job in jobs_of(merged(shared, cell, command)).items():
             if name / folder in jobs:
                 raise FczooError(f"two cells are called {name}; give each a name of its own: name = ...")
             jobs[name / folder] = job
@@ -41,7 +41,8 @@ def plan(shared: Request, cells: Sequence[Request], command: Request) -> dict[Pa
     return jobs
 
 
-def _jobs(request: Request) -> dict[Path, Job]:
+def jobs_of(request: Request) -> dict[Path, Job]:
+    """The jobs that one layer of options means, by folder. Raises FczooError for what does not fit."""
     given: dict[str, Any] = {name: request[name] for name in SETTINGS if name in request}
     if "attackers" in given and given.get("attack", "none") == "none":
         raise FczooError(

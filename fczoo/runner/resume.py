@@ -24,6 +24,7 @@ FREE = (
     "started",
     "hardware",
     "settings.min_clients",
+    "settings.data_root",  # the data's own hash is compared
     "code",  # see check_code
     "changed_code",
 )  # parts of bench.json that may change while a run goes on
@@ -43,7 +44,7 @@ class Interrupts:
     """
 
     def __init__(self, out: Path):
-        self.advice = f"to go on: the same command with --out {out}"
+        self.advice = f"to go on: fczoo bench --resume --out {out}"
         self.wish = 0
 
     def __enter__(self) -> "Interrupts":
@@ -136,7 +137,7 @@ def check_code(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], 
 
 def last_run(results: Path) -> Path:
     """The newest run folder that ``bench`` named itself. Raises FczooError when there is none."""
-    runs = sorted(p.parent for p in results.glob("run-*/bench.json"))
+    runs = sorted(results / p.relative_to(results).parts[0] for p in results.glob("run-*/**/bench.json"))
     if not runs:
         raise FczooError(f"no run to resume in {results}; name its folder with --out")
     return runs[-1]
