@@ -17,7 +17,7 @@ PLACES = ("data_root", "backbone", "partition")
 
 
 def resumed(out: Path, command: Request) -> dict[Path, Job]:
-    """The jobs of a run folder that was begun before, by folder below it. The command line beats what it says.
+    """The jobs of a run folder that was begun before, by folder below it; the command line beats it.
 
     Raises FczooError where there is no run, and where the command line makes several of one.
     """
