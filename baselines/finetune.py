@@ -1,6 +1,6 @@
 """What most baselines share: a linear head, and a choice of what else is trained beneath it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Task, Training
-from fczoo.functional.heads import LinearHead, head_logits
+from fczoo.functional.heads import LinearHead, Optimised, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.pixels import raw_images
@@ -24,16 +24,12 @@ HGP_RATES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Tuned(LinearHead):
-    """Base of methods that train a linear head and, by choice, all weights or LoRA pairs.
-
-    The loss is the cross-entropy over the classes of the task.
+class TunedBackbone(Optimised):
+    """Base of methods that train a head of their own and, by choice, all weights or LoRA pairs.
 
     The papers disagree on what their baselines train: everything (HGP; FPPL, with a slow learner), or LoRA
     on the first block (PILoRA).
     """
-
-    tuned = HGP_RATES
 
     tune: Literal["full", "lora", "head"] = option(
         "full", "what is trained besides the head: all weights, LoRA pairs, or nothing"
@@ -43,26 +39,55 @@ class Tuned(LinearHead):
     rank: int = option(4, "LoRA rank, with tune=lora", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v, with tune=lora", low=0)
 
-    def training(self) -> Training:
-        optims = {"head.": self.optim(self.lr)}
+    def tuning(self, *heads: str) -> Training:
+        """What is trained, with the head's prefixes; the head alone reads frozen features, computed once."""
+        optims = {prefix: self.optim(self.lr) for prefix in heads}
         if self.tune == "head":
-            # frozen features, which the engine computes once
-            return Training(optims, inputs=["query"], uploads=self.head_uploads())
-        optims[f"{self.tune}."] = self.optim(self.lr_backbone)
-        return Training(optims, uploads=self.head_uploads())
+            return Training(optims, inputs=["query"])
+        return Training({**optims, f"{self.tune}.": self.optim(self.lr_backbone)})
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Features [B, D] under the trained weights of ``tree``."""
+        return batch.query if self.tune == "head" else backbone(batch.x, select(tree, "full.", "lora."))
+
+    def with_teacher(self, state: Tree, task: Task, *prefixes: str) -> Tree:
+        """The state with the model of the last task's end under ``teacher.``; the first task has none.
+
+        Of the model are all tensors with these prefixes, else all that clients train.
+        """
+        if task.index == 0:
+            return state
+        model = select(state, *prefixes) if prefixes else self.trained(state)
+        return {**drop(state, "teacher."), **{f"teacher.{k}": v for k, v in model.items()}}
+
+    def trained(self, tree: Tree) -> Tree:
+        """The part of a tree that clients train."""
+        return select(tree, *self.training().optims)
+
+    def start_plugs(self, backbone: Backbone, rng: torch.Generator) -> Tree:
+        """Plugs as a run starts: all weights, LoRA pairs with B = 0, or none."""
+        if self.tune == "full":
+            return backbone.full_weights()
+        return lora_pairs(backbone, self.blocks, self.rank, rng, "blocks") if self.tune == "lora" else {}
+
+
+@dataclass(frozen=True)
+class Tuned(TunedBackbone, LinearHead):
+    """Base of those with a linear head. The loss is the cross-entropy over the classes of the task."""
+
+    tuned = HGP_RATES
+
+    def training(self) -> Training:
+        return replace(self.tuning("head."), uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        return state or {**self.start_head(task, backbone.dim, rng), **self._start(backbone, rng)}
+        return state or {**self.start_head(task, backbone.dim, rng), **self.start_plugs(backbone, rng)}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         return task_cross_entropy(self.logits(backbone, train, batch), batch, ctx.task), {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return self.logits(backbone, state, batch)[:, : task.stop]
-
-    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] under the trained weights of ``tree``."""
-        return batch.query if self.tune == "head" else backbone(batch.x, select(tree, "full.", "lora."))
 
     def logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         """Logits [B, C] over all classes of the run."""
@@ -72,22 +97,6 @@ class Tuned(LinearHead):
         """Logits [B, C] of the model that the server keeps under ``prefix``; [B, 0] while it keeps none."""
         model = {k.removeprefix(prefix): v for k, v in select(shared, prefix).items()}
         return self.logits(backbone, model, batch) if model else batch.query.new_empty(len(batch.y), 0)
-
-    def with_teacher(self, state: Tree, task: Task) -> Tree:
-        """The state with the model of the last task's end under ``teacher.``; the first task has none."""
-        if task.index == 0:
-            return state
-        return {**drop(state, "teacher."), **{f"teacher.{k}": v for k, v in self.trained(state).items()}}
-
-    def trained(self, tree: Tree) -> Tree:
-        """The part of a tree that clients train."""
-        return select(tree, *self.training().optims)
-
-    def _start(self, backbone: Backbone, rng: torch.Generator) -> Tree:
-        """Plugs as a run starts: all weights, LoRA pairs with B = 0, or none."""
-        if self.tune == "full":
-            return backbone.full_weights()
-        return lora_pairs(backbone, self.blocks, self.rank, rng, "blocks") if self.tune == "lora" else {}
 
 
 @dataclass(frozen=True)

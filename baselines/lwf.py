@@ -11,7 +11,7 @@ from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Context, Task
-from fczoo.functional.losses import task_cross_entropy
+from fczoo.functional.losses import distillation, task_cross_entropy
 
 
 @register_method("lwf")
@@ -51,5 +51,5 @@ class LwF(Tuned):
     def distillation(self, logits: Tensor, batch: Batch, task: Task) -> Tensor:
         """Mean over images of -sum_c q_c log p_c: c old classes, q the teacher's softmax, p the student's."""
         classes = slice(task.start, task.stop) if self.distill_current else slice(0, task.start)
-        target = (batch.teacher[:, classes] / self.temperature).softmax(-1)
-        return batch.mean(-(target * (logits[:, classes] / self.temperature).log_softmax(-1)).sum(-1))
+        per_image = distillation(logits[:, classes], batch.teacher[:, classes], self.temperature)
+        return batch.mean(per_image)

@@ -129,8 +129,8 @@ class Training:
     # view of the images in the pass of ``stats``; none: no such pass
     stats: Literal["test", "train", "none"] = "none"
     exemplars: str = ""  # memory tensor with positions of kept images, which join the client's training
-    # (images of the task, exemplars) -> positions among them on which a client does not train
-    held_out: "Callable[[LocalData, Tensor], Tensor] | None" = None
+    # (images of the task, exemplars) -> positions on which a client trains; None: on both, each once
+    trains_on: "Callable[[LocalData, Tensor], Tensor] | None" = None
     # what clients train in one more round, on their exemplars alone, at the end of each task but the first
     balanced: Mapping[str, Optim] = field(default_factory=dict)
     # (task, round) -> prefixes trained in that round; None: all of optims

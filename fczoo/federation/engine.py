@@ -150,13 +150,10 @@ class Engine:
         """Positions of the images on which a client trains in a round."""
         if ctx.balanced:
             return client.index  # exemplars alone
-        index = torch.cat([client.index, self.exemplars(client)])
-        held_out = self.method.training().held_out
-        if held_out is None:
-            return index
-        out = held_out(LocalImages(self, client.index, client.earlier), self.exemplars(client))
-        left = index[~torch.isin(index, out)]
-        return left if len(left) else index
+        kept, trains_on = self.exemplars(client), self.method.training().trains_on
+        if trains_on is None:
+            return torch.cat([client.index, kept])
+        return trains_on(LocalImages(self, client.index, client.earlier), kept)
 
     def _recall(self, method: Remembers, client: Client, data: "LocalImages", ctx: Context) -> Context:
         """The context with the client's memory, brought up to date."""

@@ -20,19 +20,8 @@ from fczoo.functional.gaussians import class_sums
 
 
 @dataclass(frozen=True)
-class LinearHead(Method):
-    """Base of methods with a linear head over all classes of the run: it decides where the head starts.
-
-    A loss over the current task's classes gives the mean over that task's rows no gradient, so what a random
-    start puts there stays: offsets between tasks that say nothing about the images. Such a start hides what
-    the features can do; papers' protocols have it, because released code does.
-    """
-
-    head_init: Literal["default", "zeros", "means"] = option(
-        "zeros",
-        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); at zero; or, "
-        "as a task begins, at its classes' mean features, of length 1 (HeadTune, Legate et al., 2023)",
-    )
+class Optimised(Method):
+    """Base of methods whose user chooses the optimizer of what clients train."""
 
     optimizer: OptimizerName = option("adam", "optimizer of all that clients train")
     momentum: float = option(0.0, "momentum of sgd; the others have their own", low=0, high=1)
@@ -49,6 +38,22 @@ class LinearHead(Method):
     def optim(self, lr: float, schedule: str = "constant") -> Optim:
         """How tensors are trained at this rate, by the method's optimizer."""
         return Optim(self.optimizer, lr, self.weight_decay, self.momentum, schedule)
+
+
+@dataclass(frozen=True)
+class LinearHead(Optimised):
+    """Base of methods with a linear head over all classes of the run: it decides where the head starts.
+
+    A loss over the current task's classes gives the mean over that task's rows no gradient, so what a random
+    start puts there stays: offsets between tasks that say nothing about the images. Such a start hides what
+    the features can do; papers' protocols have it, because released code does.
+    """
+
+    head_init: Literal["default", "zeros", "means"] = option(
+        "zeros",
+        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); at zero; or, "
+        "as a task begins, at its classes' mean features, of length 1 (HeadTune, Legate et al., 2023)",
+    )
 
     @abstractmethod
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:

@@ -23,6 +23,15 @@ def taught_binary_cross_entropy(logits: Tensor, batch: Batch, old: int) -> Tenso
     return batch.mean(F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1))
 
 
+def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """-sum_c q_c log p_c [B]: q the softmax of the teacher's logits [B, C], p that of ``logits``.
+
+    Both are divided by the temperature; the result is not multiplied by its square.
+    """
+    target = (teacher / temperature).softmax(-1)
+    return -(target * (logits / temperature).log_softmax(-1)).sum(-1)
+
+
 def normalised_cross_entropy(logits: Tensor, labels: Tensor, temperature: float | None) -> Tensor:
     """Cross-entropy of logits [B, C], scaled to norm 1 / ``temperature`` unless that is None."""
     if temperature is not None:

@@ -129,17 +129,19 @@ def test_each_class_has_an_equal_share_of_the_memory(run):
     assert second.payloads[0]["kept"].tolist()[:5] == [1, 1, 1, 1, 1]
 
 
-def test_held_out_images_are_not_trained_on(make_bench, watch):
+def test_a_method_may_choose_on_what_clients_train(make_bench, watch):
     class Choosy(Keeper):
         def training(self):
-            return replace(super().training(), held_out=lambda data, kept: torch.cat([data.index[:2], kept]))
+            def chosen(data, kept):
+                return torch.cat([data.index[:1], kept, kept])
+
+            return replace(super().training(), trains_on=chosen)
 
     run = watch(make_bench(epochs=1), Choosy())
     for call in (c for c in run.calls if c.moment == "train"):
         for client, payload in zip(call.clients, call.payloads, strict=True):
-            left = len(client.index) - 2
-            assert payload["seen"].sum() == (left if left > 0 else payload["seen"].sum())
-            assert left <= 0 or not payload["seen"][: call.ctx.task.start].any()
+            kept = len(call.memories.get(client.number, {}).get("exemplar.index", ()))
+            assert payload["seen"].sum() == 1 + 2 * kept
 
 
 def test_an_interrupted_run_keeps_its_memories(make_bench, tmp_path, run):

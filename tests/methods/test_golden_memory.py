@@ -6,9 +6,10 @@
 import pytest
 import torch
 
-from fczoo import Context, Task, create_method
+from fczoo import Batch, Context, Task, create_method
 from fczoo.functional.exemplars import exemplar_sums
 from fczoo.functional.herding import herding
+from fczoo.functional.kernel import flow_kernel, subspace
 from helpers_golden import golden
 from helpers_official import Features, grads, same, whole
 from helpers_payload import server_context
@@ -60,3 +61,74 @@ def test_icarl_answers_by_the_nearest_mean_of_exemplars() -> None:
     scores = method.predict(Features(), state, test, task)
     assert scores.argmax(1).tolist() == g["out.pred"].tolist()
     assert same(-scores, g["out.dist"]) and not same(-scores, g["quirk.dist_with_hflip"])
+
+
+# --- SS-IL
+
+
+def linear(g, x: torch.Tensor, suffix: str = "") -> torch.Tensor:
+    return x @ g[f"in.W{suffix}"].T + g[f"in.b{suffix}"]
+
+
+def test_ssil_loss() -> None:
+    """Seven new images and four exemplars in one batch, two finished tasks."""
+    g, method = golden("ssil_loss"), create_method("ssil")
+    x, y = torch.cat([g["in.x_new"], g["in.x_mem"]]), torch.cat([g["in.y_new"], g["in.y_mem"]])
+    train = {k: v.clone().requires_grad_() for k, v in {"W": g["in.W"], "b": g["in.b"]}.items()}
+    logits, teacher = x @ train["W"].T + train["b"], linear(g, x, "_old")
+    separated = method.separated(logits, y, 8)
+    exact = {"rtol": 1e-9, "atol": 0.0}
+    torch.testing.assert_close(separated[:7].sum(), g["out.ce_new_sum"], **exact)
+    torch.testing.assert_close(separated[7:].sum(), g["out.ce_old_sum"], **exact)
+    groups = torch.zeros(2, 8, dtype=torch.float64)
+    groups[0, :4] = groups[1, 4:] = 1
+    for s in range(2):
+        alone = method.distilled(logits[:, :8], teacher[:, :8], groups[s : s + 1]).mean()
+        torch.testing.assert_close(alone, g["out.kd_per_task"][s], **exact)
+    data = Batch(x, y, torch.ones(11, dtype=torch.float64), x, teacher)
+    ctx = Context(Task(2, 8, 12, 12, 3), 0, 1, {"groups": torch.cat([groups, groups[:1]]).new_zeros(3, 12)})
+    ctx.shared["groups"][:2, :8] = groups
+    loss, _ = method.loss(Features(), {"head.weight": train["W"], "head.bias": train["b"]}, data, ctx)
+    torch.testing.assert_close(loss, g["out.total"], **exact)
+    for found, name in zip(grads(loss, train["W"], train["b"]), ("W", "b"), strict=True):
+        torch.testing.assert_close(found, g[f"out.grad_{name}"], rtol=1e-9, atol=1e-12)
+
+
+def test_ssil_counts_labels_from_the_first_new_class() -> None:
+    """Tasks of five and three classes; the released code takes labels modulo three."""
+    g, method = golden("ssil_loss"), create_method("ssil")
+    logits = linear(g, g["in.x_new"])[:, :8]
+    loss = method.separated(logits, g["in.y_new_uneven"], 5).sum()
+    torch.testing.assert_close(loss, g["alt.uneven_ce_new_sum"], rtol=1e-9, atol=0.0)
+    assert abs(float(loss - g["quirk.uneven_ce_new_sum"])) > 1
+
+
+def test_ssil_in_its_first_task() -> None:
+    g, method = golden("ssil_loss"), create_method("ssil")
+    logits = linear(g, g["in.x_new"])
+    y = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    ctx = Context(Task(0, 0, 4, 12, 3), 0, 1, {})
+    head = {"head.weight": g["in.W"], "head.bias": g["in.b"].clone().requires_grad_()}
+    data = Batch(g["in.x_new"], y, torch.ones(7, dtype=torch.float64), logits)
+    loss, _ = method.loss(Features(), head, data, ctx)
+    torch.testing.assert_close(loss, g["out.first_task_total"], rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(
+        grads(loss, head["head.bias"])[0], g["out.first_task_grad_b"], rtol=1e-9, atol=1e-12
+    )
+
+
+# --- GeoDL
+
+
+def test_geodl_kernel_and_losses() -> None:
+    g = golden("geodl_full")
+    old, weights = g["in.f_old"], torch.ones(8)
+    for reading, name in ((False, "out.cosine"), (True, "quirk.distance")):
+        new = g["in.f_new"].clone().requires_grad_()
+        method = create_method("geodl", distance=reading)
+        data = whole(new, torch.zeros(8, dtype=torch.int64), old)
+        loss = method.geodesic(new, data).mean()
+        torch.testing.assert_close(loss, g[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(grads(loss, new)[0], g[f"{name}_grad"], rtol=1e-4, atol=1e-6)
+    kernel = flow_kernel(subspace(old, weights, 6), subspace(g["in.f_new"], weights, 6))
+    torch.testing.assert_close(kernel, g["check.cosine_G"], rtol=1e-4, atol=2e-6)

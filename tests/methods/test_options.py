@@ -56,6 +56,8 @@ def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 OTHER = {  # where neither half, double, one more nor one less makes a difference
     ("codap", "components"): 12,  # three tasks share them: 10 and 11 are three for each
+    ("bic", "validation"): 0.5,  # of four exemplars a class at least one is held out
+    ("ssil", "ratio"): 0.25,  # as many exemplars as a fourth of the new images are at hand
     ("glfc", "threshold"): 1e6,  # never reached
     ("glfc", "reconstructions"): 1,  # more than the steps are no more
 }

@@ -1,0 +1,49 @@
+"""LUCIR in federated learning: Learning a Unified Classifier Incrementally via Rebalancing.
+
+Hou et al., CVPR 2019.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from fczoo.baselines.cosine import CosineHead
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Context
+from fczoo.functional.cosine import cosine_distance, margin_ranking
+
+
+@register_method("lucir")
+@dataclass(frozen=True)
+class LUCIR(CosineHead):
+    """A head of cosines; features keep their direction, and exemplars keep a margin to new classes.
+
+    Trained and sent: rows of the task's classes, the scale sigma and, by choice, all weights or LoRA pairs;
+    before a task, once, count and sum of every local class's features of length 1, from which its rows
+    start. Exemplars stay at the client. Memory beyond the model: the teacher, one copy of what is trained;
+    exemplars at the client.
+    """
+
+    paper = "Hou et al., LUCIR, CVPR 2019"
+
+    distil: float = option(
+        5.0, "weight of 1 - cos(f, f_old), times the root of old over new classes (released code)", low=0
+    )
+    ranking: float = option(1.0, "weight of the margin ranking", low=0)
+    hardest: int = option(2, "K, new classes with which an exemplar is compared", low=1)
+    margin: float = option(0.5, "m, in cosines", low=0)
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        features, task = self.features(backbone, train, batch), ctx.task
+        scores = self.scores(features, train, ctx)
+        loss = batch.mean(F.cross_entropy(train["sigma"] * scores, batch.y, reduction="none"))
+        if task.index == 0:
+            return loss, {}
+        weight = self.distil * math.sqrt(task.start / task.size)
+        loss = loss + weight * batch.mean(cosine_distance(features, batch.teacher))
+        return loss + self.ranking * margin_ranking(scores, batch, task.start, self.hardest, self.margin), {}

@@ -1,0 +1,47 @@
+"""Bias correction: two numbers that put new classes on the scale of old ones (BiC; Wu et al., CVPR 2019)."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.core.types import LocalData
+
+
+def fit_bias(
+    batches: Sequence[tuple[Tensor, Tensor]], start: int, epochs: int, lr: float, weight_decay: float = 0.0
+) -> Tensor:
+    """(alpha, beta) of z' = alpha z + beta for the logits from class ``start`` on, by Adam from (1, 0).
+
+    ``batches``: logits [B, C] and labels [B]; one step on each of them in every epoch.
+    """
+    with torch.enable_grad():
+        logits = batches[0][0]
+        bias = torch.tensor([1.0, 0.0], dtype=logits.dtype, device=logits.device, requires_grad=True)
+        optimizer = torch.optim.Adam([bias], lr, weight_decay=weight_decay)
+        for _ in range(epochs):
+            for z, y in batches:
+                optimizer.zero_grad()
+                corrected = torch.cat([z[:, :start], bias[0] * z[:, start:] + bias[1]], 1)
+                F.cross_entropy(corrected, y).backward()
+                optimizer.step()
+    return bias.detach()
+
+
+def validation_split(data: LocalData, kept: Tensor, part: float) -> tuple[Tensor, Tensor]:
+    """Positions [n] on which a client trains, and those [v] that it holds out, of both kinds of images.
+
+    Of each class it holds out as many: a ``part`` of the shortest list of exemplars ``kept``, at least one;
+    none of a class with a single image, and none at all while it keeps no exemplars.
+    """
+    trained, held = [], []
+    lists = [
+        index[data.labels(index) == c] for index in (data.index, kept) for c in data.labels(index).unique()
+    ]
+    shortest = min((int((data.labels(kept) == c).sum()) for c in data.labels(kept).unique()), default=0)
+    for own in lists:
+        number = min(max(int(part * shortest), 1), len(own) - 1) if shortest else 0
+        trained.append(own[: len(own) - number])
+        held.append(own[len(own) - number :])
+    return torch.cat(trained), torch.cat(held)
