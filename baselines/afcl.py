@@ -25,7 +25,12 @@ class AFCL(Analytic):
 
     paper = "AFL, CVPR 2025; AFCL, arXiv 2505.12245"
 
-    gamma: float = option(1.0, "weight of the squared norm of the classifier, once for all images", low=0)
+    gamma: float = option(
+        1.0,
+        "weight of the squared norm of the classifier, once for all images",
+        low=0,
+        tune=(1e-2, 1e6, "log"),
+    )
     per_client: bool = option(
         False, "gamma once for every client of the run", quirk="AFL's code without its clean step"
     )

@@ -65,7 +65,10 @@ class CCVR(TunedWithStatistics):
     per_class: int = option(256, "features drawn per class and epoch; also the batch size", low=1)
     server_epochs: int = option(5, "epochs of the calibration", low=1)
     server_lr: float = option(
-        0.01, "its learning rate, SGD with momentum 0.9 and cosine over the epochs", low=0
+        0.01,
+        "its learning rate, SGD with momentum 0.9 and cosine over the epochs",
+        low=0,
+        tune=(1e-4, 1e-1, "log"),
     )
     triple_pass: bool = option(
         False,

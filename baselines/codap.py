@@ -42,7 +42,7 @@ class CODAPrompt(PromptedHead):
     components: int = option(100, "components M of a block, shared out evenly over the tasks", low=1)
     length: int = option(4, "rows of each key and each value prefix; a component holds both (L_p = 8)", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with prefixes", low=0)
-    lr: float = option(1e-3, "learning rate, Adam", low=0)
+    lr: float = option(1e-3, "learning rate, Adam", low=0, tune=(1e-4, 1e-1, "log"))
     ortho: float = option(
         0.0,
         "mu, weight of the orthogonality of prompts, keys and attentions (paper: 0.1; released code: 0)",

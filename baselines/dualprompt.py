@@ -47,7 +47,9 @@ class DualPrompt(PromptedHead):
     general_length: int = option(5, "rows L_g of each general key and value prefix", low=1)
     expert_blocks: tuple[int, ...] = option((2, 3, 4), "blocks with expert prefixes", low=0)
     expert_length: int = option(20, "rows L_e of each expert key and value prefix", low=1)
-    lr: float = option(1e-3, "learning rate, Adam (FPPL's; data sets of HGP have its own)", low=0)
+    lr: float = option(
+        1e-3, "learning rate, Adam (FPPL's; data sets of HGP have its own)", low=0, tune=(1e-4, 1e-1, "log")
+    )
     clip: float | None = option(1.0, "largest norm of a client's gradient", low=0)
     pull: float = option(1.0, "lambda, weight of the cosine between the query and the task's key", low=0)
     warm_start: bool = option(

@@ -35,7 +35,10 @@ class EWC(Tuned):
     paper = "Kirkpatrick et al., PNAS 2017; online form: Schwarz et al., ICML 2018"
 
     strength: float = option(
-        1.0, "lambda, weight of the penalty; no factor 1/2 (worth trying: 1, 10, 100, 1e3, 1e4)", low=0
+        1.0,
+        "lambda, weight of the penalty; no factor 1/2 (worth trying: 1, 10, 100, 1e3, 1e4)",
+        low=0,
+        tune=(1.0, 1e4, "log"),
     )
     decay: float = option(0.9, "gamma, factor on the Fisher of earlier tasks at each new one", low=0, high=1)
     fisher: Literal["weighted", "empirical", "true"] = option(

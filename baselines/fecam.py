@@ -38,7 +38,9 @@ class FeCAM(Method):
         "of each class: divided by the standard deviations of its dimensions; as it is; or its diagonal "
         "alone, which is sent as D numbers in place of D x D",
     )
-    shrink: float = option(1.0, "alpha_1, times the mean variance, added to the variances", low=0)
+    shrink: float = option(
+        1.0, "alpha_1, times the mean variance, added to the variances", low=0, tune=(1e-2, 10.0, "log")
+    )
     shrink_apart: float = option(
         0.0, "alpha_2, times the mean covariance of two dimensions, added to these (ResNet: 1)", low=0
     )

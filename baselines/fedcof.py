@@ -30,7 +30,7 @@ class FedCOF(Analytic):
 
     tuned = {"digits": {"gamma": 0.01}}
 
-    gamma: float = option(1.0, "added to the variances of each class", low=0)
+    gamma: float = option(1.0, "added to the variances of each class", low=0, tune=(1e-2, 1e6, "log"))
 
     def training(self) -> Training:
         return Training(inputs=["query"], uploads={"class.": per_class("count", "sum")}, separate=True)

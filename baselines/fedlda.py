@@ -30,7 +30,9 @@ class FedLDA(Analytic):
         "mahalanobis",
         "with class frequencies and the divisor N; or by distance alone, with the unbiased covariance",
     )
-    shrink: float = option(0.1, "times the mean variance, added to the variances", low=0)
+    shrink: float = option(
+        0.1, "times the mean variance, added to the variances", low=0, tune=(1e-3, 10.0, "log")
+    )
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
         count, held = moments["count"], moments["count"] > 0

@@ -37,8 +37,8 @@ class FedLoRA(LinearHead):
     residual: bool = option(True, "add to the frozen weights what averaging A and B apart loses")
     rank: int = option(4, "LoRA rank r", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "blocks with LoRA", low=0)
-    lr: float = option(1e-2, "learning rate of the head", low=0)
-    lr_lora: float = option(1e-3, "learning rate of LoRA", low=0)
+    lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
+    lr_lora: float = option(1e-3, "learning rate of LoRA", low=0, tune=(1e-5, 1e-1, "log"))
 
     def training(self) -> Training:
         optims = {"head.": self.optim(self.lr), "lora.": self.optim(self.lr_lora)}

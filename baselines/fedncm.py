@@ -31,7 +31,9 @@ class FedNCM(Method):
     paper = "Legate et al., NeurIPS 2023"
     private = ("mean", "count")
 
-    distance: Literal["euclid", "cosine"] = option("euclid", "distance between feature and class mean")
+    distance: Literal["euclid", "cosine"] = option(
+        "euclid", "distance between feature and class mean", tune=["euclid", "cosine"]
+    )
 
     def training(self) -> Training:
         return Training(inputs=["query"], uploads={"class.": per_class("count", "sum")})

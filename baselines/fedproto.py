@@ -49,7 +49,12 @@ class FedProto(TunedWithStatistics):
         "eurosat": {"lr": 3e-5, "lr_backbone": 3e-5},
     }
 
-    strength: float = option(0.1, "ld, weight of the distance to the prototypes (official code: 1)", low=0)
+    strength: float = option(
+        0.1,
+        "ld, weight of the distance to the prototypes (official code: 1)",
+        low=0,
+        tune=(1e-2, 10.0, "log"),
+    )
     per_sample: bool = option(
         False, "distance of each image instead of each class's mean in the batch (official code)"
     )

@@ -30,7 +30,9 @@ class FedRidge(Analytic):
     paper = "Fani et al., Fed3R, ICML 2024"
     tuned = {"digits": {"ridge": 1.0}}
 
-    ridge: float = option(1e2, "lambda, weight of the squared norm of the classifier", low=0)
+    ridge: float = option(
+        1e2, "lambda, weight of the squared norm of the classifier", low=0, tune=(1e-2, 1e6, "log")
+    )
     scaled: bool = option(False, "multiply lambda by the mean of the moments' diagonal, trace(G) / M")
     normalise: bool = option(False, "features of length 1")
     features: Literal["plain", "random"] = option(

@@ -29,9 +29,9 @@ class FFALoRA(LinearHead):
     paper = "Sun et al., ICLR 2024; form of fed-mammoth (Salami et al.)"
     tuned = {"digits": {"lr": 1e-2, "rank": 4}}
 
-    rank: int = option(16, "LoRA rank r", low=1)
+    rank: int = option(16, "LoRA rank r", low=1, tune=[4, 16])
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "blocks with LoRA (fed-mammoth: all of them)", low=0)
-    lr: float = option(3e-4, "learning rate", low=0)
+    lr: float = option(3e-4, "learning rate", low=0, tune=(1e-4, 1e-1, "log"))
     optimizer: OptimizerName = option("adamw", "optimizer of all that clients train")
     weight_decay: float = option(0.1, "weight decay of all that clients train", low=0)
     merge: Literal["one", "sum", "mean"] = option(

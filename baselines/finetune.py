@@ -34,8 +34,10 @@ class TunedBackbone(Optimised):
     tune: Literal["full", "lora", "head"] = option(
         "full", "what is trained besides the head: all weights, LoRA pairs, or nothing"
     )
-    lr: float = option(1e-2, "learning rate of the head", low=0)
-    lr_backbone: float = option(1e-4, "learning rate of weights or LoRA (FPPL's slow learner)", low=0)
+    lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
+    lr_backbone: float = option(
+        1e-4, "learning rate of weights or LoRA (FPPL's slow learner)", low=0, tune=(1e-6, 1e-3, "log")
+    )
     rank: int = option(4, "LoRA rank, with tune=lora", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v, with tune=lora", low=0)
 

@@ -39,14 +39,21 @@ class L2P(PromptedHead):
     size: int = option(10, "prompts M in the pool", low=1)
     chosen: int = option(5, "prompts N chosen for an image", low=1)
     length: int = option(5, "tokens L_p of a prompt", low=1)
-    lr: float = option(1.875e-3, "learning rate, Adam (0.03 scaled by batch/256, for batches of 16)", low=0)
+    lr: float = option(
+        1.875e-3,
+        "learning rate, Adam (0.03 scaled by batch/256, for batches of 16)",
+        low=0,
+        tune=(1e-4, 1e-1, "log"),
+    )
     clip: float | None = option(1.0, "largest norm of a client's gradient", low=0)
     pull: float = option(0.1, "lambda, weight of the cosine between the query and the keys it chose", low=0)
     selection: Literal["image", "batch"] = option(
         "image", "prompts for each image, or by vote for a batch, in testing too (original code)"
     )
     pooled: Literal["prompt", "cls+prompt", "cls"] = option(
-        "prompt", "mean over the prompts' outputs, with the class token's (HGP), or that alone"
+        "prompt",
+        "mean over the prompts' outputs, with the class token's (HGP), or that alone",
+        tune=["prompt", "cls"],
     )
     positions: Literal["random", "zeros"] = option(
         "random", "fixed position rows added to the prompts: N(0, 0.02^2), or none"

@@ -25,7 +25,7 @@ class LwF(Tuned):
 
     paper = "Li and Hoiem, ECCV 2016"
 
-    strength: float = option(0.5, "alpha, weight of the distillation", low=0)
+    strength: float = option(0.5, "alpha, weight of the distillation", low=0, tune=(1e-2, 10.0, "log"))
     temperature: float = option(
         2.0, "tau of both softmaxes; the loss is not multiplied by its square", low=1e-6
     )

@@ -36,7 +36,10 @@ class RanPAC(Analytic):
 
     width: int = option(2000, "columns M of the random projection (paper: 10,000)", low=1)
     ridge: float | None = option(
-        None, "lambda; none: of 10^-8 .. 10^8, that of the least squared error on images held out", low=0
+        None,
+        "lambda; none: of 10^-8 .. 10^8, that of the least squared error on images held out",
+        low=0,
+        tune=(1e-2, 1e8, "log"),
     )
     held_out: float = option(0.2, "part of a task's images on which the ridge is chosen", low=0.01, high=0.99)
 

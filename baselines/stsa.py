@@ -29,7 +29,9 @@ class STSA(Analytic):
     tuned = {"digits": {"width": 500, "ridge": 1e3}}
 
     width: int = option(1250, "columns M of the random projection, drawn from N(0, 1)", low=1)
-    ridge: float = option(1e6, "lambda, weight of the squared norm of the classifier", low=0)
+    ridge: float = option(
+        1e6, "lambda, weight of the squared norm of the classifier", low=0, tune=(1e-2, 1e8, "log")
+    )
     score: Score = option("cosine", "answer by the cosine between feature and class weight, or its value")
 
     def random_features(self) -> int:

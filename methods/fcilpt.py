@@ -50,7 +50,10 @@ class FCILPT(PromptedHead):
     length: int = option(5, "tokens L_p of a prompt", low=1)
     common_length: int = option(5, "tokens L_c of the prompt that is always used", low=0)
     lr: float = option(
-        2e-3, "learning rate (the paper's 0.03 is L2P's nominal rate, scaled there by batch/256)", low=0
+        2e-3,
+        "learning rate (the paper's 0.03 is L2P's nominal rate, scaled there by batch/256)",
+        low=0,
+        tune=(1e-4, 1e-1, "log"),
     )
     strength: float = option(
         10.0, "lambda, weight of the cross-entropy against the key loss; the loss is divided by it", low=1e-6
@@ -63,7 +66,9 @@ class FCILPT(PromptedHead):
         "cls", "frozen class feature, or the embedded class token (as printed): the same for all images"
     )
     pooled: Literal["prompt", "cls"] = option(
-        "prompt", "feature: mean over the prompts' outputs as in L2P, or the class token's"
+        "prompt",
+        "feature: mean over the prompts' outputs as in L2P, or the class token's",
+        tune=["prompt", "cls"],
     )
     support: Literal["task", "local", "seen", "all"] = option(
         "task",

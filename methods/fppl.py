@@ -41,7 +41,7 @@ class FPPL(PromptedHead):
 
     length: int = option(20, "tokens L_p of a prompt in each block", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prompt", low=0)
-    lr: float = option(1e-3, "learning rate of prompt, fusion and head", low=0)
+    lr: float = option(1e-3, "learning rate of prompt, fusion and head", low=0, tune=(1e-4, 1e-1, "log"))
     unify: float = option(1.0, "weight lambda of the contrast with the global prototypes (0: without)", low=0)
     temperature: float = option(0.2, "tau of that contrast", low=1e-6)
     fusion: Literal["soft", "hard"] = option(
@@ -49,7 +49,7 @@ class FPPL(PromptedHead):
     )
     debias: bool = option(True, "retrain the head on the prototypes after each round")
     pool: bool = option(True, "keep the prototypes of finished tasks for it (False: FPPL-WOP)")
-    server_lr: float = option(1e-3, "learning rate of the debiasing, Adam", low=0)
+    server_lr: float = option(1e-3, "learning rate of the debiasing, Adam", low=0, tune=(1e-4, 1e-1, "log"))
     server_epochs: int = option(5, "its epochs E_server", low=1)
     server_batch: int = option(128, "its batch size", low=1)
     view: Literal["test", "train"] = option(

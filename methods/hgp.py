@@ -56,7 +56,7 @@ class HGP(PromptedHead):
         "prefix start: N(0, 0.02^2), U(-1/sqrt D, 1/sqrt D), or zeros as released, where all rows stay equal",
         quirk={"zeros": "fed-mammoth: its Gram-Schmidt fills no rows"},
     )
-    lr: float = option(3e-3, "learning rate of prefix and head", low=0)
+    lr: float = option(3e-3, "learning rate of prefix and head", low=0, tune=(1e-4, 1e-1, "log"))
     schedule: Literal["constant", "cosine_local"] = option(
         "constant", "cosine_local: over the steps of each round, as in early released code"
     )
@@ -67,7 +67,9 @@ class HGP(PromptedHead):
         "all", "classes whose head rows the server rebalances (the paper's ablation)"
     )
     server_epochs: int = option(5, "epochs E_r of the rebalance", low=1)
-    server_lr: float = option(0.01, "its learning rate, SGD with momentum 0.9", low=0)
+    server_lr: float = option(
+        0.01, "its learning rate, SGD with momentum 0.9", low=0, tune=(1e-4, 1e-1, "log")
+    )
     server_cosine: bool = option(True, "cosine over its epochs (paper and early code; late code: none)")
     per_class: int = option(256, "features drawn per seen class and epoch; also the batch size", low=1)
     draw: Literal["epoch", "round"] = option(

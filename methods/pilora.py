@@ -50,8 +50,10 @@ class PILoRA(Method):
 
     rank: int = option(4, "rank r of each LoRA matrix", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v", low=0)
-    lr_prototype: float = option(2e-2, "learning rate of the prototypes", low=0)
-    lr_lora: float = option(1e-5, "learning rate of LoRA (HGP's re-run of PILoRA: 1e-4)", low=0)
+    lr_prototype: float = option(2e-2, "learning rate of the prototypes", low=0, tune=(1e-3, 1.0, "log"))
+    lr_lora: float = option(
+        1e-5, "learning rate of LoRA (HGP's re-run of PILoRA: 1e-4)", low=0, tune=(1e-6, 1e-2, "log")
+    )
     schedule: Literal["cosine", "cosine_late", "constant"] = option(
         "cosine", "over the rounds of a task, or one round late", quirk={"cosine_late": "Ghy0501/PILoRA"}
     )
@@ -96,7 +98,9 @@ class PILoRA(Method):
         "as it was (fed-mammoth)",
     )
     head_tune: bool = option(
-        False, "start new prototypes at the class means of the frozen features (FedNCM's HeadTune)"
+        False,
+        "start new prototypes at the class means of the frozen features (FedNCM's HeadTune)",
+        tune=[False, True],
     )
 
     def training(self) -> Training:

@@ -12,6 +12,7 @@ from fczoo.cli.data import data, partition
 from fczoo.cli.look import doctor, list_command, show
 from fczoo.cli.new import new
 from fczoo.cli.tables import compare, papers, report, reproduce
+from fczoo.cli.tune import tune
 from fczoo.cli.warnings import gathered
 from fczoo.core.errors import FczooError
 
@@ -73,5 +74,18 @@ def main() -> None:
     """Benchmark zoo for Federated Class-Incremental Learning on pre-trained vision transformers."""
 
 
-for command in (bench, report, partition, data, papers, compare, reproduce, list_command, show, doctor, new):
+for command in (
+    bench,
+    tune,
+    report,
+    partition,
+    data,
+    papers,
+    compare,
+    reproduce,
+    list_command,
+    show,
+    doctor,
+    new,
+):
     main.add_command(command)

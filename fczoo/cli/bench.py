@@ -40,6 +40,13 @@ from fczoo.core.registry import METHODS
     metavar="METHOD.FIELD=VALUE",
     help="hyper-parameter of a method; `fczoo show METHOD` has them all",
 )
+@grouped(
+    RUNS,
+    "--tuned",
+    metavar="FILE",
+    type=click.Path(),
+    help="tuned.json of `fczoo tune`, whose values the methods take; --set beats it",
+)
 @settings_options()
 @grouped(
     OUTPUT,

@@ -1,5 +1,6 @@
 """From the options of a command to the jobs that it means."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,7 +13,9 @@ from fczoo.core.options import flag, nearest
 from fczoo.core.registry import METHODS
 from fczoo.federation.settings import MOVED, Settings
 from fczoo.runner.grid import Job, folder_name, folder_of
+from fczoo.runner.tuning import Tuned, read_tuned
 
+log = logging.getLogger("fczoo")
 SETTINGS = [f.name for f in fields(Settings)]
 
 
@@ -64,14 +67,32 @@ def jobs_of(request: Request) -> dict[Path, Job]:
             raise FczooError("no methods are named; give --methods, --protocol or --as-released")
         proposed = source.seeds.value if source else [0]
         seeds = parse_seeds(request["seeds"]) if "seeds" in request else proposed
-        options = {m: v for m, v in request["set"].items() if m in methods}
+        tuned = read_tuned(Path(request["tuned"])) if "tuned" in request else None
+        found = {name: t.values for name, t in tuned.methods.items()} if tuned else {}
+        options = {m: {**found.get(m, {}), **request["set"].get(m, {})} for m in methods}
         folder = folder_of(settings, grid)
         if folder in jobs:
             raise FczooError(
                 "two settings of the grid would share a folder; give partition files different names"
             )
-        jobs |= _by_seed(folder, Job(settings, tuple(methods), tuple(seeds), options), given)
+        jobs |= _by_seed(
+            folder, Job(settings, tuple(methods), tuple(seeds), options, _source(tuned, methods)), given
+        )
     return jobs
+
+
+def _source(tuned: Tuned | None, methods: Sequence[str]) -> dict[str, Any]:
+    """How the values of a file of ``fczoo tune`` were found. A warning names methods that it lacks."""
+    if tuned is None:
+        return {}
+    if without := sorted(set(methods) - set(tuned.methods)):
+        log.warning("--tuned has no values for %s, which run with their own", ", ".join(without))
+    return {
+        "dataset": tuned.settings["dataset"],
+        "methods": sorted(set(methods) & set(tuned.methods)),
+        **tuned.effort,
+        "image_steps": tuned.image_steps,
+    }
 
 
 def _by_seed(folder: Path, job: Job, given: Mapping[str, Any]) -> dict[Path, Job]:

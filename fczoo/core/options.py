@@ -7,7 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fczoo.core.errors import FczooError
 
@@ -16,6 +16,7 @@ Made = TypeVar("Made")
 LARGEST = 1e30  # of any option, so that what is computed from it in single precision is a number
 WIDEST = 2**63 - 1  # of any whole number: 64 bits
 QUOTED = 60  # characters of a wrong value that a message repeats
+Space = tuple[float, float, Literal["log", "linear"]] | list[Any]
 _UNIONS = (types.UnionType, typing.Union)
 
 
@@ -27,13 +28,15 @@ def option(
     high: float | None = None,
     quirk: str | Mapping[Any, str] = "",
     group: str = "",
+    tune: Space | None = None,
 ) -> Any:
     """A dataclass field with a one-line meaning (shown by ``fczoo show``) and optional inclusive limits.
 
     ``quirk`` says where the deviation that the option switches on was seen, or for each value that is one
     (shown by ``fczoo list quirks``). ``group`` is the heading under which ``fczoo bench --help`` lists it.
+    ``tune`` is where ``fczoo tune`` looks: (lowest, highest, "log" or "linear"), or a list of values.
     """
-    metadata = {"meaning": meaning, "low": low, "high": high, "quirk": quirk, "group": group}
+    metadata = {"meaning": meaning, "low": low, "high": high, "quirk": quirk, "group": group, "tune": tune}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -93,6 +96,12 @@ def quirks(options: Mapping[str, Declared]) -> list[Quirk]:
         values = quirk if isinstance(quirk, Mapping) else {True: quirk} if quirk else {}
         found += [Quirk(field, value, place, meaning) for value, place in values.items()]
     return found
+
+
+def spaces(cls: type) -> dict[str, Space]:
+    """Where ``fczoo tune`` looks for values of the options of a dataclass."""
+    found = {field.name: field.metadata.get("tune") for field in dataclasses.fields(cls)}
+    return {name: space for name, space in found.items() if space is not None}
 
 
 def check_options(instance: Any) -> None:

@@ -1,6 +1,7 @@
 """What the runs of one benchmark share, and how one is opened and run."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from fczoo.core.files import home
 from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS, make_aggregator
 from fczoo.data.dataset import Dataset
+from fczoo.data.partition import Partition
+from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.device import DTYPES, pick_device, reproducible
@@ -43,8 +46,13 @@ class Bench(World):
     """A benchmark: what its runs share, and how to open and run it."""
 
     @staticmethod
-    def open(settings: Settings) -> "Bench":
-        """Load data, partition and backbone. Raises FczooError for whatever is missing or does not fit."""
+    def open(
+        settings: Settings, streams: Callable[[Settings], tuple[Stream, Partition]] = open_stream
+    ) -> "Bench":
+        """Load data, partition and backbone. Raises FczooError for whatever is missing or does not fit.
+
+        ``streams`` takes the place of ``open_stream``.
+        """
         device, dtype = pick_device(settings.device), DTYPES[settings.precision]
         settings.check()
         s = settings
@@ -52,7 +60,7 @@ class Bench(World):
         mean, std = s.normalisation
         # First the backbone: decoding images takes longer.
         backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std).to(device, dtype)
-        stream, partition = open_stream(s)
+        stream, partition = streams(s)
         train, test = (ImageStore(part, backbone, s.test_crop) for part in (stream.train, stream.test))
         return Bench(settings, stream, partition, backbone, train, test)
 

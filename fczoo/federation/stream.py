@@ -10,9 +10,14 @@ def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
 
     Raises FczooError for whatever is missing or impossible.
     """
-    kept = s.train_per_class, s.test_per_class, s.stored_size
-    stream = make_stream(s.dataset, s.root, s.tasks, s.class_order_seed, *kept, s.class_order, pixels)
+    stream = whole_stream(s, pixels)
     return stream, split(s, stream)
+
+
+def whole_stream(s: Settings, pixels: bool = True) -> Stream:
+    """The images, or only their labels, cut into tasks. Raises FczooError for whatever is missing."""
+    kept = s.train_per_class, s.test_per_class, s.stored_size
+    return make_stream(s.dataset, s.root, s.tasks, s.class_order_seed, *kept, s.class_order, pixels)
 
 
 def split(s: Settings, stream: Stream) -> Partition:

@@ -86,7 +86,9 @@ class LinearHead(Optimised):
 class PromptedHead(LinearHead):
     """Base of methods that train prompts and a linear head, each at a learning rate of its own."""
 
-    head_lr: float | None = option(None, "learning rate of the head; none: that of the prompts", low=0)
+    head_lr: float | None = option(
+        None, "learning rate of the head; none: that of the prompts", low=0, tune=(1e-4, 1e-1, "log")
+    )
 
     def optims(self, prompts: Optim, *prefixes: str) -> dict[str, Optim]:
         """``Training.optims``: ``prompts`` for tensors with these prefixes, the head with its own rate."""

@@ -63,10 +63,11 @@ class Row(msgspec.Struct, kw_only=True):
     started: str
     command: str  # as a shell takes it
     earlier_commands: list[str]
+    tuned: dict[str, Any] = {}  # older archives lack it
 
 
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
-ONCE = ("backbone_shape", "train_counts", "data", "hardware", "earlier_commands")
+ONCE = ("backbone_shape", "train_counts", "data", "hardware", "tuned", "earlier_commands")
 """Columns that are long and the same for all runs of a folder: only its first row has them."""
 
 
@@ -134,6 +135,7 @@ def _cells(runs: Runs, cell: Cell, result: Result) -> dict[str, str]:
         split=about.split,
         device=about.device,
         hardware=about.hardware,
+        tuned=about.tuned,
         versions=result.versions or about.versions,
         started=about.started,
         command=shlex.join(about.command),
@@ -179,6 +181,8 @@ def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
         raise ValueError("its content does not match its sha256; it was changed or is damaged")
     content: dict[str, Any] = {}
     for field in msgspec.structs.fields(Row):
+        if field.name not in cells and not field.required:
+            continue
         if field.name not in cells:
             raise ValueError(f"it lacks the column {field.name}")
         text = cells[field.name]
@@ -208,6 +212,7 @@ def _cell(path: Path, row: Row, cells: Mapping[str, str]) -> Cell:
             split=row.split,
             data=row.data,
             hardware=row.hardware,
+            tuned=row.tuned,
             versions=row.versions,
             started=row.started,
             command=shlex.split(row.command),

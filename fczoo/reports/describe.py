@@ -103,6 +103,7 @@ def _epsilon(experiment: Experiment) -> str:
 def notes(experiment: Experiment) -> list[str]:
     """What must be known of single methods, and one line for each run that has no final numbers."""
     found = [f"{line.label}: {line.remark}" for line in experiment.lines if line.remark]
+    found += dict.fromkeys(_tuned(runs.about.tuned) for runs in experiment.runs if runs.about.tuned)
     if experiment.settings["dp_noise"]:
         found.append(
             f"epsilon, at delta {experiment.settings['dp_delta']:g}, is for all data of one client together; "
@@ -112,6 +113,13 @@ def notes(experiment: Experiment) -> list[str]:
         texts = (*_changed_options(experiment, line), _rejections(line))
         found += [f"{line.label}: {text}" for text in texts if text]
     return found + [f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished]
+
+
+def _tuned(tuned: Mapping[str, Any]) -> str:
+    """How the options of some methods were found: a table shows with how much effort."""
+    each = f"{tuned['trials']} trials of {tuned['image_steps']} image-steps each"
+    where = f"the first {tuned['tasks']} tasks of {tuned['dataset']}, in an order and a split of their own"
+    return f"values found by fczoo tune, {each}, on {where}: {', '.join(tuned['methods'])}"
 
 
 def _changed_options(experiment: Experiment, line: Line) -> list[str]:

@@ -38,6 +38,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     data: dict[str, Any] = {}
     hardware: dict[str, Any] = {}
     versions: dict[str, Any] = {}
+    tuned: dict[str, Any] = {}  # of the file given with --tuned: how its values were found
     started: str = ""
     command: list[str] = []
     earlier_commands: list[list[str]] = []

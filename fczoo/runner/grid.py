@@ -46,6 +46,7 @@ class Job:
     methods: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
     options: Options = field(default_factory=dict)
+    tuned: Mapping[str, Any] = field(default_factory=dict)  # how the options of --tuned were found
 
     def create(self) -> list[Method]:
         """The methods. Raises FczooError for any name or value that does not fit,
@@ -82,7 +83,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         described = []
         for folder, job in places.items():
             bench = opened(job.settings)
-            about = _describe(folder, bench, built[folder], job.seeds, conduct)
+            about = _describe(folder, bench, built[folder], job, conduct)
             described.append((folder, about, bench.partition))
         for folder, about, partition in described:
             _begin(folder, about, partition)
@@ -153,7 +154,7 @@ def _check_free(folder: Path, places: Mapping[Path, Job]) -> None:
 
 
 def _describe(
-    folder: Path, bench: Bench, methods: Sequence[Method], seeds: Sequence[int], conduct: Conduct
+    folder: Path, bench: Bench, methods: Sequence[Method], job: Job, conduct: Conduct
 ) -> dict[str, Any]:
     """What ``bench.json`` will say.
 
@@ -161,9 +162,9 @@ def _describe(
     """
     for method in methods:
         bench.check(method)
-    about = {
+    about: dict[str, Any] = {
         "methods": {m.name: asdict(m) for m in methods},
-        "seeds": list(seeds),
+        "seeds": list(job.seeds),
         "settings": bench.settings.portable(),
         "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
         "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
@@ -173,6 +174,7 @@ def _describe(
         "hardware": {**hardware(), "threads": conduct.threads},
         "versions": versions(),
         "code": {k: v for method in methods for k, v in code_of(bench.settings, method).items()},
+        **({"tuned": dict(job.tuned)} if job.tuned else {}),
         "command": [shorten(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fczoo.core.errors import FczooError
-from fczoo.core.options import build
+from fczoo.core.options import build, spaces
 from fczoo.core.payload import HEADER_BYTES, Payload, content_of
 from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree, drop, nbytes, select
@@ -18,6 +18,8 @@ from fczoo.testing.recording import Call, Record, copied
 from fczoo.testing.subject import Subject, need_same
 from fczoo.testing.trials import need, need_documented
 from fczoo.testing.world import TASKS, toy_backbone
+
+MOST_TUNED = 4  # options: a search of some twenty trials finds nothing in more
 
 # --- what a method is
 
@@ -48,6 +50,25 @@ def options_survive_json(subject: Subject) -> None:
     method: Any = subject.method
     again = build(type(method), subject.name, json.loads(json.dumps(asdict(method), allow_nan=False)))
     need(again == method, f"{subject.name} is another one when its options are read from JSON")
+
+
+def says_where_to_tune(subject: Subject) -> None:
+    """``tune=`` of one to four of its options says where ``fczoo tune`` looks, so that it can be compared."""
+    cls, name = type(subject.method), subject.name
+    space = spaces(cls)
+    need(
+        1 <= len(space) <= MOST_TUNED or not fields(cls),
+        f"{name} has {len(space)} options to tune; give one to {MOST_TUNED}, rates first, "
+        'a space: option(..., tune=(1e-4, 1e-1, "log")) or tune=[values]',
+    )
+    for option, where in space.items():
+        for value in where[:2] if isinstance(where, tuple) else where:
+            try:
+                build(cls, name, {option: value})
+            except FczooError as error:
+                raise AssertionError(
+                    f"{name}.{option} is to be tuned over a value that it refuses: {error}"
+                ) from error
 
 
 def says_what_it_is(subject: Subject) -> None:

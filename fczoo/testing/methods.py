@@ -13,6 +13,7 @@ METHOD_RULES: tuple[Callable[[Subject], None], ...] = (
     rules.is_a_value,
     rules.options_survive_json,
     rules.says_what_it_is,
+    rules.says_where_to_tune,
     rules.values_for_data_sets_are_valid,
     rules.begins_from_an_empty_state,
     rules.every_upload_is_declared,

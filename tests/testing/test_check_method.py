@@ -25,7 +25,7 @@ class Linear(Method):
 
     paper = "by hand"
 
-    lr: float = option(1e-2, "learning rate of the head", low=0)
+    lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
 
     def training(self) -> Training:
         return Training(optims={"head.": Optim(lr=self.lr)}, inputs=["query"])
@@ -48,6 +48,16 @@ class Unpaid(Linear):
     """Says nothing of its paper."""
 
     paper = ""
+
+
+@dataclass(frozen=True)
+class Untold(Linear):
+    lr: float = option(1e-2, "learning rate of the head", low=0)
+
+
+@dataclass(frozen=True)
+class LooksOutside(Linear):
+    lr: float = option(1e-2, "learning rate of the head", low=0, tune=(-1.0, 1.0, "linear"))
 
 
 class Misspelt(Linear):
@@ -180,6 +190,8 @@ class Counts(Linear):
 BROKEN: list[tuple[Any, type[Method], str]] = [
     (rules.is_a_value, Changeable, r"lr can be set after creation; write @dataclass\(frozen=True\)"),
     (rules.says_what_it_is, Unpaid, "does not say where it comes from; set the class attribute paper"),
+    (rules.says_where_to_tune, Untold, "has 0 options to tune; give one to 4, rates first, a space"),
+    (rules.says_where_to_tune, LooksOutside, "lr is to be tuned over a value that it refuses"),
     (rules.values_for_data_sets_are_valid, Misspelt, "has no option 'lrr'"),
     (rules.values_for_data_sets_are_valid, OutOfRange, "it must be at least 0"),
     (rules.begins_from_an_empty_state, TrainsNothingThere, "trains prompt., which begin_task does not make"),

@@ -1,0 +1,81 @@
+"""``fczoo tune``."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fczoo.cli.options import OUTPUT, RUNS, GroupedCommand, complete, grouped, settings_options
+from fczoo.core.registry import METHODS
+
+
+@click.command(cls=GroupedCommand)
+@grouped(
+    RUNS,
+    "--methods",
+    metavar="NAMES",
+    required=True,
+    shell_complete=complete(METHODS, ("all",)),
+    help="names, separated by commas, or all; see `fczoo list methods`",
+)
+@grouped(RUNS, "--trials", type=click.IntRange(1, 10_000), default=16, help="trials of each method  [16]")
+@grouped(
+    RUNS, "--first-tasks", type=click.IntRange(1), default=3, help="tasks of a trial, from the first one  [3]"
+)
+@grouped(
+    RUNS,
+    "--held-out",
+    type=click.FloatRange(0.01, 0.9),
+    default=0.2,
+    help="part of the training images that scores a trial  [0.2]",
+)
+@grouped(RUNS, "--seed", type=click.IntRange(0), default=0, help="of class order, split and training  [0]")
+@settings_options()
+@grouped(
+    OUTPUT,
+    "--out",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="trials as they end, and tuned.json; the same command carries on there",
+)
+@grouped(OUTPUT, "--jobs", metavar="auto|int", default="1", help="methods side by side  [1]")
+def tune(
+    methods: str,
+    trials: int,
+    first_tasks: int,
+    held_out: float,
+    seed: int,
+    out: Path,
+    jobs: str,
+    **given: Any,
+) -> None:
+    """Search the options of each method with the same effort, on no test image; see `fczoo bench --tuned`."""
+    from fczoo.cli.arguments import parse_jobs, words
+    from fczoo.core.options import spaces
+    from fczoo.federation.settings import Settings
+    from fczoo.reports.words import option_word, word_table
+    from fczoo.runner.tuning import TUNED, Effort
+    from fczoo.runner.tuning import tune as search
+
+    settings = Settings.for_dataset(given.pop("dataset") or "digits", **given)
+    settings.check()
+    named = words(methods, "--methods")
+    every = [name for name in METHODS.names() if spaces(METHODS.get(name))]
+    effort = Effort(trials, first_tasks, held_out, seed)
+    tuned = search(every if named == ["all"] else named, settings, effort, out, parse_jobs(jobs))
+    rows = []
+    for name, found in tuned.methods.items():
+        values = ", ".join(f"{k}={option_word(_short(v))}" for k, v in found.values.items())
+        share = ", ".join(f"{k} {100 * v:.0f} %" for k, v in found.importance.items())
+        rows.append((name, f"{found.default_score:.1f}", f"{found.score:.1f}", share, values))
+    click.echo(word_table(rows, ["method", "as it comes", "tuned", "what matters", "values"]))
+    effort_words = f"each method had {trials} trials of {tuned.image_steps} image-steps"
+    click.echo(
+        f"\nA_N in % after the first {first_tasks} tasks, on training images held out; {effort_words}.\n"
+        f"Written to {out / TUNED}"
+    )
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.3g}") if isinstance(value, float) else value

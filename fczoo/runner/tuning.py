@@ -1,0 +1,234 @@
+"""``fczoo tune``: the same number of trials, of the same length, for every method.
+
+No test image is seen. A trial runs the first tasks of a class order and a split of its own; it trains on a
+part of their training images and is scored on the rest. Only early tasks are used, since a learner that must
+not keep old data cannot tune on tasks that have not come yet (Chaudhry et al., Efficient Lifelong Learning
+with A-GEM, ICLR 2019).
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from loky import ProcessPoolExecutor
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import Count, Number, read_record, write_record
+from fczoo.core.options import Space, spaces
+from fczoo.core.registry import METHODS, create_method
+from fczoo.core.seeds import numpy_stream
+from fczoo.data.dataset import Images
+from fczoo.data.partition import Partition
+from fczoo.data.stream import Stream, make_tasks
+from fczoo.federation.benchmark import Bench
+from fczoo.federation.code import code_of
+from fczoo.federation.settings import Settings
+from fczoo.federation.stream import split, whole_stream
+
+FORMAT = "fczoo-tuned-1"
+TUNED = "tuned.json"
+ORDER = 1_000_000  # added to the seed: class orders and splits of trials are not those of later runs
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is spent on each method."""
+
+    trials: int = 16
+    tasks: int = 3  # first tasks of the stream that a trial runs
+    held_out: float = 0.2  # part of each class's training images on which a trial is scored
+    seed: int = 0
+
+
+class TunedMethod(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found for one method."""
+
+    values: dict[str, Any]  # of the best trial
+    score: Number  # its A_N on the images held out, %
+    default_score: Number  # that of the method as it comes, the first trial
+    space: dict[str, Any]
+    trials: list[dict[str, Any]]  # values and score of each; 0 and the reason where a run failed
+    importance: dict[str, Number]  # share of the score's variance that an option explains (fANOVA)
+    code: dict[str, str]  # SHA-256 of the modules that took part
+
+
+class Tuned(msgspec.Struct, frozen=True, kw_only=True):
+    """``tuned.json``."""
+
+    settings: dict[str, Any]
+    effort: dict[str, Any]
+    image_steps: Count  # images that all clients together pass forward and backward in a trial
+    methods: dict[str, TunedMethod]
+
+
+def tune(methods: Sequence[str], settings: Settings, effort: Effort, out: Path, jobs: int = 1) -> Tuned:
+    """Search each method's own space; ``jobs`` methods at a time. What was tried before in ``out`` is kept.
+
+    Raises FczooError for a method that has nothing to tune, and for settings that cannot be tuned on.
+    """
+    for name in methods:
+        if not spaces(METHODS.get(name)):
+            raise FczooError(f"{name} says of no option where to look for its values; leave it out")
+        create_method(name, settings.dataset, **settings.method_options(name))
+    if settings.partition.startswith("file:"):
+        raise FczooError("--partition file:... is a split of other tasks than those of trials; name a rule")
+    own = replace(
+        settings,
+        class_order="natural",
+        class_order_seed=ORDER + effort.seed,
+        partition_seed=ORDER + effort.seed,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    search = partial(_search, settings=own, effort=effort, out=out)
+    if jobs == 1:
+        found = dict(map(search, methods))
+    else:
+        with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}) as workers:
+            found = dict(workers.map(search, methods))
+    trained = len(_stream(own, effort).train.labels)
+    steps = trained * own.rounds * own.epochs
+    tuned = Tuned(settings=own.portable(), effort=asdict(effort), image_steps=steps, methods=found)
+    write_record(out / TUNED, FORMAT, msgspec.to_builtins(tuned))
+    return tuned
+
+
+def read_tuned(path: Path) -> Tuned:
+    """The file that ``tune`` wrote. Raises FczooError when it is missing, changed or of another form."""
+    return read_record(path, "file of fczoo tune", Tuned, FORMAT)
+
+
+def _search(name: str, settings: Settings, effort: Effort, out: Path) -> tuple[str, TunedMethod]:
+    """All trials of one method, kept in ``NAME.db`` as they end; the first has the method's own values."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise FczooError("fczoo tune needs Optuna; run pip install 'fczoo[tune]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    cls, usual = METHODS.get(name), settings.method_options(name)
+    space = _around(spaces(cls), asdict(create_method(name, settings.dataset, **usual)))
+    study = optuna.create_study(
+        storage=f"sqlite:///{out / f'{name}.db'}", study_name=name, load_if_exists=True, direction="maximize"
+    )
+    _same_search(study, name, {"settings": settings.portable(), "effort": asdict(effort), "space": space})
+    broken = study.get_trials(states=[optuna.trial.TrialState.RUNNING])  # an earlier command ended in them
+    for past in broken:
+        study.tell(past.number, state=optuna.trial.TrialState.FAIL)
+        study.enqueue_trial(past.params)
+    ended = (optuna.trial.TrialState.COMPLETE,)
+    if not study.get_trials(states=ended) and not broken:
+        study.enqueue_trial(_own_values(space, asdict(create_method(name, settings.dataset, **usual))))
+    bench = Bench.open(settings, partial(_tuning_stream, effort=effort))
+    while (done := len(study.get_trials(states=ended))) < effort.trials:
+        # a sampler of its own for each trial: a search that is carried on asks what an unbroken one asks
+        study.sampler = optuna.samplers.TPESampler(seed=1000 * effort.seed + done, n_startup_trials=5)
+        trial = study.ask()
+        values = {option: _suggest(trial, option, where) for option, where in space.items()}
+        score = 0.0
+        try:
+            method = create_method(name, settings.dataset, **{**usual, **values})
+            score = bench.run(method, effort.seed).metrics["A_N"]
+        except FczooError as error:  # it diverged, or its values do not go together: that counts as a trial
+            trial.set_user_attr("error", str(error))
+        study.tell(trial, score)
+        print(f"{name}: trial {done + 1} of {effort.trials}, {score:.1f} %", file=sys.stderr, flush=True)
+    tried = study.get_trials(states=ended)
+    method = create_method(name, settings.dataset, **{**usual, **study.best_params})
+    return name, TunedMethod(
+        values=study.best_params,
+        score=study.best_value,
+        default_score=tried[0].value or 0.0,
+        space=space,
+        trials=[{"values": t.params, "score": t.value, **t.user_attrs} for t in tried],
+        importance=_importance(study, len(space)),
+        code=code_of(settings, method),
+    )
+
+
+def _around(space: Mapping[str, Space], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The space, as plain values, widened where the method's own value lies outside."""
+    found: dict[str, Any] = {}
+    for name, where in space.items():
+        own = options[name]
+        if isinstance(where, tuple):
+            known = own if own is not None else where[0]
+            found[name] = [min(where[0], known), max(where[1], known), where[2]]
+        else:
+            found[name] = [*where, *([] if own in where else [own])]
+    return found
+
+
+def _own_values(space: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's own values; a rate that is none is that of the prompts, so ``lr``."""
+    return {
+        name: options["lr"] if options[name] is None and "lr" in options else options[name] for name in space
+    }
+
+
+def _suggest(trial: Any, name: str, where: Sequence[Any]) -> Any:
+    if where[-1] in ("log", "linear"):
+        return trial.suggest_float(name, where[0], where[1], log=where[-1] == "log")
+    return trial.suggest_categorical(name, where)
+
+
+def _same_search(study: Any, name: str, now: dict[str, Any]) -> None:
+    """Raise FczooError where the folder holds trials made in another way. More trials may follow."""
+    plain = msgspec.json.decode(msgspec.json.encode(now))
+    plain["effort"].pop("trials")
+    before = study.user_attrs.get("search")
+    if before is not None and before != plain:
+        raise FczooError(
+            f"the trials of {name} in this folder were made with other settings; give another --out"
+        )
+    study.set_user_attr("search", plain)
+
+
+def _importance(study: Any, options: int) -> dict[str, float]:
+    """fANOVA needs two options and scores that differ; otherwise there is nothing to say."""
+    import optuna
+
+    if options < 2 or len({t.value for t in study.trials if t.value is not None}) < 2:
+        return {}
+    shares = optuna.importance.get_param_importances(
+        study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
+    )
+    return {name: float(share) for name, share in shares.items()}
+
+
+def _tuning_stream(settings: Settings, effort: Effort) -> tuple[Stream, Partition]:
+    stream = _stream(settings, effort)
+    return stream, split(settings, stream)
+
+
+def _stream(settings: Settings, effort: Effort) -> Stream:
+    """The first tasks alone; of each class a part of the training images stands in for the test images."""
+    whole = whole_stream(settings)
+    tasks = whole.tasks[: effort.tasks]
+    stop, labels = tasks[-1].stop, whole.train.labels
+    rng, held = numpy_stream("tuning", effort.seed), []
+    for c in range(stop):
+        own = np.flatnonzero(labels == c)
+        count = max(1, round(effort.held_out * len(own)))
+        if count >= len(own):
+            raise FczooError(f"a class has {len(own)} training images, too few to hold any out; keep more")
+        held.append(rng.permutation(own)[:count])
+    scored = np.sort(np.concatenate(held))
+    trained = np.setdiff1d(np.flatnonzero(labels < stop), scored)
+
+    def take(index: np.ndarray) -> Images:
+        return Images(whole.train.pixels[index], labels[index])
+
+    return replace(
+        whole,
+        train=take(trained),
+        test=take(scored),
+        train_index=whole.train_index[trained],
+        class_order=whole.class_order[:stop],
+        classes=whole.classes[:stop],
+        tasks=make_tasks(whole.name, stop, [task.size for task in tasks]),
+        split="training images held out",
+    )

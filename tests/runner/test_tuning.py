@@ -1,0 +1,117 @@
+"""``fczoo tune``: no test image is seen, the effort is equal, and ``bench`` takes what was found."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fczoo import Settings
+from fczoo.cli.app import main
+from fczoo.core.options import spaces
+from fczoo.core.registry import METHODS
+from fczoo.federation.stream import whole_stream
+from fczoo.runner.tuning import TUNED, Effort, _around, _stream, read_tuned
+
+TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(main, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def refused(*arguments: str) -> str:
+    done = CliRunner().invoke(main, list(arguments))
+    assert done.exit_code != 0
+    assert len(done.output.strip().splitlines()) == 1
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("tuning")
+    run("tune", "--methods", "fedncm,fedridge", "--trials", "3", *TINY, "--out", str(out))
+    return out
+
+
+def test_trials_see_training_images_alone_and_score_on_those_held_out():
+    settings = Settings.for_dataset("digits", train_per_class=20, class_order_seed=7)
+    whole, part = whole_stream(settings), _stream(settings, Effort(tasks=2))
+    assert [task.size for task in part.tasks] == [2, 2] and part.tasks[0].classes == 4
+    assert np.bincount(part.train.labels).tolist() == [16] * 4
+    assert np.bincount(part.test.labels).tolist() == [4] * 4
+    position = {number: i for i, number in enumerate(whole.train_index)}
+    for number, pixels in zip(part.train_index, part.train.pixels, strict=True):
+        assert (whole.train.pixels[position[number]] == pixels).all()
+    trained = {pixels.tobytes() for pixels in part.train.pixels}
+    known = {pixels.tobytes() for pixels in whole.train.pixels}
+    held_out = {pixels.tobytes() for pixels in part.test.pixels}
+    assert held_out <= known
+    assert len(trained | held_out) == 80  # none stands in both
+
+
+def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_comes(found):
+    tuned = read_tuned(found / TUNED)
+    assert tuned.image_steps == 3 * 2 * 16  # three tasks of two classes of sixteen images, once
+    for name, method in tuned.methods.items():
+        assert len(method.trials) == 3
+        assert method.trials[0]["score"] == method.default_score
+        assert method.score == max(trial["score"] for trial in method.trials)
+        assert set(method.values) == set(spaces(METHODS.get(name)))
+    assert tuned.methods["fedncm"].trials[0]["values"] == {"distance": "euclid"}
+
+
+def test_a_search_goes_on_where_it_ended_and_finds_what_an_unbroken_one_finds(found, tmp_path):
+    short = ["tune", "--methods", "fedridge", *TINY, "--out", str(tmp_path)]
+    run(*short, "--trials", "1")
+    run(*short, "--trials", "3")
+    assert read_tuned(tmp_path / TUNED).methods["fedridge"] == read_tuned(found / TUNED).methods["fedridge"]
+
+
+def test_bench_takes_the_values_and_says_so(found, tmp_path):
+    file, out = str(found / TUNED), tmp_path / "runs"
+    text = run("bench", "--methods", "fedncm,fedridge", *TINY, "--tuned", file, "--out", str(out))
+    assert "values found by fczoo tune, 3 trials of 96 image-steps each" in text
+    about = json.loads((out / "bench.json").read_text())
+    assert (
+        about["methods"]["fedridge"]["ridge"] == read_tuned(found / TUNED).methods["fedridge"].values["ridge"]
+    )
+    assert about["tuned"]["methods"] == ["fedncm", "fedridge"]
+    run("report", str(out), "--archive", str(tmp_path / "all.csv"))
+    assert "values found by fczoo tune" in run("report", str(tmp_path / "all.csv"))
+
+
+def test_set_beats_tuned(found, tmp_path):
+    given = [
+        "--tuned",
+        str(found / TUNED),
+        "--set",
+        "fedncm.distance=cosine",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
+    run("bench", "--methods", "fedncm", *TINY, *given)
+    about = json.loads((tmp_path / "runs" / "bench.json").read_text())
+    assert about["methods"]["fedncm"]["distance"] == "cosine"
+
+
+def test_a_space_is_widened_to_the_value_that_the_method_has():
+    space = {"lr": (1e-3, 1e-1, "log"), "kind": ["a", "b"]}
+    assert _around(space, {"lr": 0.5, "kind": "c"}) == {"lr": [1e-3, 0.5, "log"], "kind": ["a", "b", "c"]}
+    assert _around(space, {"lr": None, "kind": "a"}) == {"lr": [1e-3, 1e-1, "log"], "kind": ["a", "b"]}
+
+
+def test_what_cannot_be_tuned_is_one_line(found, tmp_path):
+    other = refused(
+        "tune", "--methods", "fedncm", *TINY, "--rounds", "2", "--trials", "3", "--out", str(found)
+    )
+    assert "made with other settings" in other
+    assert "nope" in refused("tune", "--methods", "nope", "--out", str(tmp_path))
+    assert "too few to hold any out" in refused(
+        "tune", "--methods", "fedncm", "--train-per-class", "1", "--out", str(tmp_path)
+    )
+    (tmp_path / "wrong.json").write_text("{}")
+    assert "wrong.json" in refused("bench", "--methods", "fedncm", "--tuned", str(tmp_path / "wrong.json"))
