@@ -34,7 +34,7 @@ class Gathered(logging.Handler):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(logging.WARNING)
         self.told: dict[str, _Told] = {}
 
     def emit(self, record: logging.LogRecord) -> None:

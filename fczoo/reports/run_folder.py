@@ -23,6 +23,7 @@ PARTITION = "partition.json"
 RESULT = "result.json"
 FAILURE = "failed.json"
 ROUNDS = "rounds.jsonl"
+LOG = "log.txt"
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -29,8 +29,10 @@ from fczoo.reports.run_folder import (
 )
 from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.reports.text import write_summary
-from fczoo.runner.cell import Cell, Conduct, run_cell
+from fczoo.runner.cell import Cell, Conduct
+from fczoo.runner.progress import Progress
 from fczoo.runner.resume import LOCK, Interrupts, check_code, check_same, only_process
+from fczoo.runner.run_cell import run_cell
 from fczoo.runner.trackers import check_loggers
 from fczoo.runner.workers import run_side_by_side
 
@@ -87,23 +89,25 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
             described.append((folder, about, bench.partition))
         for folder, about, partition in described:
             _begin(folder, about, partition)
-        cells = [
-            Cell(folder, job.settings, method, seed)
-            for folder, job in places.items()
-            for method in built[folder]
-            for seed in job.seeds
-        ]
+        runs = [(f, job.settings, m, s) for f, job in places.items() for m in built[f] for s in job.seeds]
+        cells = [Cell(*run, number, len(runs)) for number, run in enumerate(runs, 1)]
         for cell in cells:
             cell.place.mkdir(parents=True, exist_ok=True)
+        progress = locks.enter_context(Progress(cells, bar=conduct.jobs == 1))
+
+        def over(cell: Cell) -> None:
+            _summarise(cell.folder)
+            progress.ended(cell)
+
         if conduct.jobs == 1:
             for cell in cells:
                 with Interrupts(out) as interrupts:
-                    run_cell(cell, opened(cell.settings), conduct, interrupts.obey)
-                _summarise(cell.folder)
+                    run_cell(cell, opened(cell.settings), conduct, interrupts.obey, progress)
+                over(cell)
         else:
             del bench
             opened.cache_clear()  # every worker opens its own
-            run_side_by_side(cells, conduct, out, lambda cell: _summarise(cell.folder))
+            run_side_by_side(cells, conduct, out, over)
         for folder in places:
             _summarise(folder)  # a run may have been ended between its last result and the summary
     failed = sum(

@@ -6,7 +6,6 @@ begun once more, from its last saved round, and is reported as failed when its w
 
 import os
 import signal
-import sys
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +22,10 @@ from loky.process_executor import BrokenProcessPool
 
 from fczoo.core.errors import FczooError
 from fczoo.federation.benchmark import Bench
-from fczoo.runner.cell import Cell, Conduct, described, record_failure, run_cell
+from fczoo.runner.cell import Cell, Conduct
+from fczoo.runner.progress import say
 from fczoo.runner.resume import Interrupted, Interrupts, only_process
+from fczoo.runner.run_cell import described, record_failure, run_cell
 
 TRIES = 2  # of a run whose worker dies
 WAIT = 0.5  # seconds between two looks at whether the user wants to stop
@@ -57,7 +58,6 @@ def run_side_by_side(
 
 
 def _run(grid: "_Grid", out: Path, done: Callable[[Cell], None]) -> None:
-    total, ended = len(grid.waiting), 0
     with Interrupts(out) as interrupts:
         try:
             while grid.running or (grid.waiting and not grid.failure and not interrupts.wish):
@@ -65,11 +65,8 @@ def _run(grid: "_Grid", out: Path, done: Callable[[Cell], None]) -> None:
                     grid.stop.touch()
                 else:
                     grid.begin()
-                for cell, outcome in grid.ended():
+                for cell in grid.ended():
                     done(cell)
-                    if outcome.end != "stopped":
-                        ended += 1
-                        print(f"{ended} of {total} runs ended", file=sys.stderr, flush=True)
         finally:
             for worker in grid.workers:
                 worker.pool.shutdown(kill_workers=bool(grid.running))
@@ -96,7 +93,7 @@ class _Grid:
                 cell = self.waiting.popleft()
                 self.running[worker.begin(cell, self.conduct)] = worker, cell
 
-    def ended(self) -> Iterator[tuple[Cell, Outcome]]:
+    def ended(self) -> Iterator[Cell]:
         """Runs that have ended, after a short wait; one whose process died for the first time waits again."""
         finished, _ = wait(self.running, WAIT, FIRST_COMPLETED)
         for future in finished:
@@ -105,7 +102,7 @@ class _Grid:
             if outcome is None:
                 self.deaths[cell] += 1
                 if self.deaths[cell] < TRIES:
-                    print(f"{cell.label}: its process died; once more", file=sys.stderr, flush=True)
+                    say(f"{cell.numbered}: its process died; once more")
                     self.waiting.appendleft(cell)
                     continue
                 advice = "if memory ran out, take fewer --jobs"
@@ -113,7 +110,7 @@ class _Grid:
                 record_failure(cell, outcome.error)
             if outcome.end == "failed" and not self.conduct.skip_failed:
                 self.failure = self.failure or FczooError(f"{cell.label}: {outcome.error}")
-            yield cell, outcome
+            yield cell
 
 
 class Worker:

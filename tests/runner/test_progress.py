@@ -1,0 +1,75 @@
+"""What a bench tells while it runs: on a terminal, without one, and in its log."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers_cli import TINY
+
+pty = pytest.importorskip("pty")
+
+
+def bench(out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "fczoo", "bench", "--out", str(out), *TINY, *more]
+
+
+def on_terminal(command: list[str]) -> str:
+    """All that a command writes to a terminal of 140 columns."""
+    import fcntl
+    import struct
+    import termios
+
+    child, screen = pty.fork()
+    if not child:
+        time.sleep(0.2)  # until the terminal has its size
+        os.execv(command[0], command)
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
+    written = b""
+    try:
+        while part := os.read(screen, 1 << 16):
+            written += part
+    except OSError:  # the other end is closed
+        pass
+    os.close(screen)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, written.decode()
+    return written.decode()
+
+
+def test_a_terminal_shows_tasks_runs_time_and_the_best(tmp_path: Path) -> None:
+    screen = on_terminal(bench(tmp_path / "run", "--methods", "fedncm,fedavg", "--set", "fedavg.tune=head"))
+    lines = [line.strip() for line in re.split(r"[\r\n]+", screen)]
+    task = re.compile(r"run 2 of 2, fedavg seed 0: task \d of 3, [\d.]+ % over")
+    assert len(list(filter(task.match, lines))) == 3
+    ended = re.compile(r"1 of 2 runs ended; best so far [\d.]+ %, fedncm seed 0; about \d+ s to go")
+    assert any(map(ended.match, lines))
+    bars = [line for line in lines if line.startswith("run 2 of 2, fedavg seed 0  ")]
+    assert any(re.search(r"67 % .* gone, \d\d:\d\d to go, task 2, round 1, loss [\d.]+", bar) for bar in bars)
+    assert f"2 runs; log: {tmp_path / 'run' / 'log.txt'}" in lines
+
+
+def test_without_a_terminal_there_are_lines_and_a_log(tmp_path: Path) -> None:
+    wild = [
+        "--methods",
+        "fedncm,pilora",
+        "--epochs",
+        "2",
+        "--set",
+        "pilora.lr_prototype=1e30",
+        "--skip-failed",
+    ]
+    command = bench(tmp_path / "run", "--seeds", "0,1", *wild)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "\r" not in done.stderr
+    assert "run 4 of 4, pilora seed 1: failed, pilora diverged" in done.stderr
+    assert "4 of 4 runs ended; best so far" in done.stderr
+    log = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ", line) for line in log)
+    told = [line.split(" ", 3)[3] for line in log]
+    assert [line for line in told if line.startswith("run ")] == [
+        line for line in done.stderr.splitlines() if line.startswith("run ")
+    ]
