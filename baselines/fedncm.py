@@ -26,6 +26,7 @@ class FedNCM(Method):
     """Nearest class mean of the frozen features: no training, one upload a task, nothing to forget.
 
     Sent: count and feature sum of every class of the task, once. Equals the centralised class means exactly.
+    The paper's second stage, FedNCM+FT, which trains from these means, is fedavg with head_init=means.
     """
 
     paper = "Legate et al., NeurIPS 2023"

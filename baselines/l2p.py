@@ -12,9 +12,10 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree
+from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, Evidence, Finding, Task, Training
 from fczoo.functional.heads import PromptedHead, head_logits
+from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, highest
 
@@ -58,6 +59,10 @@ class L2P(PromptedHead):
     positions: Literal["random", "zeros"] = option(
         "random", "fixed position rows added to the prompts: N(0, 0.02^2), or none"
     )
+    lora: bool = option(False, "train LoRA pairs on q and v, too, as in PILoRA's comparison")
+    lr_lora: float = option(1e-5, "their learning rate, with lora=on", low=0)
+    rank: int = option(4, "their rank, with lora=on", low=1)
+    blocks: tuple[int, ...] = option((0,), "blocks with such pairs, with lora=on", low=0)
     no_key_loss: bool = option(
         False, "drop the term that moves the keys: they keep their random start", quirk="fed-mammoth"
     )
@@ -72,6 +77,8 @@ class L2P(PromptedHead):
 
     def training(self) -> Training:
         optims = self.optims(self.optim(self.lr), "pool.")
+        if self.lora:
+            optims["lora."] = self.optim(self.lr_lora)
         inputs = ["images", "query"]
         return Training(optims, inputs, self.head_uploads(), clip_norm=self.clip)
 
@@ -80,12 +87,14 @@ class L2P(PromptedHead):
             return state
         dim = backbone.dim
         rows = torch.zeros(self.chosen * self.length, dim)
-        return {
+        start = {
             "pool.prompt": torch.empty(self.size, self.length, dim).uniform_(-1, 1, generator=rng),
             "pool.key": torch.empty(self.size, dim).uniform_(-1, 1, generator=rng),
             "position": rows.normal_(0, 0.02, generator=rng) if self.positions == "random" else rows,
             **self.start_head(task, dim, rng),
         }
+        pairs = lora_pairs(backbone, self.blocks, self.rank, rng, "l2p.blocks") if self.lora else {}
+        return {**start, **pairs}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         similarity, chosen = self.choose(train, batch)
@@ -121,4 +130,5 @@ class L2P(PromptedHead):
         return head_logits(tree, self._features(backbone, tree, batch, chosen))
 
     def _features(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
-        return backbone(batch.x, {"tokens": self.prompts(tree, chosen)}, pool=self.pooled)
+        plugs = {"tokens": self.prompts(tree, chosen), **select(tree, "lora.")}
+        return backbone(batch.x, plugs, pool=self.pooled)

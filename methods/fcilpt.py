@@ -46,7 +46,7 @@ class FCILPT(PromptedHead):
     }
 
     size: int = option(10, "prompts M in the pool", low=1)
-    chosen: int = option(5, "prompts N chosen for an image", low=1)
+    chosen: int = option(5, "prompts N chosen for an image (0: the common prompt alone, an ablation)", low=0)
     length: int = option(5, "tokens L_p of a prompt", low=1)
     common_length: int = option(5, "tokens L_c of the prompt that is always used", low=0)
     lr: float = option(

@@ -2,16 +2,13 @@
 
 import csv
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
 
-from fczoo import create_method
 from fczoo.cli.app import main
-from fczoo.papers.printed import get_paper
-from fczoo.papers.reproduce import get_card
+from fczoo.papers.cards import get_card
 
 RESULTS = Path(__file__).parents[1] / "results"
 CARD = "hgp/cifar100/dirichlet:0.05"
@@ -39,12 +36,12 @@ def as_json(value: object) -> Any:
     return json.loads(json.dumps(value))
 
 
-def followed(**changes: object) -> dict:
-    """Settings of a run that follows HGP's protocol on CIFAR-100."""
-    settings = get_paper("hgp").settings(get_card(CARD).numbers[0])
+def followed(which: int = 0, **changes: object) -> dict:
+    """Settings of a run as HGP's print has them on CIFAR-100 or, with 1, as its released code does."""
+    settings = get_card(CARD).readings[which].settings
     return {k: v for k, v in {**as_json(settings.portable()), **changes}.items() if k != "backbone"}
 
 
-def reading(**changes: object) -> dict:
-    settings = get_paper("hgp").settings(get_card(CARD).numbers[0])
-    return as_json(asdict(create_method("hgp", "cifar100", **{**settings.method_options("hgp"), **changes})))
+def reading(which: int = 0, **changes: object) -> dict:
+    """The same for the method's options."""
+    return as_json({**get_card(CARD).readings[which].options, **changes})

@@ -26,9 +26,10 @@ def input_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Input mean and standard deviation of a timm model by its name; 0.5 each for an unknown one."""
     import timm
 
-    published = None
-    if timm.models.is_model(name):
-        published = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    try:
+        published = timm.models.get_pretrained_cfg(name) if timm.models.is_model(name) else None
+    except RuntimeError:  # weights of one's own, named like an architecture of timm
+        published = None
     return (tuple(published.mean), tuple(published.std)) if published else ((0.5,) * 3, (0.5,) * 3)
 
 

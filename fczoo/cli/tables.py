@@ -69,18 +69,24 @@ def report(
 @click.command()
 @click.argument("paper", required=False)
 @click.argument("table", required=False)
-def papers(paper: str | None, table: str | None) -> None:
+@click.option("--missing", is_flag=True, help="Printed systems that are not implemented here, and why.")
+def papers(paper: str | None, table: str | None, missing: bool) -> None:
     """The papers' own tables: all of them, those of PAPER, or one TABLE."""
-    from fczoo.papers.printed import overview, show_paper
+    from fczoo.papers import pages
 
-    click.echo(show_paper(paper, table) if paper else overview())
+    if missing and paper:
+        raise FczooError(f"--missing is about all papers; leave {paper} out")
+    if missing:
+        click.echo(pages.missing())
+    else:
+        click.echo(pages.show_paper(paper, table) if paper else pages.overview())
 
 
 @click.command()
 @FOLDERS
 @click.option("--paper", required=True, help="See `fczoo papers`.")
 def compare(folders: tuple[Path, ...], paper: str) -> None:
-    """Our numbers beside a paper's, with every setting that differs."""
+    """Our numbers beside a paper's, with every setting and option that differs from the print."""
     from fczoo.papers.compare import compare as beside
 
     click.echo(beside(folders, paper))
@@ -91,30 +97,40 @@ def compare(folders: tuple[Path, ...], paper: str) -> None:
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
 @click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
 @click.option(
+    "--reading",
+    type=click.Choice(["print", "released"]),
+    default="print",
+    show_default=True,
+    help="As the paper prints it, or as its released code does.",
+)
+@click.option(
     "--results",
     type=click.Path(path_type=Path),
     default="results",
     show_default=True,
     help="Where cards without CARD look for runs.",
 )
-def reproduce(card: str | None, extra: tuple[str, ...], dry_run: bool, results: Path) -> None:
+def reproduce(card: str | None, extra: tuple[str, ...], dry_run: bool, reading: str, results: Path) -> None:
     """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it.
     Without CARD: all cards, with status.
 
     EXTRA words go to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out FOLDER.
     """
-    from fczoo.papers.reproduce import get_card, listing, spelled, verdict
+    from fczoo.papers.cards import get_card
+    from fczoo.papers.compare import spread
+    from fczoo.papers.reproduce import listing, spelled, verdict
     from fczoo.reports.runs import read_experiments
 
     if card is None:
         click.echo(listing(results))
         return
     chosen = get_card(card)
-    command = chosen.command(extra)
+    command = chosen.command(extra, reading)
     click.echo(spelled(command))
     if not dry_run:
         ran = bench.make_context("bench", command[1:])
         with ran:
             bench.invoke(ran)
         (experiment,) = read_experiments([Path(ran.params["out"])])
+        click.echo(spread(experiment, chosen.paper))
         click.echo(f"{chosen.name}: {verdict(chosen, experiment, experiment.lines[0])}")

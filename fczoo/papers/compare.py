@@ -1,24 +1,23 @@
-"""Our numbers beside a paper's, with every setting in which the two runs differ."""
+"""Our numbers beside a paper's, with every setting and option in which a run differs from the print."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import through_json
-from fczoo.core.registry import METHODS, PARTITIONERS, create_method
-from fczoo.papers.printed import DATASETS, Number, Paper, get_paper, plain_split
-from fczoo.reports.columns import COLUMNS
+from fczoo.core.metrics import seen_accuracy
+from fczoo.core.registry import DATASETS
+from fczoo.federation.result import Result
+from fczoo.papers.printed import Number, Paper, get_paper, plain_split
+from fczoo.papers.readings import differences, left_open, readable
+from fczoo.reports.columns import COLUMNS, Column, percent
 from fczoo.reports.describe import describe
-from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line, read_experiments
+from fczoo.reports.runs import Experiment, Line, read_experiments
 from fczoo.reports.tables import Entry, entry_of
-from fczoo.reports.words import setting_word
-
-IGNORED = (*WITHOUT_EFFECT, "partition_seed", "vary")
-"""Settings that cannot change what is compared, or that no paper states."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,23 @@ class Comparison:
     line: Line
     number: Number
     ours: Entry
-    differences: tuple[str, ...]  # settings in which the runs differ, e.g. ``rounds 2 (paper: 5)``
+    readings: tuple[str, ...]  # names of the readings of the number: the print, and the released code
+    differences: tuple[tuple[str, ...], ...]  # of each, in what the run differs: ``rounds 2 (paper: 5)``
+    open: tuple[str, ...] = ()  # what the paper does not say, where the run has other than the protocol
+    why: str = ""  # why no run can be what was printed
 
     @property
     def gap(self) -> float:
         return self.ours.mean - self.number.value
+
+    @property
+    def followed(self) -> str:
+        """The reading that the run follows in all that is said; empty for none."""
+        return next((n for n, d in zip(self.readings, self.differences, strict=True) if not d), "")
+
+    @property
+    def from_print(self) -> tuple[str, ...]:
+        return self.differences[0] if self.differences else (self.why,)
 
 
 def compare(places: Sequence[Path], key: str) -> str:
@@ -43,7 +54,7 @@ def compare(places: Sequence[Path], key: str) -> str:
         found = [c for line in experiment.lines for c in comparisons(experiment, line, paper)]
         if found:
             tables |= {c.number.table for c in found}
-            parts += [describe(experiment), _table(found), _differences(found)]
+            parts += [describe(experiment), _table(found), _differences(found), spread(experiment, paper)]
             without = [line.label for line in experiment.lines if not any(c.line is line for c in found)]
             parts += (
                 [f"Without a row in {paper.name}'s tables of this data set: {', '.join(without)}."]
@@ -51,10 +62,10 @@ def compare(places: Sequence[Path], key: str) -> str:
                 else []
             )
     if not parts:
-        printed = ", ".join(dict.fromkeys(n.dataset for n in paper.numbers if n.dataset in DATASETS))
+        rows = {paper.row(n).dataset for n in paper.numbers}
         raise FczooError(
             f"{paper.name} has no number for the methods and data sets of these runs; its data sets: "
-            f"{printed}"
+            f"{', '.join(name for name in DATASETS.names() if name in rows)}"
         )
     parts += [
         f"To know about {f'table {t}' if t else paper.name}: {'; '.join(lines)}."
@@ -69,77 +80,50 @@ def comparisons(experiment: Experiment, line: Line, paper: Paper) -> list[Compar
 
     Those of the same split and number of tasks, if it has any; else all.
     """
-    settings, method = experiment.settings, line.results[0].method
-    numbers = [
-        n
-        for n in paper.numbers
-        if DATASETS.get(n.dataset) == settings["dataset"]
-        and paper.method_here(n)[0] == method
-        and n.metric_here is not None
-    ]
+    method, dataset = line.results[0].method, experiment.settings["dataset"]
+    numbers = [n for n in paper.numbers if (paper.row(n).method, paper.row(n).dataset) == (method, dataset)]
     split = plain_split(experiment.about.partition["spec"])
-    same = [n for n in numbers if n.spec == split and n.tasks == experiment.task_count]
-    ours = {n: entry_of(line, COLUMNS[n.metric_here]) for n in same or numbers if n.metric_here}
-    return [
-        Comparison(line, n, known, tuple(differences(experiment, line, paper, n)))
-        for n, known in ours.items()
-        if known
-    ]
+    same = [n for n in numbers if paper.row(n).split in (None, split) and n.tasks == experiment.task_count]
+    return beside(experiment, line, paper, same or numbers)
 
 
-def differences(experiment: Experiment, line: Line, paper: Paper, number: Number) -> list[str]:
-    """Every known setting and hyper-parameter in which the runs behind a line and a printed number differ."""
-    ours = {
-        **experiment.settings,
-        "partition": experiment.about.partition["spec"],
-        "backbone": experiment.about.backbone["name"],
-    }
-    try:
-        settings = paper.settings(number)
-    except FczooError as error:
-        return [str(error)]
-    stated, theirs = paper.protocol.stated(settings.dataset), through_json(settings.portable())
-    found = [*paper.open]
-    for name in (
-        n for n in theirs if n not in IGNORED and _comparable(n, ours[n]) != _comparable(n, theirs[n])
-    ):
-        known = name in stated or name in (
-            "dataset",
-            "tasks",
-            "partition",
-            "train_per_class",
-            "test_per_class",
-            "aggregator",
-        )
-        found.append(
-            _differs(name, ours[name], theirs[name])
-            if known
-            else f"{name} {setting_word(name, ours[name])} (paper: not stated)"
-        )
-    seeds: tuple[int, ...] = paper.protocol.seeds.given(settings.task_count)
-    if len(line.seeds) < len(seeds):
-        found.append(_differs("seeds", len(line.seeds), len(seeds)))
-    method, options = paper.method_here(number)
-    if method in METHODS.names():
-        expected = create_method(method, settings.dataset, **{**settings.method_options(method), **options})
-        reading = through_json(asdict(expected))
-        found += [
-            _differs(f"{method}.{k}", v, reading[k])
-            for k, v in line.results[0].options.items()
-            if k in reading and v != reading[k]
-        ]
+def beside(experiment: Experiment, line: Line, paper: Paper, numbers: Sequence[Number]) -> list[Comparison]:
+    """A line beside those of the numbers that its runs have a figure for."""
+    found = []
+    seeds = paper.protocol.seeds.given(experiment.task_count)
+    for number in numbers:
+        column = column_of(number)
+        ours = entry_of(line, column) if column else None
+        if ours is None:
+            continue
+        read = readable(paper, number)
+        differing = tuple(tuple(differences(experiment, line, r, len(seeds))) for r in read)
+        names, left = tuple(r.name for r in read), left_open(experiment, line, read[0]) if read else ()
+        why = paper.row(number).why or "its protocol has no such split"
+        found.append(Comparison(line, number, ours, names, differing, tuple(left), why))
     return found
 
 
-def _comparable(name: str, value: Any) -> Any:
-    """A setting so that two ways of writing the same are equal."""
-    if name == "partition" and not str(value).startswith("file:"):
-        return PARTITIONERS.create(value)
-    return value
+def column_of(number: Number) -> Column | None:
+    """The figure of a run that a printed number is to be compared with; None for what is no accuracy."""
+    if number.classes is None:
+        return COLUMNS[number.metric_here] if number.metric_here else None
+    meaning = f"% of the test images of the first {number.classes} classes, once they are learned"
+    return Column(number.metric, meaning, partial(_accuracy_at, classes=number.classes), percent, "high")
 
 
-def _differs(name: str, ours: Any, theirs: Any) -> str:
-    return f"{name} {setting_word(name, ours)} (paper: {setting_word(name, theirs)})"
+def _accuracy_at(result: Result, classes: int) -> float | None:
+    """Accuracy over all classes seen when there were so many; None where no task ends there."""
+    seen = list(accumulate(result.task_sizes))
+    if classes not in seen:
+        return None
+    return seen_accuracy(result.accuracy, result.test_counts, seen.index(classes))
+
+
+def spread(experiment: Experiment, paper: Paper) -> str:
+    """What the paper's ± is a spread of, and what ours is."""
+    moved = " and ".join(word.replace("-", " ") for word in experiment.settings["vary"])
+    return f"{paper.name}: {paper.spread}. Ours: ± is the sample standard deviation over seeds of {moved}."
 
 
 def plus_minus(mean: float, std: float | None) -> str:
@@ -151,9 +135,7 @@ def _table(found: Sequence[Comparison]) -> str:
     for c in found:
         n = c.number
         printed = f"{n.method}, {n.table} {n.dataset}, {n.tasks} tasks, {n.partition}"
-        verdict = (
-            f"no: {len(c.differences)} settings differ" if c.differences else "as far as settings are stated"
-        )
+        verdict = f"yes, with {c.followed}" if c.followed else f"no: {len(c.from_print)} settings differ"
         metric = n.metric if n.metric == n.metric_here else f"{n.metric} ({n.metric_here})"
         rows.append(
             (
@@ -176,14 +158,17 @@ def _table(found: Sequence[Comparison]) -> str:
 
 
 def _differences(found: Sequence[Comparison]) -> str:
-    """What differs, once for all rows of one line that differ in the same."""
-    shared = [d for d in found[0].differences if all(d in c.differences for c in found)]
-    lines = [f"All rows differ in: {', '.join(shared)}."] if shared else []
-    seen: dict[tuple[str, str, str], None] = {}
+    """What differs from the print, once for all rows of one line that differ in the same; what is open."""
+    shared = [d for d in found[0].from_print if all(d in c.from_print for c in found)]
+    lines = [f"All rows differ from the print in: {', '.join(shared)}."] if shared else []
+    seen: dict[tuple[str, ...], None] = {}
     for c in found:
-        own = [d for d in c.differences if d not in shared]
+        own = [d for d in c.from_print if d not in shared]
         key = (c.line.label, f"{c.number.method}, {c.number.table} {c.number.partition}", ", ".join(own))
         if own and key not in seen:
             seen[key] = None
-            lines.append(f"{key[0]} against {key[1]} differs in: {key[2]}.")
-    return "\n".join(lines) or "No stated setting differs."
+            lines.append(f"{key[0]} against {key[1]} differs from the print in: {key[2]}.")
+        if c.open and (c.line.label, *c.open) not in seen:
+            seen[c.line.label, *c.open] = None
+            lines.append(f"{c.line.label}, where the paper leaves it open: {', '.join(c.open)}.")
+    return "\n".join(lines) or "Nothing that is printed differs."

@@ -3,12 +3,13 @@
 import csv
 import io
 import json
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
-
-from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.options import nearest
@@ -66,11 +67,28 @@ class Number:
         )
 
     @property
+    def classes(self) -> int | None:
+        """Classes seen at an accuracy in the middle of a run; None for other figures."""
+        found = re.fullmatch(r"acc@(\d+)classes", self.metric)
+        return int(found[1]) if found else None
+
+    @property
     def metric_here(self) -> str | None:
-        """The metric's name here; None for what is no accuracy of this program's tables."""
-        if self.metric == f"acc@{200 if self.dataset == 'Tiny-ImageNet' else 100}classes":
-            return "A_N"
-        return METRICS.get(self.metric)
+        """The figure's name here; None for what is no accuracy."""
+        return self.metric if self.classes is not None else METRICS.get(self.metric)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a printed number was measured on and with, in this program's names."""
+
+    dataset: str
+    split: str | None  # None: the same for every split
+    method: str | None  # None: printed words that mean nothing here
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]  # in which it differs from the paper's other rows
+    card: str  # the last part of its card's name; empty for the paper's own method
+    why: str  # why no run can follow it; empty where one can
 
 
 @dataclass(frozen=True)
@@ -83,8 +101,10 @@ class Paper:
     key: str
     name: str
     citation: str
-    open: list[str]  # what the paper leaves open, so that no run can be known to follow it
-    methods: dict[str, list[Any]]  # printed name -> method here, options of that reading
+    spread: str  # what its standard deviations are
+    population: bool  # whether they divide by the number of runs, not by one less
+    methods: dict[str, dict[str, Any]]  # printed name -> method here, and what its row has other than usual
+    conditions: dict[str, dict[str, Any]]  # printed data set or split -> the same, where it says more
     caveats: dict[str, list[str]]  # table, or "" for all
 
     @property
@@ -93,30 +113,54 @@ class Paper:
         return found
 
     @property
+    def release(self) -> str:
+        """Name of what its released code does; empty where none is public."""
+        return self.protocol.release
+
+    @property
     def numbers(self) -> list[Number]:
         return [n for n in _numbers() if n.paper == self.name]
 
-    def method_here(self, number: Number) -> tuple[str | None, dict[str, Any]]:
-        """Name and options of a printed row's method; no name where this program has none."""
-        name, *options = self.methods.get(number.method, [None])
-        return name, options[0] if options else {}
+    def row(self, number: Number) -> Row:
+        """What a number was measured on and with."""
+        where = {**self.conditions.get(number.dataset, {}), **self.conditions.get(number.partition, {})}
+        about = self.methods.get(number.method, {})
+        method: str | None = about.get("method")
+        usual = "" if method == self.key else method or ""
+        return Row(
+            where.get("dataset", DATASETS.get(number.dataset, number.dataset)),
+            where.get("split", number.spec),
+            method,
+            {**where.get("tuned", {}).get(method, {}), **about.get("options", {})},
+            {**where.get("settings", {}), **about.get("settings", {})},
+            "/".join(filter(None, [where.get("card", ""), about.get("card", usual)])),
+            about.get("why", ""),
+        )
 
-    def settings(self, number: Number) -> Settings:
-        """The settings behind a number, by the paper's protocol.
+    def settings(self, number: Number, **changes: Any) -> Settings:
+        """The settings behind a number, by the paper's protocol and ``changes`` of it.
 
         Raises FczooError where it has no such data set or split.
         """
-        dataset = DATASETS.get(number.dataset, number.dataset)
-        usual = Settings.for_dataset(dataset, protocol=self.key)
+        row = self.row(number)
+        usual = Settings.for_dataset(row.dataset, protocol=self.key)
         splits = [
             p
-            for p in (usual.partition, *self.protocol.partitions.get(dataset, ()))
-            if plain_split(p) == number.spec
+            for p in (usual.partition, *self.protocol.partitions.get(row.dataset, ()))
+            if row.split in (None, plain_split(p))
         ]
         if not splits:
-            raise FczooError(f"{self.name}'s protocol has no split {number.partition!r} of {dataset}")
+            raise FczooError(f"{self.name}'s protocol has no split {number.partition!r} of {row.dataset}")
         tasks = None if number.tasks == usual.task_count else number.tasks
-        return Settings.for_dataset(dataset, protocol=self.key, partition=splits[0], tasks=tasks)
+        given = {"partition": splits[0], "tasks": tasks, **changes, **row.settings}
+        return Settings.for_dataset(row.dataset, protocol=self.key, **given)
+
+    def sample_std(self, number: Number) -> float | None:
+        """A printed standard deviation, as it would be with one run less in the denominator."""
+        runs = len(self.protocol.seeds.given(number.tasks))
+        if number.std is None or not self.population or runs < 2:
+            return number.std
+        return number.std * math.sqrt(runs / (runs - 1))
 
 
 def plain_split(spec: str) -> str:
@@ -157,66 +201,3 @@ def get_paper(key: str) -> Paper:
     if key.lower() not in papers():
         raise FczooError(f"no paper is called {key!r}; {nearest(key.lower(), list(papers()))}")
     return papers()[key.lower()]
-
-
-def overview() -> str:
-    """Papers and their tables, with how many numbers each holds."""
-    rows = []
-    for paper in papers().values():
-        for table in dict.fromkeys(n.table for n in paper.numbers):
-            numbers = [n for n in paper.numbers if n.table == table]
-            what = [
-                ", ".join(dict.fromkeys(values))
-                for values in ([n.dataset for n in numbers], [n.metric for n in numbers])
-            ]
-            metrics = (
-                what[1] if len(what[1]) < 60 else f"{what[1].split(', ')[0]} ... {what[1].split(', ')[-1]}"
-            )
-            rows.append((paper.key, table, len(numbers), what[0], metrics))
-    cited = "\n".join(f"{p.key}: {p.citation}" for p in papers().values())
-    table = tabulate(rows, ["paper", "table", "numbers", "data sets", "metrics"])
-    return f"{cited}\n\n{table}\n\nfczoo papers PAPER TABLE prints one."
-
-
-def show_paper(key: str, table: str | None) -> str:
-    """One table of a paper, or all of them, as printed, with the protocol and the caveats.
-
-    Raises FczooError for an unknown table.
-    """
-    paper = get_paper(key)
-    tables = list(dict.fromkeys(n.table for n in paper.numbers))
-    if table is not None and table.lower() not in [t.lower() for t in tables]:
-        raise FczooError(f"{paper.key} has no table {table!r}; it has {', '.join(tables)}")
-    wanted = [t for t in tables if table is None or t.lower() == table.lower()]
-    left_open = [f"Left open: {'; '.join(paper.open)}"] if paper.open else []
-    parts = [
-        f"{paper.name}: {paper.citation}\nIts settings: fczoo show protocol {paper.key} --dataset NAME",
-        *left_open,
-        *_caveats(paper, ""),
-    ]
-    for t in wanted:
-        numbers = [n for n in paper.numbers if n.table == t]
-        for dataset, tasks in dict.fromkeys((n.dataset, n.tasks) for n in numbers):
-            here = [n for n in numbers if (n.dataset, n.tasks) == (dataset, tasks)]
-            parts.append(f"{t}: {dataset}, {tasks} tasks\n{_grid(here)}")
-        parts += _caveats(paper, t)
-    return "\n\n".join(parts)
-
-
-def _caveats(paper: Paper, table: str) -> list[str]:
-    lines = [f"- {c}" for c in paper.caveats.get(table, [])]
-    return [f"{f'On {table}' if table else 'To know'}:\n" + "\n".join(lines)] if lines else []
-
-
-def _grid(numbers: list[Number]) -> str:
-    columns = list(dict.fromkeys((n.partition, n.metric) for n in numbers))
-    known = {
-        (n.method, n.partition, n.metric): f"{n.value:g}" + (f" ± {n.std:g}" if n.std is not None else "")
-        for n in numbers
-    }
-    body = [[m, *(known.get((m, *c), "") for c in columns)] for m in dict.fromkeys(n.method for n in numbers)]
-    several = len({p for p, _ in columns}) > 1
-    head = [f"{m}\n{p}" if several or i == 0 else m for i, (p, m) in enumerate(columns)]
-    return tabulate(
-        body, ["method", *head], disable_numparse=True, colalign=("left", *["right"] * len(columns))
-    )

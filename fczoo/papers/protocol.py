@@ -124,6 +124,7 @@ class Protocol(Source):
     """One paper's experiments, as class attributes."""
 
     paper: ClassVar[str]
+    release: ClassVar[str] = ""  # what its released code does; empty where none is public
     partitions: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set -> all splits of the paper
 
 
@@ -135,7 +136,14 @@ class Release(Source):
     """
 
     repository: ClassVar[str]  # owner/name, and the commit that was read where it is known
+    splits: ClassVar[Mapping[str, str]] = {}  # partitioner of the paper -> that of the code, where it differs
     any_dataset = True
+
+    @classmethod
+    def split(cls, spec: str) -> str:
+        """A split of the paper as the code draws it."""
+        name, colon, rest = spec.partition(":")
+        return f"{cls.splits.get(name, name)}{colon}{rest}"
 
 
 def same(source: str, *, open: bool = False, **values: Any) -> dict[str, Stated]:

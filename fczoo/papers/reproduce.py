@@ -1,126 +1,81 @@
-"""Reproduction cards: the command behind a paper's row, and whether its number came out."""
+"""Whether the number of a card came out: the verdict on a run, and the state of all cards."""
 
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tabulate import tabulate
 
-from fczoo.core.errors import FczooError
-from fczoo.core.options import nearest
-from fczoo.federation.settings import Settings
-from fczoo.papers.compare import Comparison, comparisons, plus_minus
-from fczoo.papers.printed import DATASETS, Number, Paper, papers, plain_split
+from fczoo.papers.cards import Card, cards
+from fczoo.papers.compare import Comparison, beside, plus_minus
+from fczoo.papers.printed import Paper, papers, plain_split
 from fczoo.reports.runs import Experiment, Line, places_below, read_experiments
-from fczoo.reports.words import option_word
 
 ALLOWED = 1.0  # points that are put down to versions and machines
 
 
-@dataclass(frozen=True)
-class Card:
-    """One row of a paper's own method: a data set and a split."""
-
-    paper: Paper
-    numbers: tuple[Number, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.paper.key}/{DATASETS[self.numbers[0].dataset]}/{self.numbers[0].spec}"
-
-    def command(self, extra: Sequence[str] = ()) -> list[str]:
-        """Words after ``fczoo``. Raises FczooError where the protocol has no such split."""
-        settings, method = self.paper.settings(self.numbers[0]), self.paper.key
-        words = [
-            "bench",
-            "--protocol",
-            method,
-            "--methods",
-            method,
-            "--dataset",
-            settings.dataset,
-            "--partition",
-            settings.partition,
-        ]
-        if settings.tasks != Settings.for_dataset(settings.dataset, protocol=method).tasks:
-            words += ["--tasks", option_word(settings.tasks)]
-        for field, value in self.paper.method_here(self.numbers[0])[1].items():
-            words += ["--set", f"{method}.{field}={option_word(value)}"]
-        return [*words, "--out", f"results/{self.name.replace('/', '-').replace(':', '_')}", *extra]
-
-
-def cards() -> dict[str, Card]:
-    """All cards by name: every data set and split for which a paper prints its own method."""
-    found: dict[tuple[Any, ...], list[Number]] = {}
-    for paper in papers().values():
-        own = next(printed for printed, (name, *_) in paper.methods.items() if name == paper.key)
-        for n in paper.numbers:
-            if n.method == own and n.dataset in DATASETS and n.metric_here and not {";", "("} & set(n.spec):
-                known = found.setdefault((paper.key, n.dataset, n.spec, n.tasks), [])
-                if all(
-                    (n.metric, n.value) != (k.metric, k.value) for k in known
-                ):  # an ablation prints it again
-                    known.append(n)
-    every = [Card(papers()[key[0]], tuple(numbers)) for key, numbers in found.items()]
-    return {
-        c.name: c for c in reversed(every)
-    }  # of two numbers of tasks, the one that the paper prints first
-
-
-def get_card(name: str) -> Card:
-    """Raises FczooError with the nearest cards for an unknown one."""
-    known = cards()
-    if name not in known:
-        raise FczooError(f"no card is called {name!r}; {nearest(name, list(known))}")
-    return known[name]
-
-
 def verdict(card: Card, experiment: Experiment, line: Line) -> str:
     """``reproduced within ...`` or ``not reproduced: ...`` for a line of a run that belongs to a card."""
-    found = [c for c in comparisons(experiment, line, card.paper) if c.number in card.numbers]
-    if not found:
-        return "not reproduced: the run has another data set, split or number of tasks"
-    if found[0].differences:
-        return f"not reproduced: the run differs from the paper's in {', '.join(found[0].differences)}"
-    missed = [c for c in found if abs(c.gap) > tolerance(c)]
+    found = beside(experiment, line, card.paper, card.numbers)
+    if not found or not concerns(card, experiment, line):
+        return "not reproduced: the run has another data set, method, split or number of tasks"
+    first = found[0]
+    if not first.followed:
+        pairs = zip(first.readings, map(", ".join, first.differences), strict=True)
+        return f"not reproduced: {'; '.join(f'differs from {name} in {what}' for name, what in pairs)}"
+    missed = [c for c in found if abs(c.gap) > tolerance(card.paper, c)]
     if missed:
         far = "; ".join(
             (
                 f"{c.number.metric} {plus_minus(c.ours.mean, c.ours.std)}, paper "
-                f"{plus_minus(c.number.value, c.number.std)}, allowed ±{tolerance(c):.1f}"
+                f"{plus_minus(c.number.value, c.number.std)}, allowed ±{tolerance(card.paper, c):.1f}"
             )
             for c in missed
         )
-        return f"not reproduced: {far}"
+        return f"not reproduced with {first.followed}: {far}"
     gap, metrics = max(abs(c.gap) for c in found), ", ".join(c.number.metric for c in found)
-    return f"reproduced within {gap:.1f} points ({metrics})"
+    shown = metrics if len(found) <= 4 else f"{len(found)} figures"
+    said = f"; differs from the print in {', '.join(first.from_print)}" if first.from_print else ""
+    return f"reproduced with {first.followed} within {gap:.1f} points ({shown}){said}"
 
 
-def tolerance(comparison: Comparison) -> float:
+def tolerance(paper: Paper, comparison: Comparison) -> float:
     """Points by which a reproduced number may be off.
 
-    One, or twice the standard deviation of the difference if that is more.
+    One, or twice the standard deviation of the difference if that is more, both of samples.
     """
-    spread = math.hypot(comparison.ours.std or 0.0, comparison.number.std or 0.0)
+    spread = math.hypot(comparison.ours.std or 0.0, paper.sample_std(comparison.number) or 0.0)
     return max(ALLOWED, 2 * spread)
+
+
+def concerns(card: Card, experiment: Experiment, line: Line) -> bool:
+    """Whether a line of a run has a card's method, options, data set, split and number of tasks."""
+    about, result, row = experiment.about, line.results[0], card.row
+    if (about.settings["dataset"], experiment.task_count) != (row.dataset, card.numbers[0].tasks):
+        return False
+    splits = {plain_split(reading.settings.partition) for reading in card.readings}
+    return (
+        result.method == row.method
+        and (row.split is None or plain_split(about.partition["spec"]) in splits)
+        and all(result.options.get(k) == v for k, v in row.options.items())
+    )
 
 
 def status(card: Card, experiments: Sequence[Experiment]) -> list[str]:
     """One line for each run of the card that result files show; ``never run`` without one."""
-    lines = []
-    for experiment in experiments:
-        number, about = card.numbers[0], experiment.about
-        ran = (about.settings["dataset"], experiment.task_count, plain_split(about.partition["spec"]))
-        if ran == (DATASETS[number.dataset], number.tasks, number.spec):
-            lines += [
-                f"run on {_when_and_where(line)}: {verdict(card, experiment, line)} [{_place(line)}]"
-                for line in experiment.lines
-                if line.results[0].method == card.paper.key
-            ]
+    lines = [
+        f"run on {_when_and_where(line)}: {verdict(card, experiment, line)} [{_place(line)}]"
+        for experiment in experiments
+        for line in experiment.lines
+        if concerns(card, experiment, line) and has_conditions(card, experiment)
+    ]
     return lines or ["never run"]
+
+
+def has_conditions(card: Card, experiment: Experiment) -> bool:
+    """Whether a run has what its row has other than the paper's other rows, such as 100 clients."""
+    return all(experiment.settings[k] == v for k, v in card.row.settings.items())
 
 
 def _when_and_where(line: Line) -> str:
@@ -141,10 +96,13 @@ def listing(results: Path) -> str:
     """Every card with what the run folders and archives below a folder say about it."""
     experiments = read_experiments([results]) if results.exists() and places_below(results) else []
     rows = []
-    for card in reversed(cards().values()):
-        printed = ", ".join(f"{n.metric} {plus_minus(n.value, n.std)}" for n in card.numbers)
-        rows.append((card.name, printed, "\n".join(status(card, experiments))))
-    return tabulate(rows, ["card", "paper", "status"], maxcolwidths=[None, 34, 80])
+    for card in cards().values():
+        shown = [f"{n.metric} {plus_minus(n.value, n.std)}" for n in card.numbers]
+        if len(shown) > 4:
+            shown = [*shown[:1], f"... {len(shown) - 2} more", shown[-1]]
+        rows.append((card.name, ", ".join(shown), "\n".join(status(card, experiments))))
+    spreads = "\n".join(f"{paper.name}: {paper.spread}." for paper in papers().values())
+    return f"{tabulate(rows, ['card', 'paper', 'status'], maxcolwidths=[None, 34, 80])}\n\n{spreads}"
 
 
 def spelled(words: Sequence[str]) -> str:

@@ -47,6 +47,8 @@ def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
         options = {**options, "weight_decay": 0.1}  # without it Adam and AdamW are one
     if option in ("rank", "blocks") and "tune" in METHODS.get(name).__dataclass_fields__:
         options = {**options, "tune": "lora"}
+    if name == "l2p" and option in ("lr_lora", "rank", "blocks"):
+        options = {**options, "lora": True}
     if name == "glfc":
         rebuilds = option in PROXY or option.startswith(("inversion_", "perturb_"))
         quick = {"inversion_steps": 2, "inversion_inner": 2} if rebuilds else {"proxy": "last"}

@@ -6,39 +6,110 @@ import numpy as np
 import pytest
 
 from fczoo.core.registry import DATASETS as REGISTERED
+from fczoo.core.registry import METHODS
 from fczoo.data.dataset import ImageData, Images
-from fczoo.papers.compare import comparisons
-from fczoo.papers.printed import get_paper
-from fczoo.papers.reproduce import cards, get_card, status, tolerance, verdict
+from fczoo.papers.cards import cards, get_card
+from fczoo.papers.compare import beside
+from fczoo.papers.printed import get_paper, papers
+from fczoo.papers.reproduce import status, tolerance, verdict
 from fczoo.reports.runs import read_experiments
 from helpers_papers import B16, CARD, followed, printed, reading, recorded
 
 
 def test_a_card_is_the_exact_command():
-    out = printed("reproduce", CARD, "--dry-run", "--data-root", "DIR")
     split = "dirichlet:0.05,draw=sample,max_tries=10000"
-    folder = "results/hgp-cifar100-dirichlet_0.05"
-    assert (
-        out == f"fczoo bench --protocol hgp --methods hgp --dataset cifar100 --partition {split} "
-        f"--out {folder} --data-root DIR\n"
+    start = f"fczoo bench --protocol hgp --methods hgp --dataset cifar100 --partition {split} "
+    as_printed = (
+        "--mean 0,0,0 --std 1,1,1 --test-crop 1 --set hgp.prefix_len=200 --set hgp.clip=none "
+        "--set hgp.logit_norm=none --set hgp.class_weights=counts --set hgp.draw=round "
     )
+    folder = "results/hgp-cifar100-dirichlet_0.05"
+    out = printed("reproduce", CARD, "--dry-run", "--data-root", "DIR")
+    assert out == f"{start}{as_printed}--out {folder} --data-root DIR\n"
+    out = printed("reproduce", CARD, "--reading", "released", "--dry-run")
+    assert out == f"{start}--as-released fed-mammoth --out {folder}-released\n"
     assert "--set pilora.head_tune=false" in printed("reproduce", "pilora/cifar100/quantity:6", "--dry-run")
     assert "did you mean hgp/cifar100/dirichlet:0.05" in printed(
         "reproduce", "hgp/cifar100/dirichlet:0.06", code=1
     )
+    assert "no code of FCILPT runs it" in printed(
+        "reproduce", "fcilpt/cifar100/overlap:0.6", "--reading", "released", "--dry-run", code=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "metric", "value"),
+    [
+        ("fcilpt/cifar100/overlap:0.6/5-tasks", "--tasks 5", "acc@40classes", 92.8),
+        ("fcilpt/cifar100/overlap:0.6/20-tasks", "--tasks 20", "acc@15classes", 94.6),
+        ("fcilpt/cifar100/overlap:0.6/no-sort", "--set fcilpt.sort=false", "acc@100classes", 85.3),
+        ("hgp/cifar100/dirichlet:0.05/rebalance-old", "--set hgp.rebalance=old", "FAA", 81.91),
+        (
+            "hgp/cifar100/dirichlet:0.05/100-clients-10-drawn",
+            "--clients 100 --participation 10",
+            "FAA",
+            80.82,
+        ),
+        ("hgp/cub200/any-split/joint", "--methods joint", "FAA", 86.04),
+        ("hgp/cub200/dirichlet:0.2/codap", "--methods codap", "FAA", 29.19),
+        ("pilora/cifar100/quantity:2/head-tune", "--set pilora.head_tune=true", "A_N", 56.5),
+        ("pilora/cifar100/quantity:2/fedncm", "--set fedavg.head_init=means", "A_N", 49.6),
+        ("pilora/cifar100/quantity:6/frozen", "--set pilora.lr_lora=0", "A_N", 68.6),
+        ("fppl/imagenet_r/dirichlet:0.5/unify-fusion", "--set fppl.debias=false", "A_T", 52.78),
+        ("fppl/imagenet_r/dirichlet:0.5/40-clients", "--clients 40", "A_T", 68.18),
+        ("fppl/cifar100/iid/40-rounds", "--rounds 40 --set fppl.lr=0.0001", "Abar", 89.1),
+    ],
+)
+def test_cards_of_ablations_baselines_and_other_numbers_of_tasks(name, words, metric, value):
+    card = get_card(name)
+    assert words in printed("reproduce", name, "--dry-run")
+    assert [n.value for n in card.numbers if n.metric == metric] == [value]
+
+
+def test_every_accuracy_of_an_implemented_row_is_on_a_card():
+    """And on one only: an ablation's last row and a table's own row share theirs."""
+    held = [number for card in cards().values() for number in card.numbers]
+    assert len(held) == len(set(held))
+    values = {}
+    for name, card in cards().items():
+        for number in card.numbers:
+            values.setdefault((number.paper, number.metric, number.value), set()).add(name.split("/")[1])
+    methods = METHODS.names()
+    for paper in papers().values():
+        for n in paper.numbers:
+            row = paper.row(n)
+            if row.method in methods and not row.why and n.metric_here:
+                assert row.dataset in values[n.paper, n.metric, n.value], n
+
+
+def test_a_card_appears_with_its_method(monkeypatch):
+    """The printed system stands in the table of names already."""
+    assert "no card is called" in printed("reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run", code=1)
+    monkeypatch.setitem(get_paper("fppl").methods["FedSLCA"], "method", "toy")
+    monkeypatch.setitem(METHODS._entries, "toy", METHODS.get("fedavg"))
+    assert "--methods toy" in printed("reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run")
+    assert "FedSLCA" not in printed("papers", "--missing")
 
 
 @pytest.mark.parametrize(
     ("faa", "changes", "says"),
     [
-        ((90.1, 90.15, 90.2), {}, "reproduced within 0.0 points (FAA)"),  # printed 90.16 +- 0.24
-        ((88.5, 88.55, 88.6), {}, "not reproduced: FAA 88.5 ± 0.0, paper 90.2 ± 0.2, allowed ±1.0"),
+        (
+            (90.1, 90.15, 90.2),
+            {},
+            "reproduced with the print within 0.0 points (FAA)",
+        ),  # printed 90.16 +- 0.24
+        (
+            (88.5, 88.55, 88.6),
+            {},
+            "not reproduced with the print: FAA 88.5 ± 0.0, paper 90.2 ± 0.2, allowed ±1.0",
+        ),
         # our own spread of 1 allows twice sqrt(1 + 0.24^2)
-        ((88.5, 89.5, 87.5), {}, "reproduced within 1.7 points"),
+        ((88.5, 89.5, 87.5), {}, "reproduced with the print within 1.7 points"),
         (
             (90.0, 90.0, 90.0),
             {"rounds": 1},
-            "not reproduced: the run differs from the paper's in rounds 1 (paper: 5)",
+            "not reproduced: differs from the print in rounds 1 (paper: 5); differs from the released code",
         ),
     ],
 )
@@ -54,12 +125,21 @@ def test_verdicts(make_run, tmp_path, faa, changes, says):
     (line,) = status(card, [experiment])
     assert says in line and str(tmp_path / "run" / "hgp") in line
     assert status(get_card("hgp/cifar100/dirichlet:0.5"), [experiment]) == ["never run"]
-    assert tolerance(comparisons(experiment, experiment.lines[0], get_paper("hgp"))[0]) >= 1
+    assert tolerance(card.paper, beside(experiment, experiment.lines[0], card.paper, card.numbers)[0]) >= 1
+
+
+def test_a_run_as_released_is_called_so(make_run, tmp_path):
+    card, runs = get_card(CARD), {"hgp": dict.fromkeys(range(3), 100.0)}
+    folder = make_run(tmp_path / "run", runs, reading(1), B16, **followed(1))
+    (experiment,) = read_experiments([folder])
+    told = verdict(card, experiment, experiment.lines[0])
+    assert told.startswith("reproduced with the released code (fed-mammoth) within ")
+    assert "differs from the print in" in told and "hgp.clip 1 (paper: none)" in told
 
 
 def test_the_list_claims_only_what_result_files_show(tmp_path):
     listed = printed("reproduce", "--results", str(tmp_path / "nowhere"))
-    assert listed.count("never run") == len(cards()) == 35 and "reproduced" not in listed
+    assert listed.count("never run") == len(cards()) > 300 and "reproduced" not in listed
     recorded(tmp_path, "cifar100-reduced-a")
     real = printed("reproduce", "--results", str(tmp_path))
     assert real.count("not reproduced") == 2 and real.replace("not reproduced", "").count("reproduced") == 0
@@ -92,19 +172,27 @@ def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
         "hgp.prefix_len=2",
     ]
     (tmp_path / "cifar-100-python").mkdir()
-    cut += ["--set", "hgp.server_epochs=1", "--data-root", str(tmp_path), "--out", str(tmp_path / "run")]
+    cut += [
+        "--set",
+        "hgp.server_epochs=1",
+        "--reading",
+        "print",
+        "--data-root",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "run"),
+    ]
     out = printed("reproduce", "hgp/cifar100/dirichlet:0.5", *cut)
     last = out.splitlines()[-1]
-    assert last.startswith(
-        "hgp/cifar100/dirichlet:0.5: not reproduced: the run differs from the paper's in "
-        f"backbone vit_nano_32 (paper: {B16})"
-    )
+    start = "hgp/cifar100/dirichlet:0.5: not reproduced: differs from the print in "
+    assert last.startswith(f"{start}backbone vit_nano_32 (paper: {B16})")
     for words in (
         "clients 2 (paper: 10)",
         "rounds 1 (paper: 5)",
         "epochs 1 (paper: 5)",
         "seeds 1 (paper: 3)",
-        "hgp.prefix_len 2 (paper: 100)",
+        "hgp.prefix_len 2 (paper: 200)",
     ):
         assert words in last
-    assert last.count("(paper: ") == 7
+    assert last.count("(paper: ") == 7 and "hgp.clip none (code: 1)" in last
+    assert "does not say what a seed moves" in out.splitlines()[-2]

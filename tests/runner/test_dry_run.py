@@ -97,7 +97,7 @@ def test_dry_run_of_a_missing_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert rows["backbone"][:2] == ["vit_nano_32", "given"]
     assert rows["rounds"] == ["5", "protocol", "hgp", "rounds", "a", "task"]
     assert rows["precision"][:2] == ["fp32", "default"]
-    assert rows["lr"] == ["0.003", "protocol", "hgp"] and rows["init"] == ["normal", "default"]
+    assert rows["lr"] == ["0.003", "protocol", "hgp"] and rows["init"] == ["normal", "protocol", "hgp"]
     assert not any(tmp_path.iterdir())
 
 

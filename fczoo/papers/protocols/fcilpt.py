@@ -4,7 +4,9 @@ from fczoo.core.registry import register_protocol
 from fczoo.papers.protocol import Protocol, Stated, same
 
 PAPER = "paper, experiments"
-HEAD = same("not stated; PyTorch's own start of a linear layer", head_init="default")
+HEAD = same("not stated; PyTorch's own start of a linear layer", open=True, head_init="default")
+
+MEMORY = same("paper: 2,000 exemplars a client for the methods that it compares with", memory=2000)
 
 
 @register_protocol("fcilpt")
@@ -18,6 +20,7 @@ class FCILPT(Protocol):
         "backbone": Stated(
             "vit_base_patch16_224.augreg_in21k",
             "paper: ViT-B/16; its weights are not stated, these are those of L2P, on which it builds",
+            open=True,
         ),
         **same("paper: pixels in [0, 1]", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
         "tasks": Stated(10, "paper, tables 1 to 3; on CIFAR-100 also 5 and 20, tables 4 and 6"),
@@ -36,7 +39,7 @@ class FCILPT(Protocol):
         "aggregator": Stated("uniform", "paper, algorithm 1"),
         **same(PAPER, epochs=5, batch_size=16),
         **same("paper: resize to 224", augment="none", test_crop=1.0),
-        "class_order": Stated("natural", "not stated"),
+        "class_order": Stated("natural", "not stated", open=True),
     }
     datasets = {
         "cifar100": {},
@@ -44,11 +47,31 @@ class FCILPT(Protocol):
         "tinyimagenet": {},
     }
     methods = {
-        "fcilpt": {**HEAD, "lr": Stated(0.03, "paper; L2P scales this rate by batch/256")},
-        "glfc": {
+        "fcilpt": {
             **HEAD,
-            "memory": Stated(2000, "paper: 2,000 exemplars a client for the methods that it compares with"),
+            "lr": Stated(0.03, "paper; L2P scales this rate by batch/256"),
+            "query": Stated(
+                "cls",
+                "as in L2P; the paper: the embedded class token, which is the same for all images",
+                printed="embed_cls",
+            ),
+            **same(
+                "not stated; as in L2P",
+                open=True,
+                strength=10.0,
+                init="symmetric",
+                pooled="prompt",
+                support="task",
+                head_lr=None,
+            ),
+            "old_clients": Stated("idle", "not stated; GLFC's code lets them train again", open=True),
         },
+        "fedavg": {
+            **HEAD,
+            "lr": Stated(0.03, "table 7's row without prompts: the paper's only rate", open=True),
+        },
+        **dict.fromkeys(("glfc", "icarl", "bic"), HEAD | MEMORY),
+        "lucir": MEMORY,
     }
     tuned = {
         "cifar100": {"fcilpt": same(PAPER, size=10, chosen=5, length=5, common_length=5)},

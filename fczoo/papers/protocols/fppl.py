@@ -4,7 +4,7 @@ from fczoo.core.registry import register_protocol
 from fczoo.papers.protocol import Protocol, Stated, same
 
 PAPER, CODE = "paper, experiments", "released code"
-HEAD = same("released code: PyTorch's own start of a linear layer", head_init="default")
+HEAD = same("released code: PyTorch's own start of a linear layer", open=True, head_init="default")
 SLOW = {
     **HEAD,
     **same(
@@ -32,8 +32,14 @@ class FPPL(Protocol):
         "backbone": Stated(
             "vit_base_patch16_224.augreg_in21k_ft_in1k",
             "released code: timm 0.6.7's vit_base_patch16_224; the paper: ViT-B/16, ImageNet",
+            open=True,
         ),
-        **same("released code: pixels in [0, 1], not normalised", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
+        **same(
+            "released code: pixels in [0, 1], not normalised",
+            open=True,
+            mean=(0.0, 0.0, 0.0),
+            std=(1.0, 1.0, 1.0),
+        ),
         **same(PAPER, clients=10, participation=1.0, epochs=5, batch_size=128),
         "rounds": Stated(
             lambda tasks: max(200 // tasks, 1),
@@ -42,12 +48,16 @@ class FPPL(Protocol):
         "partition": Stated(
             _split(0.5),
             "paper: beta 0.5; drawn once over all classes, capped and redrawn as in the released code",
+            open=True,
         ),
         "augment": Stated(
-            "fppl", "released code: random resized crop of 5 to 100 % of the area, horizontal flip"
+            "fppl", "released code: random resized crop of 5 to 100 % of the area, horizontal flip", open=True
         ),
-        "test_crop": Stated(0.875, "released code: resize to 256, bicubic, centre crop 224"),
-        "class_order_seed": Stated(2023, "paper: a random order for each of its seeds; see the notes"),
+        "test_crop": Stated(0.875, "released code: resize to 256, bicubic, centre crop 224", open=True),
+        "class_order_seed": Stated(2023, "paper: a random order for each of its seeds", open=True),
+        "vary": Stated(
+            ("training", "partition", "class-order"), "paper: an order for each seed, which draws the split"
+        ),
     }
     datasets = {
         "imagenet_r": {"tasks": Stated(20, PAPER)},
@@ -58,21 +68,22 @@ class FPPL(Protocol):
         **dict.fromkeys(("imagenet_r", "cub200"), tuple(map(_split, (1.0, 0.5, 0.1, 0.05, 0.01)))),
         "cifar100": (_split(0.5), "iid"),
     }
+    release = "fppl"
     methods = {
         "fppl": {
             **HEAD,
             **same(PAPER, length=20, blocks=(0, 1, 2, 3, 4), lr=1e-3, unify=1.0, temperature=0.2),
-            **same("released code", server_lr=1e-3, server_epochs=5, server_batch=128),
+            **same(
+                "released code", open=True, server_lr=1e-3, server_epochs=5, server_batch=128, view="test"
+            ),
         },
         **dict.fromkeys(("fedavg", "ewc", "lwf"), SLOW),
         "glfc": {**SLOW, "memory": Stated(200, "paper: 200 images a client")},
         **dict.fromkeys(("l2p", "dualprompt", "codap"), PROMPT),
     }
     notes = (
-        "The paper shuffles the classes anew for each seed. A bench keeps one class order for all its "
-        "seeds: for the paper's mean run --seeds 2023 "
-        "--class-order-seed 2023, then 2024 and 2025. The order itself is drawn by fczoo and is not "
-        "the paper's.",
+        "The paper shuffles the classes anew for each seed; so does a bench (--vary). The orders themselves "
+        "are drawn by fczoo and are not the paper's.",
         "Table IV has 20, 30 and 40 clients on ImageNet-R: --clients 20 and so on.",
         "The comparison with Fed-CPrompt takes 40 rounds a task and 1e-4 for clients and server.",
     )

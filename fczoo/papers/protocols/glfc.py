@@ -52,6 +52,7 @@ class GLFC(Protocol):
             ),
         },
     }
+    release = "glfc"
     methods = {
         **dict.fromkeys(("fedavg", "ewc", "lwf"), SLOW),
         "glfc": {

@@ -46,9 +46,12 @@ RATES: dict[str, tuple[float | tuple[float, ...], ...]] = {
 }
 """Appendix H: the learning rate of every method on every data set."""
 
-HEAD = same("released code (fed-mammoth): PyTorch's own start of a linear layer", head_init="default")
-HEADED = ("fedavg", "ewc", "lwf", "fedproto", "l2p", "dualprompt", "codap")
-"""Methods with a linear head, besides those of which ``HGP.methods`` states more."""
+NORMALISED = "the checkpoint's own, 0.5 and 0.5; the paper: pixels in [0, 1]; the released code: by data set"
+HEAD = same(
+    "released code (fed-mammoth): PyTorch's own start of a linear layer", open=True, head_init="default"
+)
+FULL = {**HEAD, "tune": Stated("full", "paper, section 4.2: methods that fine-tune train all weights")}
+UNKNOWN = "not stated; that of the fully fine-tuned methods in appendix H"
 
 LORM_RANKS = ((1, 16, 16), (2, 32, 16), 4, (1, 1, 4), (8, 8, 4), 1)
 
@@ -95,11 +98,8 @@ class HGP(Protocol):
             "vit_base_patch16_224.augreg_in21k",
             "paper: ViT-B/16, supervised on ImageNet-21k; the tag is the released code's",
         ),
-        **same(
-            "the checkpoint's own, 0.5 and 0.5; see the notes for the paper's and the code's",
-            mean=None,
-            std=None,
-        ),
+        "mean": Stated(None, NORMALISED, printed=(0.0, 0.0, 0.0)),
+        "std": Stated(None, NORMALISED, printed=(1.0, 1.0, 1.0)),
         **same(PAPER, clients=10, participation=1.0, rounds=5, epochs=5, batch_size=16),
         "client_draw": Stated("round", "paper, appendix E; the released code draws once a task"),
         "augment": Stated(
@@ -109,8 +109,12 @@ class HGP(Protocol):
                 "random crop and flip"
             ),
         ),
-        "test_crop": Stated(0.875, "released code (fed-mammoth): resize to 256, bicubic, centre crop 224"),
-        "class_order": Stated("natural", CODE),
+        "test_crop": Stated(
+            0.875,
+            "released code (fed-mammoth): resize to 256, bicubic, centre crop 224; the paper: resized to 224",
+            printed=1.0,
+        ),
+        "class_order": Stated("natural", CODE, open=True),
     }
     datasets = {
         name: {
@@ -121,13 +125,21 @@ class HGP(Protocol):
                     "paper, section 4.1, its least skewed split; images drawn one by one and redrawn as in "
                     "the released code"
                 ),
+                open=True,
             ),
         }
         for name, betas in BETAS.items()
     }
     partitions = {name: tuple(map(_split, betas)) for name, betas in BETAS.items()}
+    release = "fed-mammoth"
     methods = {
-        **dict.fromkeys(HEADED, HEAD),
+        **dict.fromkeys(("ewc", "lwf", "fedproto"), FULL),
+        **dict.fromkeys(("dualprompt", "codap"), HEAD),
+        "l2p": {
+            **HEAD,
+            "pooled": Stated("cls+prompt", "released code: mean over the class token and prompts", open=True),
+        },
+        "fedavg": {**FULL, **same(UNKNOWN, open=True, lr=1e-5, lr_backbone=1e-5)},
         "hgp": {
             **HEAD,
             **same(
@@ -143,14 +155,23 @@ class HGP(Protocol):
                     "released code: 200 rows, half for keys and half for values; read literally, the paper "
                     "has 200 of each"
                 ),
+                printed=200,
             ),
             "blocks": Stated((0, 1, 2, 3, 4), "paper: the first five blocks"),
-            **same("released code; the paper has plain logits and no clipping", clip=1.0, logit_norm=0.1),
-            "class_weights": Stated("uniform", "released code; the paper's eq. 6: counts"),
+            "clip": Stated(1.0, "released code; the paper has no clipping", printed=None),
+            "logit_norm": Stated(0.1, "released code; the paper has plain logits", printed=None),
+            "class_weights": Stated("uniform", "released code; the paper's eq. 6: counts", printed="counts"),
+            "draw": Stated("epoch", "released code; the paper's algorithm 1: once a round", printed="round"),
+            "init": Stated("normal", "not stated; the released prefixes start at zero", open=True),
+            "keep_single": Stated(True, "not stated; the released code drops such classes", open=True),
         },
         "pilora": {"lr_lora": Stated(1e-4, "paper, appendix H, where the legend swaps the two rates")},
-        "ccvr": {**HEAD, "per_class": Stated(256, CODE)},
-        "joint": {**HEAD, "setting": Stated("central", "paper, tables 1 and 2")},
+        "ccvr": {**FULL, "per_class": Stated(256, CODE, open=True)},
+        "joint": {
+            **FULL,
+            "setting": Stated("central", "paper, tables 1 and 2"),
+            **same(UNKNOWN, open=True, lr=1e-5, lr_backbone=1e-5),
+        },
     }
     tuned = {name: _dataset(name) for name in BETAS}
     notes = (
@@ -162,9 +183,8 @@ class HGP(Protocol):
             "The header of table 2 prints beta 0.5, 0.1, 0.05 above EuroSAT and Cars-196; section 4.1 and "
             "appendix H have 1.0, 0.5, 0.2."
         ),
-        "The paper scales pixels to [0, 1] (--set backbone.mean=0,0,0 --set backbone.std=1,1,1). The "
-        "released code normalises by data set, "
-        "whatever the checkpoint: --norm-by-dataset does the same.",
+        "All that the print says is `fczoo reproduce hgp/... --dry-run`; all that the released code does is "
+        "--as-released fed-mammoth.",
         (
             "Appendix E has 100 clients on CIFAR-100 at beta 0.05: --clients 100 --participation 10 (20, "
             "50, 100)."

@@ -5,10 +5,20 @@ from fczoo.papers.protocol import Protocol, Stated, same
 
 PAPER, CODE = "paper, experiments", "released code"
 BETAS = (0.5, 0.1, 0.05)
-LORA = {
-    **same("not stated; PyTorch's own start of a linear layer", head_init="default"),
-    **same("paper: every method trains the same LoRA", tune="lora", rank=4, blocks=(0,)),
-}
+HEAD = same("not stated; PyTorch's own start of a linear layer", open=True, head_init="default")
+PAIRS = same("paper: every method trains the same LoRA", rank=4, blocks=(0,))
+LORA = {**HEAD, **PAIRS, "tune": Stated("lora", "paper: every method trains the same LoRA")}
+TUNED = ("fedavg", "ewc", "lwf", "fedclm", "icarl", "target", "glfc", "lga", "joint")
+RATES = "rates of the methods that it compares with are not printed; those of its prototypes and LoRA"
+
+
+def _rates(prototype: float, lora: float) -> dict[str, dict[str, Stated]]:
+    """Rates of the methods that the paper compares with: the head's and LoRA's."""
+    rates = same(RATES, open=True, lr=prototype, lr_backbone=lora)
+    return {
+        **dict.fromkeys(TUNED, rates),
+        "l2p": same(RATES, open=True, lr=prototype, lr_lora=lora),
+    }
 
 
 def _splits(*alphas: int) -> tuple[str, ...]:
@@ -28,26 +38,32 @@ class PILoRA(Protocol):
     settings = {
         "backbone": Stated("vit_base_patch16_224.dino", "paper: ViT-B/16, DINO; timm's name of it"),
         **same(
-            "released code, on both data sets", mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761)
+            "released code, on both data sets",
+            open=True,
+            mean=(0.5071, 0.4867, 0.4408),
+            std=(0.2675, 0.2565, 0.2761),
         ),
         **same(PAPER, tasks=10, clients=10, participation=1.0, rounds=30, epochs=5, batch_size=64),
-        "augment": Stated("pilora", "released code: resize to 224, horizontal flip, brightness 63/255"),
-        "test_crop": Stated(1.0, "released code: resize to 224"),
-        "class_order": Stated("natural", CODE),
+        "augment": Stated(
+            "pilora", "released code: resize to 224, horizontal flip, brightness 63/255", open=True
+        ),
+        "test_crop": Stated(1.0, "released code: resize to 224", open=True),
+        "class_order": Stated("natural", CODE, open=True),
     }
     datasets = {
         "cifar100": {
-            "partition": Stated("quantity:6", "paper, table 1, its mildest quantity-based split"),
-            "train_per_class": Stated(400, "released code: the first 80 % of each class"),
+            "partition": Stated("quantity:6", "paper, table 1, its mildest quantity-based split", open=True),
+            "train_per_class": Stated(400, "released code: the first 80 % of each class", open=True),
         },
         "tinyimagenet": {
-            "partition": Stated("quantity:12", "paper, table 2, its mildest quantity-based split"),
-            "train_per_class": Stated(400, "released code: the first 80 % of each class"),
+            "partition": Stated("quantity:12", "paper, table 2, its mildest quantity-based split", open=True),
+            "train_per_class": Stated(400, "released code: the first 80 % of each class", open=True),
         },
         "imagenet_subset": {
             "partition": Stated(
                 "quantity:12",
                 "as on Tiny-ImageNet, which has as many classes; the supplement was not at hand",
+                open=True,
             ),
             **same(
                 "as on the other two; the supplement was not at hand",
@@ -61,6 +77,7 @@ class PILoRA(Protocol):
         "tinyimagenet": _splits(12, 8, 4),
         "imagenet_subset": _splits(12, 8, 4),
     }
+    release = "pilora"
     methods = {
         "pilora": {
             **same(PAPER, rank=4, blocks=(0,), pull=1e-3, ortho=0.5, sharpness=1.0, schedule="cosine"),
@@ -69,29 +86,42 @@ class PILoRA(Protocol):
                 sparse=0.0,
                 weight_decay=0.0,
             ),
-            "temperature": Stated(0.2, "paper: eta = 0.2, a divisor as in the released code"),
+            "temperature": Stated(
+                0.2, "paper: eta = 0.2, a divisor as in the released code; eq. 13: a factor", printed=5.0
+            ),
+            "distance": Stated("rms", "released code; the paper's eq. 8: squared", printed="squared"),
+            "reweight": Stated("distance", "released code; the paper's eq. 11: squared", printed="squared"),
+            "merge": Stated("sum", "fed-mammoth; the paper's eq. 6: (sum B)(sum A)", printed="factor_sum"),
+            **same(
+                "not stated; see `fczoo list quirks` for the released code",
+                open=True,
+                local="merged",
+                means="after",
+                unheld="average",
+            ),
         },
-        **dict.fromkeys(("fedavg", "ewc", "lwf", "fedclm", "glfc"), LORA),
+        **dict.fromkeys(TUNED, LORA),
+        "l2p": {**HEAD, **PAIRS, "lora": Stated(True, "paper: every method trains the same LoRA")},
         "joint": {**LORA, "setting": Stated("federated", "paper, tables 1 and 2: it varies with the split")},
     }
     tuned = {
-        "cifar100": {"pilora": same(PAPER, lr_prototype=2e-2, lr_lora=1e-5)},
+        "cifar100": {**_rates(2e-2, 1e-5), "pilora": same(PAPER, lr_prototype=2e-2, lr_lora=1e-5)},
         "tinyimagenet": {
+            **_rates(5e-3, 5e-6),
             "pilora": {
                 "lr_prototype": Stated(5e-3, PAPER),
                 "lr_lora": Stated(5e-6, "released scripts; the paper's print is garbled"),
-            }
+            },
         },
         "imagenet_subset": {
+            **_rates(5e-3, 5e-6),
             "pilora": same(
                 "as on Tiny-ImageNet; the supplement was not at hand", lr_prototype=5e-3, lr_lora=5e-6
-            )
+            ),
         },
     }
     notes = (
-        "The paper's learning rates of the methods that it compares with are not printed; theirs are "
-        "fczoo's own for the data set (on CIFAR-100 "
-        "those of HGP's comparison), without the cosine schedule of PILoRA.",
+        "The methods that it compares with run at constant rates, without the cosine schedule of PILoRA.",
         "The released code draws shards instead of classes (--partition shards:6) and, like its "
         "Dirichlet split, draws them anew for every client in "
         "every round; here a split holds for its task.",

@@ -6,10 +6,11 @@ from fczoo.papers.protocols.hgp import HGP, RATES, column
 
 CODE = "fed-mammoth"
 LINE = "given on the command line; these are the paper's, appendix H"
-FULL = {
+HEAD = {
     **same("PyTorch's own start of a linear layer", head_init="default"),
-    **same("all weights are trained", tune="full"),
+    **same("its default, AdamW without weight decay", optimizer="adamw", weight_decay=0.0),
 }
+FULL = {**HEAD, **same("all weights are trained", tune="full")}
 
 
 @register_release("fed-mammoth")
@@ -36,9 +37,9 @@ class FedMammoth(Release):
         for name, stated in HGP.datasets.items()
     }
     methods = {
-        **dict.fromkeys(("fedavg", "lwf", "fisheravg", "regmean", "ccvr", "fedproto"), FULL),
+        **dict.fromkeys(("fedavg", "lwf", "fisheravg", "ccvr", "fedproto"), FULL),
         "hgp": {
-            "head_init": FULL["head_init"],
+            **HEAD,
             "init": Stated("zeros", "its Gram-Schmidt fills no rows, so all prefixes stay equal"),
             **same(
                 CODE,
@@ -71,20 +72,20 @@ class FedMammoth(Release):
             "distill_current": Stated(True, "teacher and student are cut to the current task"),
         },
         "l2p": {
-            "head_init": FULL["head_init"],
+            **HEAD,
             **same(CODE, size=10, chosen=5, length=5, selection="image", positions="random"),
             "pooled": Stated("cls+prompt", "mean over the class token and the prompts"),
             "no_key_loss": Stated(True, "keys keep their random start"),
         },
         "dualprompt": {
-            "head_init": FULL["head_init"],
+            **HEAD,
             **same(CODE, general_length=5, expert_length=20, warm_start=False),
             "no_key_loss": Stated(True, "keys keep their random start"),
             "match_all_slots": Stated(True, "matches all slots, trained or not"),
             "reshape_bug": Stated(True, "reshapes gathered prompts, so that keys, values and images mix"),
         },
         "codap": {
-            "head_init": FULL["head_init"],
+            **HEAD,
             **same(CODE, components=100, length=4, blocks=(0, 1, 2, 3, 4), ortho=0.0, classical_gs=True),
         },
         "fedproto": {

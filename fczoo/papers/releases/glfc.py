@@ -20,6 +20,7 @@ class ReleasedGLFC(Release):
         "glfc": {
             **same("PyTorch's own start of a linear layer", head_init="default"),
             **same("all weights are trained", tune="full"),
+            **same(CODE, optimizer="sgd", lr=2.0, lr_backbone=2.0, weight_decay=1e-5),
             **same(CODE, detector="entropy", threshold=1.2, relation=0.5, memory=2000, proxy="reconstruct"),
             **same(CODE, perturb_steps=50, perturb_lr=0.2, inversion_steps=250, reconstructions=20),
             "repeated_exemplars": Stated(True, "herding may choose an image again"),
@@ -27,4 +28,7 @@ class ReleasedGLFC(Release):
             "best_perf_no_reset": Stated(True, "the best accuracy is never reset"),
         }
     }
-    notes = ("The network is a ResNet-18 from scratch there, a vision transformer here.",)
+    notes = (
+        "The network is a ResNet-18 from scratch there, a vision transformer here; for it 2.0 is too high: "
+        "--set glfc.lr=0.01 --set glfc.lr_backbone=0.0001 --set glfc.optimizer=adam.",
+    )

@@ -31,6 +31,7 @@ class ReleasedPILoRA(Release):
             "train_per_class": Stated(400, "the first 80 % of each class"),
         },
     }
+    splits = {"quantity": "shards"}
     methods = {
         "pilora": {
             **same(

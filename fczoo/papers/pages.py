@@ -1,0 +1,109 @@
+"""What ``fczoo papers`` prints: the papers' tables, and which of their systems are missing here."""
+
+from tabulate import tabulate
+
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import METHODS
+from fczoo.papers.printed import Number, Paper, get_paper, papers
+from fczoo.reports.words import word_table
+
+
+def overview() -> str:
+    """Papers and their tables, with how many numbers each holds."""
+    rows = []
+    for paper in papers().values():
+        for table in dict.fromkeys(n.table for n in paper.numbers):
+            numbers = [n for n in paper.numbers if n.table == table]
+            what = [
+                ", ".join(dict.fromkeys(values))
+                for values in ([n.dataset for n in numbers], [n.metric for n in numbers])
+            ]
+            metrics = (
+                what[1] if len(what[1]) < 60 else f"{what[1].split(', ')[0]} ... {what[1].split(', ')[-1]}"
+            )
+            rows.append((paper.key, table, len(numbers), what[0], metrics))
+    cited = "\n".join(f"{p.key}: {p.citation}" for p in papers().values())
+    table = tabulate(rows, ["paper", "table", "numbers", "data sets", "metrics"])
+    more = "fczoo papers PAPER TABLE prints one; fczoo papers --missing has the systems that are not here."
+    return f"{cited}\n\n{table}\n\n{more}"
+
+
+def show_paper(key: str, table: str | None) -> str:
+    """One table of a paper, or all of them, as printed, with the protocol and the caveats.
+
+    Raises FczooError for an unknown table.
+    """
+    paper = get_paper(key)
+    tables = list(dict.fromkeys(n.table for n in paper.numbers))
+    if table is not None and table.lower() not in [t.lower() for t in tables]:
+        raise FczooError(f"{paper.key} has no table {table!r}; it has {', '.join(tables)}")
+    wanted = [t for t in tables if table is None or t.lower() == table.lower()]
+    code = f", and of its code: fczoo show release {paper.release} --dataset NAME" if paper.release else ""
+    parts = [
+        f"{paper.name}: {paper.citation}\nIts settings: fczoo show protocol {paper.key} --dataset NAME{code}"
+        f"\nIts standard deviations: {paper.spread}",
+        *_caveats(paper, ""),
+    ]
+    for t in wanted:
+        numbers = [n for n in paper.numbers if n.table == t]
+        for dataset, tasks in dict.fromkeys((n.dataset, n.tasks) for n in numbers):
+            here = [n for n in numbers if (n.dataset, n.tasks) == (dataset, tasks)]
+            parts.append(f"{t}: {dataset}, {tasks} tasks\n{_grid(here)}")
+        parts += _caveats(paper, t)
+    return "\n\n".join(parts)
+
+
+def _caveats(paper: Paper, table: str) -> list[str]:
+    lines = [f"- {c}" for c in paper.caveats.get(table, [])]
+    return [f"{f'On {table}' if table else 'To know'}:\n" + "\n".join(lines)] if lines else []
+
+
+def _grid(numbers: list[Number]) -> str:
+    columns = list(dict.fromkeys((n.partition, n.metric) for n in numbers))
+    known = {
+        (n.method, n.partition, n.metric): f"{n.value:g}" + (f" ± {n.std:g}" if n.std is not None else "")
+        for n in numbers
+    }
+    body = [[m, *(known.get((m, *c), "") for c in columns)] for m in dict.fromkeys(n.method for n in numbers)]
+    several = len({p for p, _ in columns}) > 1
+    head = [f"{m}\n{p}" if several or i == 0 else m for i, (p, m) in enumerate(columns)]
+    return tabulate(
+        body, ["method", *head], disable_numparse=True, colalign=("left", *["right"] * len(columns))
+    )
+
+
+def missing() -> str:
+    """Printed systems that no registered method is, rows that no run can follow, and costs."""
+    absent: dict[tuple[str, ...], list[Number]] = {}
+    beyond: dict[tuple[str, ...], list[Number]] = {}
+    costs: dict[tuple[str, ...], list[Number]] = {}
+    methods = METHODS.names()
+    for paper in papers().values():
+        for n in paper.numbers:
+            row = paper.row(n)
+            if row.why:
+                beyond.setdefault((paper.key, n.method, row.why), []).append(n)
+            elif n.metric_here is None:
+                costs.setdefault(
+                    (paper.key, n.metric, "a cost, which `fczoo report` has by method"), []
+                ).append(n)
+            elif row.method not in methods:
+                absent.setdefault((paper.key, n.method, row.method or "?"), []).append(n)
+    parts = (
+        (absent, "Printed systems without an implementation:", ["paper", "system", "name here"]),
+        (beyond, "Rows that no run can follow:", ["paper", "system", "why"]),
+        (costs, "Figures that are no accuracies:", ["paper", "figure", "what it is"]),
+    )
+    return "\n\n".join(_counted(*part) for part in parts)
+
+
+def _counted(found: dict[tuple[str, ...], list[Number]], title: str, head: list[str]) -> str:
+    rows = [
+        (*key[:2], len(numbers), ", ".join(dict.fromkeys(n.table for n in numbers)), key[2])
+        for key, numbers in found.items()
+    ]
+    return (
+        f"{title}\n{word_table(rows, [*head[:2], 'numbers', 'tables', head[2]])}"
+        if rows
+        else f"{title} none."
+    )

@@ -1,0 +1,179 @@
+"""The print's reading and the released code's: what differs from them, what is open, and in whose words."""
+
+import pytest
+
+from fczoo.core.files import through_json
+from fczoo.papers.cards import cards, get_card
+from fczoo.papers.compare import comparisons, spread
+from fczoo.papers.printed import get_paper
+from fczoo.papers.readings import differences, left_open
+from fczoo.reports.runs import read_experiments
+from helpers_papers import B16, CARD, followed, printed, reading
+
+ONES, HALVES = "1,1,1", "0.5,0.5,0.5"
+
+
+@pytest.fixture
+def run(make_run, tmp_path):
+    """An experiment of a run that follows a reading of a card, with changes."""
+
+    def made(card, which=0, seeds=0, backbone="", options=None, **changes):
+        card = get_card(card) if isinstance(card, str) else card
+        chosen = card.readings[which]
+        settings = {**through_json(chosen.settings.portable()), **changes}
+        own = settings.pop("backbone")
+        count = seeds or len(card.paper.protocol.seeds.value)
+        folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        runs = {chosen.method: dict.fromkeys(range(count), 90.0)}
+        make_run(folder, runs, {**chosen.options, **(options or {})}, backbone or own, **settings)
+        (experiment,) = read_experiments([folder])
+        return experiment
+
+    return made
+
+
+def differ(experiment, card, which=0):
+    chosen = get_card(card) if isinstance(card, str) else card
+    seeds = len(chosen.paper.protocol.seeds.value)
+    return differences(experiment, experiment.lines[0], chosen.readings[which], seeds)
+
+
+def test_a_run_as_printed_differs_in_nothing_from_the_print_and_in_much_from_the_code(run):
+    experiment = run(CARD)
+    assert differ(experiment, CARD) == []
+    code = differ(experiment, CARD, 1)
+    assert "client_draw round (code: task)" in code and "hgp.clip none (code: 1)" in code
+    assert f"normalisation 0,0,0 and {ONES} (code: {HALVES} and {HALVES})" in code
+
+
+def test_the_protocols_own_reading_is_not_the_print(run):
+    """Normalised logits, clipping and 100 rows follow the released code; each is named."""
+    card = get_card(CARD)
+    settings = card.paper.settings(card.numbers[0])
+    options = through_json(settings.method_options("hgp"))
+    found = differ(run(CARD, options=options, mean=None, std=None, test_crop=0.875), CARD)
+    assert set(found) == {
+        f"normalisation {HALVES} and {HALVES} (paper: 0,0,0 and {ONES})",
+        "test_crop 0.875 (paper: 1)",
+        "hgp.prefix_len 100 (paper: 200)",
+        "hgp.clip 1 (paper: none)",
+        "hgp.logit_norm 0.1 (paper: none)",
+        "hgp.class_weights uniform (paper: counts)",
+        "hgp.draw epoch (paper: round)",
+    }
+
+
+def test_pilora_with_merge_sum_and_rms_is_not_the_print(run):
+    card = "pilora/cifar100/quantity:6"
+    found = differ(run(card, options={"merge": "sum", "distance": "rms", "sparse": 0.01}), card)
+    assert found == [
+        "pilora.sparse 0.01 (paper: 0)",
+        "pilora.distance rms (paper: squared)",
+        "pilora.merge sum (paper: factor_sum)",
+    ]
+
+
+@pytest.mark.parametrize("card", ["imagenet_a", "cub200", "eurosat", "cars196"])
+def test_normalisation_by_data_set_is_a_difference_on_four_data_sets(run, card):
+    beta = "dirichlet:1"
+    experiment = run(f"hgp/{card}/{beta}", mean=None, std=None)
+    (found,) = differ(experiment, f"hgp/{card}/{beta}")
+    assert found.startswith("normalisation ")
+    code = run(f"hgp/{card}/{beta}", which=1)
+    assert differ(code, f"hgp/{card}/{beta}", 1) == []
+    assert any(d.startswith("normalisation ") for d in differ(code, f"hgp/{card}/{beta}")) is (
+        card != "cars196"
+    )
+
+
+def test_every_difference_counts(run):
+    """Each single change of a run as printed is found and named."""
+    assert differ(run(CARD, partition="dirichlet:beta=0.050,max_tries=9,draw=split"), CARD) == []
+    changes = {
+        "rounds": 4,
+        "epochs": 1,
+        "batch_size": 8,
+        "augment": "none",
+        "clients": 5,
+        "participation": 0.5,
+        "tasks": 5,
+        "train_per_class": 9,
+        "test_per_class": 9,
+        "partition": "dirichlet:0.1",
+        "aggregator": "uniform",
+        "test_crop": 0.875,
+        "joining": 1,
+        "attack": "sign-flip",
+    }
+    for name, value in changes.items():
+        (only,) = differ(run(CARD, **{name: value}), CARD)
+        assert only.startswith(f"{name} ") and "(paper: " in only
+    assert differ(run(CARD, backbone="vit_tiny_patch16_224"), CARD)[0] == (
+        f"backbone vit_tiny_patch16_224 (paper: {B16})"
+    )
+    assert differ(run(CARD, seeds=1), CARD) == ["seeds 1 (paper: 3)"]
+    assert differ(run(CARD, options={"spread": 1.0}), CARD) == ["hgp.spread 1 (paper: 3)"]
+
+
+def test_what_a_paper_leaves_open_is_no_difference_and_is_told(run):
+    card = "fcilpt/cifar100/overlap:0.6"
+    other = {"backbone": "vit_base_patch16_224.dino", "options": {"strength": 3.0, "head_init": "zeros"}}
+    experiment = run(card, precision="bf16", **other)
+    assert differ(experiment, card) == []
+    told = left_open(experiment, experiment.lines[0], get_card(card).readings[0])
+    assert set(told) == {
+        "backbone vit_base_patch16_224.dino",
+        "precision bf16",
+        "fcilpt.strength 3",
+        "fcilpt.head_init zeros",
+    }
+    assert differ(run(card, backbone="vit_tiny_patch16_224.dino"), card)[0].startswith("backbone vit_tiny")
+
+
+def test_a_baseline_is_free_where_the_paper_is_silent_but_not_in_deviations_of_code(run):
+    card = "hgp/cifar100/dirichlet:0.05/ewc"
+    assert differ(run(card, options={"strength": 100.0, "head_init": "zeros"}), card) == []
+    assert differ(run(card, options={"lr": 1e-3}), card) == ["ewc.lr 0.001 (paper: 1e-05)"]
+    assert differ(run(card, options={"amp_vanish": True}), card) == ["ewc.amp_vanish true (paper: false)"]
+
+
+@pytest.mark.parametrize("paper", ["pilora", "hgp", "fcilpt", "fppl"])
+def test_every_card_can_be_reproduced_in_each_of_its_readings(run, paper):
+    """A run that follows a reading of a card differs from it in nothing; a card for every row."""
+    rows = {(c.row.method, c.row.card): c for c in cards().values() if c.paper.key == paper}
+    for card in rows.values():
+        for which in range(len(card.readings)):
+            assert differ(run(card, which), card, which) == [], card.name
+
+
+def test_whose_spread_it_is_is_said(run):
+    fppl = "fppl/cub200/dirichlet:0.5"
+    told = spread(run(fppl), get_paper("fppl"))
+    assert "population standard deviation (squares divided by 3)" in told
+    assert (
+        "Ours: ± is the sample standard deviation over seeds of training and partition and class order"
+        in told
+    )
+    assert differ(run(fppl, vary=["training"]), fppl) == [
+        "vary training (paper: training,partition,class-order)"
+    ]
+    (number,) = [n for n in get_card(fppl).numbers if n.std is not None][:1]
+    assert get_paper("fppl").sample_std(number) == pytest.approx(number.std * (3 / 2) ** 0.5)
+    hgp = get_card(CARD).numbers[0]
+    assert get_paper("hgp").sample_std(hgp) == hgp.std == 0.24
+
+
+def test_compare_names_the_reading_and_what_differs(make_run, tmp_path):
+    runs = {"hgp": dict.fromkeys(range(3), 90.0)}
+    make_run(tmp_path / "print", runs, reading(), B16, **followed())
+    make_run(tmp_path / "code", runs, reading(1), B16, **followed(1))
+    page = printed("compare", str(tmp_path / "print"), "--paper", "hgp")
+    assert "yes, with the print" in page and "Nothing that is printed differs" not in page
+    (experiment,) = read_experiments([tmp_path / "print"])
+    (own,) = [
+        c for c in comparisons(experiment, experiment.lines[0], get_paper("hgp")) if c.number.table == "T1"
+    ]
+    assert own.followed == "the print" and own.from_print == ()
+    page = printed("compare", str(tmp_path / "code"), "--paper", "hgp")
+    assert "yes, with the released code (fed-mammoth)" in page
+    assert "hgp.prefix_len 100 (paper: 200)" in page and "does not say what a seed moves" in page
