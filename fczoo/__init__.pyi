@@ -25,5 +25,8 @@ from .federation.benchmark import Bench as Bench
 from .federation.benchmark import run as run
 from .federation.result import Result as Result
 from .federation.settings import Settings as Settings
+from .reports.results import Results as Results
+from .reports.results import load_results as load_results
+from .runner.library import bench as bench
 
 __version__: str

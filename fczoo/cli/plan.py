@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
 from fczoo.core.registry import METHODS
 from fczoo.federation.settings import MOVED, Settings
-from fczoo.runner.grid import Job, folder_name, folder_of
+from fczoo.runner.grid import Job, by_seed, folder_name, folder_of
 from fczoo.runner.tuning import Tuned, read_tuned
 
 log = logging.getLogger("fczoo")
@@ -75,9 +75,9 @@ def jobs_of(request: Request) -> dict[Path, Job]:
             raise FczooError(
                 "two settings of the grid would share a folder; give partition files different names"
             )
-        jobs |= _by_seed(
-            folder, Job(settings, tuple(methods), tuple(seeds), options, _source(tuned, methods)), given
-        )
+        job = Job(settings, tuple(methods), tuple(seeds), options, _source(tuned, methods))
+        _check_moved(job, given)
+        jobs |= by_seed(folder, job)
     return jobs
 
 
@@ -95,15 +95,11 @@ def _source(tuned: Tuned | None, methods: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _by_seed(folder: Path, job: Job, given: Mapping[str, Any]) -> dict[Path, Job]:
-    """The job, or one for each seed in a folder of its own, where the seed moves more than training."""
-    moved = [field for field in map(MOVED.get, job.settings.vary) if field]
-    for field in moved:
-        if field in given and {getattr(job.settings, field)} != set(job.seeds):
-            raise FczooError(f"{flag(field)} is given, and --vary takes it from --seeds; leave one out")
-    if not moved:
-        return {folder: job}
-    return {folder / f"seed{s}": replace(job, settings=job.settings.seeded(s), seeds=(s,)) for s in job.seeds}
+def _check_moved(job: Job, given: Mapping[str, Any]) -> None:
+    """Raise FczooError where a seed is given that ``--vary`` takes from ``--seeds``."""
+    for field in map(MOVED.get, job.settings.vary):
+        if field in given and {getattr(job.settings, str(field))} != set(job.seeds):
+            raise FczooError(f"{flag(str(field))} is given, and --vary takes it from --seeds; leave one out")
 
 
 def _name(cell: Mapping[str, Any]) -> str:

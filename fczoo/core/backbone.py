@@ -148,6 +148,10 @@ class Backbone:
                 model = f"{self.config.name} ({self.depth} blocks)"
                 raise FczooError(f"unknown plug {name!r} for {model}; see fczoo.core.backbone for the plugs")
 
+    def __repr__(self) -> str:
+        c = self.config
+        return f"<Backbone {c.name}: {c.depth} blocks of {c.dim}, {c.image_size} px, on {self.device}>"
+
     def __call__(
         self,
         images: Tensor,

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, read_json, typed, write_safely
@@ -25,7 +26,7 @@ log = logging.getLogger("fczoo")
 FORMAT = "fczoo-partition-1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Partition:
     """Positions in the data set's original training part, per task and client."""
 
@@ -35,6 +36,15 @@ class Partition:
     class_order: tuple[int, ...]
     tasks: tuple[tuple[np.ndarray, ...], ...]  # [task][client] -> original positions, ascending
     joined: tuple[int, ...] = ()  # clients that have joined by each task; empty: all are there from the start
+
+    def __repr__(self) -> str:
+        images, sizes = int(self.counts().sum()), f"{len(self.tasks)} tasks, {self.clients} clients"
+        return f"<Partition {self.spec}, seed {self.seed}, {self.sha256[:8]}: {images} images, {sizes}>"
+
+    def _repr_html_(self) -> str:
+        rows = [[f"task {t + 1}", *row] for t, row in enumerate(self.counts().tolist())]
+        head = ["images", *(f"client {k}" for k in range(self.clients))]
+        return f"<p>{repr(self)[1:-1]}</p>{tabulate(rows, head, tablefmt='html')}"
 
     @property
     def clients(self) -> int:

@@ -41,9 +41,13 @@ def need_data(dataset: str, root: Path | None, backbone: str) -> None:
             raise FczooError(f"{error}; {weights}" if weights else str(error)) from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bench(World):
     """A benchmark: what its runs share, and how to open and run it."""
+
+    def __repr__(self) -> str:
+        s = self.settings
+        return f"<Bench: {s.dataset} in {s.task_count} tasks, {self.partition!r}, {self.backbone!r}>"
 
     @staticmethod
     def open(
@@ -85,6 +89,14 @@ class Bench(World):
         """
         with reproducible(self.settings.deterministic):
             return Run(self, method, seed, observer or Silent(), checkpoint, probe).run()
+
+    def start(self, method: Method, seed: int = 0, observer: Observer | None = None) -> Run:
+        """A run to be stepped through, task by task: ``for task in bench.start(method): ...``.
+
+        After each step ``run.state`` is the server's state and ``run.result`` holds what is known so far;
+        what happens in a round reaches ``observer``.
+        """
+        return Run(self, method, seed, observer or Silent(), None, None)
 
 
 def run(

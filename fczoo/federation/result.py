@@ -1,5 +1,6 @@
 """What a run leaves behind."""
 
+import html
 import math
 import time
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, read_record, write_record
 from fczoo.core.metrics import all_metrics
@@ -15,7 +18,7 @@ from fczoo.core.metrics import all_metrics
 FORMAT = "fczoo-result-1"
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """What a run found out. ``accuracy[t][i]``: percent on task i after task t; NaN without test images."""
 
@@ -50,6 +53,24 @@ class Result:
     # bytes: "cuda" and "run" are of this run alone, "process" (older files) of all runs of the process
     peak_memory: dict[str, Count] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        figures = [f"{name} {self.metrics[name]:.1f}" for name in ("A_N", "Avg") if name in self.metrics]
+        run = f"{self.method}, seed {self.seed} on {self.settings.get('dataset', 'no data set')}"
+        return f"<Result of {run}: {', '.join(figures) or 'no task learned yet'}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self)[1:-1])}</p>{self.table('html')}"
+
+    def table(self, style: str = "simple") -> str:
+        """Accuracy in % on each task (columns) after each task (rows), in one of tabulate's styles."""
+        rows = [[t + 1, *(f"{a:.1f}" for a in row)] for t, row in enumerate(self.accuracy)]
+        head = ["after task", *(f"on task {i + 1}" for i in range(len(self.task_sizes)))]
+        return tabulate(rows, head, tablefmt=style, disable_numparse=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write ``result.json``, which ``read_result`` reads."""
+        write_result(Path(path), self)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,13 @@ class Run(Exchanges):
     """The rounds of one run."""
 
     def run(self) -> Result:
+        """All tasks that are left."""
+        for _ in self:
+            pass
+        return self.result
+
+    def __iter__(self) -> Iterator[Task]:
+        """Yields each task once it is learned and evaluated; ``state`` and ``result`` are as of then."""
         tasks_done, rounds_done = self._restore()
         self.begin = time.perf_counter() - self.result.seconds
         reset_peak_memory(self.backbone.device)
@@ -56,7 +64,7 @@ class Run(Exchanges):
             self.observer.task(self.result)
             if task.index + 1 < len(self.stream.tasks):
                 self._save(task.index + 1, 0)
-        return self.result
+            yield task
 
     def _learn(self, task: Task, done: int) -> None:
         """One task, of which ``done`` rounds were done before."""

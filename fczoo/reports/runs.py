@@ -128,14 +128,17 @@ def read_experiments(places: Sequence[Path]) -> list[Experiment]:
 
     Raises FczooError where nothing is finished, or where two folders hold the same run with other numbers.
     """
+    return experiments_of(read_runs(places), ", ".join(map(str, places)))
+
+
+def experiments_of(found: Iterable[Runs], place: str) -> list[Experiment]:
+    """Runs grouped as ``read_experiments`` does; ``place`` is where they are, for messages."""
     groups: dict[tuple[str, ...], list[Runs]] = {}
-    for runs in read_runs(places):
+    for runs in found:
         groups.setdefault(identity(runs.about), []).append(runs)
     experiments = [_experiment(group) for group in groups.values()]
     if not any(e.lines for e in experiments):
-        raise FczooError(
-            f"no run is finished in {', '.join(map(str, places))}; the same bench command carries on"
-        )
+        raise FczooError(f"no run is finished in {place}; the same bench command carries on")
     return [e for e in experiments if e.lines]
 
 

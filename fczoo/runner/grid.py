@@ -58,6 +58,13 @@ class Job:
         return create_methods(self.methods, self.settings, self.options)
 
 
+def by_seed(folder: Path, job: Job) -> dict[Path, Job]:
+    """The job, or one for each seed in a folder of its own, where the seed moves more than training."""
+    if job.settings.vary == ("training",):
+        return {folder: job}
+    return {folder / f"seed{s}": replace(job, settings=job.settings.seeded(s), seeds=(s,)) for s in job.seeds}
+
+
 def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) -> tuple[list[Path], int]:
     """Run all jobs, each in its folder below ``out``; returns these folders, and how many runs failed.
 

@@ -1,0 +1,112 @@
+"""Results as an object: for notebooks and scripts, what ``fczoo report`` is for the terminal."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from fczoo.core.errors import FczooError
+from fczoo.federation.result import Result
+from fczoo.reports.archive import write_archive
+from fczoo.reports.columns import COLUMNS, GROUPS, SHORT
+from fczoo.reports.describe import describe
+from fczoo.reports.figures import accuracy_curves
+from fczoo.reports.formats import number, to_csv
+from fczoo.reports.run_folder import Runs
+from fczoo.reports.runs import Experiment, experiments_of, read_runs
+from fczoo.reports.tables import make_table
+from fczoo.reports.text import sections
+
+
+@dataclass(frozen=True, repr=False)
+class Results:
+    """Finished runs, grouped into experiments whose numbers may stand in one table.
+
+    Iterating gives every run's ``Result``; ``str`` gives the table that ``fczoo bench`` prints.
+    """
+
+    runs: tuple[Runs, ...]
+
+    @cached_property
+    def experiments(self) -> list[Experiment]:
+        """Runs with the same data, split, backbone and schedule. Raises FczooError where none is finished."""
+        return experiments_of(self.runs, "these results")
+
+    def __iter__(self) -> Iterator[Result]:
+        return (r for experiment in self.experiments for line in experiment.lines for r in line.results)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, method: str) -> list[Result]:
+        """The runs of a method, in the order of their seeds. Raises KeyError where there is none."""
+        found = [result for result in self if result.method == method]
+        if not found:
+            raise KeyError(method)
+        return found
+
+    def __repr__(self) -> str:
+        methods = ", ".join(dict.fromkeys(r.method for r in self))
+        datasets = ", ".join(dict.fromkeys(r.settings["dataset"] for r in self))
+        return f"<Results of {len(self)} runs: {methods} on {datasets}>"
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for experiment in self.experiments:
+            table = make_table(experiment, SHORT)
+            rows = [
+                [label, *map(number, row, table.columns)]
+                for label, row in zip(table.labels, table.rows, strict=True)
+            ]
+            head = ["method", *(column.name for column in table.columns)]
+            shown = tabulate(rows, head, tablefmt="html", disable_numparse=True)
+            parts.append(f"<p>{escape(describe(experiment))}</p>{shown}")
+        return "".join(parts)
+
+    def table(self, style: str = "text", every_column: bool = False) -> str:
+        """Tables as ``text``, ``markdown``, ``latex`` or ``csv``; ``every_column`` as in ``fczoo report``."""
+        if style == "csv":
+            return to_csv(self.experiments)
+        if style not in ("text", "markdown", "latex"):
+            raise FczooError(f"style is {style!r}; it must be text, markdown, latex or csv")
+        return sections(self.experiments, style, GROUPS if every_column else [SHORT])
+
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame`` with a row a run. Raises FczooError when pandas is not installed."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise FczooError("to_pandas needs pandas; pip install 'fczoo[pandas]'") from error
+        rows = []
+        for experiment in self.experiments:
+            for line in experiment.lines:
+                for result in line.results:
+                    figures = {name: column.value(result) for name, column in COLUMNS.items()}
+                    told = {"dataset": result.settings["dataset"], "partition": result.settings["partition"]}
+                    rows.append({"method": line.label, "seed": result.seed, **told, **figures})
+        return pandas.DataFrame(rows)
+
+    def plot(self, experiment: int = 0) -> Any:
+        """A matplotlib figure: accuracy over all classes seen after each task, for every method."""
+        return accuracy_curves(self.experiments[experiment])
+
+    def save(self, path: str | Path) -> None:
+        """Write a CSV file with a row a run, which ``load_results`` and ``fczoo report`` read."""
+        write_archive(self.runs, Path(path))
+
+
+def load_results(*places: str | Path) -> Results:
+    """The finished runs in run folders and archives, at or below some places.
+
+    Raises FczooError where nothing is found or nothing is finished.
+    """
+    found = Results(tuple(read_runs(map(Path, places))))
+    _ = found.experiments
+    return found

@@ -1,0 +1,98 @@
+"""Results as objects: ``fczoo.bench``, ``fczoo.load_results``, and a run that is stepped through."""
+
+import json
+import re
+
+import pytest
+
+import fczoo
+from fczoo.core.errors import FczooError
+from fczoo.federation.result import read_result
+
+TINY = {"train_per_class": 12, "test_per_class": 5, "rounds": 1, "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def results():
+    return fczoo.bench(["fedncm", "fedridge"], range(2), options={"fedridge": {"ridge": 3.0}}, **TINY)
+
+
+def test_bench_returns_what_the_command_prints(results):
+    assert len(results) == 4 and [r.seed for r in results["fedridge"]] == [0, 1]
+    assert all(r.options["ridge"] == 3.0 for r in results["fedridge"])
+    text = str(results)
+    assert (
+        text.startswith("digits: 5 tasks of 2 classes") and "fedridge: ridge=3, other than by default" in text
+    )
+    mean = sum(r.metrics["A_N"] for r in results["fedncm"]) / 2
+    assert re.search(rf"fedncm\s+\S?{mean:.1f} ", text)
+    with pytest.raises(KeyError):
+        results["hgp"]
+
+
+def test_representations_are_short(results):
+    assert repr(results) == "<Results of 4 runs: fedncm, fedridge on digits>"
+    result = results["fedncm"][0]
+    figures = f"A_N {result.metrics['A_N']:.1f}, Avg {result.metrics['Avg']:.1f}"
+    assert repr(result) == f"<Result of fedncm, seed 0 on digits: {figures}>"
+    assert result.table().splitlines()[2].split()[:2] == ["1", f"{result.accuracy[0][0]:.1f}"]
+    bench = fczoo.Bench.open(fczoo.Settings.for_dataset("digits", **TINY))
+    assert repr(bench.backbone) == "<Backbone vit_nano_32: 6 blocks of 128, 32 px, on cpu>"
+    assert "120 images, 5 tasks, 5 clients>" in repr(bench.partition)
+    assert repr(bench).startswith("<Bench: digits in 5 tasks, <Partition dirichlet:0.5, seed 0")
+
+
+def test_notebooks_get_tables(results):
+    html = results._repr_html_()
+    assert html.count("<tr>") == 3 and "<td>fedncm" in html and "A_N" in html
+    assert results["fedncm"][0]._repr_html_().count("<tr>") == 6
+    partition = fczoo.Bench.open(fczoo.Settings.for_dataset("digits", **TINY)).partition
+    cells = re.findall(r"<td[^>]*>\s*(\d+)</td>", partition._repr_html_())
+    assert sum(map(int, cells)) == 120
+
+
+def test_a_data_frame_has_a_row_a_run(results):
+    frame = results.to_pandas()
+    assert frame.shape[0] == 4 and list(frame["method"][:2]) == ["fedncm", "fedncm"]
+    assert frame["A_N"].tolist() == [r.metrics["A_N"] for r in results]
+
+
+def test_what_is_saved_is_loaded(results, tmp_path):
+    results.save(tmp_path / "all.csv")
+    assert str(fczoo.load_results(tmp_path / "all.csv")) == str(results)
+    results["fedncm"][0].save(tmp_path / "result.json")
+    assert read_result(tmp_path / "result.json").accuracy == results["fedncm"][0].accuracy
+    with pytest.raises(FczooError, match="no run folder"):
+        fczoo.load_results(tmp_path / "nothing")
+
+
+def test_with_a_run_folder_runs_are_kept_and_varied_seeds_share_a_table(tmp_path):
+    found = fczoo.bench("fedncm", (0, 1), out=tmp_path / "runs", vary=("training", "partition"), **TINY)
+    assert len(found.experiments) == 1 and found.experiments[0].seeds == [0, 1]
+    about = json.loads((tmp_path / "runs" / "seed1" / "bench.json").read_text())
+    assert about["settings"]["partition_seed"] == 1
+    assert str(fczoo.load_results(tmp_path / "runs")) == str(found)
+
+
+def test_plots_have_a_curve_a_method(results):
+    figure = results.plot()
+    assert len(figure.axes[0].lines) == 2
+
+
+def test_tables_come_in_the_styles_of_reports(results):
+    assert "| fedncm" in results.table("markdown") and r"\toprule" in results.table("latex")
+    assert results.table("csv").startswith("dataset,partition")
+    with pytest.raises(FczooError, match="style is 'word'"):
+        results.table("word")
+
+
+def test_a_run_can_be_stepped_and_ends_like_a_whole_one():
+    bench = fczoo.Bench.open(fczoo.Settings.for_dataset("digits", **TINY))
+    run = bench.start(fczoo.create_method("fedridge", "digits"))
+    known = []
+    for task in run:
+        known.append((task.index, len(run.result.accuracy)))
+        assert run.state
+    assert known == [(t, t + 1) for t in range(5)]
+    whole = bench.run(fczoo.create_method("fedridge", "digits"))
+    assert run.result.accuracy == whole.accuracy
