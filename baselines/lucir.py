@@ -41,9 +41,18 @@ class LUCIR(CosineHead):
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         features, task = self.features(backbone, train, batch), ctx.task
         scores = self.scores(features, train, ctx)
-        loss = batch.mean(F.cross_entropy(train["sigma"] * scores, batch.y, reduction="none"))
+        loss = batch.mean(self.classification(train["sigma"] * scores, batch, ctx))
         if task.index == 0:
-            return loss, {}
+            return loss, self.sums(features, batch)
         weight = self.distil * math.sqrt(task.start / task.size)
         loss = loss + weight * batch.mean(cosine_distance(features, batch.teacher))
-        return loss + self.ranking * margin_ranking(scores, batch, task.start, self.hardest, self.margin), {}
+        ranking = margin_ranking(scores, batch, task.start, self.hardest, self.margin)
+        return loss + self.ranking * ranking, self.sums(features, batch)
+
+    def classification(self, logits: Tensor, batch: Batch, ctx: Context) -> Tensor:
+        """Cross-entropy [B] of logits [B, C] over all classes seen so far."""
+        return F.cross_entropy(logits, batch.y, reduction="none")
+
+    def sums(self, features: Tensor, batch: Batch) -> Tree:
+        """What a client sums up over its batches: nothing."""
+        return {}

@@ -36,6 +36,7 @@ class Batch(NamedTuple):
     query: Tensor  # [B, D] feature of the frozen backbone; [B, 0] for a method that does not ask for it
     teacher: Tensor = torch.empty(0, 0)  # [B, C] the teacher's outputs for the same view; [B, 0] without one
     class_count: Tensor = torch.empty(0)  # [C] the client's training images of each class; [0] elsewhere
+    position: Tensor = torch.empty(0, dtype=torch.int64)  # [B] positions in the training store; [0] elsewhere
     draws: Tensor = torch.empty(0, 0)  # [B, n] uniform in [0, 1); [B, 0] for a method that asks for none
 
     def mean(self, per_sample: Tensor) -> Tensor:

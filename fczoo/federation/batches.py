@@ -76,6 +76,7 @@ def stacked_batch(
         query.unflatten(0, index.shape),
         none,
         none[:, 0],
+        index.to(y.device),
         torch.stack(own).to(query) if own else none,
     )
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
-from fczoo.core.method import Distils, Surveys
+from fczoo.core.method import Distils, Method, Remembers, Surveys
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch
+from fczoo.core.types import Batch, Context
 from fczoo.federation.downlink import broadcast
+from fczoo.federation.engine import LocalImages
 from fczoo.functional.heads import LinearHead
 from fczoo.testing.recording import Call
 from fczoo.testing.subject import Subject, batch_of, need_same
@@ -103,7 +104,8 @@ def padding_changes_nothing(subject: Subject) -> None:
         if moment == "train" or moment == "balanced":
             ctx = call.ctx
             train = select(call.state, *method.training().active_optims(ctx.task, ctx.round, ctx.balanced))
-            pairs = (_gradients(subject, backbone, train, batch, call) for batch in (real, padded))
+            ctx = _recalled(call, method, backbone)
+            pairs = (_gradients(subject, backbone, train, batch, ctx) for batch in (real, padded))
             for short, long in zip(*pairs, strict=True):
                 need_same(short, long, sentence, TIGHT)
             if method.training().stats == "none":
@@ -128,20 +130,32 @@ def _with_garbage(batch: Batch, rows: int = 2) -> Batch:
         torch.cat([batch.y, batch.y[:1].expand(rows)]),
         torch.cat([batch.w, batch.w.new_zeros(rows)]),
         torch.cat([batch.query, noise(batch.query)]),
+        position=torch.cat([batch.position, batch.position[:1].expand(rows)]),
         draws=torch.cat([batch.draws, noise(batch.draws).abs() % 1]),
     )
 
 
+def _recalled(call: Call, method: Method, backbone: Backbone) -> Context:
+    """The context of a call with what its first client remembers."""
+    client = call.clients[0]
+    ctx = replace(call.ctx, memory=call.memories.get(client.number, {}))
+    if not isinstance(method, Remembers):
+        return ctx
+    with torch.no_grad():
+        data = LocalImages(call.engine, client.index, client.earlier)
+        return replace(ctx, memory=method.prepare(backbone, data, ctx))
+
+
 def _gradients(
-    subject: Subject, backbone: Backbone, train: Tree, batch: Batch, call: Call
+    subject: Subject, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
 ) -> tuple[Tree, Tree]:
     """Loss and sums; gradient of the loss."""
     method = subject.method
     leaves = {k: v.clone().requires_grad_() for k, v in train.items()}
     if isinstance(method, Distils):
-        teacher = method.teach(backbone, call.ctx.shared, batch, call.ctx.task).detach()
+        teacher = method.teach(backbone, ctx.shared, batch, ctx.task).detach()
         batch = batch._replace(teacher=teacher)
-    loss, sums = method.loss(backbone, leaves, batch, call.ctx)
+    loss, sums = method.loss(backbone, leaves, batch, ctx)
     need(loss.requires_grad, f"{subject.name}.loss does not depend on what it trains; look for a detach()")
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     need(any(g.abs().max() > 0 for g in found), f"{subject.name}.loss has no gradient; nothing is trained")

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from fczoo import Batch, Context, Task, create_method
+from fczoo.functional.causal import neighbours
+from fczoo.functional.cosine import cosines
 from fczoo.functional.exemplars import exemplar_sums
 from fczoo.functional.herding import herding
 from fczoo.functional.kernel import flow_kernel, subspace
@@ -132,3 +134,40 @@ def test_geodl_kernel_and_losses() -> None:
         torch.testing.assert_close(grads(loss, new)[0], g[f"{name}_grad"], rtol=1e-4, atol=1e-6)
     kernel = flow_kernel(subspace(old, weights, 6), subspace(g["in.f_new"], weights, 6))
     torch.testing.assert_close(kernel, g["check.cosine_G"], rtol=1e-4, atol=2e-6)
+
+
+# --- DDE
+
+
+def test_dde_epoch() -> None:
+    """Neighbours of all images, the losses of two batches and their gradients, the sum of features."""
+    g, close = golden("dde_train"), {"rtol": 1e-5, "atol": 1e-5}
+    method = create_method("dde", nearest=int(g["in.top_k"]))
+    x, y, old = g["in.x"], g["in.labels"], int(g["in.n_old"])
+    taught = x @ g["in.E_old"].T + g["in.b_old"]
+    new = (y >= old).nonzero()[:, 0]
+    own = torch.full_like(y, -1)
+    own[new] = torch.arange(len(new))
+    near = neighbours(taught, taught[new], own, method.nearest)
+    assert new[near].tolist() == g["out.neighbours"].tolist()
+
+    names = {"enc.weight": "E", "enc.bias": "b", "fc.fc2.weight": "W_new", "fc.sigma": "sigma"}
+    leaves = {k: g[f"in.{v}"].clone().requires_grad_() for k, v in names.items()}
+    train = {"head.new": leaves["fc.fc2.weight"], "sigma": leaves["fc.sigma"]}
+    features = x @ leaves["enc.weight"].T + leaves["enc.bias"]
+    rows = torch.cat([g["in.W_old"], g["in.W_new"]])
+    answers = (g["in.sigma"] * cosines(features, rows)).softmax(-1).detach()[new]
+    memory = {"near.position": torch.arange(len(y)), "near.row": near, "near.answer": answers}
+    ctx = Context(Task(1, old, 8, 8, 2), 0, 1, {"head.old": g["in.W_old"]}, memory)
+    for step, part in enumerate(torch.arange(len(y)).split(int(g["in.batch_size"]))):
+        data = Batch(features[part], y[part], torch.ones(len(part)), x[part], taught[part], position=part)
+        scores = method.scores(features[part], train, ctx)
+        mixed = method.classification(train["sigma"] * scores, data, ctx).mean()
+        torch.testing.assert_close(mixed, g["out.dce_nll"][step], **close)
+        plain = torch.nn.functional.cross_entropy(train["sigma"] * scores, y[part])
+        assert abs(float((mixed - plain).detach())) > 1e-3
+        loss, _ = method.loss(Features(), train, data, ctx)
+        torch.testing.assert_close(loss, g["out.total"][step], **close)
+        found = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True)
+        for name, gradient in zip(leaves, found, strict=True):
+            torch.testing.assert_close(gradient, g[f"out.step{step}.grad.{name}"], rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fczoo import Context, Task, create_method
 from fczoo.functional.bias import fit_bias, validation_split
+from fczoo.functional.causal import colliding_effect, neighbours, without_momentum
 from fczoo.functional.cosine import cosines, imprinted, margin_ranking
 from fczoo.functional.herding import herding, residual_herding
 from fczoo.functional.kernel import flow_kernel, geodesic_loss
@@ -227,3 +228,47 @@ def test_geodl_ignores_padding_and_batches_that_span_nothing(noise):
         not two.any()
         and not method.geodesic(features, batch(features, [0] * 5, features)).abs().gt(1e-9).any()
     )
+
+
+# --- DDE
+
+
+def test_neighbours_by_hand():
+    """On a circle at 0, 10, 30 and 31 degrees; the last image is an exemplar and is nobody's neighbour."""
+    angles = torch.deg2rad(torch.tensor([0.0, 10, 30, 31], dtype=torch.float64))
+    features = torch.tensor([[5.0], [1], [2], [3]]).double() * torch.stack([angles.cos(), angles.sin()], 1)
+    own = torch.tensor([0, 1, 2, -1])
+    assert neighbours(features, features[:3], own, 2).tolist() == [[1, 2], [0, 2], [1, 0], [2, 1]]
+    assert neighbours(features, features[:3], own, 9).shape == (4, 2)  # an image is not its own neighbour
+    assert neighbours(features[:1], features[:1], own[:1], 9).shape == (1, 0)
+
+
+def test_colliding_effect_by_hand():
+    """Own probability a half, neighbours sure of the class: -log .75; without neighbours: log 2."""
+    logits, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
+    sure = torch.tensor([[[1.0, 0.0]] * 3], dtype=torch.float64)
+    assert float(colliding_effect(logits, y, sure)) == pytest.approx(-math.log(0.75))
+    assert float(colliding_effect(logits, y, sure[:, :0])) == pytest.approx(math.log(2))
+    assert float(colliding_effect(logits, y, logits.softmax(1)[:, None])) == pytest.approx(math.log(2))
+
+
+def test_the_direction_of_momentum_is_taken_out(noise):
+    features, rows, sigma = noise(4, 6), noise(3, 6), torch.tensor(2.0, dtype=torch.float64)
+    plain, h = sigma * cosines(features, rows), noise(6)
+    torch.testing.assert_close(without_momentum(features, rows, h, sigma, 0.0), plain, **CLOSE)
+    torch.testing.assert_close(without_momentum(features, rows, 0 * h, sigma, 0.5), plain, **CLOSE)
+    found = without_momentum(features, rows, h, sigma, 0.5)
+    torch.testing.assert_close(found, without_momentum(features, rows, -7 * h, sigma, 0.5), **CLOSE)
+    by_hand = plain - 0.5 * cosines(features, h[None]) * sigma * cosines(h[None], rows)
+    torch.testing.assert_close(found, by_hand, **CLOSE)
+    assert without_momentum(h[None], rows, h, sigma, 1.0).abs().max() < 1e-9
+
+
+def test_dde_keeps_the_mean_feature_of_the_last_round(record):
+    run = record("dde")
+    for call in (c for c in run.calls if c.moment == "train" and c.ctx.round == c.ctx.rounds - 1):
+        sizes = [p.num_samples for p in call.payloads]
+        mean = sum(n * p["momentum"] for n, p in zip(sizes, call.payloads, strict=True)) / sum(sizes)
+        t = call.ctx.task.index
+        torch.testing.assert_close(run.states[t]["momentum"], mean if t else 0 * mean)
+    assert all(not any(k.startswith("near.") for k in m) for m in run.calls[-1].engine.memories.values())
