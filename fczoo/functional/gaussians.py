@@ -134,6 +134,21 @@ def draw_features(
     return mean[chosen] + spread**0.5 * torch.einsum("bij,bj->bi", roots[chosen], noise), labels[chosen]
 
 
+def draw_of_each(gauss: Tree, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """``number`` features of each row's Gaussian, in random order, and their labels; rows have covariances.
+
+    By the symmetric root of each covariance, which unlike eigenvectors does not jump with rounding.
+    """
+    mean, cov = gauss["gauss.mean"], gauss["gauss.cov"]
+    values, vectors = torch.linalg.eigh(cov.double())
+    roots = ((vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT).to(mean)
+    shape = (len(mean), number, mean.shape[1])
+    noise = torch.randn(shape, generator=rng, device=rng.device, dtype=mean.dtype)
+    features = (mean[:, None] + noise @ roots).flatten(0, 1)
+    order = torch.randperm(len(features), generator=rng, device=rng.device)
+    return features[order], gauss["gauss.label"].repeat_interleave(number)[order]
+
+
 def _matrix_roots(covariances: Tensor) -> Tensor:
     """A with A A^T = S + ``JITTER`` for each S [g, D, D], by its eigenvectors, as S may lack full rank."""
     values, vectors = torch.linalg.eigh(covariances.double())

@@ -115,6 +115,15 @@ def head_logits(tree: Tree, features: Tensor) -> Tensor:
     return F.linear(features, tree["head.weight"], tree["head.bias"])
 
 
+def kept_rows(state: Tree, merged: Tree, task: Task) -> Tree:
+    """The head with the merged rows of the task's classes and all other rows as the state has them."""
+    head: Tree = {}
+    for name, value in select(state, "head.").items():
+        head[name] = value.clone()
+        head[name][task.start : task.stop] = merged[name][task.start : task.stop].to(value)
+    return head
+
+
 def nearest_mean(features: Tensor, means: Tensor, has_mean: Tensor, distance: str) -> Tensor:
     """Scores [B, C] of features [B, D] by class means [C, D].
 
@@ -145,6 +154,7 @@ def train_head(
     lr: float,
     batch_size: int,
     cosine: bool = True,
+    weight_decay: float = 0.0,
 ) -> Tree:
     """The head after ``epochs`` of SGD with momentum 0.9, each on the features and labels of a new ``draw``.
 
@@ -153,7 +163,7 @@ def train_head(
     """
     first, last = classes
     head = {k: v.clone().requires_grad_() for k, v in select(head, "head.").items()}
-    optimizer = torch.optim.SGD(head.values(), lr, momentum=0.9)
+    optimizer = torch.optim.SGD(head.values(), lr, momentum=0.9, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for _ in range(epochs):
         x, y = draw()

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fczoo.core.backbone import Backbone
+from fczoo.core.backbone import LAYERS, Backbone
 from fczoo.core.tree import Tree, select
 
 
@@ -31,6 +31,46 @@ def lora_pairs(
         pairs[f"lora.{block}.{part}.a"] = torch.empty(rank, width).uniform_(-bound, bound, generator=rng)
         pairs[f"lora.{block}.{part}.b"] = torch.zeros(out, rank)
     return pairs
+
+
+def fused_pairs(
+    backbone: Backbone, blocks: tuple[int, ...], rank: int, rng: torch.Generator, label: str
+) -> Tree:
+    """New pairs ``lora_a.LAYER`` [r, in] and ``lora_b.LAYER`` [out, r] on all linear layers of some blocks.
+
+    q, k and v are one layer, ``blocks.{i}.attn.qkv``. A and B start as in ``lora_pairs``.
+    """
+    backbone.check_blocks(blocks, label)
+    shapes, pairs = backbone.config.shapes(), {}
+    for name in (f"blocks.{block}.{layer}" for block in blocks for layer in LAYERS):
+        out, width = shapes[f"{name}.weight"]
+        bound = width**-0.5
+        pairs[f"lora_a.{name}"] = torch.empty(rank, width).uniform_(-bound, bound, generator=rng)
+        pairs[f"lora_b.{name}"] = torch.zeros(out, rank)
+    return pairs
+
+
+def fused_plugs(tree: Tree) -> Tree:
+    """Plugs of ``fused_pairs``.
+
+    With ``past_lora_a.LAYER`` [t, r, in] and ``past_lora_b.LAYER`` [t, out, r] beside them, the mean of all
+    t + 1 updates B A as one pair.
+    """
+    plugs: Tree = {}
+    for name, down in select(tree, "lora_a.").items():
+        layer = name.removeprefix("lora_a.")
+        up = tree[f"lora_b.{layer}"]
+        if f"past_lora_a.{layer}" in tree:
+            past = tree[f"past_lora_b.{layer}"]
+            down = torch.cat([*tree[f"past_lora_a.{layer}"], down])
+            up = torch.cat([*past, up], 1) / (len(past) + 1)
+        _, block, _, part = layer.split(".")
+        if part == "qkv":
+            plugs |= {f"lora.{block}.{p}.b": b for p, b in zip("qkv", up.chunk(3), strict=True)}
+            plugs |= {f"lora.{block}.{p}.a": down for p in "qkv"}
+        else:
+            plugs |= {f"lora.{block}.{part}.a": down, f"lora.{block}.{part}.b": up}
+    return plugs
 
 
 def frozen_pairs(state: Tree) -> Tree:

@@ -1,5 +1,7 @@
 """Losses that several methods share."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,6 +32,17 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """
     target = (teacher / temperature).softmax(-1)
     return -(target * (logits / temperature).log_softmax(-1)).sum(-1)
+
+
+def cross_entropy_by_task_norm(
+    logits: Tensor, labels: Tensor, sizes: Sequence[int], temperature: float
+) -> Tensor:
+    """Cross-entropy of logits [B, C] over the mean of their norms over the tasks, of ``sizes`` classes each.
+
+    SLCA (Zhang et al., ICCV 2023): no task gets ahead by the size of its logits.
+    """
+    norms = [torch.linalg.vector_norm(part, dim=1, keepdim=True) + 1e-7 for part in logits.split(sizes, 1)]
+    return F.cross_entropy(logits / torch.stack(norms).mean(0) / temperature, labels)
 
 
 def normalised_cross_entropy(logits: Tensor, labels: Tensor, temperature: float | None) -> Tensor:

@@ -26,6 +26,9 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("fppl", "unify"): ({}, TWO_ROUNDS),
     ("fppl", "temperature"): ({}, TWO_ROUNDS),
     ("fppl", "view"): ({}, {"augment": "flip"}),  # without it training and test view are one
+    ("regmean", "view"): ({}, {"augment": "flip"}),
+    ("lorm", "view"): ({}, {"augment": "flip"}),
+    ("lorm", "lr_a"): ({}, TWO_ROUNDS),  # the first round trains B
     ("ccvr", "triple_pass"): ({"covariance": "full"}, {}),
     ("hgp", "class_weights"): ({"keep_single": False}, {}),  # else all classes have as many images
     ("ewc", "strength"): ({}, TWO_ROUNDS),  # new rows of the head start at 0: one step moves nothing of old
@@ -61,6 +64,8 @@ OTHER = {  # where neither half, double, one more nor one less makes a differenc
     ("bic", "validation"): 0.5,  # of four exemplars a class at least one is held out
     ("ssil", "ratio"): 0.25,  # as many exemplars as a fourth of the new images are at hand
     ("glfc", "threshold"): 1e6,  # never reached
+    ("lorm", "blocks"): (0, 2),  # in place of all
+    ("fot", "growth"): 0.1,  # enough for another direction
     ("glfc", "reconstructions"): 1,  # more than the steps are no more
 }
 

@@ -1,0 +1,85 @@
+"""FOT: Federated Orthogonal Training. Bakman et al., ICLR 2024."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import LAYERS, Backbone
+from fczoo.core.options import option
+from fczoo.core.payload import whole
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, select
+from fczoo.core.types import Batch, Context, Moment, ServerContext, Task, Training
+from fczoo.functional.grams import layer_grams, unpacked
+from fczoo.functional.heads import LinearHead, head_logits
+from fczoo.functional.losses import task_cross_entropy
+from fczoo.functional.subspaces import extended, outside_of
+
+
+@register_method("fot")
+@dataclass(frozen=True)
+class FOT(LinearHead):
+    """The server takes out of each update of a layer what would change its outputs for earlier tasks' inputs.
+
+    Trained and sent: all weights and the linear head. After a task clients send, once, the Gram matrices of
+    the inputs of the blocks' linear layers, from which the server learns in which subspace they lie; the
+    paper's random sketches of the inputs tell the same up to chance, and are larger. Biases, norms, the
+    embedding and the head move freely. The paper is told the task of a test image; here all classes
+    compete.
+    """
+
+    paper = "Bakman et al., ICLR 2024, arXiv 2309.01289"
+    private = ("basis.",)
+
+    threshold: float = option(0.87, "part of the inputs' energy to be kept, in the first task", low=0, high=1)
+    growth: float = option(0.001, "added to the threshold with each task", low=0, high=1)
+    lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
+    lr_backbone: float = option(1e-4, "learning rate of the weights", low=0, tune=(1e-6, 1e-3, "log"))
+
+    def training(self) -> Training:
+        optims = {"head.": self.optim(self.lr), "full.": self.optim(self.lr_backbone)}
+        uploads = {"gram.": whole("second moments"), **self.head_uploads()}
+        return Training(optims, uploads=uploads, averaging="uniform")
+
+    def surveys(self) -> frozenset[Moment]:
+        return super().surveys() | {"end"}
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        return state or {**self.start_head(task, backbone.dim, rng), **backbone.full_weights()}
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        logits = head_logits(train, self.features(backbone, train, batch))
+        return task_cross_entropy(logits, batch, ctx.task), {}
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Features [B, D] under the trained weights of ``tree``."""
+        return backbone(batch.x, select(tree, "full."))
+
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        if moment == "begin":
+            return super().survey(moment, backbone, state, batch, task)
+        layers = [f"blocks.{i}.{layer}" for i in range(backbone.depth) for layer in LAYERS]
+        _, inputs = backbone.tapped(batch.x, layers, select(state, "full."))
+        return layer_grams(inputs, batch.w, gamma=1.0)
+
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        merged = dict(merged)
+        for name, basis in select(state, "basis.").items():
+            weight = name.replace("basis.", "full.") + ".weight"
+            merged[weight] = state[weight] + outside_of(merged[weight] - state[weight], basis)
+        return {**state, **merged}
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        if moment == "begin":
+            return super().absorb(moment, state, sums, ctx)
+        state, kept = dict(state), min(self.threshold + self.growth * ctx.task.index, 1.0)
+        for name, gram in select(sums, "gram.").items():
+            layer = name.removeprefix("gram.")
+            size = state[f"full.{layer}.weight"].shape[1]
+            basis = state.get(f"basis.{layer}", gram.new_zeros(size, 0))
+            state[f"basis.{layer}"] = extended(basis, unpacked(gram, size), kept, least=1)
+        return state
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
