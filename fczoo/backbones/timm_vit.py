@@ -1,9 +1,12 @@
 """Plain vision transformers by their timm names."""
 
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import Tensor
@@ -15,6 +18,9 @@ from fczoo.core.options import nearest
 
 BUNDLED = ViTConfig(BUNDLED_NAME, image_size=32, patch_size=4, dim=128, depth=6, heads=4, mlp_dim=512)
 """Pre-trained on Tiny-ImageNet by benchmarks/pretrain_vit_nano.py; weights ship with the package."""
+
+
+CONNECTING = 5.0  # seconds for the first answer of the hub
 
 
 def architecture(name: str) -> ViTConfig:
@@ -54,12 +60,38 @@ def timm_model(name: str, pretrained: bool) -> Any:
         names = [BUNDLED.name, *timm.list_models("vit_*")]
         raise FczooError(f"no backbone is called {name!r}; {nearest(architecture, names)}")
     try:
-        with _quiet("huggingface_hub", "timm"):  # each failed try would warn; the error below says enough
+        # each failed try would warn; the error below says enough
+        with _quiet("huggingface_hub", "timm"), _cache_alone_offline(pretrained):
             return timm.create_model(name, pretrained=pretrained, num_classes=0)
     except Exception as error:  # the hub client raises errors of several libraries
         problem = f"cannot get the weights of {name}: {first_line(error)}"
         advice = f"without network give a file: --backbone {name}:FILE.safetensors"
         raise FczooError(f"{problem}; {advice}") from error
+
+
+@contextmanager
+def _cache_alone_offline(asked: bool) -> Iterator[None]:
+    """Inside it a hub that cannot be reached is not asked again and again, which takes a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or (asked and not _reachable(constants.ENDPOINT))
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _reachable(address: str) -> bool:
+    """Whether a server answers at all; behind a proxy only asking it would tell."""
+    where = urlsplit(address)
+    if getproxies():
+        return True
+    try:
+        socket.create_connection((where.hostname or "", where.port or 443), timeout=CONNECTING).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -41,6 +41,15 @@ def need_data(dataset: str, root: Path | None, backbone: str) -> None:
             raise FczooError(f"{error}; {weights}" if weights else str(error)) from error
 
 
+def _data_problem(settings: Settings) -> list[str]:
+    """What is wrong with the data, too, so that all that is missing is said at once."""
+    try:
+        open_stream(settings, pixels=False)
+    except FczooError as error:
+        return [str(error)]
+    return []
+
+
 @dataclass(frozen=True, repr=False)
 class Bench(World):
     """A benchmark: what its runs share, and how to open and run it."""
@@ -62,8 +71,11 @@ class Bench(World):
         s = settings
         need_data(s.dataset, s.root, s.backbone)
         mean, std = s.normalisation
-        # First the backbone: decoding images takes longer.
-        backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std).to(device, dtype)
+        try:  # first the backbone: decoding images takes longer
+            backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std)
+        except FczooError as error:
+            raise FczooError("; ".join([str(error), *_data_problem(s)])) from error
+        backbone = backbone.to(device, dtype)
         stream, partition = streams(s)
         train, test = (ImageStore(part, backbone, s.test_crop) for part in (stream.train, stream.test))
         return Bench(settings, stream, partition, backbone, train, test)

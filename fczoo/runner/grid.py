@@ -33,6 +33,7 @@ from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.progress import Progress
 from fczoo.runner.resume import LOCK, Interrupts, check_code, check_same, only_process
 from fczoo.runner.run_cell import run_cell
+from fczoo.runner.schedule import warn_of_short_schedules
 from fczoo.runner.trackers import check_loggers
 from fczoo.runner.workers import run_side_by_side
 
@@ -100,6 +101,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         cells = [Cell(*run, number, len(runs)) for number, run in enumerate(runs, 1)]
         for cell in cells:
             cell.place.mkdir(parents=True, exist_ok=True)
+        warn_of_short_schedules(cells)
         progress = locks.enter_context(Progress(cells, bar=conduct.jobs == 1))
 
         def over(cell: Cell) -> None:

@@ -2,12 +2,15 @@
 
 import os
 import pickle
+import re
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from fczoo import FczooError, load_backbone
@@ -111,7 +114,6 @@ def test_unknown_names_bring_the_nearest(folder):
     ],
 )
 def test_models_that_are_no_plain_vit(folder, name, reason):
-    import re
 
     text = refused(f"{name}:{folder / 'mine.safetensors'}")
     assert f"{name} is no plain ViT" in text and re.search(reason, text)
@@ -124,6 +126,30 @@ def test_weights_that_the_hub_does_not_give(monkeypatch):
     monkeypatch.setattr("timm.create_model", offline)
     text = refused("vit_tiny_patch16_224")
     assert "cannot get the weights of vit_tiny_patch16_224: no route to host" in text and "FILE" in text
+
+
+def test_a_hub_that_is_not_there_is_asked_once(monkeypatch):
+    """Its client would try for a minute; the message ends in a whole word."""
+
+    def nowhere(*args, **kwargs):
+        raise OSError("no route to host")
+
+    def from_cache(*args, pretrained, **kwargs):
+        if not pretrained:
+            return made(*args, pretrained=False, **kwargs)
+        assert constants.HF_HUB_OFFLINE
+        raise OSError("the cache has no such file " + "and so on " * 40)
+
+    made = timm.create_model
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr("socket.create_connection", nowhere)
+    monkeypatch.setattr("timm.create_model", from_cache)
+    before = constants.HF_HUB_OFFLINE
+    assert "the cache has no such file and so on" in (text := refused("vit_tiny_patch16_224"))
+    assert re.search(r"(and|so|on) \.\.\.; without network give a file", text)
+    assert before == constants.HF_HUB_OFFLINE
 
 
 class Harmful:

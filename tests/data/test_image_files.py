@@ -204,5 +204,8 @@ def test_missing_data_and_weights_are_named_together(tmp_path: Path) -> None:
         ):
             assert word in message
         assert ("fczoo data fetch" in message) == bool(cls.archives) and "\n" not in message
+    (tmp_path / "home" / "data" / "cifar-100-python").mkdir(parents=True)  # there, but empty
+    with pytest.raises(FczooError, match=r"no weight file at nowhere.*; cifar100 in .* is incomplete"):
+        Bench.open(Settings.for_dataset("cifar100", backbone="nowhere.safetensors"))
     with pytest.raises(FczooError, match=r"there is no weight file at nowhere\.safetensors either"):
         Bench.open(Settings.for_dataset("tinyimagenet", backbone="nowhere.safetensors"))

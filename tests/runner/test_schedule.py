@@ -1,0 +1,37 @@
+"""A schedule far below that for which a method's rates were chosen is warned of, and no other."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+from fczoo.federation.settings import Settings
+from fczoo.runner.schedule import steps
+from helpers_cli import TINY
+
+
+def warned(out: Path, *more: str) -> list[str]:
+    done = CliRunner().invoke(main, ["bench", "--methods", "hgp,fedncm", "--out", str(out), *TINY, *more])
+    assert done.exit_code == 0, done.output
+    return [line for line in done.stderr.splitlines() if "chosen on" in line]
+
+
+def test_steps_grow_with_training_and_images_and_fall_with_clients_and_batch() -> None:
+    whole = Settings.for_dataset("cifar100")
+    assert steps(whole) == 5 * 5 * 500 / 10 / 16
+    less = Settings.for_dataset("cifar100", rounds=1, train_per_class=50, clients=5, batch_size=32)
+    assert steps(less) == 1 * 5 * 50 / 5 / 32
+
+
+def test_a_method_with_a_rate_of_the_data_set_is_named(tmp_path: Path) -> None:
+    (line,) = warned(tmp_path / "run", "--clients", "5")  # 1 round of 1 epoch instead of 3 of 2
+    assert "hgp has server_lr=0.001, chosen on digits for 6 times the steps of this run" in line
+    assert "`fczoo tune --methods hgp`" in line
+
+
+@pytest.mark.parametrize(
+    "more", [["--clients", "5", "--set", "hgp.server_lr=0.02"], ["--clients", "5", "--rounds", "3"]]
+)
+def test_own_rates_and_enough_training_need_no_word(tmp_path: Path, more: list[str]) -> None:
+    assert not warned(tmp_path / "run", *more)
