@@ -46,6 +46,11 @@ class EWC(Tuned):
         "squared gradients at an image's label, weighted by its probability p_y; unweighted; or of all "
         "classes of the task, each weighted by its probability",
     )
+    asked: Literal["trained", "all"] = option(
+        "trained",
+        "clients whose Fisher is taken after a task: those that trained in a round of it, or all with images "
+        "of it, also those that were never drawn",
+    )
     amp_vanish: bool = option(
         False,
         "divide the penalty by 65,536",
@@ -64,14 +69,14 @@ class EWC(Tuned):
 
     def training(self) -> Training:
         uploads = {"fisher.": whole("parameters"), **self.head_uploads()}
-        return replace(super().training(), uploads=uploads)
+        return replace(super().training(), uploads=uploads, asked=self.asked)
 
     def surveys(self) -> frozenset[Moment]:
         return super().surveys() | {"end"}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         loss, sums = super().loss(backbone, train, self._labelled(batch, ctx.task), ctx)
-        if ctx.task.index and self.strength:
+        if self.strength and select(ctx.shared, "anchor."):
             loss = loss + self.penalty(train, ctx.shared) / (LOSS_SCALE if self.amp_vanish else 1)
         return (loss * 0 if self.skip_last_round and ctx.round == ctx.rounds - 1 else loss), sums
 

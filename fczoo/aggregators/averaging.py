@@ -1,10 +1,12 @@
 """Weighted means over the clients."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fczoo.core.options import check_options, option
 from fczoo.core.payload import Payload
 from fczoo.core.registry import register_aggregator
 from fczoo.core.tree import Tree
@@ -15,6 +17,25 @@ def fedavg(payloads: Sequence[Payload]) -> Tree:
     """Mean weighted by sample counts, sum_k n_k / n x_k (McMahan et al., 2017)."""
     n = torch.tensor([p.num_samples for p in payloads], dtype=torch.float64)
     return _mean(payloads, n / n.sum())
+
+
+@register_aggregator("capped")
+@dataclass(frozen=True)
+class Capped:
+    """Mean weighted by sample counts, none of them more than ``times`` the median count.
+
+    A client that claims a huge number of images, or has it, cannot decide alone.
+    """
+
+    times: float = option(3.0, "N: largest weight of a client, in median sample counts", low=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def __call__(self, payloads: Sequence[Payload]) -> Tree:
+        n = torch.tensor([p.num_samples for p in payloads], dtype=torch.float64)
+        n = n.clamp(max=self.times * float(n.sort().values[(len(n) - 1) // 2]))
+        return _mean(payloads, n / n.sum())
 
 
 @register_aggregator("uniform")

@@ -127,6 +127,8 @@ class Training:
     even_draws: bool = False
     # ``absorb`` gets the clients' sums side by side [K, ...] instead of their total
     separate: bool = False
+    # clients that the survey at a task's end asks: all with images of it, or those that trained in it
+    asked: Literal["all", "trained"] = "all"
     # view of the images in the pass of ``stats``; none: no such pass
     stats: Literal["test", "train", "none"] = "none"
     exemplars: str = ""  # memory tensor with positions of kept images, which join the client's training

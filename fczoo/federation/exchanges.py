@@ -73,8 +73,8 @@ class Exchanges:
         self.result.privacy = self.uplink.privacy.promise(sum(self.rounds) + sum(self.balanced))
 
     def _survey(self, moment: Moment, engine: Engine, clients: list[Client], task: Task) -> None:
-        """Ask every client with data for sums; added up, they are those of the data in one place."""
-        if not isinstance(self.method, Surveys) or moment not in self.method.surveys():
+        """Ask clients with data for sums; those of all, added up, are those of the data in one place."""
+        if not isinstance(self.method, Surveys) or moment not in self.method.surveys() or not clients:
             return
         shared, _ = self._send(clients)
         with self.result.phase("surveys"):

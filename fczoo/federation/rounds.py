@@ -92,6 +92,9 @@ class Run(Exchanges):
             remembering = [c for c in remembering if len(c.index)]
             if remembering:
                 self._round(engine, remembering, task, self.rounds[task.index])
+        if self.training.asked == "trained":
+            trained_here = self._trained(candidates, task)
+            clients = [c for c in clients if c.number in trained_here]
         self._survey("end", engine, clients, task)
         if self.probe:
             self.probe.learned(self.world, self.method, self.state, task)
@@ -191,3 +194,11 @@ class Run(Exchanges):
         rng = numpy_stream("participation", self.seed, task.index, drawing)
         chosen = rng.choice(len(clients), self.settings.drawn(len(clients)), replace=False)
         return [clients[i] for i in sorted(chosen)]
+
+    def _trained(self, candidates: list[Client], task: Task) -> set[int]:
+        """Numbers of the clients that trained in a round of a task; known beforehand from the seed."""
+        numbers: set[int] = set()
+        for number in range(self.rounds[task.index]):
+            present = [c for c in self._participants(candidates, task, number) if len(c.index)]
+            numbers |= {c.number for c in self.uplink.heard(present, Exchange(task, number))}
+        return numbers

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fczoo import Payload, Tree
-from fczoo.aggregators.averaging import fedavg, uniform
+from fczoo.aggregators.averaging import Capped, fedavg, uniform
 from fczoo.core.registry import AGGREGATORS, MERGES
 from fczoo.testing import check_aggregator
 from fczoo.testing.aggregators import random_uploads
@@ -39,7 +39,7 @@ OWN: dict[str, Callable[[torch.Generator], Tree]] = {
     "sort_by_usage": prompt_pool,
 }
 AVERAGE = {"sort_by_usage": "uniform", "uniform": "uniform"}  # the others weight by sample counts
-ROBUST = AGGREGATORS.names("fczoo.aggregators.robust")  # which have tests of their own
+ROBUST = [*AGGREGATORS.names("fczoo.aggregators.robust"), "capped"]  # which have tests of their own
 NAMES = [*(name for name in AGGREGATORS.names() if name not in ROBUST), *MERGES.names()]
 
 
@@ -98,6 +98,18 @@ def test_two_client_means_by_hand() -> None:
     ]
     assert fedavg(payloads)["x"].tolist() == [3.0, 2.0]
     assert uniform(payloads)["x"].tolist() == [2.0, 4.0]
+
+
+def test_no_client_weighs_more_than_some_medians():
+    """Counts 1, 2 and 2**62 with a cap of twice the median, 2: weights 1/7, 2/7 and 4/7."""
+    counts, values = (1, 2, 2**62), (0.0, 7.0, 14.0)
+    pairs = zip(values, counts, strict=True)
+    payloads = [Payload({"x": torch.tensor([v])}, k, n) for k, (v, n) in enumerate(pairs)]
+    assert Capped(2.0)(payloads)["x"].tolist() == [pytest.approx(10.0)]
+    check_aggregator("capped")
+    assert Capped(1e18)(payloads[:2])["x"].tolist() == [pytest.approx(14 / 3)] and close(
+        Capped(1e18)(payloads[:2])["x"], fedavg(payloads[:2])["x"]
+    )
 
 
 def test_means_keep_the_type() -> None:

@@ -4,10 +4,13 @@ import torch
 from torch import Tensor
 
 from fczoo import Batch, Tree, create_method
+from fczoo.core.seeds import numpy_stream
 from fczoo.core.tree import select
 from fczoo.federation.batches import Client
 from fczoo.federation.downlink import broadcast
 from fczoo.functional.fisher import fisher_sums
+from fczoo.testing.recording import watch
+from fczoo.testing.world import small_method, toy_bench
 from helpers_methods import CLOSE, batch
 
 
@@ -97,3 +100,26 @@ def test_ewc_fisher_by_each_weighting(make_bench, small_method, backbone, batch_
         method = small_method("ewc", tune="head", fisher=name)
         found = method.survey("end", bench.backbone, state, data, task)["fisher.head.weight"]
         torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_only_clients_that_trained_are_asked_for_their_fisher():
+    """One of three clients is drawn in each round of a task; ``asked=all`` asks those never drawn, too."""
+    for asked, rounds in (("trained", 1), ("trained", 2), ("all", 1)):
+        bench = toy_bench(rounds=rounds, epochs=1, participation=0.34)
+        run = watch(bench, small_method("ewc", asked=asked))
+        for task in range(3):
+            calls = [c for c in run.calls if c.ctx.task.index == task]
+            trained = {p.client for c in calls if c.moment == "train" for p in c.payloads}
+            (survey,) = [{p.client for p in c.payloads} for c in calls if c.moment == "end"]
+            holders = 2 if task == 1 else 3
+            assert survey == trained if asked == "trained" else len(survey) == holders
+
+
+def test_a_task_in_which_nobody_trained_leaves_the_fisher_as_it_was():
+    """Drawn among all that joined, the client without images of the second task: nobody is asked."""
+    seed = next(s for s in range(99) if numpy_stream("participation", s, 1, 0).choice(3, 1) == [2])
+    bench = toy_bench(rounds=1, epochs=1, participation=0.34, draw_among="joined")
+    run = watch(bench, small_method("ewc"), seed)
+    assert [c.ctx.task.index for c in run.calls if c.moment == "end"] == [0, 2]
+    for name, value in {**select(run.states[0], "fisher."), **select(run.states[0], "anchor.")}.items():
+        assert torch.equal(run.states[1][name], value)

@@ -33,6 +33,7 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("hgp", "class_weights"): ({"keep_single": False}, {}),  # else all classes have as many images
     ("ewc", "strength"): ({}, TWO_ROUNDS),  # new rows of the head start at 0: one step moves nothing of old
     ("ewc", "amp_vanish"): ({}, TWO_ROUNDS),
+    ("ewc", "asked"): ({}, {"participation": 0.34}),  # else everybody trains
     ("pilora", "unheld"): ({}, {"rounds": 6, "participation": 0.34}),  # else somebody holds each class
     ("glfc", "best_perf_no_reset"): ({"lr": 0.0, "lr_backbone": 0.0}, {}),  # no better in a later task
     ("fedridge", "width"): ({"features": "random"}, {}),
