@@ -52,9 +52,7 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
             f"{method.name} trains there"
         )
     task, *further = make_tasks(settings.dataset, cls.classes, settings.tasks)
-    config, size = configuration(settings.backbone, settings.image_size), task.size
-    rng = torch.Generator().manual_seed(0)
-    backbone = Backbone(config, {k: 0.02 * torch.randn(s, generator=rng) for k, s in config.shapes().items()})
+    size, rng, backbone = task.size, torch.Generator().manual_seed(0), random_backbone(settings)
     store = ImageStore(Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size)), backbone)
     engine, client = (
         Engine(method, backbone, store, Plan(1, size, Augment(), seed=0), make_steps=Still),
@@ -85,7 +83,7 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
         later = method.begin_task(later, further[0], backbone, rng)
     held = drop(broadcast(method, later), *optims)
     return Measured(
-        config.name,
+        backbone.config.name,
         trained,
         sent,
         surveyed,
@@ -95,6 +93,12 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
         flops,
         activations,
     )
+
+
+def random_backbone(settings: Settings) -> Backbone:
+    """The run's backbone with random weights, which need not be here."""
+    config, rng = configuration(settings.backbone, settings.image_size), torch.Generator().manual_seed(0)
+    return Backbone(config, {k: 0.02 * torch.randn(s, generator=rng) for k, s in config.shapes().items()})
 
 
 def _one_step(

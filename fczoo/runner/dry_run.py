@@ -22,6 +22,7 @@ from fczoo.federation.stream import open_stream, split
 from fczoo.reports.words import option_word, word_table
 from fczoo.runner.cost import Measured, measure
 from fczoo.runner.grid import Job
+from fczoo.runner.timing import seconds_a_step, worded
 
 COPIES = 4  # of what a client trains: value, gradient and two moments
 LEGEND = (
@@ -32,7 +33,9 @@ LEGEND = (
     "PFLOP a run: that times the image-steps, without statistics, server and evaluation. GB is an "
     "estimate: frozen weights, values, gradients and\n"
     "two moments of each client that trains at the same time, and the activations of one batch each; "
-    "without images and libraries."
+    "without images and libraries. Training: image-steps at the speed of a few steps on full batches, taken "
+    "just now on this device with random\n"
+    "weights, one client after another; without statistics, server and evaluation."
 )
 
 
@@ -53,7 +56,7 @@ def dry_run(job: Job) -> str:
         if steps
         else "unknown without the data"
     )
-    head = ["method", "trained", "MB up", "MB down", "GFLOP an image-step", "PFLOP a run", "GB"]
+    head = ["method", "trained", "MB up", "MB down", "GFLOP an image-step", "PFLOP a run", "GB", "training"]
     pages = []
     for method in built:
         values = _options(method, settings, job.options.get(method.name, {}))
@@ -178,6 +181,7 @@ def _work(method: Method, seen: Measured, settings: Settings, clients: int, step
         + trained * (1 + COPIES * together)
         + seen.activations * part * settings.batch_size * together
     )
+    seconds = seconds_a_step(method, settings) * steps / settings.batch_size
     operations = f"{seen.flops * steps / 1e15:,.3f}" if steps else "unknown"
     traffic = (
         f"{nbytes((seen.sent or seen.surveyed).tensors) / 1e6:.3f}",
@@ -190,4 +194,5 @@ def _work(method: Method, seen: Measured, settings: Settings, clients: int, step
         f"{seen.flops / 1e9:.3f}",
         operations if seen.trained else "0",
         f"{memory / 1e9:.2f}",
+        worded(seconds) if steps else "unknown",
     )

@@ -17,6 +17,7 @@ from fczoo.data.partition import make_partition
 from fczoo.data.stream import Stream, task_sizes
 from fczoo.runner.cost import measure
 from fczoo.runner.dry_run import image_steps
+from fczoo.runner.timing import seconds_a_step, worded
 
 
 def test_image_steps_by_hand() -> None:
@@ -112,6 +113,22 @@ def test_dry_run_says_where_values_come_from() -> None:
     assert rows["server_lr"] == ["0.001", "data", "set"]
     assert "1,437 training and 360 test images" in done.stdout and f"= {1437 * 7 * 2:,}" in done.stdout
     assert rows["hgp"][:2] == [f"{129_290:,}", "0.519"] and rows["fedncm"][0] == "0"
+    assert (
+        float(rows["hgp"][-2]) > 0 and rows["hgp"][-1] in ("s", "min") and rows["fedncm"][-2:] == ["0", "s"]
+    )
+
+
+def test_time_is_measured_on_steps_and_told_in_plain_units() -> None:
+    assert seconds_a_step(create_method("fedavg", tune="head"), Settings()) > 0
+    assert seconds_a_step(create_method("fedncm"), Settings()) == 0
+    assert [worded(s) for s in (0, 89, 90, 5399, 5400, 36_000)] == [
+        "0 s",
+        "89 s",
+        "2 min",
+        "90 min",
+        "2 h",
+        "10 h",
+    ]
 
 
 def test_dry_run_reads_a_weight_file_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
