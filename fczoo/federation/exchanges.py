@@ -28,6 +28,7 @@ from fczoo.federation.sums import gathered
 from fczoo.federation.uplink import Arrival
 from fczoo.federation.world import World
 from fczoo.security.guard import Stopped
+from fczoo.security.privacy import Draw
 
 
 class Exchanges:
@@ -70,7 +71,22 @@ class Exchanges:
             remark=method.remark(),
             versions={**versions(), "code": digest(code_of(self.settings, method))},
         )
-        self.result.privacy = self.uplink.privacy.promise(sum(self.rounds) + sum(self.balanced))
+        self.result.privacy = self.uplink.privacy.promise(self._draws() if self.settings.dp_noise else [])
+
+    def _candidates(self, joined: list[Client]) -> list[Client]:
+        """The clients among which a round's participants are drawn, of all that have joined."""
+        return joined if self.settings.draw_among == "joined" else [c for c in joined if len(c.index)]
+
+    def _draws(self) -> list[Draw]:
+        """How participants of the whole run are drawn; of rounds on exemplars alone everybody takes part."""
+        draws = []
+        for task, rounds, balanced in zip(self.stream.tasks, self.rounds, self.balanced, strict=True):
+            clients = len(self._candidates(self.world.clients(task, self.training.scope, idle=True)))
+            once = self.settings.client_draw == "task"
+            times, uploads = (1, rounds) if once else (rounds, 1)
+            draws.append(Draw(clients, self.settings.drawn(clients), uploads, times))
+            draws.append(Draw(clients, clients, 1, int(balanced)))
+        return draws
 
     def _survey(self, moment: Moment, engine: Engine, clients: list[Client], task: Task) -> None:
         """Ask clients with data for sums; those of all, added up, are those of the data in one place."""

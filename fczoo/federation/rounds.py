@@ -71,7 +71,7 @@ class Run(Exchanges):
         scope = self.training.scope
         joined = self.world.clients(task, scope, idle=True)
         clients = [c for c in joined if len(c.index)]
-        candidates = joined if self.settings.draw_among == "joined" else clients
+        candidates = self._candidates(joined)
         if not done:
             self.taught.clear()
             rng = self._rng("begin", task, "cpu")

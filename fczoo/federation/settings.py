@@ -158,10 +158,7 @@ class Settings:
     )
     min_clients: int = option(1, "sound uploads without which a run stops", low=1, group=ROBUSTNESS)
     attack: str | None = option(
-        None,
-        "what hostile clients do, such as sign-flip or scale:10; none: there are none; see `fczoo list "
-        "attacks`",
-        group=ROBUSTNESS,
+        None, "what hostile clients do, such as scale:10; see `fczoo list attacks`", group=ROBUSTNESS
     )
     attackers: float = option(
         0.2, "part of the clients that are hostile, with an attack", low=0, high=1, group=ROBUSTNESS
@@ -179,6 +176,9 @@ class Settings:
         group=ROBUSTNESS,
     )
     dp_delta: float = option(1e-5, "delta for which epsilon is stated", low=1e-12, high=0.5, group=ROBUSTNESS)
+    dp_subsampling: bool = option(
+        False, "epsilon as if nobody saw which of the clients are drawn for a round", group=ROBUSTNESS
+    )
     dp_secure: bool = option(
         False, "noise from a cryptographic source; such a run cannot be repeated", group=ROBUSTNESS
     )

@@ -72,7 +72,9 @@ class Uplink:
     def privacy(self) -> Privacy:
         """What honest clients do before they send. Raises FczooError where the method does not allow it."""
         s = self.settings
-        privacy = Privacy(self.seed, s.min_class_count, s.dp_clip, s.dp_noise, s.dp_delta, s.dp_secure)
+        privacy = Privacy(
+            self.seed, s.min_class_count, s.dp_clip, s.dp_noise, s.dp_delta, s.dp_secure, s.dp_subsampling
+        )
         privacy.check(self.method)
         return privacy
 

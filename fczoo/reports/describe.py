@@ -109,6 +109,8 @@ def notes(experiment: Experiment) -> list[str]:
             f"epsilon, at delta {experiment.settings['dp_delta']:g}, is for all data of one client together; "
             f"losses, numbers of images and diagnostics carry no noise"
         )
+    if experiment.settings["dp_subsampling"]:
+        found.append("epsilon counts on nobody seeing which clients are drawn, nor whose an upload is")
     for line in experiment.lines:
         texts = (*_changed_options(experiment, line), _rejections(line))
         found += [f"{line.label}: {text}" for text in texts if text]

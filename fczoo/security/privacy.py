@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,6 +66,15 @@ def bytes_by_content(training: Training, sent: Sequence[Payload]) -> dict[str, i
     return dict(size)
 
 
+class Draw(NamedTuple):
+    """``times`` draws of ``drawn`` out of ``clients`` without replacement, each for so many uploads."""
+
+    clients: int
+    drawn: int
+    uploads: int
+    times: int
+
+
 @dataclass(frozen=True)
 class Privacy:
     """What every client does to its uploads before it sends them.
@@ -79,6 +89,7 @@ class Privacy:
     noise: float = 0.0
     delta: float = 1e-5
     secure: bool = False  # noise from the system's cryptographic source instead of the seed's generator
+    subsampling: bool = False  # epsilon as if nobody saw who is drawn
 
     def check(self, method: Method) -> None:
         """Raise FczooError where a promise could not be kept for the method's uploads."""
@@ -93,6 +104,10 @@ class Privacy:
             )
         if self.secure and not self.noise:
             raise FczooError("--dp-secure says where noise comes from, and there is none; give --dp-noise")
+        if self.subsampling and not self.noise:
+            raise FczooError(
+                "--dp-subsampling is about epsilon, and without noise there is none; give --dp-noise"
+            )
         uploads = method.training().uploads
         others: set[str] = {*contents(uploads)}
         named = sorted(others | ({"surveys"} if isinstance(method, Surveys) and method.surveys() else set()))
@@ -113,11 +128,14 @@ class Privacy:
                 f"which has none; leave it at 1"
             )
 
-    def promise(self, uploads: int) -> dict[str, float]:
-        """Epsilon and delta for a client that takes part in all rounds; empty without noise."""
+    def promise(self, draws: Sequence["Draw"]) -> dict[str, float]:
+        """Epsilon and delta for a client that takes part whenever it can; empty without noise."""
         if not self.noise:
             return {}
-        return {"epsilon": epsilon(self.noise, uploads, self.delta), "delta": self.delta}
+        found = epsilon(self.noise, sum(d.uploads * d.times for d in draws), self.delta)
+        if self.subsampling:
+            found = min(found, sampled_epsilon(self.noise, draws, self.delta))
+        return {"epsilon": found, "delta": self.delta}
 
     def protect(
         self, payloads: Sequence[Payload], trained: Tree, training: Training, exchange: Exchange
@@ -181,12 +199,35 @@ def epsilon(noise: float, uploads: int, delta: float) -> float:
     """
     if not noise:
         return math.inf
+    accounting = _accounting()
+    accountant = accounting.pld.PLDAccountant()
+    accountant.compose(accounting.GaussianDpEvent(noise / 2), uploads)
+    return float(accountant.get_epsilon(delta))
+
+
+def sampled_epsilon(noise: float, draws: Sequence[Draw], delta: float) -> float:
+    """The same towards one who does not see which clients are drawn, nor from whom an upload comes.
+
+    That takes a trusted party that draws the clients and passes on their uploads without a name; who has
+    data of a task is public. Between two runs one client's data are replaced, and the draws are without
+    replacement (Wang, Balle and Kasiviswanathan, AISTATS 2019, theorem 27).
+    """
+    accounting = _accounting()
+    accountant = accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
+    for draw in (d for d in draws if d.times and d.uploads):
+        event = accounting.SelfComposedDpEvent(accounting.GaussianDpEvent(noise / 2), draw.uploads)
+        if draw.drawn < draw.clients:
+            event = accounting.SampledWithoutReplacementDpEvent(draw.clients, draw.drawn, event)
+        accountant.compose(event, draw.times)
+    return float(accountant.get_epsilon(delta))
+
+
+def _accounting() -> Any:
     try:
-        from dp_accounting import GaussianDpEvent, pld
+        import dp_accounting
+        from dp_accounting import pld, rdp  # noqa: F401
     except ImportError:
         raise FczooError(
             "the accountant for --dp-noise is not installed; run pip install 'fczoo[privacy]'"
         ) from None
-    accountant = pld.PLDAccountant()
-    accountant.compose(GaussianDpEvent(noise / 2), uploads)
-    return float(accountant.get_epsilon(delta))
+    return dp_accounting

@@ -14,7 +14,7 @@ from fczoo.core.types import Exchange, Optim, Task, Training
 from fczoo.federation.settings import Settings
 from fczoo.reports.describe import notes
 from fczoo.reports.runs import read_experiments
-from fczoo.security.privacy import DISCLOSES, Privacy, disclosed, epsilon
+from fczoo.security.privacy import DISCLOSES, Draw, Privacy, disclosed, epsilon, sampled_epsilon
 
 TASK = Task(0, 0, 2, 4, 2)
 TRAINING = Training(
@@ -138,12 +138,40 @@ def test_a_noisy_run_states_its_epsilon(make_bench, small_method):
     assert make_bench().run(small_method("fedncm")).privacy == {}
 
 
+def test_drawing_clients_is_counted_only_where_nobody_sees_who_is_drawn(make_bench, small_method):
+    """Three tasks of two rounds; one of 3, 2 and 3 clients is drawn in each, or in each task."""
+    method = small_method("fedavg", tune="head")
+    noisy = {"dp_clip": 1.0, "dp_noise": 30.0, "participation": 0.34, "epochs": 1}
+    seen, unseen, by_task, all_drawn = (
+        make_bench(**{**noisy, **more}).run(method).privacy["epsilon"]
+        for more in (
+            {},
+            {"dp_subsampling": True},
+            {"dp_subsampling": True, "client_draw": "task"},
+            {"dp_subsampling": True, "participation": 1.0},
+        )
+    )
+    assert seen == all_drawn == epsilon(30.0, 6, 1e-5)
+    draws = [Draw(3, 1, 1, 2), Draw(2, 1, 1, 2), Draw(3, 1, 1, 2)]
+    assert unseen == sampled_epsilon(30.0, draws, 1e-5) < seen
+    assert by_task == sampled_epsilon(30.0, [Draw(n, 1, 2, 1) for n in (3, 2, 3)], 1e-5) < seen
+
+
+def test_credit_for_drawing_grows_as_fewer_are_drawn():
+    """Of all that take part there is none: Renyi accounting gives no less than the exact one."""
+    drawn = [sampled_epsilon(4.0, [Draw(100, m, 1, 50)], 1e-5) for m in (1, 10, 30)]
+    everybody = sampled_epsilon(4.0, [Draw(100, 100, 1, 50)], 1e-5)
+    assert drawn == sorted(drawn) and drawn[-1] < epsilon(4.0, 50, 1e-5) <= everybody
+    assert sampled_epsilon(4.0, [Draw(9, 9, 1, 0), Draw(100, 1, 1, 50)], 1e-5) == drawn[0]
+
+
 @pytest.mark.parametrize(
     ("settings", "name", "says"),
     [
         ({"dp_noise": 1.0}, "fedavg", "--dp-noise needs --dp-clip"),
         ({"dp_clip": 1.0, "dp_noise": 1e-300}, "fedavg", "--dp-noise 1e-300 protects nobody"),
         ({"dp_clip": 1.0, "dp_secure": True}, "fedavg", "--dp-secure says where noise comes from"),
+        ({"dp_clip": 1.0, "dp_subsampling": True}, "fedavg", "--dp-subsampling is about epsilon"),
         ({"dp_clip": 1.0}, "hgp", "hgp also uploads class means, class variances, counts"),
         ({"dp_clip": 1.0}, "fedncm", "fedncm also uploads class means, counts, surveys"),
         ({"min_class_count": 2}, "fppl", "--min-class-count needs counts beside local."),
@@ -203,3 +231,6 @@ def test_what_epsilon_covers_is_said_below_the_table(make_run, tmp_path):
         any(said in note for note in notes(read_experiments([tmp_path / n])[0])) for n in ("noisy", "plain")
     ]
     assert found == [True, False]
+    more = {"dp_clip": 1.0, "dp_noise": 2.0, "dp_subsampling": True}
+    (experiment,) = read_experiments([make_run(tmp_path / "drawn", {"one": {0: 70.0}}, **more)])
+    assert any("nobody seeing which clients are drawn" in note for note in notes(experiment))
