@@ -48,19 +48,28 @@ def show(name: str, dataset: str) -> str:
 
 def _method_page(cls: type[Method], dataset: str) -> str:
     method = create_method(cls.name, dataset)
-    training = method.training()
-    torch.set_num_threads(1)  # a step on so few images is too small to share
-    seen = measure(method, Settings.for_dataset(dataset))
     parts = [f"{cls.name}: {inspect.getdoc(cls)}", f"Paper: {cls.paper}"]
     parts.append(f"Hyper-parameters on {dataset} (--set {cls.name}.FIELD=VALUE):\n{_options_table(method)}")
     if cls.tuned:
-        others = (
-            f"{d} ({', '.join(f'{k}={option_word(v)}' for k, v in values.items())})"
-            for d, values in cls.tuned.items()
-        )
-        parts.append(f"Values by data set: {'; '.join(others)}.")
-    kept = ", ".join(p.rstrip(".") for p in cls.private) or "nothing"
-    parts.append(f"Averaged by: {training.averaging}. Kept on the server: {kept}.")
+        parts.append(f"Values by data set: {'; '.join(tuned_words(cls))}.")
+    return "\n\n".join([*parts, *exchange(method, dataset)])
+
+
+def tuned_words(cls: type[Method]) -> list[str]:
+    """Each data set with the values that a method has for it."""
+    return [
+        f"{dataset} ({', '.join(f'{k}={option_word(v)}' for k, v in values.items())})"
+        for dataset, values in cls.tuned.items()
+    ]
+
+
+def exchange(method: Method, dataset: str) -> list[str]:
+    """What a method trains, sends, keeps and gives away on a data set, measured: paragraphs and tables."""
+    training = method.training()
+    torch.set_num_threads(1)  # a step on so few images is too small to share
+    seen = measure(method, Settings.for_dataset(dataset))
+    kept = ", ".join(p.rstrip(".") for p in method.private) or "nothing"
+    parts = [f"Averaged by: {training.averaging}. Kept on the server: {kept}."]
     parts.append(
         f"Measured for the first task of {dataset} on {seen.backbone}, a client with every class of it:"
     )
@@ -76,7 +85,8 @@ def _method_page(cls: type[Method], dataset: str) -> str:
         if tree:
             parts.append(f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}")
     lines = (
-        f"{content} ({', '.join(names)}): {tells}" for content, names, tells in disclosed(training, seen.sent)
+        f"{content} ({', '.join(dict.fromkeys(map(_group, names)))}): {tells}"
+        for content, names, tells in disclosed(training, seen.sent)
     )
     parts.append("What a server could learn from an upload:\n" + "\n".join(lines))
     if training.separate:
@@ -88,7 +98,7 @@ def _method_page(cls: type[Method], dataset: str) -> str:
         f"Sent down at the start of a task: {nbytes(seen.received) / 1e6:.3f} MB; later only what has "
         "changed."
     )
-    return "\n\n".join(parts)
+    return parts
 
 
 def _settings_page() -> str:
@@ -145,11 +155,16 @@ def _options_table(instance: Any, group: str = "") -> str:
     )
 
 
+def _group(name: str) -> str:
+    """``full.*`` for each weight of the network; any other tensor by its name."""
+    return re.sub(r"(.*full)\..*", r"\1.*", name)
+
+
 def _tree_table(tree: Tree) -> str:
     """Name, shape and scalars; many tensors of one group, such as all weights of the network, in one line."""
     groups: dict[str, list[str]] = {}
     for name in tree:
-        groups.setdefault(re.sub(r"(.*full)\..*", r"\1.*", name), []).append(name)
+        groups.setdefault(_group(name), []).append(name)
     rows = []
     for group, names in groups.items():
         shape = (

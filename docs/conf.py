@@ -1,0 +1,37 @@
+"""The handbook: ``sphinx-build -W -b html docs docs/_build``. Nothing is fetched."""
+
+import sys
+from pathlib import Path
+
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pages
+
+import fczoo
+
+project = "fczoo"
+author = "The fczoo contributors"
+release = version = fczoo.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "description"
+autodoc_preserve_defaults = True
+python_display_short_literal_types = True
+
+html_theme = "furo"
+html_title = f"fczoo {release}"
+html_static_path: list[str] = []
+html_show_sourcelink = False
+
+
+def setup(app: Sphinx) -> None:
+    """Write the generated pages before Sphinx looks for sources; diagrams are shown as they are written."""
+    app.add_lexer("mermaid", TextLexer)
+    pages.write(Path(app.srcdir) / "generated")

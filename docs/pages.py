@@ -1,0 +1,194 @@
+"""Pages of the handbook that are written from the registry, each time it is built."""
+
+import dataclasses
+import inspect
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import click
+from tabulate import tabulate
+
+import fczoo
+import fczoo.testing
+from fczoo.cli.app import main
+from fczoo.cli.listing import KINDS, REGISTRIES, listing
+from fczoo.cli.show import exchange, show, tuned_words
+from fczoo.cli.show_protocol import source_page
+from fczoo.core.method import OPTIONAL, Method
+from fczoo.core.options import describe_type, quirks, spaces
+from fczoo.core.registry import METHODS, PROTOCOLS, RELEASES, create_method
+from fczoo.core.types import Batch, Context, ServerContext, Training
+from fczoo.reports.words import option_word
+
+DATASET = "digits"
+"""Where what a method sends is measured."""
+
+READINGS = Path(__file__).with_name("readings.md")
+
+
+def write(folder: Path) -> None:
+    """Write all generated pages below ``folder``, anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    texts = {
+        "methods/index": _methods_index(),
+        "protocols": _sources_page("Protocols", PROTOCOLS, "protocol"),
+        "releases": _sources_page("Released code", RELEASES, "release"),
+        "parts": _parts_page(),
+        "commands": _commands_page(),
+        "settings": f"# Settings\n\n{_literal(show('settings', DATASET))}",
+        "api": _api_page(),
+    }
+    texts |= {f"methods/{name}": _method_page(METHODS.get(name)) for name in _ours(METHODS)}
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.md").write_text(f"{text.rstrip()}\n", encoding="utf-8")
+
+
+def _ours(registry: Any) -> list[str]:
+    """Names of this package; installed plug-ins have no place in its handbook."""
+    return [n for n in registry.names() if registry.get(n).__module__.startswith("fczoo.")]
+
+
+def _literal(text: str, language: str = "text") -> str:
+    return f"~~~~{language}\n{text}\n~~~~"
+
+
+def _rst(text: str) -> str:
+    """A docstring, which is reStructuredText."""
+    return f"~~~~{{eval-rst}}\n{text}\n~~~~"
+
+
+def _table(rows: Iterable[Sequence[Any]], head: Sequence[str]) -> str:
+    cells = [[str(cell).replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
+    return tabulate(cells, head, tablefmt="pipe", disable_numparse=True)
+
+
+# --- methods
+
+
+def _methods_index() -> str:
+    baselines = METHODS.names("fczoo.baselines")
+    groups = {"methods": [n for n in _ours(METHODS) if n not in baselines], "baselines": baselines}
+    parts = ["# Methods", "A page each, as `fczoo show METHOD` has them. What is sent is measured."]
+    for kind, names in groups.items():
+        rows = [(f"[{name}]({name}.md)", METHODS.about(name)) for name in names]
+        parts += [f"## {kind.capitalize()}: {KINDS[kind]}", _table(rows, ["name", "idea"])]
+        parts.append(_toctree(names, kind.capitalize()))
+    return "\n\n".join(parts)
+
+
+def _toctree(names: Iterable[str], caption: str) -> str:
+    return "\n".join(["~~~~{toctree}", ":hidden:", f":caption: {caption}", "", *names, "~~~~"])
+
+
+def _method_page(cls: type[Method]) -> str:
+    parts = [f"# {cls.name}", _rst(inspect.getdoc(cls) or "")]
+    parts += ["## Options", f"Given as `--set {cls.name}.OPTION=VALUE`.", _options_table(cls)]
+    if cls.tuned:
+        parts += ["## Values by data set", "\n".join(f"- {words}" for words in tuned_words(cls))]
+    measured = "\n\n".join(exchange(create_method(cls.name, DATASET), DATASET))
+    parts += ["## What is trained and what is sent", _literal(measured)]
+    if odd := [
+        (f"`{q.field}={option_word(q.value)}`", q.meaning, q.place) for q in quirks(METHODS.options(cls.name))
+    ]:
+        parts += ["## Quirks of released code", _table(odd, ["option", "what it does", "seen in"])]
+    if rows := _readings(cls.name):
+        parts += [
+            "## Readings that are not offered",
+            _table(rows, ["what", "where it is so", "what fczoo does"]),
+        ]
+    return "\n\n".join([*parts, "## Citation", f"{cls.paper}."])
+
+
+def _options_table(cls: type[Any]) -> str:
+    """Every option with its default, type, limits and where ``fczoo tune`` looks."""
+    hints, tuned = get_type_hints(cls), spaces(cls)
+    rows = []
+    for field in dataclasses.fields(cls):
+        known = field.metadata
+        limits = " to ".join(
+            "…" if end is None else f"{end:g}" for end in (known.get("low"), known.get("high"))
+        )
+        space = ", ".join(map(option_word, tuned.get(field.name, ())))
+        rows.append(
+            (
+                f"`{field.name}`",
+                f"`{option_word(field.default)}`",
+                describe_type(hints[field.name]),
+                "" if limits == "… to …" else limits,
+                space,
+                known.get("meaning", ""),
+            )
+        )
+    return _table(rows, ["option", "default", "type", "limits", "tuning", "meaning"]) if rows else "None."
+
+
+def _readings(name: str) -> list[list[str]]:
+    """Rows of the page of readings that are about one method."""
+    rows = [line.strip("| \n").split(" | ") for line in READINGS.read_text().splitlines() if ": " in line]
+    return [cells[:3] for cells in rows if name in re.split(r", |:| on ", cells[0].lower().replace("-", ""))]
+
+
+# --- protocols, other parts, command line
+
+
+def _sources_page(title: str, registry: Any, kind: str) -> str:
+    """Everything that protocols or releases state, by data set, with its source."""
+    parts = [f"# {title}", f"As `fczoo show {kind} NAME --dataset NAME` prints them."]
+    for name in _ours(registry):
+        cls = registry.get(name)
+        parts += [f"## {name}", _literal(source_page(cls, None))]
+        for dataset in cls.datasets:
+            parts += [f"### {name} on {dataset}", _literal(source_page(cls, dataset))]
+    return "\n\n".join(parts)
+
+
+def _parts_page() -> str:
+    parts = ["# Data sets, partitioners, aggregators, attacks", "As `fczoo show NAME` prints them."]
+    for kind, registry in REGISTRIES.items():
+        if registry in (PROTOCOLS, RELEASES):
+            continue
+        parts += [f"## {kind.capitalize()}", f"{KINDS[kind].capitalize()}."]
+        for name in _ours(registry):
+            parts += [f"### {name}", _literal(show(name, DATASET))]
+    return "\n\n".join([*parts, "## Backbones", _literal(listing("backbones"))])
+
+
+def _commands_page() -> str:
+    parts = ["# Commands"]
+    context = click.Context(main, info_name="fczoo")
+    for name, command in main.commands.items():
+        inner = click.Context(command, info_name=name, parent=context)
+        parts += [f"## fczoo {name}", _literal(command.get_help(inner))]
+    return "\n\n".join(parts)
+
+
+# --- public names
+
+
+def _api_page() -> str:
+    parts = [
+        "# API",
+        "## fczoo",
+        _rst(_documented(fczoo, [n for n in fczoo.__all__ if n not in METHOD_PAGE])),
+    ]
+    parts += ["## What a method sees and declares", _rst(_documented(fczoo, METHOD_PAGE))]
+    parts.append(_rst("\n".join(f".. autoclass:: fczoo.core.method.{name}" for name in OPTIONAL)))
+    parts += ["## fczoo.testing", _rst(_documented(fczoo.testing, fczoo.testing.__all__))]
+    return "\n\n".join(parts)
+
+
+METHOD_PAGE = ["Method", *(cls.__name__ for cls in (Training, Batch, Context, ServerContext))]
+
+
+def _documented(module: Any, names: Iterable[str]) -> str:
+    """A directive for each class and function; ``Tree`` is neither but another word for a dictionary."""
+    entries = {name: getattr(module, name) for name in names}
+    return "\n".join(
+        f".. auto{'class' if inspect.isclass(entry) else 'function'}:: {module.__name__}.{name}"
+        for name, entry in entries.items()
+        if inspect.isclass(entry) or inspect.isfunction(entry)
+    )
