@@ -8,6 +8,7 @@ import click
 
 from fczoo import __version__
 from fczoo.cli.bench import bench
+from fczoo.cli.claims import claims
 from fczoo.cli.data import data, partition
 from fczoo.cli.look import doctor, list_command, show
 from fczoo.cli.new import new
@@ -83,6 +84,7 @@ for command in (
     papers,
     compare,
     reproduce,
+    claims,
     list_command,
     show,
     doctor,

@@ -61,7 +61,7 @@ def cards() -> dict[str, Card]:
                 continue
             if row.why or n.metric_here is None:
                 continue
-            numbers = found.setdefault(_name(paper, row, n), (paper, []))[1]
+            numbers = found.setdefault(card_name(paper, row, n), (paper, []))[1]
             if all((n.metric, n.value) != (k.metric, k.value) for k in numbers):
                 numbers.append(n)
     return {name: Card(name, paper, tuple(numbers)) for name, (paper, numbers) in found.items()}
@@ -75,7 +75,8 @@ def get_card(name: str) -> Card:
     return known[name]
 
 
-def _name(paper: Paper, row: Row, number: Number) -> str:
+def card_name(paper: Paper, row: Row, number: Number) -> str:
+    """``PAPER/DATASET/SPLIT``, with tasks and system where they are not the paper's usual ones."""
     usual = _usual(paper.key, row.dataset)
     tasks = "" if number.tasks == usual.task_count else f"{number.tasks}-tasks"
     split = row.split or "any-split"

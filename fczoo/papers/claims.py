@@ -1,0 +1,239 @@
+"""What the papers claim: of two printed rows the first is better. Our runs say whether it holds here."""
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from scipy.stats import t as student
+
+from fczoo.core.errors import FczooError
+from fczoo.core.options import nearest
+from fczoo.core.registry import METHODS, create_method
+from fczoo.papers.cards import Card, card_name, cards
+from fczoo.papers.printed import Number, Paper, get_paper, plain_split
+from fczoo.reports.columns import COLUMNS, Column
+from fczoo.reports.runs import Experiment, Line, places_below, read_experiments
+from fczoo.reports.tables import LEVEL, entry_of
+from fczoo.reports.words import option_word, word_table
+
+Verdict = Literal["holds", "does not hold", "not told apart"]
+STRONG = 0.2  # Dirichlet's beta below which the papers speak of strong skew (they print 0.1 and 0.05)
+SMALL = {"alpha=6": "quantity:2", "alpha=2": "quantity:1", "beta=0.05": "dirichlet:0.05"}
+"""Printed split -> that of the run on digits, whose tasks have two classes; else the data set's own."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A printed row in this program's names."""
+
+    number: Number
+    method: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The row ``better`` of a table is above ``worse``, or below it where less is better."""
+
+    name: str
+    says: str
+    paper: str
+    table: str
+    dataset: str
+    partition: str
+    metric: str
+    better: str
+    worse: str
+
+    @property
+    def source(self) -> Paper:
+        return get_paper(self.paper)
+
+    @cached_property
+    def sides(self) -> tuple[Side, Side]:
+        """The better and the worse row, each with the options that set it apart from other rows."""
+        first, second = (self._number(row) for row in (self.better, self.worse))
+        (a, ours), (b, theirs) = (self._method(n) for n in (first, second))
+        between = ours.keys() | theirs.keys() if a == b else set()
+        return (
+            Side(first, a, {**self._usual(a, between), **ours}),
+            Side(second, b, {**self._usual(b, between), **theirs}),
+        )
+
+    @property
+    def column(self) -> Column:
+        name = self.sides[0].number.metric_here
+        assert name is not None
+        return COLUMNS[name]
+
+    @property
+    def gain(self) -> float:
+        """By how much the paper prints the first row above the second, in points."""
+        first, second = (side.number.value for side in self.sides)
+        return self._signed(first - second)
+
+    @property
+    def small(self) -> str | None:
+        """Partition of the run in minutes, on digits; None: the data set's own."""
+        return SMALL.get(self.partition)
+
+    @property
+    def regime(self) -> str:
+        """The kind of split about which the claim is; a run on another kind says nothing of it."""
+        return regime(self.sides[0].number.spec)
+
+    def cards(self) -> list[Card]:
+        """The cards behind both rows, with the commands at the paper's scale; none for another network."""
+        known, paper = cards(), self.source
+        rows = [(paper.row(side.number), side.number) for side in self.sides]
+        names = [card_name(paper, row, number) for row, number in rows if not row.why]
+        return [known[name] for name in names if name in known]
+
+    def verdicts(self, experiments: Sequence[Experiment]) -> list[tuple[Verdict, str]]:
+        """What every experiment with both rows says, and by how much: differences paired over seeds."""
+        found = []
+        for experiment in experiments:
+            if self.regime not in ("any", regime(experiment.about.partition["spec"])):
+                continue
+            ours, theirs = ([x for x in experiment.lines if _is(x, side)] for side in self.sides)
+            pairs = [(a, b) for a in ours for b in theirs if a is not b and self._comparable(a, b)]
+            found += [self._verdict(experiment, a, b) for a, b in pairs]
+        return found
+
+    def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
+        first, second = (entry_of(line, self.column) for line in (ours, theirs))
+        there = (first.by_seed, second.by_seed) if first and second else ({}, {})
+        seeds = sorted(there[0].keys() & there[1].keys())
+        gains = [self._signed(there[0][s] - there[1][s]) for s in seeds]
+        about = experiment.about
+        where = f"{about.settings['dataset']} {about.partition['spec']}, {ours.cells[0].place}"
+        if len(gains) < 2:
+            said = f"{gains[0]:+.1f} with one seed" if gains else "no seed in common"
+            return "not told apart", f"{said}; {where}"
+        mean = math.fsum(gains) / len(gains)
+        spread = math.sqrt(math.fsum((g - mean) ** 2 for g in gains) / (len(gains) - 1) / len(gains))
+        margin = spread * float(student.ppf(1 - LEVEL / 2, len(gains) - 1))
+        verdict: Verdict = "not told apart"
+        if abs(mean) > margin:
+            verdict = "holds" if mean > 0 else "does not hold"
+        interval = f"[{mean - margin:+.1f}, {mean + margin:+.1f}]"
+        return verdict, f"{mean:+.1f} {interval} over {len(gains)} seeds; {where}"
+
+    def _comparable(self, ours: Line, theirs: Line) -> bool:
+        """Of one method, all options but those that the claim is about must be the same."""
+        first, second = ours.results[0], theirs.results[0]
+        if first.method != second.method:
+            return True
+        about = self.sides[0].options.keys() | self.sides[1].options.keys()
+        return all(second.options.get(k) == v for k, v in first.options.items() if k not in about)
+
+    def _signed(self, difference: float) -> float:
+        return difference if self.column.better == "high" else -difference
+
+    def _number(self, row: str) -> Number:
+        wanted = (self.table, self.dataset, self.partition, self.metric, row)
+        for n in self.source.numbers:
+            if (n.table, n.dataset, n.partition, n.metric, n.method) == wanted:
+                return n
+        raise FczooError(f"claim {self.name} names a number that is not printed: {', '.join(wanted)}")
+
+    def _usual(self, method: str, between: Collection[str]) -> dict[str, Any]:
+        """The method's own values of what any ablation of it changes, so that none passes for the method.
+
+        Rates may differ, as they are tuned, but where the claim is about them.
+        """
+        rows = [about for about in self.source.methods.values() if about.get("method") == method]
+        changed = {k for about in rows for k in about.get("options") or {} if not k.startswith("lr")}
+        made = create_method(method)
+        return {k: getattr(made, k) for k in sorted(changed | set(between))}
+
+    def _method(self, number: Number) -> tuple[str, dict[str, Any]]:
+        about = self.source.methods.get(number.method, {})
+        if not about.get("method"):
+            raise FczooError(f"claim {self.name} names a row without a method: {number.method}")
+        return about["method"], dict(about.get("options") or {})
+
+
+def regime(spec: str) -> str:
+    """``few classes`` a client, ``strong skew``, ``mild`` skew or none; ``any``: a split of another kind."""
+    name, _, value = plain_split(spec).partition(":")
+    if name == "dirichlet":
+        return "strong skew" if float(value) < STRONG else "mild"
+    return {"quantity": "few classes", "shards": "few classes", "iid": "mild"}.get(name, "any")
+
+
+@cache
+def claims() -> dict[str, Claim]:
+    """All claims by name."""
+    content = json.loads((files("fczoo.assets") / "claims.json").read_text())
+    return {about["name"]: Claim(**about) for about in content}
+
+
+def get_claim(name: str) -> Claim:
+    """Raises FczooError with the nearest names for an unknown one."""
+    if name not in claims():
+        raise FczooError(f"no claim is called {name!r}; {nearest(name, list(claims()))}")
+    return claims()[name]
+
+
+def listing(results: Path, paper: str | None = None) -> str:
+    """A line a claim: what is said, what is printed, and how often it holds in runs below ``results``."""
+    experiments = read_experiments([results]) if results.exists() and places_below(results) else []
+    if paper is not None:
+        get_paper(paper)
+    rows = [
+        (c.name, _source(c), f"{c.gain:+.1f}", _counted(c, experiments), c.says)
+        for c in claims().values()
+        if paper in (None, c.paper) and runnable(c)
+    ]
+    left = [c.name for c in claims().values() if paper in (None, c.paper) and not runnable(c)]
+    text = word_table(rows, ["claim", "source", "printed gain", "here", "what it says"])
+    return f"{text}\n\nOf systems that are not implemented: {', '.join(left)}." if left else text
+
+
+def page(claim: Claim, results: Path) -> str:
+    """A claim with its numbers, the commands behind it, and what every run says."""
+    experiments = read_experiments([results]) if results.exists() and places_below(results) else []
+    first, second = claim.sides
+    lines = [
+        f"{claim.name}: {claim.says}.",
+        f"{_source(claim)}, {claim.dataset}, {claim.partition}: {claim.metric} {first.number.value:g} "
+        f"({first.number.method}) and {second.number.value:g} ({second.number.method}).",
+        "At the paper's scale:",
+        *(f"  fczoo reproduce {name}" for name in dict.fromkeys(card.name for card in claim.cards())),
+        f"In minutes: fczoo claims --run {claim.name}",
+        *(f"{verdict}: {said}" for verdict, said in claim.verdicts(experiments)),
+    ]
+    return "\n".join(lines if claim.verdicts(experiments) else [*lines, "never run"])
+
+
+def side_words(side: Side) -> str:
+    """``pilora (reweight=average)``."""
+    options = ", ".join(f"{k}={option_word(v)}" for k, v in side.options.items())
+    return f"{side.method} ({options})" if options else side.method
+
+
+def _source(claim: Claim) -> str:
+    return f"{claim.source.name} {claim.table}"
+
+
+def runnable(claim: Claim) -> bool:
+    """Whether both systems are implemented."""
+    known = METHODS.names()
+    return all(claim._method(claim._number(row))[0] in known for row in (claim.better, claim.worse))
+
+
+def _counted(claim: Claim, experiments: Sequence[Experiment]) -> str:
+    found = [verdict for verdict, _ in claim.verdicts(experiments)]
+    words = [f"{v} {found.count(v)}x" if found.count(v) > 1 else v for v in dict.fromkeys(found)]
+    return ", ".join(words) or "never run"
+
+
+def _is(line: Line, side: Side) -> bool:
+    result = line.results[0]
+    return result.method == side.method and all(result.options.get(k) == v for k, v in side.options.items())

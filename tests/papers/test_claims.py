@@ -1,0 +1,134 @@
+"""Claims: data that agree with the print, and verdicts worked out by hand."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import fczoo.runner.grid
+from fczoo import create_method
+from fczoo.cli.app import main
+from fczoo.papers.claims import claims, get_claim, regime, runnable
+from fczoo.reports.runs import read_experiments
+from helpers_runs import write_run
+
+
+def said(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(main, ["claims", *arguments])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("name", [name for name, claim in claims().items() if runnable(claim)])
+def test_every_claim_is_what_the_paper_prints(name):
+    claim = get_claim(name)
+    assert claim.gain > 0, "the row that is called better is not printed as better"
+    followed = [side for side in claim.sides if not claim.source.row(side.number).why]
+    assert len(claim.cards()) == len(followed), "one of its rows has no command at the paper's scale"
+    ours, theirs = claim.sides
+    assert (ours.method, ours.options) != (theirs.method, theirs.options)
+
+
+def test_there_are_enough_claims_over_all_papers():
+    assert sum(map(runnable, claims().values())) >= 40
+    assert {claim.paper for claim in claims().values()} == {"pilora", "hgp", "fcilpt", "fppl"}
+
+
+def run(folder: Path, method: str, by_seed: dict[int, float], **options) -> None:
+    made = create_method(method, **options)
+    plain = {name: getattr(made, name) for name in type(made).__dataclass_fields__}
+    write_run(folder, {method: by_seed}, plain, partition="dirichlet:0.5")
+
+
+def test_a_difference_is_paired_over_seeds_and_has_an_interval(tmp_path):
+    # A_N is (last + 80) / 2: gains of 6, 5 and 4 points, mean 5, standard deviation 1, t(2) = 4.303
+    run(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, reweight="distance")
+    run(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, reweight="average")
+    ((verdict, text),) = get_claim("pilora-reweight").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds"
+    assert text.startswith("+5.0 [+2.5, +7.5] over 3 seeds; digits dirichlet:0.5")
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "verdict"),
+    [
+        ({0: 40.0, 1: 50.0, 2: 60.0}, {0: 52.0, 1: 60.0, 2: 68.0}, "does not hold"),
+        ({0: 52.0, 1: 40.0, 2: 60.0}, {0: 40.0, 1: 52.0, 2: 60.0}, "not told apart"),
+        ({0: 52.0}, {0: 40.0}, "not told apart"),
+        ({0: 52.0}, {1: 40.0}, "not told apart"),
+    ],
+)
+def test_verdicts(tmp_path, better, worse, verdict):
+    run(tmp_path / "a", "pilora", better, reweight="distance")
+    run(tmp_path / "b", "pilora", worse, reweight="average")
+    ((found, _),) = get_claim("pilora-reweight").verdicts(read_experiments([tmp_path]))
+    assert found == verdict
+
+
+def test_runs_that_differ_in_more_than_the_claim_say_nothing(tmp_path):
+    run(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, reweight="distance", rank=8)
+    run(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="average")
+    assert get_claim("pilora-reweight").verdicts(read_experiments([tmp_path])) == []
+
+
+def test_an_ablation_does_not_pass_for_the_method(tmp_path):
+    run(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0}, rebalance="none")
+    run(tmp_path / "b", "l2p", {0: 40.0, 1: 50.0})
+    assert get_claim("hgp-l2p").verdicts(read_experiments([tmp_path])) == []
+
+
+def test_less_forgetting_is_better(tmp_path):
+    # forgetting is 90 - last
+    run(tmp_path / "a", "fppl", {0: 80.0, 1: 81.0})
+    run(tmp_path / "b", "ewc", {0: 60.0, 1: 60.0})
+    ((verdict, text),) = get_claim("fppl-ewc-forgetting").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds" and text.startswith("+20.5 ")
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        ("dirichlet:0.05", "strong skew"),
+        ("dirichlet:0.5,draw=sample", "mild"),
+        ("iid", "mild"),
+        ("quantity:2", "few classes"),
+        ("overlap:0.6", "any"),
+    ],
+)
+def test_splits_are_told_apart_by_their_kind(spec, kind):
+    assert regime(spec) == kind
+
+
+def test_a_claim_of_strong_skew_is_not_judged_by_a_mild_split(tmp_path):
+    run(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0})
+    run(tmp_path / "b", "l2p", {0: 40.0, 1: 50.0})
+    experiments = read_experiments([tmp_path])
+    assert len(get_claim("hgp-l2p").verdicts(experiments)) == 1
+    assert get_claim("hgp-l2p-skew").verdicts(experiments) == []
+
+
+def test_the_command_lists_and_explains(tmp_path):
+    text = said("--results", str(tmp_path / "none"))
+    assert "pilora-reweight" in text and "never run" in text
+    page = said("pilora-reweight", "--results", str(tmp_path / "none"))
+    assert "A_N 68.5 (PILoRA) and 41.4 (w/o prototype re-weight)" in page
+    assert "fczoo reproduce pilora/cifar100/dirichlet:0.5" in page and page.rstrip().endswith("never run")
+    assert "no claim is called 'nope'" in said("nope", code=1)
+    assert "leave the rest out" in said("pilora-reweight", "--run", "pilora-reweight", code=1)
+
+
+def test_run_makes_a_job_of_each_side(tmp_path, monkeypatch):
+    made = {}
+
+    def noted(jobs, out, conduct):
+        made.update(jobs)
+        run(out / "better", "hgp", {0: 52.0})
+        run(out / "worse", "l2p", {0: 40.0})
+
+    monkeypatch.setattr(fczoo.runner.grid, "run_grid", noted)
+    text = said("--run", "hgp-l2p-skew", "--seeds", "0", "--results", str(tmp_path))
+    better, worse = made[Path("better")], made[Path("worse")]
+    assert (better.methods, worse.methods, better.seeds) == (("hgp",), ("l2p",), (0,))
+    assert better.settings.partition == worse.settings.partition == "dirichlet:0.05"
+    assert better.options["hgp"]["rebalance"] == "all"
+    assert "hgp-l2p-skew: HGP beats L2P under strong skew." in text
