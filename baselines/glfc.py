@@ -268,7 +268,7 @@ class GLFC(Tuned):
             )
             state["monitor.image"] = torch.cat([state["monitor.image"], images])
             state["monitor.label"] = torch.cat([state["monitor.label"], label.expand(len(images))])
-        accuracy = self._monitored(ctx.backbone, state, ctx.task)
+        accuracy = self.monitored(state, ctx)
         if pool and not self.best_perf_no_reset:  # accuracies on other images do not compare
             state["best.accuracy"] = torch.zeros_like(accuracy)
         if accuracy < state["best.accuracy"]:
@@ -276,14 +276,21 @@ class GLFC(Tuned):
         return {**state, **self._best(state), "best.accuracy": accuracy}
 
     @torch.no_grad()
-    def _monitored(self, backbone: Backbone, state: Tree, task: Task) -> Tensor:
+    def monitored(self, state: Tree, ctx: ServerContext) -> Tensor:
         """Accuracy on the reconstructed images of this task; 0 without any: the last model is the best."""
         images, labels = state["monitor.image"], state["monitor.label"]
         if not len(labels):
             return torch.zeros((), device=labels.device)
-        right, size = [], backbone.config.image_size
+        backbone, right, size = ctx.backbone, [], ctx.backbone.config.image_size
         for i, y in zip(images.split(64), labels.split(64), strict=True):
             large = F.interpolate(i, (size, size), mode="bicubic", align_corners=False).clamp(0, 1)
             features = backbone(normalised(backbone, large), select(state, "full.", "lora."))
-            right.append(head_logits(state, features)[:, : task.stop].argmax(1) == y)
+            features, y = self.augmented(features, y, state, ctx)
+            right.append(head_logits(state, features)[:, : ctx.task.stop].argmax(1) == y)
         return torch.cat(right).float().mean()
+
+    def augmented(
+        self, features: Tensor, labels: Tensor, state: Tree, ctx: ServerContext
+    ) -> tuple[Tensor, Tensor]:
+        """The features and labels on which a model is judged, of those of the reconstructed images."""
+        return features, labels

@@ -22,9 +22,8 @@ from fczoo.federation.uplink import Uplink
 from fczoo.testing.world import small_method, toy_bench
 from helpers_device import PRETEND, PretendDevice, moved, pretend_device
 
-SHORT: dict[str, dict[str, Any]] = {
-    "glfc": {"inversion_steps": 1, "inversion_inner": 2, "detector": "oracle"}
-}
+REBUILT = {"inversion_steps": 1, "inversion_inner": 2, "detector": "oracle"}
+SHORT: dict[str, dict[str, Any]] = {"glfc": REBUILT, "lga": REBUILT}
 PROTECTION: tuple[dict[str, Any], ...] = (
     {"outliers": 3.0},
     {"min_class_count": 2},

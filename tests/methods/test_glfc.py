@@ -267,7 +267,7 @@ def test_glfc_picks_the_model_that_does_best_on_the_reconstructions(
     state = method.begin_task({}, tasks[0], backbone, rng)
     best = []
     for accuracy, bias in ((0.5, 1.0), (0.2, 2.0), (0.5, 3.0), (0.4, 4.0)):
-        monkeypatch.setattr(type(method), "_monitored", lambda *_, a=accuracy: torch.tensor(a))
+        monkeypatch.setattr(type(method), "monitored", lambda *_, a=accuracy: torch.tensor(a))
         merged = {**select(state, *method.training().optims), "head.bias": torch.full((7,), bias)}
         state = method.server_update(state, merged, server_context(tasks[0], backbone, rng))
         best.append(float(state["best.head.bias"][0]))

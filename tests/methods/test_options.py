@@ -37,13 +37,21 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("pilora", "unheld"): ({}, {"rounds": 6, "participation": 0.34}),  # else somebody holds each class
     ("glfc", "best_perf_no_reset"): ({"lr": 0.0, "lr_backbone": 0.0}, {}),  # no better in a later task
     ("fedridge", "width"): ({"features": "random"}, {}),
+    ("glfc", "augmentations"): (  # of LGA: later tasks have the noise, and answers must be close to a change
+        {"detector": "oracle", "lr": 1.0, "lr_backbone": 0.01},
+        {},
+    ),
     ("glfc", "detector"): ({"threshold": 1e6}, {}),  # else the entropy tells as much as the oracle
 }
-PROXY = {"proxy", "reconstructions", "best_perf_no_reset"}  # options of GLFC about its reconstructions
+PROXY = {  # options of GLFC and LGA about their reconstructions
+    *("proxy", "reconstructions", "best_perf_no_reset"),
+    *("warmup", "augmentations"),
+}
 
 
 def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options and settings without which an option changes nothing, or its run takes long."""
+    noisy, name = name == "lga", "glfc" if name == "lga" else name  # whose options it shares
     options, settings = NEEDS.get((name, option), ({}, {}))
     if option == "momentum":
         options = {**options, "optimizer": "sgd"}
@@ -57,6 +65,8 @@ def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
         rebuilds = option in PROXY or option.startswith(("inversion_", "perturb_"))
         quick = {"inversion_steps": 2, "inversion_inner": 2} if rebuilds else {"proxy": "last"}
         options = {**options, **quick}
+    if noisy and option in PROXY - {"warmup"}:
+        options = {**options, "warmup": 0}
     return options, settings
 
 
@@ -67,6 +77,12 @@ OTHER = {  # where neither half, double, one more nor one less makes a differenc
     ("glfc", "threshold"): 1e6,  # never reached
     ("lorm", "blocks"): (0, 2),  # in place of all
     ("fot", "growth"): 0.1,  # enough for another direction
+    ("lga", "reconstructions"): 1,
+    ("lga", "warmup"): 0,
+    ("lga", "augmentations"): 50,  # of few images: an accuracy of other noise is often the same
+    ("lga", "lowest"): 0.99,  # near 1, where weights are in the first steps
+    ("lga", "highest"): 1.01,
+    ("lga", "threshold"): 1e6,
     ("glfc", "reconstructions"): 1,  # more than the steps are no more
 }
 

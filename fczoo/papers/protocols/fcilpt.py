@@ -70,7 +70,7 @@ class FCILPT(Protocol):
             **HEAD,
             "lr": Stated(0.03, "table 7's row without prompts: the paper's only rate", open=True),
         },
-        **dict.fromkeys(("glfc", "icarl", "bic"), HEAD | MEMORY),
+        **dict.fromkeys(("glfc", "lga", "icarl", "bic"), HEAD | MEMORY),
         "lucir": MEMORY,
     }
     tuned = {
