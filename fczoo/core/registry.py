@@ -90,13 +90,18 @@ class Registry(Generic[Entry]):
         return declared(entry) if isinstance(entry, type) and dataclasses.is_dataclass(entry) else {}
 
     def create(self, spec: str, **options: Any) -> Any:
-        """Instance of a registered dataclass from ``NAME``, ``NAME:VALUE`` or ``NAME:FIELD=VALUE,...``.
+        """Instance of a registered dataclass from ``NAME``, ``NAME:VALUE`` or ``NAME:FIELD=VALUE,...``, or a
+        registered function by its name.
 
         A bare ``VALUE`` belongs to the first field. Raises FczooError for an unknown name or field and for a
         value that does not fit.
         """
         name, _, rest = spec.partition(":")
         cls: Any = self.get(name)
+        if not isinstance(cls, type):
+            if rest:
+                raise FczooError(f"{self.kind} {name} has no options; write {name} instead of {spec}")
+            return cls
         words, fields = {}, [f.name for f in dataclasses.fields(cls)]
         for i, part in enumerate(p for p in rest.split(",") if p):
             key, sign, value = part.partition("=")
@@ -198,19 +203,13 @@ def make_aggregator(spec: str) -> "ServerAggregator":
     Raises FczooError when there is none, when it merges what one method uploads and cannot stand in for
     averaging, or when a value does not fit.
     """
-    name, colon, _ = spec.partition(":")
+    name = spec.partition(":")[0]
     if name in MERGES.names():
         raise FczooError(
             f"{name} merges what one method uploads and cannot replace averaging; "
             f"take one of {', '.join(AGGREGATORS.names())}"
         )
-    entry: Any = AGGREGATORS.get(name)
-    if isinstance(entry, type):
-        aggregator: ServerAggregator = AGGREGATORS.create(spec)
-        return aggregator
-    if colon:
-        raise FczooError(f"aggregator {name} has no options; write {name} instead of {spec}")
-    aggregator = entry
+    aggregator: ServerAggregator = AGGREGATORS.create(spec)
     return aggregator
 
 

@@ -110,6 +110,25 @@ def make_partition(
     return Partition(stream.name, spec, seed, stream.class_order, parts, joined)
 
 
+def _check_parts(partitioner: Partitioner, parts: list[np.ndarray], images: int, clients: int) -> None:
+    """Raise FczooError, calling the partitioner by its name, where it returns what is no split."""
+    name = getattr(partitioner, "name", type(partitioner).__name__)
+    fault = ""
+    if len(parts) != clients:
+        fault = f"{len(parts)} lists for {clients} clients"
+    elif not all(np.issubdtype(np.asarray(part).dtype, np.integer) or not len(part) for part in parts):
+        fault = "what is no list of positions"
+    else:
+        given = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+        owned = given if getattr(partitioner, "disjoint", True) else None
+        if given.size and (given.min() < 0 or given.max() >= images):
+            fault = f"position {given.max() if given.max() >= images else given.min()} of {images} images"
+        elif any(len(np.unique(part)) < len(part) for part in ([owned] if owned is not None else parts)):
+            fault = "the same image twice"
+    if fault:
+        raise FczooError(f"partitioner {name} returned {fault}; mend its code, see fczoo.testing")
+
+
 def _split_tasks(
     stream: Stream, partitioner: Partitioner, population: Population, seed: int
 ) -> tuple[tuple[np.ndarray, ...], ...]:
@@ -125,6 +144,7 @@ def _split_tasks(
         labels = stream.train.labels[images] - task.start
         with at(f"task {task.index + 1}"):
             parts = partitioner(labels, len(receivers), numpy_stream("partition", seed, task.index))
+        _check_parts(partitioner, parts, len(labels), len(receivers))
         owned = [images[:0]] * everyone
         for client, part in zip(receivers, parts, strict=True):
             owned[client] = images[part]
@@ -139,6 +159,7 @@ def _split_whole(
         problem = f"{stream.name} has {len(stream.train_index)} training images for {clients} clients"
         raise FczooError(f"{problem}; lower --clients")
     parts = partitioner(stream.train.labels, clients, numpy_stream("partition", seed))
+    _check_parts(partitioner, parts, len(stream.train.labels), clients)
     tasks = []
     for task in stream.tasks:
         images = stream.positions(stream.train, task)

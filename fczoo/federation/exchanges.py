@@ -24,6 +24,7 @@ from fczoo.federation.engine import Engine
 from fczoo.federation.environment import versions
 from fczoo.federation.observer import Observer
 from fczoo.federation.result import Result
+from fczoo.federation.sound import sound
 from fczoo.federation.sums import gathered
 from fczoo.federation.uplink import Arrival
 from fczoo.federation.world import World
@@ -47,7 +48,7 @@ class Exchanges:
         self.observer, self.checkpoint, self.probe = observer, checkpoint, probe
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.training = method.training()
-        self.average = make_aggregator(self.settings.aggregator or self.training.averaging)
+        self.average = sound(make_aggregator(self.settings.aggregator or self.training.averaging))
         self.uplink = world.uplink(method, seed)
         self.train = self.uplink.attackers.store(world.stream, world.partition, world.train)
         self.rounds = [

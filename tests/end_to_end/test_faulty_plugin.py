@@ -1,0 +1,54 @@
+"""Plain functions may be registered; what they return wrongly is laid to them, in one line."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+from fczoo.core.registry import AGGREGATORS, PARTITIONERS
+from helpers_cli import TINY
+
+
+@pytest.fixture(autouse=True)
+def registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (AGGREGATORS, PARTITIONERS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+
+
+def halves(labels, clients, rng):
+    """Equal parts, in order."""
+    return np.array_split(np.arange(len(labels)), clients)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda labels, clients, rng: [np.arange(len(labels))], "returned 1 lists for 3 clients"),
+        (lambda labels, clients, rng: [np.arange(len(labels))] * clients, "returned the same image twice"),
+        (lambda labels, clients, rng: [p + 1 for p in halves(labels, clients, rng)], "position 32 of 32"),
+        (lambda labels, clients, rng: [p / 2 for p in halves(labels, clients, rng)], "no list of positions"),
+        (halves, ""),
+    ],
+)
+def test_partitioners(made, says: str) -> None:
+    PARTITIONERS.register("faulty")(made)
+    split = ["partition", *TINY[:4], "--tasks", "3", "--clients", "3", "--partition"]
+    done = CliRunner().invoke(main, [*split, "faulty"])
+    assert done.exit_code == (1 if says else 0) and says in done.stderr, done.output
+    assert done.stderr.count("\n") == bool(says)
+    assert "has no options" in CliRunner().invoke(main, [*split, "faulty:2"]).stderr
+
+
+@pytest.mark.parametrize(
+    ("merge", "says"),
+    [
+        (lambda payloads: {}, "aggregator faulty returned no head."),
+        (lambda payloads: {k: v * float("nan") for k, v in payloads[0].items()}, "that is not finite from"),
+        (lambda payloads: dict(payloads[0]), ""),
+    ],
+)
+def test_aggregators(merge, says: str, tmp_path) -> None:
+    AGGREGATORS.register("faulty")(merge)
+    run = ["bench", "--methods", "fedavg", "--set", "fedavg.tune=head", "--aggregator", "faulty", *TINY]
+    done = CliRunner().invoke(main, [*run, "--out", str(tmp_path / "run")])
+    assert done.exit_code == (1 if says else 0) and says in done.stderr, done.output
