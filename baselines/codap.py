@@ -61,14 +61,14 @@ class CODAPrompt(PromptedHead):
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         share, dim = self.components // task.count, backbone.dim
         if not state:
-            backbone.check_blocks(self.blocks, "codap.blocks")
+            backbone.check_blocks(self.blocks, f"{self.name}.blocks")
             if not share > 0 or share * task.count > dim:
                 reason = f"more than the {dim} dimensions of {backbone.config.name}"
                 if not share:
                     reason = f"fewer than the {task.count} tasks"
                 raise FczooError(
-                    f"codap.components is {self.components}, {reason}; "
-                    f"change it with --set codap.components=N"
+                    f"{self.name}.components is {self.components}, {reason}; "
+                    f"change it with --set {self.name}.components=N"
                 )
             state = self.start_head(task, dim, rng)
         moved = drop(state, "component.", "past.")

@@ -76,8 +76,8 @@ class DualPrompt(PromptedHead):
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if not state:
-            backbone.check_blocks(self.general_blocks, "dualprompt.general_blocks")
-            backbone.check_blocks(self.expert_blocks, "dualprompt.expert_blocks")
+            backbone.check_blocks(self.general_blocks, f"{self.name}.general_blocks")
+            backbone.check_blocks(self.expert_blocks, f"{self.name}.expert_blocks")
             dim = backbone.dim
 
             def rows(*shape: int) -> Tensor:

@@ -29,7 +29,7 @@ class ProxyHead(TunedBackbone, Rehearsal):
     nothing else, on its exemplars of old and new classes.
     """
 
-    tuned = {"digits": {"memory": 20, "eta": 5.0}}
+    tuned = {"digits": {"memory": 20, "eta": 5.0, "lr_balanced": 0.02}}
 
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "residual", "how a client chooses exemplars; by the residual as in released code"

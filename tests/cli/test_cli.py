@@ -200,7 +200,8 @@ def test_a_saved_partition_is_used_again(folder, tmp_path):
 def test_the_installed_command_fails_with_one_line_too(tmp_path):
     done = fczoo("bench", "--methods", "hgpp", cwd=tmp_path, fail=True)
     assert (
-        done.returncode == 1 and done.stderr == "Error: no method is called 'hgpp'; did you mean hgp, fppl?\n"
+        done.returncode == 1
+        and done.stderr == "Error: no method is called 'hgpp'; did you mean hgp, pip, fppl?\n"
     )
 
 

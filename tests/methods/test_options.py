@@ -24,6 +24,7 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("fedproto", "strength"): ({}, TWO_ROUNDS),  # prototypes come with the first uploads of a task
     ("fedproto", "per_sample"): ({}, TWO_ROUNDS),
     ("fppl", "unify"): ({}, TWO_ROUNDS),
+    ("pip", "reach"): ({}, TWO_ROUNDS),
     ("fppl", "temperature"): ({}, TWO_ROUNDS),
     ("fppl", "view"): ({}, {"augment": "flip"}),  # without it training and test view are one
     ("regmean", "view"): ({}, {"augment": "flip"}),
@@ -73,6 +74,7 @@ def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
 OTHER = {  # where neither half, double, one more nor one less makes a difference
     ("codap", "components"): 12,  # three tasks share them: 10 and 11 are three for each
     ("bic", "validation"): 0.5,  # of four exemplars a class at least one is held out
+    ("fedcprompt", "margin"): 0.0,  # closes the hinge
     ("ssil", "ratio"): 0.25,  # as many exemplars as a fourth of the new images are at hand
     ("glfc", "threshold"): 1e6,  # never reached
     ("lorm", "blocks"): (0, 2),  # in place of all

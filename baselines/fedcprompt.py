@@ -1,0 +1,72 @@
+"""Fed-CPrompt: Contrastive Prompt for Rehearsal-Free Federated Continual Learning.
+
+Bagwe et al., FL-ICML workshop 2023.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from fczoo.baselines.codap import CODAPrompt
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, drop
+from fczoo.core.types import Batch, Context
+
+
+@register_method("fedcprompt")
+@dataclass(frozen=True)
+class FedCPrompt(CODAPrompt):
+    """CODA-Prompt whose features stay near the round's global model and away from the last task's.
+
+    The contrast is that of the released code, on features; its constants and its sum over the batch, too.
+    As components of finished tasks stand still, the last task's model is the one with them alone, and no
+    copy of it is kept. Trained and sent: the current task's components (prompt, key, attention) in each
+    prompted block, and the linear head.
+    """
+
+    paper = "Bagwe et al., Fed-CPrompt, FL-ICML 2023"
+    tuned = {"digits": {"lr": 1e-2, "components": 50}}
+
+    lr: float = option(1e-4, "learning rate, Adam", low=0, tune=(1e-5, 1e-1, "log"))
+    attention_softmax: bool = option(
+        True, "attention vectors pass a softmax over their D entries, as in released code"
+    )
+    contrast: Literal["features", "off"] = option("features", "where the contrast acts")
+    near: float = option(1e3, "weight of the squared distance to the round's global features", low=0)
+    far: float = option(10.0, "weight of that to the last task's features", low=0)
+    margin: float = option(1.0, "added inside the hinge", low=0)
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        loss, sums = super().loss(backbone, train, batch, ctx)
+        if self.contrast == "off":
+            return loss, sums
+        now = self.features(backbone, {**ctx.shared, **train}, batch)
+        with torch.no_grad():
+            received = self.features(backbone, ctx.shared, batch)
+            last = None
+            if ctx.task.index:
+                last = self.features(backbone, drop(ctx.shared, "component."), batch)
+        return loss + self.contrasted(now, received, last, batch.w), sums
+
+    def contrasted(self, now: Tensor, received: Tensor, last: Tensor | None, weight: Tensor) -> Tensor:
+        """C2 of features f [B, D]: [near |f - f_global|^2 - far |f - f_last|^2 + margin]_+, sums over images.
+
+        Without ``last``, in the first task, the distance to the global features alone.
+        """
+        near = self.near * ((now - received).square().sum(-1) * weight).sum()
+        if last is None:
+            return near
+        far = self.far * ((now - last).square().sum(-1) * weight).sum()
+        return (near - far + self.margin).clamp(min=0)
+
+    def weights(self, tree: Tree, block: int, query: Tensor) -> Tensor:
+        attention = self._rows(tree, block, "attention")
+        if self.attention_softmax:
+            attention = attention.softmax(-1)
+        attended = F.normalize(query[:, None] * attention, dim=-1)
+        return (attended * F.normalize(self._rows(tree, block, "key"), dim=-1)).sum(-1)

@@ -1,0 +1,95 @@
+"""PIP: Prototypes-Injected Prompt for Federated Class Incremental Learning. Ma'sum et al., CIKM 2024."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from fczoo.baselines.dualprompt import DualPrompt
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.payload import Payload, per_class
+from fczoo.core.registry import register_method
+from fczoo.core.tree import Tree, select
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
+from fczoo.functional.gaussians import moment_sums
+from fczoo.functional.heads import head_logits
+from fczoo.functional.losses import task_cross_entropy
+from fczoo.functional.prompts import cosine
+
+GOLDEN = (5**0.5 - 1) / 2  # its multiples lie evenly in [0, 1)
+
+
+@register_method("pip")
+@dataclass(frozen=True)
+class PIP(DualPrompt):
+    """DualPrompt whose head also learns from the task's class means, plus and minus a part of their spread.
+
+    Trained and sent: the general prefixes, the current task's expert prefixes and key, and the linear head;
+    in each round count, sum and squares of every local class's prompted features, which the server pools.
+    From a task's second round on, each class's mean mu, mu + u s and mu - u s join every batch at the head,
+    s the standard deviation and u from U(0, 1/3).
+    """
+
+    paper = "Ma'sum et al., PIP, CIKM 2024"
+
+    reach: float = option(1 / 3, "largest u, standard deviations between a mean and its copies", low=0)
+    code_variance: bool = option(
+        False,
+        "the spread of released code, whose variance is never summed: s = mu^4",
+        quirk="anwarmaxsum/PIP",
+    )
+
+    def training(self) -> Training:
+        training = super().training()
+        uploads = {**training.uploads, "proto.": per_class("count", "sum", "squares")}
+        return replace(training, uploads=uploads, stats="test", draws=1)
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        none = torch.zeros(task.size, backbone.dim)
+        protos = {"mean": none, "spread": none, "held": torch.zeros(task.size)}
+        return {**super().begin_task(state, task, backbone, rng), **protos}
+
+    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        logits = head_logits(train, self.features(backbone, train, batch))
+        loss = task_cross_entropy(logits, batch, ctx.task)
+        if ctx.round:
+            real, injected = batch.w.sum(), self.injected(train, batch, ctx)
+            copies = 3 * ctx.shared["held"].sum()
+            loss = (real * loss + injected) / (real + copies)
+        if self.no_key_loss:
+            return loss, {}
+        return loss - self.pull * batch.mean(cosine(batch.query, train["expert.key"][None])[:, 0]), {}
+
+    def injected(self, train: Tree, batch: Batch, ctx: Context) -> Tensor:
+        """Sum of the cross-entropy of the three prototypes of each held class, over the task's classes."""
+        mean, spread = ctx.shared["mean"], ctx.shared["spread"]
+        task, place = ctx.task, torch.arange(mean.numel(), device=mean.device).view(mean.shape)
+        u = self.reach * ((batch.draws[0, 0] + GOLDEN * place) % 1)  # uniform, another in each dimension
+        protos = torch.stack([mean, mean + u * spread, mean - u * spread])  # [3, c, D]
+        logits = head_logits(train, protos)[..., task.start : task.stop]
+        loss = -logits.log_softmax(-1).diagonal(dim1=1, dim2=2)  # [3, c]
+        return (loss * ctx.shared["held"]).sum()
+
+    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        sums = moment_sums(self.features(backbone, train, batch), batch, ctx.task)
+        return {k.replace("class.", "proto.", 1): v for k, v in sums.items()}
+
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        names = select(dict(payloads[0]), "proto.")
+        sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in names}
+        return {**average([p.drop("proto.") for p in payloads]), **sums}
+
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        """Means and standard deviations of the classes that somebody in the round holds; others stay."""
+        count = merged.pop("proto.count")[:, None]
+        mean = merged.pop("proto.sum") / count.clamp(min=1)
+        variance = merged.pop("proto.squares") / count.clamp(min=1) - mean.square()
+        spread = mean**4 if self.code_variance else variance.clamp(min=0).sqrt()
+        new = {"mean": mean, "spread": spread, "held": torch.ones_like(state["held"])}
+        mixed = {}
+        for name, value in new.items():
+            here = count if value.dim() > 1 else count[:, 0]
+            mixed[name] = torch.where(here > 0, value.to(state[name]), state[name])
+        return {**state, **merged, **mixed}

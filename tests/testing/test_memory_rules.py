@@ -1,0 +1,75 @@
+"""``check_method`` on methods whose clients keep what they should not."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fczoo import Method, Optim, Training
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.testing.memory_rules import exemplars_are_the_clients_own
+from fczoo.testing.subject import Subject
+
+
+@dataclass(frozen=True)
+class Keeps(Method):
+    """A linear head on frozen features, whose clients keep the first image of a task, ``often`` times."""
+
+    name = "broken"
+    often = 1
+
+    def training(self) -> Training:
+        return Training({"head.": Optim(lr=1e-2)}, inputs=["query"], exemplars="kept")
+
+    def begin_task(self, state, task, backbone, rng):
+        return state or linear_head(task, backbone.dim, rng)
+
+    def loss(self, backbone, train, batch, ctx):
+        logits = head_logits(train, batch.query)
+        return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}
+
+    def predict(self, backbone, state, batch, task):
+        return head_logits(state, batch.query)[:, : task.stop]
+
+    def conclude(self, backbone, data, ctx):
+        return {"kept": data.index[:1].repeat(self.often)}, {}
+
+    def concluded(self, state, sums, ctx):
+        return state
+
+
+class KeepsNothing(Keeps):
+    often = 0
+
+
+class KeepsTwice(Keeps):
+    often = 2
+
+
+class KeepsTooMuch(Keeps):
+    memory = 0
+
+
+class KeepsOthers(Keeps):
+    def conclude(self, backbone, data, ctx):
+        return {"kept": torch.arange(70)}, {}
+
+
+def test_a_client_may_keep_its_own_image():
+    exemplars_are_the_clients_own(Subject(Keeps()))
+
+
+BROKEN: list[tuple[type[Keeps], str]] = [
+    (KeepsNothing, "broken keeps no image under kept"),
+    (KeepsTwice, "broken's client . keeps an image twice"),
+    (KeepsTooMuch, "broken's client . keeps 1 images, memory=0"),
+    (KeepsOthers, "broken's client . keeps images of others"),
+]
+
+
+@pytest.mark.parametrize(("cls", "says"), BROKEN)
+def test_what_a_client_must_not_keep_is_noticed(cls: Any, says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        exemplars_are_the_clients_own(Subject(cls()))
