@@ -165,6 +165,7 @@ class Exchanges:
         self.result.uploaded = dict(Counter(self.result.uploaded) + Counter(arrival.bytes))
         self.result.client_rounds += arrival.uploads
         self.result.rejected += arrival.rejected
+        self.result.far = dict(Counter(self.result.far) + Counter(map(str, arrival.far)))
         return arrival.payloads, arrival.rejected, total
 
     def _place(self, new: Tree) -> Tree:

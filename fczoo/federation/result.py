@@ -42,6 +42,8 @@ class Result:
     uploaded: dict[str, Count] = field(default_factory=dict)
     # uploads turned away, in whole or part, or lost: task, moment, client, reason
     rejected: list[dict[str, Any]] = field(default_factory=list)
+    # client -> uploads whose class statistics were far from the other clients' and were used all the same
+    far: dict[str, Count] = field(default_factory=dict)
     # epsilon and delta of a client's uploads, where they are noisy
     privacy: dict[str, Number] = field(default_factory=dict)
     seconds: Number = 0.0

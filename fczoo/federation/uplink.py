@@ -19,7 +19,7 @@ from fczoo.federation.batches import Client
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
 from fczoo.security.guard import Guard
-from fczoo.security.outliers import leave_out, with_means
+from fczoo.security.outliers import far_apart, leave_out, with_means
 from fczoo.security.privacy import Privacy, bytes_by_content
 from fczoo.security.statistics import centred, check_centre
 
@@ -31,6 +31,7 @@ class Arrival(NamedTuple):
     rejected: list[dict[str, Any]]  # task, moment, client, reason: what was turned away, in whole or in part
     bytes: dict[str, int]  # of all uploads, by content
     uploads: int
+    far: list[int]  # clients whose class statistics are far from the others' and are used all the same
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Uplink:
                 reason = f"statistics of classes {named} are far from the other clients'"
                 about = {"task": exchange.task.index, "moment": exchange.moment}
                 rejected.append({**about, "client": client, "reason": reason})
+        far = far_apart(sound, training.uploads, exchange.task)
         if self.settings.merge_statistics is not None:
             sound = centred(sound, training.uploads, self.settings.merge_statistics, exchange.task)
-        return Arrival(sound, rejected, bytes_by_content(training, sent), sum(1 for p in sent if p))
+        return Arrival(sound, rejected, bytes_by_content(training, sent), sum(1 for p in sent if p), far)

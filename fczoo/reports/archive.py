@@ -64,6 +64,7 @@ class Row(msgspec.Struct, kw_only=True):
     command: str  # as a shell takes it
     earlier_commands: list[str]
     tuned: dict[str, Any] = {}  # older archives lack it
+    far: dict[str, Count] = {}  # uploads with far statistics by client; an older archive has none
 
 
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
@@ -117,6 +118,7 @@ def _cells(runs: Runs, cell: Cell, result: Result) -> dict[str, str]:
         client_rounds=result.client_rounds,
         uploaded=result.uploaded,
         rejected=result.rejected,
+        far=result.far,
         privacy=result.privacy,
         seconds=result.seconds,
         phases=result.phases,
@@ -239,6 +241,7 @@ def _cell(path: Path, row: Row, cells: Mapping[str, str]) -> Cell:
         client_rounds=row.client_rounds,
         uploaded=row.uploaded,
         rejected=row.rejected,
+        far=row.far,
         privacy=row.privacy,
         seconds=row.seconds,
         phases=row.phases,

@@ -12,6 +12,7 @@ from fczoo.core.registry import METHODS
 from fczoo.federation.settings import Settings
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.words import option_word
+from fczoo.security.outliers import FAR
 
 
 def describe(experiment: Experiment) -> str:
@@ -112,7 +113,7 @@ def notes(experiment: Experiment) -> list[str]:
     if experiment.settings["dp_subsampling"]:
         found.append("epsilon counts on nobody seeing which clients are drawn, nor whose an upload is")
     for line in experiment.lines:
-        texts = (*_changed_options(experiment, line), _rejections(line))
+        texts = (*_changed_options(experiment, line), _rejections(line), _far(line))
         found += [f"{line.label}: {text}" for text in texts if text]
     return found + [f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished]
 
@@ -170,3 +171,15 @@ def _rejections(line: Line) -> str:
         return ""
     often = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
     return f"uploads turned away or lost: {reasons.total()}, {often}{'; …' if len(reasons) > 3 else ''}"
+
+
+def _far(line: Line) -> str:
+    """Whose class statistics lay far from the other clients' and were used all the same."""
+    far = sum((Counter(result.far) for result in line.results), Counter[str]())
+    if not far:
+        return ""
+    named = ", ".join(f"client {client} in {number}" for client, number in far.most_common(3))
+    return (
+        f"uploads with class statistics more than {FAR:g} median distances from the other clients': {named}"
+        f"{' …' if len(far) > 3 else ''}; --outliers leaves them out, --merge-statistics bears them"
+    )

@@ -8,7 +8,7 @@ Processing 2022). What was admitted in an earlier round, when too few clients ha
 on the server.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from fczoo.core.payload import Group, Payload, Uploads, keep_classes
 from fczoo.core.types import Task
 
+FAR = 30.0  # median distances beyond which statistics are absurd rather than skewed
 STEPS = 100  # of Weiszfeld's iteration
 FEWEST = 3  # clients with a class, below which nobody can say who is right
 
@@ -50,6 +51,21 @@ def leave_out(
     return out, left
 
 
+def far_apart(payloads: Sequence[Payload], uploads: Uploads, task: Task) -> list[int]:
+    """Clients with statistics of a class over ``FAR`` median distances from the others'.
+
+    The centre is the coordinate-wise median, which costs little, as this is looked at in every run.
+    """
+    found = set[int]()
+    for prefix, group in with_means(uploads).items():
+        every = [means_of(p, prefix, group, task) for p in payloads]
+        known = [means for means in every if means is not None]
+        if len(known) == len(every) and known:
+            for payload, far in zip(payloads, _far(known, FAR, middle), strict=True):
+                found |= {payload.client} if far.any() else set()
+    return sorted(found)
+
+
 def with_means(uploads: Uploads) -> Uploads:
     """The declared groups that hold a mean or sum of each class."""
     return {p: g for p, g in uploads.items() if {"mean", "sum"} & set(g.statistics)}
@@ -72,14 +88,21 @@ def geometric_median(points: Tensor) -> Tensor:
 
     By Weiszfeld's iteration, from the coordinate-wise median.
     """
-    centre = points.median(0).values
+    centre = middle(points)
     for _ in range(STEPS):
         near = 1 / torch.linalg.vector_norm(points - centre, dim=1).clamp(min=1e-12)
         centre = (near[:, None] * points).sum(0) / near.sum()
     return centre
 
 
-def _far(groups: Sequence[Means], factor: float) -> list[Tensor]:
+def middle(points: Tensor) -> Tensor:
+    """The coordinate-wise median [D] of ``points`` [K, D]."""
+    return points.median(0).values
+
+
+def _far(
+    groups: Sequence[Means], factor: float, centre_of: Callable[[Tensor], Tensor] = geometric_median
+) -> list[Tensor]:
     """For each upload which of its rows [g] are too far from their class's centre."""
     far = [torch.zeros_like(g.present) for g in groups]
     for label in torch.cat([g.labels[g.present] for g in groups]).unique().tolist():
@@ -90,7 +113,7 @@ def _far(groups: Sequence[Means], factor: float) -> list[Tensor]:
         if len(rows) < FEWEST:
             continue
         points = torch.stack([groups[k].values[i] for k, i in rows])
-        centre = geometric_median(points)
+        centre = centre_of(points)
         distance = torch.linalg.vector_norm(points - centre, dim=1)
         median = distance.sort().values[(len(rows) - 1) // 2]
         limit = factor * median + 1e-9 * centre.abs().max()  # equal means differ by rounding

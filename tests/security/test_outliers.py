@@ -2,15 +2,21 @@
 and what no minority can do.
 """
 
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fczoo import FczooError, create_method
+from fczoo.core.files import write_json
 from fczoo.core.payload import Payload, per_class, rows
 from fczoo.core.types import Task
-from fczoo.security.outliers import geometric_median, leave_out
+from fczoo.reports.archive import write_archive
+from fczoo.reports.describe import notes
+from fczoo.reports.runs import read_experiments, read_runs
+from fczoo.security.outliers import far_apart, geometric_median, leave_out
 
 some = settings(max_examples=40, deadline=None)
 SECOND = Task(1, 2, 4, 6, 3)  # classes 2 and 3
@@ -124,3 +130,26 @@ def test_fedavg_says_what_its_head_starts_from(make_bench):
 def test_a_method_without_class_means_is_refused(make_bench):
     with pytest.raises(FczooError, match="--outliers looks at class means, of which fedavg uploads none"):
         make_bench(outliers=3.0).check(create_method("fedavg", "digits"))
+
+
+def test_absurd_statistics_are_noted_and_used_all_the_same(make_bench, small_method):
+    """Distances 0, 1, 1 and 100 from the median: the last is noted; twice 20 would not be."""
+    near = [pool(k, c2=[x, 0.0]) for k, x in enumerate((0.0, 1.0, -1.0))]
+    assert far_apart([*near, pool(3, c2=[100.0, 0.0])], ROWS, SECOND) == [3]
+    assert far_apart([*near, pool(3, c2=[20.0, 0.0])], ROWS, SECOND) == []
+    assert (
+        far_apart([pool(0, c2=[0.0]), pool(1, c2=[1e6])], ROWS, SECOND) == []
+    )  # nobody can say who is right
+    assert make_bench().run(small_method("fedncm")).far == {}
+    noted = make_bench(attack="scale:1e6", attackers=0.34).run(small_method("fedncm")).far
+    assert len(noted) == 1 and all(number >= 1 for number in noted.values())
+
+
+def test_far_statistics_are_told_below_the_table(make_run, tmp_path):
+    folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
+    path = folder / "one" / "seed0" / "result.json"
+    write_json(path, {**json.loads(path.read_text()), "far": {"3": 12}})
+    said = "more than 30 median distances from the other clients': client 3 in 12"
+    assert any(said in note for note in notes(read_experiments([folder])[0]))
+    write_archive(read_runs([folder]), tmp_path / "results.csv")
+    assert any(said in note for note in notes(read_experiments([tmp_path / "results.csv"])[0]))
