@@ -1,5 +1,8 @@
 from .errors import FczooError as FczooError
 from .method import (
+    Concludes as Concludes,
+)
+from .method import (
     Diagnoses as Diagnoses,
 )
 from .method import (
@@ -26,6 +29,9 @@ from .payload import (
 )
 from .payload import (
     per_class as per_class,
+)
+from .payload import (
+    per_seen_class as per_seen_class,
 )
 from .payload import (
     rows as rows,
