@@ -2,16 +2,24 @@
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fczoo.core.errors import FczooError
 from fczoo.core.options import Declared
 
 PLUGINS = "fczoo.plugins"  # entry point group: each entry names a module that registers things on import
+
+ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 class Found(NamedTuple):
@@ -111,7 +119,17 @@ def _own_options(node: ast.ClassDef) -> Iterator[tuple[str, Declared]]:
             ):
                 said = dict(zip(Declared._fields, given, strict=False)) | {k.arg: k.value for k in more}
                 told = [said.get(name, ast.Constant("")) for name in Declared._fields]
-                yield field, Declared(*map(ast.literal_eval, told))
+                yield field, Declared(*map(_value, told))
+
+
+def _value(node: ast.expr) -> Any:
+    """The value of a literal, or of arithmetic on literals such as ``1 / 3``.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        return ARITHMETIC[type(node.op)](_value(node.left), _value(node.right))
+    return ast.literal_eval(node)
 
 
 @cache
