@@ -1,7 +1,6 @@
 """A method from another package: installed, listed and run without touching this one."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -66,14 +65,3 @@ def test_third_party_method_is_installed_checked_listed_and_run(tmp_path):
         if line.startswith("fedprox")
     )
     assert float(row.split()[1]) > 20  # chance is 10
-
-
-def test_the_readme_shows_this_very_plugin():
-    readme = (HERE.parents[1] / "README.md").read_text()
-    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", readme, flags=re.DOTALL)
-    shown = [
-        (HERE / "plugin" / name).read_text()
-        for name in ("fczoo_fedprox.py", "pyproject.toml", "test_fedprox.py")
-    ]
-    assert all(text in blocks for text in shown)
-    assert sum(text.count("\n") for text in shown) < 65
