@@ -30,7 +30,7 @@ def test_prefix_attention_of_the_backbone() -> None:
     backbone, everything = one_block(g), slice(0, 5)
 
     def run(plugs: Tree) -> Tensor:
-        return backbone._attention(g["in.x"], 0, everything, plugs)
+        return backbone._attention(g["in.x"], 0, everything, plugs, {})
 
     assert error(run({}), g["out.y_no_prefix"]) < F32
     assert error(run({"prefix.0.k": g["in.pk"], "prefix.0.v": g["in.pv"]}), g["out.y"]) < F32

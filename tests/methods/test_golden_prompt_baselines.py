@@ -79,7 +79,7 @@ def test_dualprompt_experts(tag: str, bug: bool) -> None:
                     strict=True,
                 )
             )
-            out = attention_block(g)._attention(g["in.x"], 0, slice(0, 7), plugs)
+            out = attention_block(g)._attention(g["in.x"], 0, slice(0, 7), plugs, {})
             assert same(out, g[f"quirk.{tag}.attn_layer0_reshape_bug" if bug else f"out.{tag}.attn_layer0"])
     pulled = F.cosine_similarity(g["in.q"], keys[chosen]).mean()
     assert same(pulled, g[f"out.{tag}.reduce_sim"])

@@ -209,7 +209,7 @@ def test_every_upload_says_what_it_tells(record, name):
         for payload in call.payloads:
             listed = [n for _, names, _ in disclosed(training, payload) for n in names]
             assert sorted(listed) == sorted(payload)
-            assert None not in [content_of(n, tuple(training.optims), training.uploads) for n in payload]
+            assert None not in [content_of(n, training.trained, training.uploads) for n in payload]
 
 
 def test_show_says_what_a_server_could_learn():
