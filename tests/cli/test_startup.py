@@ -45,7 +45,8 @@ import sys
 from click.testing import CliRunner
 from fczoo.cli.app import main
 for words in (
-    ["show", "hgp"], ["show", "glfc"], ["show", "cifar100"], ["show", "dirichlet"], ["show", "settings"],
+    ["show", "hgp"], ["show", "glfc"], ["show", "ewc"], ["show", "lorm"], ["show", "cifar100"],
+    ["show", "dirichlet"], ["show", "settings"],
 ):
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
