@@ -89,7 +89,7 @@ def images_batch(make_bench, batch_of):
     return batch_of(create_method("fcilpt"), make_bench().test, torch.arange(6))
 
 
-# Inputs of the recorded outputs (tests/golden/README.md).
+# Inputs of the recorded outputs (tests/methods/golden/README.md).
 @pytest.fixture(scope="module")
 def micro() -> Backbone:
     config = ViTConfig("micro", image_size=32, patch_size=8, dim=48, depth=6, heads=4, mlp_dim=96, eps=1e-6)

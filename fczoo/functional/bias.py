@@ -18,7 +18,7 @@ def fit_bias(
     """
     with torch.enable_grad():
         logits = batches[0][0]
-        bias = torch.tensor([1.0, 0.0], dtype=logits.dtype, device=logits.device, requires_grad=True)
+        bias = logits.new_tensor([1.0, 0.0]).requires_grad_()
         optimizer = torch.optim.Adam([bias], lr, weight_decay=weight_decay)
         for _ in range(epochs):
             for z, y in batches:
@@ -36,12 +36,14 @@ def validation_split(data: LocalData, kept: Tensor, part: float) -> tuple[Tensor
     none of a class with a single image, and none at all while it keeps no exemplars.
     """
     trained, held = [], []
-    lists = [
-        index[data.labels(index) == c] for index in (data.index, kept) for c in data.labels(index).unique()
-    ]
-    shortest = min((int((data.labels(kept) == c).sum()) for c in data.labels(kept).unique()), default=0)
-    for own in lists:
+    new, old = (_by_class(index, data.labels(index).to(index.device)) for index in (data.index, kept))
+    shortest = min(map(len, old), default=0)
+    for own in (*new, *old):
         number = min(max(int(part * shortest), 1), len(own) - 1) if shortest else 0
         trained.append(own[: len(own) - number])
         held.append(own[len(own) - number :])
     return torch.cat(trained), torch.cat(held)
+
+
+def _by_class(index: Tensor, labels: Tensor) -> list[Tensor]:
+    return [index[labels == c] for c in labels.unique()]

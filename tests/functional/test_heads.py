@@ -10,7 +10,7 @@ from fczoo.functional.heads import LinearHead, PromptedHead
 from helpers_methods import CLOSE
 
 HEADED = [name for name in METHODS.names() if issubclass(METHODS.get(name), LinearHead)]
-PROMPTED = ["l2p", "dualprompt", "codap", "fcilpt", "fppl", "hgp"]
+PROMPTED = ["l2p", "dualprompt", "codap", "fcilpt", "fppl", "hgp", "pip", "fedcprompt"]
 
 
 def test_every_method_that_trains_a_head_has_its_options():

@@ -1,4 +1,4 @@
-"""Recorded outputs of PILoRA's official code (tests/golden/README.md), reproduced by this package."""
+"""Recorded outputs of PILoRA's official code (tests/methods/golden/README.md), reproduced by this package."""
 
 from dataclasses import replace
 

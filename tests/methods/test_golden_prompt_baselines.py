@@ -1,4 +1,4 @@
-"""Outputs of official implementations of baselines with prompts, reproduced (tests/golden/README.md).
+"""Outputs of official implementations of baselines with prompts, reproduced (tests/methods/golden/README.md).
 
 ``out`` is what the default must give, ``quirk`` what only the option of that name gives.
 """

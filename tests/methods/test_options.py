@@ -73,6 +73,7 @@ def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 OTHER = {  # where neither half, double, one more nor one less makes a difference
     ("codap", "components"): 12,  # three tasks share them: 10 and 11 are three for each
+    ("fedcprompt", "components"): 12,
     ("bic", "validation"): 0.5,  # of four exemplars a class at least one is held out
     ("fedcprompt", "margin"): 0.0,  # closes the hinge
     ("ssil", "ratio"): 0.25,  # as many exemplars as a fourth of the new images are at hand

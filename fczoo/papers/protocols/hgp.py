@@ -141,7 +141,7 @@ class HGP(Protocol):
     release = "fed-mammoth"
     methods = {
         **dict.fromkeys(("ewc", "lwf", "fisheravg", "regmean", "fedproto"), FULL),
-        **dict.fromkeys(("dualprompt", "codap", "lorm"), HEAD),
+        **dict.fromkeys(("dualprompt", "codap", "lorm", "pip"), HEAD),
         "l2p": {
             **HEAD,
             "pooled": Stated("cls+prompt", "released code: mean over the class token and prompts", open=True),
