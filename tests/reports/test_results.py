@@ -77,6 +77,7 @@ def test_with_a_run_folder_runs_are_kept_and_varied_seeds_share_a_table(tmp_path
 def test_plots_have_a_curve_a_method(results):
     figure = results.plot()
     assert len(figure.axes[0].lines) == 2
+    assert figure.get_layout_engine() is not None  # which keeps the legend out of the axes
 
 
 def test_tables_come_in_the_styles_of_reports(results):
