@@ -3,7 +3,7 @@
 A claim holds when the mean difference over the seeds is at least the margin and every seed has its sign.
 Claims that do not hold are printed as such.
 
-    python benchmarks/behaviour.py --seeds 0,1,2 --out results/behaviour-digits.json
+    python benchmarks/behaviour.py --seeds 0,1,2 --out behaviour-digits.json
 """
 
 import argparse
