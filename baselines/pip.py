@@ -34,9 +34,7 @@ class PIP(DualPrompt):
 
     paper = "Ma'sum et al., PIP, CIKM 2024"
 
-    reach: float = option(
-        0.3333333333333333, "largest u, standard deviations between a mean and its copies", low=0
-    )
+    reach: float = option(1 / 3, "largest u, standard deviations between a mean and its copies", low=0)
     code_variance: bool = option(
         False,
         "the spread of released code, whose variance is never summed: s = mu^4",

@@ -8,7 +8,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from fczoo import FczooError, load_backbone
-from fczoo.core.backbone import Backbone
+from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.tree import Tree
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
 
@@ -98,3 +99,13 @@ def refused(spec: object, **options) -> str:
     text = str(error.value)
     assert "\n" not in text and "Traceback" not in text
     return text
+
+
+def one_block(g: Tree, heads: int) -> Backbone:
+    """A backbone whose only block has the recorded attention ``g``; everything else is zero."""
+    config = ViTConfig("one", image_size=8, patch_size=8, dim=24, depth=1, heads=heads, mlp_dim=8)
+    weights = {name: torch.zeros(shape) for name, shape in config.shapes().items()}
+    for layer in ("qkv", "proj"):
+        for kind, short in (("weight", "w"), ("bias", "b")):
+            weights[f"blocks.0.attn.{layer}.{kind}"] = g[f"in.{layer}_{short}"]
+    return Backbone(config, weights)

@@ -17,9 +17,9 @@ from fczoo.core.registry import METHODS, create_method
 from fczoo.papers.cards import Card, card_name, cards
 from fczoo.papers.printed import Number, Paper, get_paper, plain_split
 from fczoo.reports.columns import COLUMNS, Column
-from fczoo.reports.runs import Experiment, Line, places_below, read_experiments
-from fczoo.reports.tables import LEVEL, entry_of
-from fczoo.reports.words import option_word, word_table
+from fczoo.reports.runs import Experiment, Line, experiments_below
+from fczoo.reports.tables import LEVEL, Entry, entry_of, significant
+from fczoo.reports.words import word_table
 
 Verdict = Literal["holds", "does not hold", "not told apart"]
 STRONG = 0.2  # Dirichlet's beta below which the papers speak of strong skew (they print 0.1 and 0.05)
@@ -106,23 +106,20 @@ class Claim:
         return found
 
     def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
-        first, second = (entry_of(line, self.column) for line in (ours, theirs))
-        there = (first.by_seed, second.by_seed) if first and second else ({}, {})
-        seeds = sorted(there[0].keys() & there[1].keys())
-        gains = [self._signed(there[0][s] - there[1][s]) for s in seeds]
+        first, second = (entry_of(line, self.column) or Entry({}) for line in (ours, theirs))
+        seeds = sorted(first.by_seed.keys() & second.by_seed.keys())
+        gain = Entry({s: self._signed(first.by_seed[s] - second.by_seed[s]) for s in seeds})
         about = experiment.about
         where = f"{about.settings['dataset']} {about.partition['spec']}, {ours.cells[0].place}"
-        if len(gains) < 2:
-            said = f"{gains[0]:+.1f} with one seed" if gains else "no seed in common"
+        if gain.std is None:
+            said = f"{gain.mean:+.1f} with one seed" if seeds else "no seed in common"
             return "not told apart", f"{said}; {where}"
-        mean = math.fsum(gains) / len(gains)
-        spread = math.sqrt(math.fsum((g - mean) ** 2 for g in gains) / (len(gains) - 1) / len(gains))
-        margin = spread * float(student.ppf(1 - LEVEL / 2, len(gains) - 1))
+        margin = gain.std / math.sqrt(len(seeds)) * float(student.ppf(1 - LEVEL / 2, len(seeds) - 1))
         verdict: Verdict = "not told apart"
-        if abs(mean) > margin:
-            verdict = "holds" if mean > 0 else "does not hold"
-        interval = f"[{mean - margin:+.1f}, {mean + margin:+.1f}]"
-        return verdict, f"{mean:+.1f} {interval} over {len(gains)} seeds; {where}"
+        if significant(first, second):
+            verdict = "holds" if gain.mean > 0 else "does not hold"
+        interval = f"[{gain.mean - margin:+.1f}, {gain.mean + margin:+.1f}]"
+        return verdict, f"{gain.mean:+.1f} {interval} over {len(seeds)} seeds; {where}"
 
     def _comparable(self, ours: Line, theirs: Line) -> bool:
         """Of one method, all options but those that the claim is about must be the same."""
@@ -183,7 +180,7 @@ def get_claim(name: str) -> Claim:
 
 def listing(results: Path, paper: str | None = None) -> str:
     """A line a claim: what is said, what is printed, and how often it holds in runs below ``results``."""
-    experiments = read_experiments([results]) if results.exists() and places_below(results) else []
+    experiments = experiments_below(results)
     if paper is not None:
         get_paper(paper)
     rows = [
@@ -198,7 +195,7 @@ def listing(results: Path, paper: str | None = None) -> str:
 
 def page(claim: Claim, results: Path) -> str:
     """A claim with its numbers, the commands behind it, and what every run says."""
-    experiments = read_experiments([results]) if results.exists() and places_below(results) else []
+    verdicts = claim.verdicts(experiments_below(results))
     first, second = claim.sides
     lines = [
         f"{claim.name}: {claim.says}.",
@@ -207,15 +204,9 @@ def page(claim: Claim, results: Path) -> str:
         "At the paper's scale:",
         *(f"  fczoo reproduce {name}" for name in dict.fromkeys(card.name for card in claim.cards())),
         f"In minutes: fczoo claims --run {claim.name}",
-        *(f"{verdict}: {said}" for verdict, said in claim.verdicts(experiments)),
+        *(f"{verdict}: {said}" for verdict, said in verdicts),
     ]
-    return "\n".join(lines if claim.verdicts(experiments) else [*lines, "never run"])
-
-
-def side_words(side: Side) -> str:
-    """``pilora (reweight=average)``."""
-    options = ", ".join(f"{k}={option_word(v)}" for k, v in side.options.items())
-    return f"{side.method} ({options})" if options else side.method
+    return "\n".join(lines if verdicts else [*lines, "never run"])
 
 
 def _source(claim: Claim) -> str:

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from fczoo.papers.cards import Card, cards
 from fczoo.papers.compare import Comparison, beside, plus_minus
 from fczoo.papers.printed import Paper, papers, plain_split
-from fczoo.reports.runs import Experiment, Line, places_below, read_experiments
+from fczoo.reports.runs import Experiment, Line, experiments_below
 
 ALLOWED = 1.0  # points that are put down to versions and machines
 
@@ -94,7 +94,7 @@ def _place(line: Line) -> Path:
 
 def listing(results: Path) -> str:
     """Every card with what the run folders and archives below a folder say about it."""
-    experiments = read_experiments([results]) if results.exists() and places_below(results) else []
+    experiments = experiments_below(results)
     rows = []
     for card in cards().values():
         shown = [f"{n.metric} {plus_minus(n.value, n.std)}" for n in card.numbers]

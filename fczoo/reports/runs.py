@@ -131,6 +131,11 @@ def read_experiments(places: Sequence[Path]) -> list[Experiment]:
     return experiments_of(read_runs(places), ", ".join(map(str, places)))
 
 
+def experiments_below(place: Path) -> list[Experiment]:
+    """What a folder holds, as ``read_experiments`` says; nothing where there is no folder or no run in it."""
+    return read_experiments([place]) if place.exists() and places_below(place) else []
+
+
 def experiments_of(found: Iterable[Runs], place: str) -> list[Experiment]:
     """Runs grouped as ``read_experiments`` does; ``place`` is where they are, for messages."""
     groups: dict[tuple[str, ...], list[Runs]] = {}

@@ -68,5 +68,4 @@ class Cell:
         """Whether an earlier command has brought this run to its end."""
         if not (self.place / RESULT).is_file() or (self.place / FAILURE).is_file():
             return False
-        known = read_result(self.place / RESULT)
-        return len(known.accuracy) == len(known.task_sizes)
+        return read_result(self.place / RESULT).finished

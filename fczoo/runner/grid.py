@@ -119,13 +119,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
             run_side_by_side(cells, conduct, out, over)
         for folder in places:
             _summarise(folder)  # a run may have been ended between its last result and the summary
-    failed = sum(
-        (folder / m / f"seed{s}" / FAILURE).exists()
-        for folder, job in places.items()
-        for m in job.methods
-        for s in job.seeds
-    )
-    return list(places), failed
+    return list(places), sum((cell.place / FAILURE).exists() for cell in cells)
 
 
 def folder_of(settings: Settings, grid: Sequence[Settings]) -> Path:

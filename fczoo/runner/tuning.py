@@ -6,10 +6,9 @@ not keep old data cannot tune on tasks that have not come yet (Chaudhry et al., 
 with A-GEM, ICLR 2019).
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from fczoo.federation.benchmark import Bench
 from fczoo.federation.code import code_of
 from fczoo.federation.settings import Settings
 from fczoo.federation.stream import split, whole_stream
+from fczoo.runner.progress import say
 
 FORMAT = "fczoo-tuned-1"
 TUNED = "tuned.json"
@@ -84,14 +84,14 @@ def tune(methods: Sequence[str], settings: Settings, effort: Effort, out: Path, 
         partition_seed=ORDER + effort.seed,
     )
     out.mkdir(parents=True, exist_ok=True)
+    steps = len(_opened(own, effort).stream.train.labels) * own.rounds * own.epochs
     search = partial(_search, settings=own, effort=effort, out=out)
     if jobs == 1:
         found = dict(map(search, methods))
     else:
+        _opened.cache_clear()  # every worker opens its own
         with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}) as workers:
             found = dict(workers.map(search, methods))
-    trained = len(_stream(own, effort).train.labels)
-    steps = trained * own.rounds * own.epochs
     tuned = Tuned(settings=own.portable(), effort=asdict(effort), image_steps=steps, methods=found)
     write_record(out / TUNED, FORMAT, msgspec.to_builtins(tuned))
     return tuned
@@ -109,8 +109,9 @@ def _search(name: str, settings: Settings, effort: Effort, out: Path) -> tuple[s
     except ImportError as error:
         raise FczooError("fczoo tune needs Optuna; run pip install 'fczoo[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    cls, usual = METHODS.get(name), settings.method_options(name)
-    space = _around(spaces(cls), asdict(create_method(name, settings.dataset, **usual)))
+    usual = settings.method_options(name)
+    own = asdict(create_method(name, settings.dataset, **usual))
+    space = _around(spaces(METHODS.get(name)), own)
     study = optuna.create_study(
         storage=f"sqlite:///{out / f'{name}.db'}", study_name=name, load_if_exists=True, direction="maximize"
     )
@@ -121,8 +122,8 @@ def _search(name: str, settings: Settings, effort: Effort, out: Path) -> tuple[s
         study.enqueue_trial(past.params)
     ended = (optuna.trial.TrialState.COMPLETE,)
     if not study.get_trials(states=ended) and not broken:
-        study.enqueue_trial(_own_values(space, asdict(create_method(name, settings.dataset, **usual))))
-    bench = Bench.open(settings, partial(_tuning_stream, effort=effort))
+        study.enqueue_trial(_own_values(space, own))
+    bench = _opened(settings, effort)
     while (done := len(study.get_trials(states=ended))) < effort.trials:
         # a sampler of its own for each trial: a search that is carried on asks what an unbroken one asks
         study.sampler = optuna.samplers.TPESampler(seed=1000 * effort.seed + done, n_startup_trials=5)
@@ -135,7 +136,7 @@ def _search(name: str, settings: Settings, effort: Effort, out: Path) -> tuple[s
         except FczooError as error:  # it diverged, or its values do not go together: that counts as a trial
             trial.set_user_attr("error", str(error))
         study.tell(trial, score)
-        print(f"{name}: trial {done + 1} of {effort.trials}, {score:.1f} %", file=sys.stderr, flush=True)
+        say(f"{name}: trial {done + 1} of {effort.trials}, {score:.1f} %")
     tried = study.get_trials(states=ended)
     method = create_method(name, settings.dataset, **{**usual, **study.best_params})
     return name, TunedMethod(
@@ -197,6 +198,12 @@ def _importance(study: Any, options: int) -> dict[str, float]:
         study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
     )
     return {name: float(share) for name, share in shares.items()}
+
+
+@lru_cache(1)
+def _opened(settings: Settings, effort: Effort) -> Bench:
+    """Loaded once a process for all methods."""
+    return Bench.open(settings, partial(_tuning_stream, effort=effort))
 
 
 def _tuning_stream(settings: Settings, effort: Effort) -> tuple[Stream, Partition]:

@@ -7,27 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo import Tree
-from fczoo.core.backbone import Backbone, ViTConfig, attend
+from fczoo.core.backbone import attend
+from helpers_backbone import one_block
 from helpers_golden import F32, error, golden
-
-
-def one_block(g: Tree) -> Backbone:
-    """A backbone whose only block has the recorded attention; everything else is zero."""
-    config = ViTConfig(
-        "one", image_size=8, patch_size=8, dim=24, depth=1, heads=int(g["in.heads"]), mlp_dim=8
-    )
-    weights = {name: torch.zeros(shape) for name, shape in config.shapes().items()}
-    for layer in ("qkv", "proj"):
-        weights[f"blocks.0.attn.{layer}.weight"], weights[f"blocks.0.attn.{layer}.bias"] = (
-            g[f"in.{layer}_w"],
-            g[f"in.{layer}_b"],
-        )
-    return Backbone(config, weights)
 
 
 def test_prefix_attention_of_the_backbone() -> None:
     g = golden("prefix_attention")
-    backbone, everything = one_block(g), slice(0, 5)
+    backbone, everything = one_block(g, int(g["in.heads"])), slice(0, 5)
 
     def run(plugs: Tree) -> Tensor:
         return backbone._attention(g["in.x"], 0, everything, plugs, {})

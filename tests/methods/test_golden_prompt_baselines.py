@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fczoo import Batch, Context, Task, Tree, create_method
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo import Batch, Context, Task, create_method
+from helpers_backbone import one_block
 from helpers_golden import golden
 from helpers_official import grads, same, whole
 
@@ -37,17 +37,6 @@ def test_l2p_pool(tag: str, selection: str) -> None:
 
 
 # --- DualPrompt
-
-
-def attention_block(g: Tree) -> Backbone:
-    config = ViTConfig("one", image_size=8, patch_size=8, dim=24, depth=1, heads=4, mlp_dim=8)
-    weights = {name: torch.zeros(shape) for name, shape in config.shapes().items()}
-    for layer in ("qkv", "proj"):
-        weights[f"blocks.0.attn.{layer}.weight"], weights[f"blocks.0.attn.{layer}.bias"] = (
-            g[f"in.{layer}_w"],
-            g[f"in.{layer}_b"],
-        )
-    return Backbone(config, weights)
 
 
 @pytest.mark.parametrize("tag", ["train", "test"])
@@ -79,7 +68,7 @@ def test_dualprompt_experts(tag: str, bug: bool) -> None:
                     strict=True,
                 )
             )
-            out = attention_block(g)._attention(g["in.x"], 0, slice(0, 7), plugs, {})
+            out = one_block(g, heads=4)._attention(g["in.x"], 0, slice(0, 7), plugs, {})
             assert same(out, g[f"quirk.{tag}.attn_layer0_reshape_bug" if bug else f"out.{tag}.attn_layer0"])
     pulled = F.cosine_similarity(g["in.q"], keys[chosen]).mean()
     assert same(pulled, g[f"out.{tag}.reduce_sim"])
@@ -96,7 +85,7 @@ def test_dualprompt_loss_pulls_the_key_of_the_task() -> None:
     batch = Batch(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), torch.ones(4), g["in.q"])
     with_key, without = (
         create_method("dualprompt", **{**vars(method), "no_key_loss": quirk}).loss(
-            attention_block(g), train, batch, Context(task, 0, 1, {})
+            one_block(g, heads=4), train, batch, Context(task, 0, 1, {})
         )[0]
         for quirk in (False, True)
     )
