@@ -14,8 +14,8 @@ from fczoo.cli.look import doctor, list_command, show
 from fczoo.cli.new import new
 from fczoo.cli.tables import compare, papers, report, reproduce
 from fczoo.cli.tune import tune
-from fczoo.cli.warnings import gathered
 from fczoo.core.errors import FczooError
+from fczoo.runner.warnings import gathered
 
 
 class UsageLine(click.ClickException):

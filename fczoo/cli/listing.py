@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
-from tabulate import tabulate
 
 from fczoo.backbones.names import backbone_names
 from fczoo.core.options import Declared, declared, quirks
@@ -21,7 +20,7 @@ from fczoo.core.registry import (
 )
 from fczoo.federation.settings import Settings
 from fczoo.papers.protocol import Source
-from fczoo.reports.words import word_table
+from fczoo.reports.words import plain_table, word_table
 
 KINDS = {
     "methods": "what fczoo compares",
@@ -52,7 +51,7 @@ SOURCES = {"protocol": PROTOCOLS, "release": RELEASES}
 
 def kinds() -> str:
     """What may be listed."""
-    return f"{tabulate(KINDS.items(), tablefmt='plain')}\n\nfczoo list KIND names all of one kind."
+    return f"{plain_table(KINDS.items())}\n\nfczoo list KIND names all of one kind."
 
 
 def listing(kind: str) -> str:
@@ -66,7 +65,7 @@ def listing(kind: str) -> str:
     if registry is METHODS:
         baselines = METHODS.names("fczoo.baselines")
         names = baselines if kind == "baselines" else [n for n in names if n not in baselines]
-    return tabulate([(name, registry.about(name)) for name in names], tablefmt="plain")
+    return plain_table([(name, registry.about(name)) for name in names])
 
 
 def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

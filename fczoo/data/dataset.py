@@ -3,20 +3,21 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from fczoo.core.errors import FczooError
+
+if TYPE_CHECKING:  # a shell that completes a word waits for this module
+    import numpy as np
 
 
 class Images(NamedTuple):
     """Decoded square RGB images and their labels."""
 
-    pixels: np.ndarray  # uint8 [N, S, S, 3]
-    labels: np.ndarray  # int64 [N]
+    pixels: "np.ndarray"  # uint8 [N, S, S, 3]
+    labels: "np.ndarray"  # int64 [N]
 
-    def take(self, index: np.ndarray, size: int | None = None) -> "Images":
+    def take(self, index: "np.ndarray", size: int | None = None) -> "Images":
         """The images at the positions ``index``, ascending.
 
         Raises FczooError for a ``size`` in pixels other than the one that they have.
@@ -31,8 +32,8 @@ class Split(Protocol):
     """Training or test part of a data set: ``Images`` in memory, or ``ImageFiles``, decoded when taken."""
 
     @property
-    def labels(self) -> np.ndarray: ...
-    def take(self, index: np.ndarray, size: int | None = None) -> Images: ...
+    def labels(self) -> "np.ndarray": ...
+    def take(self, index: "np.ndarray", size: int | None = None) -> Images: ...
 
 
 class ImageData(NamedTuple):

@@ -1,5 +1,6 @@
 """One page to look at: tables, figures, configuration and commands in a single file that fetches nothing."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from importlib.resources import files
@@ -64,13 +65,18 @@ def _section(experiment: Experiment, index: int) -> dict[str, Any]:
     }
 
 
+CARRYING_ON = re.compile(r" --(?:(?:no-)?(?:resume|accept-changed-code|skip-failed)|jobs[ =]\S+)(?= |$)")
+NOTHING_ELSE = re.compile(r"\S+ bench(?: --out[ =](?:'[^']*'|\S+))?")
+
+
 def _commands(experiment: Experiment) -> list[str]:
-    """The commands behind the runs, each once, as a shell takes them."""
+    """The commands behind the runs, as a shell takes them; those that carried on with the same runs, once."""
     commands: dict[str, None] = {}
     for about in (runs.about for runs in experiment.runs):
         for words in (*about.earlier_commands, about.command):
-            if words:
-                commands[shlex.join(words)] = None
+            told = CARRYING_ON.sub("", shlex.join(words))
+            if told and not NOTHING_ELSE.fullmatch(told):
+                commands[told] = None
     return list(commands)
 
 

@@ -1,8 +1,7 @@
 """Values of options and settings in words, and plain tables of words."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-from tabulate import tabulate
 
 
 def option_word(value: Any) -> str:
@@ -25,7 +24,16 @@ def setting_word(name: str, value: Any) -> str:
     return option_word(value)
 
 
+def plain_table(rows: Iterable[Sequence[str]]) -> str:
+    """Rows in columns, without a heading."""
+    from tabulate import tabulate  # here, since a shell that completes a word waits for this module
+
+    return tabulate(rows, tablefmt="plain")
+
+
 def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
     """A plain table whose last column is wrapped, and one of whole sentences beside it."""
+    from tabulate import tabulate
+
     widths = [*[80 if name == "what it does" else None for name in head[:-1]], 80]
     return tabulate(rows, head, tablefmt="simple", disable_numparse=True, maxcolwidths=widths)

@@ -26,6 +26,7 @@ from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.progress import say
 from fczoo.runner.resume import Interrupted, Interrupts, only_process
 from fczoo.runner.run_cell import described, record_failure, run_cell
+from fczoo.runner.warnings import gathered
 
 TRIES = 2  # of a run whose worker dies
 WAIT = 0.5  # seconds between two looks at whether the user wants to stop
@@ -165,7 +166,8 @@ def _obey() -> None:
 
 def _work(cell: Cell, conduct: Conduct) -> Outcome:
     try:
-        with only_process(cell.place):  # should the parent be gone, nobody else begins this run meanwhile
+        # should the parent be gone, nobody else begins this run meanwhile
+        with gathered(), only_process(cell.place):
             run_cell(cell, _opened(cell.settings), conduct, _obey)
     except Interrupted:
         return Outcome("stopped")

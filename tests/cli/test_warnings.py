@@ -1,7 +1,10 @@
 """Equal warnings are one line, with how often and where."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
@@ -34,3 +37,12 @@ def test_clients_are_named(tmp_path: Path) -> None:
     told = [i for i, line in enumerate(lines) if "has no room for one image of each" in line]
     assert told and "none is kept (2 times: task 2, client 2; task 2, client 1)" in lines[told[0]]
     assert any("task 5 of 5" in line for line in lines[told[0] :])
+
+
+@pytest.mark.slow
+def test_workers_tell_theirs_alike(tmp_path: Path) -> None:
+    run = ["bench", "--methods", "glfc", "--set", "glfc.memory=1", "--seeds", "0-1", "--jobs", "2", *TINY]
+    command = [sys.executable, "-m", "fczoo", *run, "--tasks", "5", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    told = [line for line in done.stderr.splitlines() if "has no room for one image of each" in line]
+    assert told and all("none is kept (2 times: task 2, client " in line for line in told), done.stderr

@@ -1,5 +1,6 @@
 """The report page: what it holds, that it fetches nothing, and how a browser sees it."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -141,6 +142,18 @@ def test_the_page_is_the_same_every_time(page):
     again = page.parent / "again.html"
     CliRunner().invoke(main, ["report", str(page.parent / "runs"), "--html", str(again)])
     assert again.read_text() == page.read_text()
+
+
+def test_a_command_that_only_carried_on_is_not_repeated(make_run, tmp_path):
+    folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
+    long = ["fczoo", "bench", "--methods", "one", "--out", "my run"]
+    earlier = [long, ["fczoo", "bench", "--resume", "--out", "my run"], [*long, "--jobs", "2", "--resume"]]
+    about = {**json.loads((folder / "bench.json").read_text()), "earlier_commands": earlier}
+    write_json(folder / "bench.json", {**about, "command": [*long, "--accept-changed-code"]})
+    out = tmp_path / "page.html"
+    assert CliRunner().invoke(main, ["report", str(folder), "--html", str(out)]).exit_code == 0
+    repeated = re.findall(r"<pre>(.*?)</pre>", out.read_text())
+    assert repeated == ["fczoo bench --methods one --out &#39;my run&#39;"]
 
 
 def test_without_matplotlib_one_line_says_what_to_install(page, monkeypatch):
