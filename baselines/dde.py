@@ -72,8 +72,10 @@ class DDE(LUCIR):
         ]
         return {**memory, "near.answer": torch.cat(answers).softmax(-1)}
 
-    def finish(self, backbone: Backbone, train: Tree, data: LocalData, ctx: Context) -> Tree:
-        return {}
+    def finish(
+        self, backbone: Backbone, train: Tree, sums: Tree, data: LocalData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        return ctx.memory, {}
 
     def sums(self, features: Tensor, batch: Batch) -> Tree:
         return {"sum": (features.detach() * batch.w[:, None]).sum(0), "count": batch.w.sum()}

@@ -220,17 +220,20 @@ class GLFC(Tuned):
         """
         return taught_binary_cross_entropy(logits, batch, old)
 
-    def finish(self, backbone: Backbone, train: Tree, data: LocalData, ctx: Context) -> Tree:
+    def finish(
+        self, backbone: Backbone, train: Tree, sums: Tree, data: LocalData, ctx: Context
+    ) -> tuple[Tree, Tree]:
         """The gradient of one blurred image of each local class, where a new task has just been noticed."""
         if self.proxy == "last" or not ctx.memory["signal"]:
-            return {}
+            return ctx.memory, {}
         labels, gradients = data.labels(data.index).cpu(), []
         for c in labels.unique():
             typical = self._typical(backbone, train, data, data.index[labels == c])
             image = self.perturbed(backbone, train, typical, ctx.task.stop)
             small = to_lenet_size(image)[0].to(ctx.shared["lenet.linear.bias"])
             gradients.append(image_gradient(ctx.shared, small, c.to(small.device)))
-        return {f"image_gradient.{k}": torch.stack([g[k] for g in gradients]) for k in gradients[0]}
+        upload = {f"image_gradient.{k}": torch.stack([g[k] for g in gradients]) for k in gradients[0]}
+        return ctx.memory, upload
 
     @torch.no_grad()
     def _typical(self, backbone: Backbone, train: Tree, data: LocalData, index: Tensor) -> Batch:

@@ -7,4 +7,4 @@ from fczoo.core.types import ServerContext, Task
 
 def server_context(task: Task, backbone: Any = None, rng: Any = None, num_samples: int = 1) -> ServerContext:
     """The first of two rounds of a task with three clients."""
-    return ServerContext(task, 0, 2, 3, num_samples, backbone, rng)
+    return ServerContext(task, 0, 2, 3, 3, num_samples, backbone, rng)

@@ -47,8 +47,8 @@ class Method(ABC):
     teach(...)              client   a batch: outputs of a teacher that stands still in the task (``Distils``)
     loss(...)               client   each batch of each epoch: a scalar, and sums over the round
     stats(...)              client   each batch of one pass after training: sums
-    finish(...)             client   what else it uploads (``Remembers``)
     pack(...)               client   what it trained and the sums; returns the upload
+    finish(...)             client   what it remembers from now on, and what else it uploads (``Remembers``)
     aggregate(...)          server   the uploads of the round; returns one tree
     server_update(...)      server   that tree; returns the state
     conclude(...)           client   after the last round: what it keeps of the task (``Concludes``)
@@ -184,8 +184,14 @@ class Remembers(Protocol):
     def prepare(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
         """Client: what it remembers, before it trains. ``ctx.memory`` is what it remembered before."""
 
-    def finish(self, backbone: Backbone, train: Tree, data: LocalData, ctx: Context) -> Tree:
-        """Client: what it uploads besides ``pack``, once it has trained."""
+    def finish(
+        self, backbone: Backbone, train: Tree, sums: Tree, data: LocalData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        """Client: what it remembers from now on, and what it uploads besides ``pack``, once it has trained.
+
+        ``train`` is what it has trained, ``sums`` those of ``loss`` and ``stats``, ``ctx.memory`` what
+        ``prepare`` returned, which it goes on remembering where its training fails.
+        """
 
 
 @runtime_checkable

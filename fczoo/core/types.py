@@ -69,7 +69,8 @@ class ServerContext:
     task: Task
     round: int  # within the task; 0 in a survey at its beginning, ``rounds`` in one at its end
     rounds: int  # per task
-    clients: int  # of the whole run
+    clients: int  # N, of the whole run
+    participants: int  # |S|, those behind the merged uploads
     num_samples: int  # images behind the merged uploads
     backbone: Backbone
     rng: torch.Generator

@@ -8,6 +8,7 @@ of their own, so a client that has run out of batches gets no gradient and its o
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ from fczoo.federation.batches import (
     image_draws,
     pad,
     stacked_batch,
-    view_batches,
 )
+from fczoo.federation.local_images import LocalImages
 from fczoo.federation.optimizers import Optimizers, Steps
 from fczoo.federation.stacking import accumulate, over_clients
 
@@ -111,13 +112,18 @@ class Engine:
         assert isinstance(method, Concludes)
         out = []
         for client in clients:
-            data = LocalImages(self, client.index, client.earlier)
+            data = self.images_of(client)
             memory = self.memories.get(client.number, {})
             with torch.no_grad(), at(f"task {ctx.task.index + 1}, client {client.number}"):
-                kept, upload = method.conclude(self.backbone, data, replace(ctx, memory=memory))
+                settled = method.conclude(self.backbone, data, replace(ctx, memory=memory))
+                kept, upload = _pair(settled, f"{method.name}.conclude()")
             self.memories[client.number] = kept
             out.append(Payload(upload, client.number, len(self.with_exemplars(client).index)))
         return out
+
+    def images_of(self, client: Client) -> LocalImages:
+        """What a method sees of a client's images besides batches."""
+        return LocalImages(self.method, self.store, client.index, client.earlier, self.plan.pass_size)
 
     def exemplars(self, client: Client) -> Tensor:
         """Positions of the images that a client keeps of finished tasks."""
@@ -130,7 +136,7 @@ class Engine:
 
     def _train_group(self, state: Tree, clients: list[Client], ctx: Context, tick: Tick) -> list[Payload]:
         """Payloads of clients that train in one batched forward; longest first."""
-        data = LocalImages(self, clients[0].index, clients[0].earlier)
+        data = self.images_of(clients[0])
         if isinstance(self.method, Remembers):
             ctx = self._recall(self.method, clients[0], data, ctx)
         learned = [self._learned(client, ctx) for client in clients]
@@ -140,9 +146,9 @@ class Engine:
         self._stats(sound, ctx)
         payloads = {client.number: Payload({}, client.number, len(client.index)) for client in clients}
         for learner in sound:
-            upload = self.method.pack(learner.trained, learner.sums, ctx)
+            upload = {**self.method.pack(learner.trained, learner.sums, ctx)}
             if isinstance(self.method, Remembers):
-                upload = {**upload, **self.method.finish(self.backbone, learner.trained, data, ctx)}
+                upload |= self._finish(self.method, learner, data, ctx)
             payloads[learner.client.number] = payloads[learner.client.number].holding(upload)
         return list(payloads.values())
 
@@ -153,9 +159,9 @@ class Engine:
         kept, trains_on = self.exemplars(client), self.method.training().trains_on
         if trains_on is None:
             return torch.cat([client.index, kept])
-        return trains_on(LocalImages(self, client.index, client.earlier), kept)
+        return trains_on(self.images_of(client), kept)
 
-    def _recall(self, method: Remembers, client: Client, data: "LocalImages", ctx: Context) -> Context:
+    def _recall(self, method: Remembers, client: Client, data: LocalImages, ctx: Context) -> Context:
         """The context with the client's memory, brought up to date."""
         place = f"task {ctx.task.index + 1}, client {client.number}"
         with torch.no_grad(), at(place):
@@ -164,6 +170,14 @@ class Engine:
             )
         self.memories[client.number] = memory
         return replace(ctx, memory=memory)
+
+    def _finish(self, method: Remembers, learner: Learner, data: LocalImages, ctx: Context) -> Tree:
+        """What a client uploads besides ``pack``; its memory is as it is after training."""
+        number = learner.client.number
+        with at(f"task {ctx.task.index + 1}, client {number}"):
+            done = method.finish(self.backbone, learner.trained, learner.sums, data, ctx)
+            self.memories[number], upload = _pair(done, f"{self.method.name}.finish()")
+        return upload
 
     def _learner(self, state: Tree, client: Client, index: Tensor, ctx: Context) -> Learner:
         start = select(state, *self._optims(ctx))
@@ -265,18 +279,9 @@ class Engine:
         return stacked_batch(self.method, self.store, rows, self.plan.augment, self.plan.cache_queries)
 
 
-@dataclass(frozen=True)
-class LocalImages:
-    """What ``Remembers`` sees of a client's images."""
-
-    engine: Engine
-    index: Tensor  # [n] positions of the images of the current task
-    earlier: Tensor = NOWHERE  # [m] of earlier tasks
-
-    def labels(self, index: Tensor) -> Tensor:
-        """Labels [n] in order of arrival."""
-        return self.engine.store.labels[index.to(self.engine.store.labels.device)]
-
-    def batches(self, index: Tensor) -> Iterator[Batch]:
-        """The test view of some images, in order."""
-        return view_batches(self.engine.method, self.engine.store, index, self.engine.plan.pass_size)
+def _pair(returned: Any, function: str) -> tuple[Tree, Tree]:
+    """What a function of a method returns as (memory, upload). Raises TypeError where it is no pair."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(f"{function} must return two trees: what the client remembers, and what it uploads")
+    memory, upload = returned
+    return memory, upload

@@ -139,6 +139,7 @@ class Exchanges:
             number,
             self.rounds[task.index],
             self.world.partition.clients,
+            len(payloads),
             sum(p.num_samples for p in payloads),
             self.backbone,
             self._rng(purpose, task, None, number),

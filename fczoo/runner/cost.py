@@ -74,7 +74,7 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
         for moment in sorted(method.surveys()):
             sums = engine.survey(moment, broadcast(method, state), [client], ctx)[0]
             surveyed = sums.holding({**surveyed, **sums})
-            server = ServerContext(task, 0, 1, 1, size, backbone, rng)
+            server = ServerContext(task, 0, 1, 1, 1, size, backbone, rng)
             later = method.absorb(moment, later, gathered([sums], method.training().separate), server)
     if isinstance(method, Concludes):
         concluded = engine.conclude([client], Context(task, 1, 1, broadcast(method, later)))[0]

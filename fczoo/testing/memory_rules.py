@@ -2,7 +2,7 @@
 
 import torch
 
-from fczoo.testing.subject import Subject
+from fczoo.testing.subject import Subject, need_same
 from fczoo.testing.trials import need
 
 
@@ -25,6 +25,19 @@ def exemplars_are_the_clients_own(subject: Subject) -> None:
         need(len(set(kept)) == len(kept), f"{name}'s client {number} keeps an image twice")
         room = budget is None or len(kept) <= budget
         need(room, f"{name}'s client {number} keeps {len(kept)} images, memory={budget}")
+
+
+def memories_are_finite(subject: Subject) -> None:
+    """What clients remember is finite tensors, which are replaced and never changed in place."""
+    run, name = subject.run(), subject.name
+    for call in run.calls:
+        for number, memory in call.memories.items():
+            for key, value in memory.items():
+                need(isinstance(value, torch.Tensor), f"{name} remembers {key}, which is no tensor")
+                need(value.isfinite().all(), f"{name}'s client {number} remembers {key}, which is not finite")
+            before = call.remembered[number]
+            sentence = f"{name}'s client {number} changes its memory in place; return a new tree"
+            need_same(before, memory, sentence)
 
 
 def a_task_ends_in_order(subject: Subject) -> None:

@@ -34,6 +34,7 @@ METHOD_RULES: tuple[Callable[[Subject], None], ...] = (
     training.another_seed_gives_another_run,
     training.clients_together_equal_clients_one_by_one,
     training.so_they_do_in_single_precision,
+    memory.memories_are_finite,
     memory.exemplars_are_the_clients_own,
     memory.a_task_ends_in_order,
 )

@@ -30,6 +30,7 @@ class Call:
     ctx: Context
     payloads: list[Payload]
     memories: dict[int, Tree]  # what the clients remembered before
+    remembered: dict[int, Tree]  # those very tensors, once the clients are done
     kept: list[Payload]  # the payloads' very tensors, which the server has used by the end of the run
 
 
@@ -78,12 +79,12 @@ def watch(bench: Bench, method: Method, seed: int = 0) -> Record:
         ctx: Context,
         work: Callable[[], list[Payload]],
     ) -> list[Payload]:
-        before, memories = copied(state), {c: copied(m) for c, m in engine.memories.items()}
+        before, remembered = copied(state), dict(engine.memories)
+        memories = {c: copied(m) for c, m in remembered.items()}
         kept = work()
         payloads = [payload.holding(copied(payload.tensors)) for payload in kept]
-        calls.append(
-            Call(moment, engine, before, copied(state), list(clients), ctx, payloads, memories, kept)
-        )
+        after, asked = copied(state), list(clients)
+        calls.append(Call(moment, engine, before, after, asked, ctx, payloads, memories, remembered, kept))
         return kept
 
     def noted_train(

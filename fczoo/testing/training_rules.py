@@ -11,7 +11,6 @@ from fczoo.core.method import Distils, Method, Remembers, Surveys
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context
 from fczoo.federation.downlink import broadcast
-from fczoo.federation.engine import LocalImages
 from fczoo.functional.heads import LinearHead
 from fczoo.testing.recording import Call
 from fczoo.testing.subject import Subject, batch_of, need_same
@@ -142,7 +141,7 @@ def _recalled(call: Call, method: Method, backbone: Backbone) -> Context:
     if not isinstance(method, Remembers):
         return ctx
     with torch.no_grad():
-        data = LocalImages(call.engine, client.index, client.earlier)
+        data = call.engine.images_of(client)
         return replace(ctx, memory=method.prepare(backbone, data, ctx))
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from fczoo import Method, Optim, Training
 from fczoo.functional.heads import head_logits, linear_head
-from fczoo.testing.memory_rules import exemplars_are_the_clients_own
+from fczoo.testing.memory_rules import exemplars_are_the_clients_own, memories_are_finite
 from fczoo.testing.subject import Subject
 
 
@@ -57,8 +57,29 @@ class KeepsOthers(Keeps):
         return {"kept": torch.arange(70)}, {}
 
 
+class KeepsNoNumber(Keeps):
+    def conclude(self, backbone, data, ctx):
+        return {"kept": data.index[:1], "mean": torch.tensor(float("nan"))}, {}
+
+
+class KeepsInPlace(Keeps):
+    def conclude(self, backbone, data, ctx):
+        ctx.memory["kept"] = data.index[:1]
+        return ctx.memory, {}
+
+
 def test_a_client_may_keep_its_own_image():
-    exemplars_are_the_clients_own(Subject(Keeps()))
+    subject = Subject(Keeps())
+    exemplars_are_the_clients_own(subject)
+    memories_are_finite(subject)
+
+
+@pytest.mark.parametrize(
+    ("cls", "says"), [(KeepsNoNumber, "remembers mean, which is not finite"), (KeepsInPlace, "in place")]
+)
+def test_a_memory_that_cannot_be_is_noticed(cls: Any, says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        memories_are_finite(Subject(cls()))
 
 
 BROKEN: list[tuple[type[Keeps], str]] = [
