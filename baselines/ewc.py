@@ -33,6 +33,7 @@ class EWC(Tuned):
     """
 
     paper = "Kirkpatrick et al., PNAS 2017; online form: Schwarz et al., ICML 2018"
+    returning = True
 
     strength: float = option(
         1.0,

@@ -31,6 +31,7 @@ class FeCAM(Method):
     """
 
     paper = "Goswami et al., NeurIPS 2023; federated by sums"
+    returning = True
     private = ("moment.", "answer.")
 
     covariance: Literal["correlation", "full", "diagonal"] = option(

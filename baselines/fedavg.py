@@ -19,3 +19,4 @@ class FedAvg(Tuned):
     """
 
     paper = "McMahan et al., AISTATS 2017"
+    returning = True

@@ -26,6 +26,7 @@ class FedCLM(Tuned):
     """
 
     paper = "baseline of Guo et al., PILoRA, ECCV 2024"
+    returning = True
     private = ("mean", "count")
 
     tune: Literal["full", "lora", "head"] = option(

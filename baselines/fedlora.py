@@ -32,6 +32,7 @@ class FedLoRA(LinearHead):
     """
 
     paper = "Fed-TaLoRA, arXiv 2505.12318; residual as in FedEx-LoRA"
+    returning = True
     tuned = {"digits": {"lr_lora": 1e-2}}
 
     residual: bool = option(True, "add to the frozen weights what averaging A and B apart loses")

@@ -30,6 +30,7 @@ class FedNCM(Method):
     """
 
     paper = "Legate et al., NeurIPS 2023"
+    returning = True
     private = ("mean", "count")
 
     distance: Literal["euclid", "cosine"] = option(

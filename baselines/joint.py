@@ -25,6 +25,7 @@ class Joint(Tuned):
     """
 
     paper = "upper bound of HGP (central) and PILoRA (federated)"
+    returning = True
 
     head_init: Literal["default", "zeros"] = option(
         "zeros",

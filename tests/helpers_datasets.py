@@ -122,6 +122,20 @@ def imagenet_subset(root: Path) -> None:
     )
 
 
+def domainnet(root: Path) -> None:
+    """Every class in two of the six domains, one training and one test image in each."""
+    domains, lists = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), dict[str, str]()
+    for i in range(345):
+        for d in (i % 6, (i + 1) % 6):
+            place = f"{domains[d]}/some_thing_{i}"
+            write(root / "domainnet" / place, i % 200, ["a.jpg", "b.jpg"])
+            for part, file in (("train", "a.jpg"), ("test", "b.jpg")):
+                name = f"{domains[d]}_{part}.txt"
+                lists[name] = lists.get(name, "") + f"{place}/{file} {i}\n"
+    for name, content in lists.items():
+        (root / "domainnet" / name).write_text(content)
+
+
 def cifar10(root: Path) -> None:
     place = root / "cifar-10-batches-py"
     place.mkdir(parents=True)
@@ -166,5 +180,6 @@ SETS: dict[
     "cars196": (cars196, 392, 196, "Maker Model 3"),
     "eurosat": (eurosat, 48, 12, "Land3"),
     "imagenet_subset": (imagenet_subset, 200, 200, ""),
+    "domainnet": (domainnet, 690, 690, "some thing 3"),
 }
 ARRAYS = {"cifar10": cifar10, "cifar100": cifar100, "fashionmnist": fashionmnist}

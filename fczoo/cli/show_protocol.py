@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import fields
 from typing import Any
 
-from fczoo.core.registry import DATASETS, METHODS
+from fczoo.core.registry import DATASETS, METHODS, domains_of
 from fczoo.federation.settings import Settings
 from fczoo.papers.protocol import ByBeta, Protocol, Release, Source, Stated
 from fczoo.reports.words import option_word, word_table
@@ -51,6 +51,8 @@ def _overview(cls: type[Source]) -> str:
 def _values(cls: type[Source], dataset: str) -> dict[str, Any]:
     stated = cls.stated(dataset)
     tasks: Any = stated["tasks"].value if "tasks" in stated else DEFAULTS["tasks"]
+    if tasks == "domains":
+        tasks = domains_of(dataset)
     return {k: v.given(tasks if isinstance(tasks, int) else len(tasks)) for k, v in stated.items()}
 
 

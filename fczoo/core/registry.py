@@ -197,6 +197,14 @@ def sources(protocol: str | None, release: str | None) -> dict[str, Any]:
     }
 
 
+def domains_of(dataset: str) -> tuple[str, ...]:
+    """The domains of a data set, in order of arrival. Raises FczooError where it has none."""
+    names: tuple[str, ...] = DATASETS.get(dataset).domains
+    if not names:
+        raise FczooError(f"{dataset} has no domains to be tasks; give --tasks a number")
+    return names
+
+
 def make_aggregator(spec: str) -> "ServerAggregator":
     """Aggregator by ``NAME``, or ``NAME:VALUE`` where it has options.
 

@@ -8,18 +8,27 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Task:
-    """Classes are numbered in order of arrival, so a task is a range of labels."""
+    """Classes are numbered in order of arrival, so a task is a range of labels.
+
+    Tasks of a class-incremental run bring classes of their own. Those of a domain-incremental run are the
+    domains of the data set: each has all classes, from the first on.
+    """
 
     index: int
-    start: int  # first new class
+    start: int  # first class of the task
     stop: int  # one past the last class seen so far
     classes: int  # over all tasks
     count: int  # number of tasks
 
     @property
     def size(self) -> int:
-        """Number of new classes."""
+        """Number of its classes."""
         return self.stop - self.start
+
+    @property
+    def returning(self) -> bool:
+        """Whether its labels were there before: it is a later domain of the same classes."""
+        return self.index > 0 and self.start == 0
 
 
 class Partitioner(Protocol):

@@ -16,6 +16,7 @@ class Images(NamedTuple):
 
     pixels: "np.ndarray"  # uint8 [N, S, S, 3]
     labels: "np.ndarray"  # int64 [N]
+    domains: "np.ndarray | None" = None  # int64 [N] which of the data set's domains, where it has several
 
     def take(self, index: "np.ndarray", size: int | None = None) -> "Images":
         """The images at the positions ``index``, ascending.
@@ -25,7 +26,14 @@ class Images(NamedTuple):
         if size not in (None, self.pixels.shape[1]):
             pixels = f"these images come at {self.pixels.shape[1]} pixels"
             raise FczooError(f"{pixels}; --stored-size is for data sets of image files")
-        return self if len(index) == len(self.labels) else Images(self.pixels[index], self.labels[index])
+        if len(index) == len(self.labels):
+            return self
+        return Images(self.pixels[index], self.labels[index], rows(self.domains, index))
+
+
+def rows(values: "np.ndarray | None", index: "np.ndarray") -> "np.ndarray | None":
+    """The values at the positions ``index``; None where there are none."""
+    return None if values is None else values[index]
 
 
 class Split(Protocol):
@@ -33,6 +41,8 @@ class Split(Protocol):
 
     @property
     def labels(self) -> "np.ndarray": ...
+    @property
+    def domains(self) -> "np.ndarray | None": ...
     def take(self, index: "np.ndarray", size: int | None = None) -> Images: ...
 
 
@@ -84,6 +94,7 @@ class Dataset(ABC):
     name: ClassVar[str] = ""
     about: ClassVar[str]
     classes: ClassVar[int]  # 0 where they are known only when the files are seen
+    domains: ClassVar[tuple[str, ...]] = ()  # in order of arrival, where each of several has all classes
     defaults: ClassVar[Defaults]
     folder: ClassVar[str] = ""  # expected below the data root; empty for data that come with a package
     source: ClassVar[str] = ""  # where a user gets it

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from fczoo.core.errors import FczooError
-from fczoo.data.dataset import ImageData, Images
+from fczoo.data.dataset import ImageData, Images, rows
 from fczoo.data.image_cache import cached_pixels
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -33,6 +33,7 @@ class ImageFiles:
     names: tuple[str, ...]  # below root, with forward slashes
     labels: np.ndarray  # int64 [N]
     size: int  # side in pixels at which they are kept
+    domains: np.ndarray | None = None  # int64 [N], where the data set has several
 
     def take(self, index: np.ndarray, size: int | None = None) -> Images:
         """Some of the images, as a memory-mapped array.
@@ -45,7 +46,7 @@ class ImageFiles:
         except UnreadableImage as error:
             advice = f"get it again, or see `fczoo data check {self.dataset}` for all such files"
             raise FczooError(f"{error}; {advice}") from error
-        return Images(pixels, self.labels[index])
+        return Images(pixels, self.labels[index], rows(self.domains, index))
 
 
 class UnreadableImage(FczooError):

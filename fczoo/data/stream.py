@@ -10,17 +10,24 @@ import numpy as np
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
-from fczoo.core.registry import DATASETS
+from fczoo.core.registry import DATASETS, domains_of
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Task
-from fczoo.data.dataset import Dataset, ImageData, Images, Split
+from fczoo.data.dataset import Dataset, ImageData, Images, Split, rows
+
+DOMAINS = "domains"
+Cut = int | Sequence[int] | Literal["domains"]
+"""How a data set is cut into tasks: into so many, into these numbers of classes, or by its domains."""
 
 _NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A data set cut into tasks, its labels renumbered in order of arrival."""
+    """A data set cut into tasks, its labels renumbered in order of arrival.
+
+    The images say their domain where the domains are the tasks.
+    """
 
     name: str
     train: Images
@@ -33,13 +40,14 @@ class Stream:
 
     def positions(self, images: Images, task: Task) -> np.ndarray:
         """Positions among ``images`` of those of one task, ascending."""
-        return np.flatnonzero((images.labels >= task.start) & (images.labels < task.stop))
+        own = (images.labels >= task.start) & (images.labels < task.stop)
+        return np.flatnonzero(own if images.domains is None else own & (images.domains == task.index))
 
 
 def make_stream(
     dataset: str,
     root: Path | None = None,
-    tasks: int | Sequence[int] = 5,
+    tasks: Cut = 5,
     class_order_seed: int | None = None,
     train_per_class: int | None = None,
     test_per_class: int | None = None,
@@ -50,7 +58,8 @@ def make_stream(
     """Load a data set and cut its classes into tasks: see ``task_sizes``.
 
     Classes come in their natural order, shuffled by ``class_order_seed``, or as ``class_order`` lists
-    their original labels. ``*_per_class`` keeps the first images of every class. Without ``pixels`` the
+    their original labels. ``*_per_class`` keeps the first images of every class (of every domain, where these
+    are the tasks). Without ``pixels`` the
     images are labels only. ``stored_size`` is the side in pixels at which images of files are kept; None:
     the data set's own.
     """
@@ -61,17 +70,20 @@ def make_stream(
     order = _class_order(dataset, count, class_order_seed, class_order)
     arrival = np.empty(count, np.int64)
     arrival[order] = np.arange(count)
-    train_index = _first(data.train.labels, train_per_class)
-    test_index = _first(data.test.labels, test_per_class)
+
+    def domains(part: Split) -> np.ndarray | None:
+        return part.domains if tasks == DOMAINS else None
 
     def take(part: Split, index: np.ndarray) -> Images:
-        return part.take(index, stored_size) if pixels else Images(_NO_PIXELS, part.labels[index])
+        held = part.take(index, stored_size).pixels if pixels else _NO_PIXELS
+        return Images(held, arrival[part.labels[index]], rows(domains(part), index))
 
-    train, test = take(data.train, train_index), take(data.test, test_index)
+    train_index = _first(data.train.labels, domains(data.train), train_per_class)
+    test_index = _first(data.test.labels, domains(data.test), test_per_class)
     return Stream(
         dataset,
-        Images(train.pixels, arrival[train.labels]),
-        Images(test.pixels, arrival[test.labels]),
+        take(data.train, train_index),
+        take(data.test, test_index),
         train_index,
         tuple(order.tolist()),
         tuple(data.classes[i] for i in order),
@@ -80,8 +92,14 @@ def make_stream(
     )
 
 
-def make_tasks(dataset: str, classes: int, tasks: int | Sequence[int]) -> tuple[Task, ...]:
-    """The tasks into which so many classes are cut: see ``task_sizes``."""
+def make_tasks(dataset: str, classes: int, tasks: Cut) -> tuple[Task, ...]:
+    """The tasks into which so many classes are cut, see ``task_sizes``; or the domains, each with all.
+
+    Raises FczooError where that cannot be.
+    """
+    if isinstance(tasks, str):
+        count = len(domains_of(dataset))
+        return tuple(Task(t, 0, classes, classes, count) for t in range(count))
     sizes = task_sizes(dataset, classes, tasks)
     bounds = np.cumsum([0, *sizes]).tolist()
     return tuple(Task(t, bounds[t], bounds[t + 1], classes, len(sizes)) for t in range(len(sizes)))
@@ -118,11 +136,12 @@ def _class_order(
     return np.array(order)
 
 
-def _first(labels: np.ndarray, per_class: int | None) -> np.ndarray:
-    """Positions of the first ``per_class`` images of every class, ascending; None: of all."""
+def _first(labels: np.ndarray, domains: np.ndarray | None, per_class: int | None) -> np.ndarray:
+    """Positions of the first ``per_class`` images of every class, or class of a domain; None: of all."""
     if per_class is None:
         return np.arange(len(labels))
-    first = [np.flatnonzero(labels == c)[:per_class] for c in np.unique(labels)]
+    kinds = labels if domains is None else domains * (labels.max() + 1) + labels
+    first = [np.flatnonzero(kinds == kind)[:per_class] for kind in np.unique(kinds)]
     return np.sort(np.concatenate(first))
 
 

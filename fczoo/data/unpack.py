@@ -2,6 +2,7 @@
 
 import errno
 import lzma
+import shutil
 import stat
 import struct
 import sys
@@ -33,7 +34,7 @@ MACHINE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPE
 
 
 def unpack(file: Path, into: Path, limit: int | None = None) -> None:
-    """Unpack a tar, zip or gz file into a folder; at most ``limit`` bytes.
+    """Unpack a tar, zip or gz file into a folder, or copy a txt file there; at most ``limit`` bytes.
 
     Raises FczooError for a broken archive, for one that holds more than ``limit``, and for members that
     are links or devices, lead out of the folder or have no name. Raises OSError where this machine fails,
@@ -48,8 +49,11 @@ def unpack(file: Path, into: Path, limit: int | None = None) -> None:
             _unzip(file, into, budget)
         elif file.suffix == ".gz":
             _gunzip(file, into, budget)
+        elif file.suffix == ".txt":
+            budget.spend(file.stat().st_size)
+            shutil.copyfile(file, into / file.name)
         else:
-            raise FczooError(f"{file.name} is no tar, zip or gz file")
+            raise FczooError(f"{file.name} is no tar, zip, gz or txt file")
     except BROKEN_ARCHIVE as error:
         if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
             raise

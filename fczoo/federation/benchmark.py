@@ -83,6 +83,7 @@ class Bench(World):
     def check(self, method: Method) -> None:
         """Raise FczooError where ``method`` cannot start on this backbone; nothing is run or written."""
         make_aggregator(self.settings.aggregator or method.training().averaging)
+        self.check_labels(method)
         self.uplink(method, 0).check()
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
 

@@ -83,18 +83,22 @@ class Probe:
 
     def learned(self, world: World, method: Method, state: Tree, task: Task) -> None:
         """A task is over."""
-        starts = torch.tensor([t.start for t in world.stream.tasks[1 : task.index + 1]])
-        matrix = []
-        for seen in world.stream.tasks[: task.index + 1]:
-            answers, _ = _predictions(world, method, state, task, seen)
-            taken_for = histogram(torch.bucketize(answers, starts, right=True), task.index + 1)
-            matrix.append([n / max(len(answers), 1) for n in taken_for])
-        self._write(task, "confusion", matrix=matrix)
+        if not task.returning:  # else no answer names a task
+            self._write(task, "confusion", matrix=self._confusion(world, method, state, task))
         if self.begin:
             prefixes = method.training().optims
             drift = {p: movement(select(self.begin, p), select(state, p)) for p in prefixes}
             self._write(task, "task drift", **{"by prefix": drift})
         self._ask(world, method, state, (), task)
+
+    def _confusion(self, world: World, method: Method, state: Tree, task: Task) -> list[list[float]]:
+        """Part of each task's test images, row by row, that is taken for classes of each task."""
+        starts, matrix = torch.tensor([t.start for t in world.stream.tasks[1 : task.index + 1]]), []
+        for seen in world.stream.tasks[: task.index + 1]:
+            answers, _ = _predictions(world, method, state, task, seen)
+            taken_for = histogram(torch.bucketize(answers, starts, right=True), task.index + 1)
+            matrix.append([n / max(len(answers), 1) for n in taken_for])
+        return matrix
 
     @torch.inference_mode()
     def _ask(

@@ -44,6 +44,7 @@ class Exchanges:
         checkpoint: Checkpoint | None,
         probe: Probe | None,
     ):
+        world.check_labels(method)
         self.world, self.method, self.seed = world, method, seed
         self.observer, self.checkpoint, self.probe = observer, checkpoint, probe
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone

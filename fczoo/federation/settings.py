@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fczoo.core.errors import FczooError
 from fczoo.core.files import shorten
 from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, make_aggregator, sources
+from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, domains_of, make_aggregator, sources
 from fczoo.data.normalisation import released_norm
 
 GROUPS = DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = (
@@ -58,9 +58,10 @@ class Settings:
         "iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, shards:ALPHA, or file:PATH of a saved partition",
         group=POPULATION,
     )
-    tasks: int | tuple[int, ...] = option(
+    tasks: int | tuple[int, ...] | Literal["domains"] = option(
         5,
-        "tasks into which the classes are cut, or the classes of each: 50,10,10,10,10,10",
+        "tasks into which the classes are cut, or the classes of each: 50,10,10,10,10,10; or domains: each "
+        "is a task with all classes",
         low=1,
         group=DATA,
     )
@@ -228,6 +229,8 @@ class Settings:
     @property
     def task_count(self) -> int:
         """Number of tasks."""
+        if isinstance(self.tasks, str):
+            return len(domains_of(self.dataset))
         return self.tasks if isinstance(self.tasks, int) else len(self.tasks)
 
     def seeded(self, seed: int) -> "Settings":

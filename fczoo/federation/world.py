@@ -7,7 +7,9 @@ import numpy as np
 import torch
 
 from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
+from fczoo.core.registry import METHODS
 from fczoo.core.types import Scope, Task
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
@@ -27,6 +29,16 @@ class World:
     backbone: Backbone
     train: ImageStore
     test: ImageStore
+
+    def check_labels(self, method: Method) -> None:
+        """Raise FczooError where labels come back in later tasks and ``method`` would overwrite them."""
+        if method.returning or not any(task.returning for task in self.stream.tasks):
+            return
+        able = ", ".join(name for name in METHODS.names() if METHODS.get(name).returning)
+        problem = (
+            f"{method.name} holds that a class belongs to one task, and would overwrite what it has of it"
+        )
+        raise FczooError(f"{problem} when its labels come back with --tasks domains; these add to it: {able}")
 
     def clients(self, task: Task, scope: Scope = "task", idle: bool = False) -> list[Client]:
         """The clients that have something to train on, by the method's ``scope``.

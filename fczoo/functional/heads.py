@@ -74,7 +74,12 @@ class LinearHead(Optimised):
         return class_sums(self.features(backbone, state, batch), batch, task)
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """The new classes' rows at their means, bias 0; rows of classes that nobody holds stay."""
+        """The new classes' rows at their means, bias 0.
+
+        Rows of classes that nobody holds stay, and so do all where labels come back: they are trained.
+        """
+        if ctx.task.returning:
+            return state
         weight = state["head.weight"].clone()
         means = F.normalize(sums["class.sum"], dim=-1)
         held = sums["class.count"] > 0
@@ -138,10 +143,11 @@ def nearest_mean(features: Tensor, means: Tensor, has_mean: Tensor, distance: st
 
 
 def with_means(state: Tree, sums: Tree, task: Task) -> Tree:
-    """A state's ``mean`` [C, D] and ``count`` [C], with the current task's classes from ``class_sums``."""
-    mean, count = state["mean"].clone(), state["count"].clone()
-    count[task.start : task.stop] = sums["class.count"]
-    mean[task.start : task.stop] = sums["class.sum"] / sums["class.count"][:, None].clamp(min=1)
+    """A state's ``mean`` [C, D] and ``count`` [C], the current task's ``class_sums`` added to its classes."""
+    mean, count, new = state["mean"].clone(), state["count"].clone(), slice(task.start, task.stop)
+    total = mean[new] * count[new][:, None] + sums["class.sum"]  # labels may come back
+    count[new] += sums["class.count"]
+    mean[new] = (total / count[new][:, None].clamp(min=1)).to(mean)
     return {"mean": mean, "count": count}
 
 

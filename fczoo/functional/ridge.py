@@ -32,6 +32,7 @@ class Analytic(Method):
     on who held which image or when, up to the rounding of sums. A class that nobody ever held is no answer.
     """
 
+    returning = True
     private = ("moment.", "answer.")
 
     @abstractmethod

@@ -25,6 +25,7 @@ def _data(experiment: Experiment) -> str:
     s, result, split = experiment.settings, experiment.first, experiment.split
     sizes = sorted(set(result.task_sizes))
     classes = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    kind = s["tasks"] if isinstance(s["tasks"], str) else "tasks"
     if "class-order" in s["vary"]:
         order = "class order by the run's seed"
     elif s["class_order"] != "natural":
@@ -37,7 +38,7 @@ def _data(experiment: Experiment) -> str:
     spec, sha256 = experiment.about.partition["spec"], experiment.about.partition["sha256"]
     drawn = "by the run's seed" if "partition" in s["vary"] else f"seed {split.seed}, {sha256[:8]}"
     return (
-        f"{s['dataset']}: {len(result.task_sizes)} tasks of {classes} classes, "
+        f"{s['dataset']}: {len(result.task_sizes)} {kind} of {classes} classes, "
         f"{split.images} training and {sum(result.test_counts)} test images, {order}; "
         f"{s['clients']} clients{joining}, {spec} ({drawn}), "
         f"participation {s['participation']:g}"

@@ -65,6 +65,8 @@ class Experiment:
     @property
     def task_count(self) -> int:
         tasks = self.settings["tasks"]
+        if isinstance(tasks, str):
+            return len(self.first.task_sizes)
         return tasks if isinstance(tasks, int) else len(tasks)
 
     @property

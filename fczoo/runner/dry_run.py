@@ -14,7 +14,7 @@ from fczoo.core.registry import DATASETS
 from fczoo.core.tree import nbytes
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
-from fczoo.data.stream import Stream, make_tasks
+from fczoo.data.stream import DOMAINS, Stream, make_tasks
 from fczoo.federation.device import DTYPES, pick_device
 from fczoo.federation.rounds import group_size
 from fczoo.federation.settings import GROUPS, Settings
@@ -119,10 +119,11 @@ def _expected(settings: Settings, classes: int, images: int) -> Stream:
     counts = counts if settings.train_per_class is None else counts.clip(max=settings.train_per_class)
     labels, nothing = np.repeat(np.arange(classes), counts), np.empty((0, 0, 0, 3), np.uint8)
     tasks = make_tasks(settings.dataset, classes, settings.tasks)
+    domains = np.arange(len(labels)) % len(tasks) if settings.tasks == DOMAINS else None
     names = tuple(map(str, range(classes)))
     return Stream(
         settings.dataset,
-        Images(nothing, labels),
+        Images(nothing, labels, domains),
         Images(nothing, labels[:0]),
         np.arange(len(labels)),
         tuple(range(classes)),

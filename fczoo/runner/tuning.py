@@ -21,9 +21,9 @@ from fczoo.core.files import Count, Number, read_record, write_record
 from fczoo.core.options import Space, spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.core.seeds import numpy_stream
-from fczoo.data.dataset import Images
+from fczoo.data.dataset import Images, rows
 from fczoo.data.partition import Partition
-from fczoo.data.stream import Stream, make_tasks
+from fczoo.data.stream import Stream
 from fczoo.federation.benchmark import Bench
 from fczoo.federation.code import code_of
 from fczoo.federation.settings import Settings
@@ -216,18 +216,21 @@ def _stream(settings: Settings, effort: Effort) -> Stream:
     whole = whole_stream(settings)
     tasks = whole.tasks[: effort.tasks]
     stop, labels = tasks[-1].stop, whole.train.labels
-    rng, held = numpy_stream("tuning", effort.seed), []
-    for c in range(stop):
-        own = np.flatnonzero(labels == c)
-        count = max(1, round(effort.held_out * len(own)))
-        if count >= len(own):
-            raise FczooError(f"a class has {len(own)} training images, too few to hold any out; keep more")
-        held.append(rng.permutation(own)[:count])
+    rng, held, known = numpy_stream("tuning", effort.seed), [], []
+    for task in tasks:
+        known.append(whole.positions(whole.train, task))
+        for c in np.unique(labels[known[-1]]):
+            own = known[-1][labels[known[-1]] == c]
+            count = max(1, round(effort.held_out * len(own)))
+            if count >= len(own):
+                problem = f"a class has {len(own)} training images, too few to hold any out"
+                raise FczooError(f"{problem}; keep more")
+            held.append(rng.permutation(own)[:count])
     scored = np.sort(np.concatenate(held))
-    trained = np.setdiff1d(np.flatnonzero(labels < stop), scored)
+    trained = np.setdiff1d(np.concatenate(known), scored)
 
     def take(index: np.ndarray) -> Images:
-        return Images(whole.train.pixels[index], labels[index])
+        return Images(whole.train.pixels[index], labels[index], rows(whole.train.domains, index))
 
     return replace(
         whole,
@@ -236,6 +239,6 @@ def _stream(settings: Settings, effort: Effort) -> Stream:
         train_index=whole.train_index[trained],
         class_order=whole.class_order[:stop],
         classes=whole.classes[:stop],
-        tasks=make_tasks(whole.name, stop, [task.size for task in tasks]),
+        tasks=tuple(replace(task, classes=stop, count=len(tasks)) for task in tasks),
         split="training images held out",
     )

@@ -30,6 +30,7 @@ METHOD_RULES: tuple[Callable[[Subject], None], ...] = (
     training.answers_are_logits_of_the_classes_seen,
     training.answers_do_not_depend_on_the_batch,
     training.accuracy_covers_every_task_seen,
+    training.labels_that_come_back_are_added_to,
     training.the_same_seed_gives_the_same_run,
     training.another_seed_gives_another_run,
     training.clients_together_equal_clients_one_by_one,

@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
 from fczoo.core.method import Distils, Method, Remembers, Surveys
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context
+from fczoo.data.views import ImageStore
 from fczoo.federation.downlink import broadcast
 from fczoo.functional.heads import LinearHead
 from fczoo.testing.recording import Call
 from fczoo.testing.subject import Subject, batch_of, need_same
 from fczoo.testing.trials import need
-from fczoo.testing.world import CONFIG, TASKS, random_weights
+from fczoo.testing.world import CONFIG, TASKS, random_weights, toy_bench
 
 TIGHT = 1e-9  # float64: only the order of sums differs
 TRAINED = 1e-7  # the same after Adam, which divides the rounding of a zero gradient by eps = 1e-8
@@ -202,6 +204,33 @@ def accuracy_covers_every_task_seen(subject: Subject) -> None:
             expected.append(100 * right[(labels >= seen.start) & (labels < seen.stop)].mean().item())
         same = len(row) == len(expected) and torch.allclose(torch.tensor(row), torch.tensor(expected))
         need(same, f"{subject.name} has accuracies {row} where its predictions have {expected}")
+
+
+def labels_that_come_back_are_added_to(subject: Subject) -> None:
+    """Where the tasks are domains of the same classes, the method learns from all, or is refused."""
+    bench, name = toy_bench(domains=True, rounds=1, epochs=1), subject.name
+    if not subject.method.returning:
+        try:
+            bench.run(subject.method)
+        except FczooError as error:
+            need("--tasks domains" in str(error), f"{name} fails where labels come back: {error}")
+            return
+        raise AssertionError(f"{name} runs where labels come back, but does not say returning = True")
+    others = bench.stream.train.pixels.copy()
+    others[bench.stream.train.domains == 0] ^= 255  # another first domain
+    other = replace(bench, train=ImageStore(bench.stream.train._replace(pixels=others), bench.backbone))
+    states = []
+    for world in (bench, other):
+        run = world.start(subject.method)
+        result = run.run()
+        shape = [len(row) for row in result.accuracy]
+        need(shape == [1, 2], f"{name} is not evaluated on every domain seen")
+        states.append(run.state)
+    first, second = states
+    need(
+        any(not torch.equal(value, second[key]) for key, value in first.items()),
+        f"{name} ends the same whatever it saw in the first domain; add to what the state has of a label",
+    )
 
 
 # --- seeds

@@ -12,7 +12,7 @@ process.
 """
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Task
 from fczoo.data.dataset import Images
-from fczoo.data.partition import Partition
+from fczoo.data.partition import Partition, make_partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.benchmark import Bench
@@ -89,6 +89,17 @@ def toy_stream() -> Stream:
 
 
 @cache
+def toy_domains() -> Stream:
+    """The toy stream's images as two domains, two tasks with all classes: even positions, then odd ones."""
+    stream = toy_stream()
+    parts = {
+        name: images._replace(domains=np.arange(len(images.labels)) % 2)
+        for name, images in (("train", stream.train), ("test", stream.test))
+    }
+    return replace(stream, **parts, tasks=tuple(Task(t, 0, CLASSES, CLASSES, 2) for t in range(2)))
+
+
+@cache
 def toy_partition() -> Partition:
     """The toy stream's training images over three clients, ``OWNED`` of them each."""
     stream, rng, parts = toy_stream(), np.random.default_rng(3), []
@@ -98,8 +109,10 @@ def toy_partition() -> Partition:
     return Partition(stream.name, "by hand", 0, stream.class_order, tuple(parts))
 
 
-def toy_bench(dtype: torch.dtype = torch.float64, **settings: Any) -> Bench:
+def toy_bench(dtype: torch.dtype = torch.float64, domains: bool = False, **settings: Any) -> Bench:
     """A benchmark on the toy world: two rounds of two epochs a task in batches of four, on the CPU.
+
+    With ``domains`` its tasks are the two of ``toy_domains``, their images shared out at random.
 
     ``settings`` are fields of ``Settings`` that replace these. The clients are trained one after another
     unless ``together`` says otherwise.
@@ -113,10 +126,11 @@ def toy_bench(dtype: torch.dtype = torch.float64, **settings: Any) -> Bench:
         "together": 1,
         "device": "cpu",
     }
-    stream = toy_stream()
+    stream = toy_domains() if domains else toy_stream()
+    partition = make_partition(stream, "iid", 3) if domains else toy_partition()
     backbone = Backbone(CONFIG, toy_backbone(dtype).weights)
     stores = (ImageStore(stream.train, backbone), ImageStore(stream.test, backbone))
-    return Bench(Settings(dataset="toy", **{**small, **settings}), stream, toy_partition(), backbone, *stores)
+    return Bench(Settings(dataset="toy", **{**small, **settings}), stream, partition, backbone, *stores)
 
 
 def small_method(name: str, **options: Any) -> Method:

@@ -48,7 +48,7 @@ def test_a_copy_in_the_published_layout(name: str, tmp_path: Path) -> None:
         for images, count in ((stream.train, train), (stream.test, test)):
             assert images.pixels.shape == (count, 8, 8, 3)
             if name != "imagenet_subset":
-                assert np.array_equal(number_of(images.pixels), images.labels)
+                assert np.array_equal(number_of(images.pixels), images.labels % 200)
         assert not third or stream.classes[3] == third
 
 

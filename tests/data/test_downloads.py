@@ -29,6 +29,8 @@ def packed(name: str, source: Path, served: Path, monkeypatch: pytest.MonkeyPatc
         file = served / file_name(archive.url)
         if archive.into == "FashionMNIST/raw":
             file.write_bytes(gzip.compress((source / archive.into / file.stem).read_bytes()))
+        elif file.suffix == ".txt":
+            file.write_bytes((source / archive.into / file.name).read_bytes())
         elif file.suffix == ".zip":
             with zipfile.ZipFile(file, "w") as out:
                 for path in sorted((source / archive.into).rglob("*")):

@@ -72,7 +72,7 @@ def test_what_cannot_be_unpacked_leaves_nothing(
 ) -> None:
     toy.archives = (published(content, "toy.bin"),)
     server.files["toy.bin"] = content
-    with pytest.raises(FczooError, match=r"no tar, zip or gz|cannot unpack|holds no folder toy"):
+    with pytest.raises(FczooError, match=r"no tar, zip, gz or txt|cannot unpack|holds no folder toy"):
         fetch("toy", tmp_path, server.url)
     assert [p.name for p in tmp_path.iterdir()] == [".fetch-toy.lock"]
 

@@ -89,6 +89,38 @@ def test_any_split_gives_the_same_classifier(name, seed, clients, size):
         torch.testing.assert_close(split[key], value, rtol=1e-8, atol=1e-8)
 
 
+DOMAINS = [Task(t, 0, 5, 5, 3) for t in range(3)]
+
+
+@pytest.mark.parametrize("which", [*RIDGED, ("fedlda", ""), ("fecam", "")], ids=" ".join)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), order=st.permutations(range(3)), size=st.integers(1, 30))
+def test_labels_that_come_back_give_the_joint_classifier(which, seed, order, size):
+    """Three domains with all classes, two clients: the same as all images in one place at once."""
+    options = {**RIDGED.get(which, {}), **({"ridge": 1.0} if which[0] == "ranpac" else {})}
+    method, rng = create_method(which[0], **options), torch.Generator().manual_seed(seed)
+    (x, y), owner = images(seed), torch.randint(0, 6, (30,), generator=rng)
+    start = method.begin_task({}, DOMAINS[0], Wide(4), rng)
+    parts = [[(x[owner == k], y[owner == k]) for k in (2 * d, 2 * d + 1)] for d in order]
+    split = learned(method, parts, DOMAINS, start, size)[-1]
+    whole = learned(method, [[(x, y)]], DOMAINS[:1], start)[-1]
+    for key, value in whole.items():
+        torch.testing.assert_close(split[key], value, rtol=1e-7, atol=1e-8)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), order=st.permutations(range(3)))
+def test_class_means_over_domains_are_those_of_all_images(seed, order):
+    method, (x, y) = create_method("fedncm"), images(seed)
+    domain = torch.randint(0, 3, (30,), generator=torch.Generator().manual_seed(seed))
+    start = method.begin_task({}, DOMAINS[0], Wide(4), torch.Generator())
+    parts = [[(x[domain == d], y[domain == d])] for d in order]
+    state = learned(method, parts, DOMAINS, start)[-1]
+    means = torch.stack([x[y == c].mean(0) for c in range(5)])
+    torch.testing.assert_close(state["mean"].double(), means, rtol=1e-5, atol=1e-6)
+    assert state["count"].tolist() == [6] * 5
+
+
 # --- AFCL
 
 

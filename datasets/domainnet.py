@@ -1,0 +1,116 @@
+"""DomainNet (Peng et al., ICCV 2019), cleaned version: 345 kinds of things in six domains."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import register_dataset
+from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.data.image_files import ImageFiles
+
+PLACE = "http://csr.bu.edu/ftp/visda/2019/multi-source/"
+DOMAINS = {  # path and MD5 of the archive, MD5 of the lists of training and test images
+    "clipart": (
+        "groundtruth/clipart.zip",
+        "cd0d8f2d77a4e181449b78ed62bccf1e",
+        "b4349693a7f9c05c53955725c47ed6cb",
+        "f5ddbcfd657a3acf9d0f7da10db22565",
+    ),
+    "infograph": (
+        "infograph.zip",
+        "720380b86f9e6ab4805bb38b6bd135f8",
+        "379b50054f4ac2018dca4f89421b92d9",
+        "779626b50869edffe8ea6941c3755c71",
+    ),
+    "painting": (
+        "groundtruth/painting.zip",
+        "1ae32cdb4f98fe7ab5eb0a351768abfd",
+        "7db0e7ca73ad9982f6e1f7f3ef372c0a",
+        "232b35dc53f26d414686ae579e38d9b5",
+    ),
+    "quickdraw": (
+        "quickdraw.zip",
+        "bdc1b6f09f277da1a263389efe0c7a66",
+        "b732ced3939ac8efdd8c0a889dca56cc",
+        "c1a828fdfe216fb109f1c0083a252c6f",
+    ),
+    "real": (
+        "real.zip",
+        "dcc47055e8935767784b7162e7c7cca6",
+        "8ebf02c2075fadd564705f0dc7cd6291",
+        "6098816791c3ebed543c71ffa11b9054",
+    ),
+    "sketch": (
+        "sketch.zip",
+        "658d8009644040ff7ce30bb2e820850f",
+        "1233bd18aa9a8a200bf4cecf1c34ef3e",
+        "d8a222e4672cfd585298aa14d02ea441",
+    ),
+}
+
+
+@register_dataset("domainnet")
+class DomainNet(Dataset):
+    """The same 345 classes as clip art, infographics, paintings, quick drawings, photographs and sketches.
+
+    Cut into tasks by its classes, images of all domains together, or with ``--tasks domains`` by its
+    domains, in the order of their names: then every task has all classes, labels come back, and the
+    accuracy after a task is that over all classes on the domains seen so far. Training and test images are
+    those of the official lists, by whose numbers the classes are ordered; in one domain a class may lack
+    either. Its authors publish no checksums; the MD5s here are those on which two independent loaders agree.
+    """
+
+    classes = 345
+    domains = tuple(DOMAINS)
+    folder = "domainnet"
+    source = "the six archives and twelve lists of DomainNet (ai.bu.edu/M3SDA), cleaned version"
+    layout = "domainnet/{DOMAIN/CLASS/*.jpg,DOMAIN_train.txt,DOMAIN_test.txt}"
+    licence = "its authors' terms: research, no commercial use"
+    official = Official(409_832, 176_743)
+    archives = (
+        *(Archive(PLACE + path, md5, into="domainnet") for path, md5, *_ in DOMAINS.values()),
+        *(
+            Archive(f"{PLACE}domainnet/txt/{domain}_{part}.txt", md5, into="domainnet")
+            for domain, (_, _, *lists) in DOMAINS.items()
+            for part, md5 in zip(("train", "test"), lists, strict=True)
+        ),
+    )
+    about = "DomainNet, 345 classes in six domains, 409,832 training and 176,743 test images, kept at 256x256"
+    defaults = Defaults(tasks=5, clients=5)
+
+    def load(self, root: Path) -> ImageData:
+        folder, names = self.locate(root), dict[int, str]()
+        train, test = (self._part(folder, part, names) for part in ("train", "test"))
+        if sorted(names) != list(range(self.classes)):
+            problem = f"the lists in {folder} number {len(names)} classes, not {self.classes}"
+            raise FczooError(f"{problem} from 0; the copy is incomplete")
+        classes = tuple(names[label].replace("_", " ") for label in range(self.classes))
+        return ImageData(train, test, classes, "official lists")
+
+    def _part(self, folder: Path, part: str, names: dict[int, str]) -> ImageFiles:
+        """The images of a list for each domain; adds the classes that they name."""
+        files: list[str] = []
+        labels: list[int] = []
+        domains: list[int] = []
+        for number, domain in enumerate(self.domains):
+            listed = folder / f"{domain}_{part}.txt"
+            if not listed.is_file():
+                raise FczooError(
+                    f"no file {listed}, which lists its {part} images; get it from {self.source}"
+                )
+            for line in listed.read_text().splitlines():
+                file, _, label = line.strip().rpartition(" ")
+                steps = file.split("/")
+                known = label.isdecimal() and len(steps) == 3 and steps[0] == domain and ".." not in steps
+                if not known or names.setdefault(int(label), steps[1]) != steps[1]:
+                    problem = (
+                        f"{listed} has the line {line[:80]!r}, not {domain}/CLASS/FILE and its class's number"
+                    )
+                    raise FczooError(f"{problem}; the copy is damaged")
+                files.append(file)
+                labels.append(int(label))
+                domains.append(number)
+        return ImageFiles(
+            self.name, folder, tuple(files), np.array(labels, np.int64), 256, np.array(domains, np.int64)
+        )

@@ -1,0 +1,103 @@
+"""DomainNet: the same classes in several domains, cut into tasks by either."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fczoo import FczooError, Settings
+from fczoo.cli.app import main
+from fczoo.core.registry import DATASETS
+from fczoo.data.stream import make_stream, make_tasks
+from fczoo.data.verify import verify
+from fczoo.federation.stream import open_stream
+from helpers_datasets import domainnet
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
+    domainnet(tmp_path)
+    return tmp_path
+
+
+def test_every_domain_is_a_task_with_all_classes(copy: Path) -> None:
+    stream = make_stream("domainnet", copy, tasks="domains", pixels=False)
+    assert [(t.start, t.stop, t.classes, t.returning) for t in stream.tasks] == [
+        (0, 345, 345, t > 0) for t in range(6)
+    ]
+    for images in (stream.train, stream.test):
+        seen = [images.labels[stream.positions(images, task)] for task in stream.tasks]
+        assert [set(labels % 6) for labels in seen] == [{t, (t - 1) % 6} for t in range(6)]
+        assert sum(map(len, seen)) == len(images.labels)
+
+
+def test_by_classes_a_task_has_images_of_all_domains(copy: Path) -> None:
+    stream = make_stream("domainnet", copy, tasks=5, pixels=False)
+    assert stream.train.domains is None and [t.size for t in stream.tasks] == [69] * 5
+    assert [len(stream.positions(stream.train, t)) for t in stream.tasks] == [138] * 5
+
+
+def test_images_kept_of_a_class_are_those_of_a_class_in_a_domain(copy: Path) -> None:
+    assert len(make_stream("domainnet", copy, train_per_class=1, pixels=False).train.labels) == 345
+    by_domain = make_stream("domainnet", copy, tasks="domains", train_per_class=1, pixels=False)
+    assert len(by_domain.train.labels) == 690
+
+
+def test_classes_in_another_order_stay_in_their_domains(copy: Path) -> None:
+    natural = make_stream("domainnet", copy, tasks="domains", pixels=False)
+    shuffled = make_stream("domainnet", copy, tasks="domains", pixels=False, class_order_seed=1)
+    assert np.array_equal(np.array(shuffled.class_order)[shuffled.train.labels], natural.train.labels)
+    for task in natural.tasks:
+        places = [s.positions(s.train, task) for s in (natural, shuffled)]
+        assert np.array_equal(*places)
+
+
+def test_the_split_gives_each_image_of_a_domain_to_one_client(copy: Path) -> None:
+    settings = Settings(dataset="domainnet", data_root=str(copy), tasks="domains", clients=3, partition="iid")
+    assert settings.task_count == 6
+    stream, partition = open_stream(settings, pixels=False)
+    for task, parts in zip(stream.tasks, partition.tasks, strict=True):
+        owned = np.sort(np.concatenate(parts))
+        assert np.array_equal(owned, stream.train_index[stream.positions(stream.train, task)])
+
+
+def test_a_data_set_without_domains_is_refused() -> None:
+    for ask in (lambda: make_tasks("digits", 10, "domains"), lambda: Settings(tasks="domains").task_count):
+        with pytest.raises(FczooError, match="digits has no domains to be tasks; give --tasks a number"):
+            ask()
+
+
+@pytest.mark.parametrize("harm", ["missing", "../x/a.jpg 3", "real/thing/a.jpg 0", "sketch/a/b.jpg zero"])
+def test_a_damaged_list_is_named(harm: str, copy: Path) -> None:
+    listed = copy / "domainnet" / "sketch_test.txt"
+    if harm == "missing":
+        listed.unlink()
+    else:
+        listed.write_text(f"{listed.read_text()}{harm}\n")
+    with pytest.raises(FczooError, match=r"sketch_test\.txt"):
+        DATASETS.get("domainnet")().load(copy)
+
+
+def test_a_list_that_ends_early_is_noticed(copy: Path) -> None:
+    for file in (copy / "domainnet").glob("*.txt"):
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
+    with pytest.raises(FczooError, match="number 17 classes, not 345 from 0; the copy is incomplete"):
+        DATASETS.get("domainnet")().load(copy)
+
+
+def test_the_copy_is_counted(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = DATASETS.get("domainnet")
+    monkeypatch.setattr(cls, "official", cls.official._replace(train=690))
+    assert verify("domainnet", copy)[1] == ["690 test images, not 176743"]
+
+
+@pytest.mark.slow
+def test_a_bench_by_domains(copy: Path) -> None:
+    words = f"bench --dataset domainnet --data-root {copy} --tasks domains --stored-size 16 --clients 3"
+    words += f" --partition iid --backbone vit_nano_32 --out {copy / 'out'} --methods"
+    done = CliRunner().invoke(main, [*words.split(), "fedncm"], catch_exceptions=False)
+    assert done.exit_code == 0 and "6 domains of 345 classes" in done.stdout
+    again = CliRunner().invoke(main, [*words.replace("/out", "/other").split(), "pilora"])
+    assert again.exit_code and "labels come back with --tasks domains" in again.output
