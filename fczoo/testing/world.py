@@ -92,11 +92,9 @@ def toy_stream() -> Stream:
 def toy_domains() -> Stream:
     """The toy stream's images as two domains, two tasks with all classes: even positions, then odd ones."""
     stream = toy_stream()
-    parts = {
-        name: images._replace(domains=np.arange(len(images.labels)) % 2)
-        for name, images in (("train", stream.train), ("test", stream.test))
-    }
-    return replace(stream, **parts, tasks=tuple(Task(t, 0, CLASSES, CLASSES, 2) for t in range(2)))
+    train, test = (im._replace(domains=np.arange(len(im.labels)) % 2) for im in (stream.train, stream.test))
+    tasks = tuple(Task(t, 0, CLASSES, CLASSES, 2) for t in range(2))
+    return replace(stream, train=train, test=test, tasks=tasks)
 
 
 @cache
