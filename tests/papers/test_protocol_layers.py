@@ -8,7 +8,7 @@ import pytest
 from fczoo import FczooError, Settings, create_method
 from fczoo.cli.show_protocol import source_page
 from fczoo.core.registry import DATASETS, PROTOCOLS
-from fczoo.data.stream import task_sizes
+from fczoo.data.stream import make_tasks
 from fczoo.papers.protocol import ByBeta, Protocol
 from fczoo.runner.grid import create_methods
 
@@ -37,7 +37,7 @@ def test_what_is_given_beats_the_protocol_beats_the_data_set() -> None:
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
 def test_the_data_set_has_the_classes_of_the_tasks(name: str, dataset: str) -> None:
     settings = Settings.for_dataset(dataset, protocol=name)
-    sizes = task_sizes(dataset, DATASETS.get(dataset).classes, settings.tasks)
+    sizes = [task.size for task in make_tasks(dataset, DATASETS.get(dataset).classes, settings.tasks)]
     assert (
         sizes == [20] * 9 + [16]
         if dataset == "cars196"

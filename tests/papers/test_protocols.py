@@ -57,6 +57,9 @@ SETTINGS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("fcilpt", "tinyimagenet"): (10, 30, 10, 0.9, 10, 10, 5, 16, "overlap 0.6", IN21K, "none", 1),
     ("glfc", "cifar100"): (10, 30, 10, 0.9, 10, 10, 20, 128, "overlap 0.6", IN21K, "crop", 1),
     ("glfc", "tinyimagenet"): (10, 30, 20, 0.9, 10, 10, 20, 128, "overlap 0.6", IN21K, "crop", 1),
+    ("fedprotip", "cifar100"): (10, 5, 0, 1, 1, 20, 5, 64, "dirichlet 0.5", IN21K, "crop", 2),
+    ("fedprotip", "imagenet_r"): (10, 5, 0, 1, 1, 50, 5, 64, "dirichlet 0.5", IN21K, "crop", 2),
+    ("fedprotip", "domainnet"): ("domains", 5, 0, 1, 1, 20, 5, 64, "dirichlet 0.5", IN21K, "crop", 2),
     ("quick", "digits"): (5, 5, 0, 1, 1, 3, 2, 16, "dirichlet 0.5", "vit_nano_32", "none", 1),
 }
 APPENDIX_H = """
