@@ -44,10 +44,15 @@ def clients_together_equal_clients_one_by_one(subject: Subject) -> None:
 def _with_gradient(subject: Subject) -> Subject:
     """The method with a gradient larger than rounding, which Adam blows up, from a task's first step on.
 
-    A student equal to its teacher, below new head rows of zeros, has none: its head starts at random instead.
+    A student equal to its teacher, below new head rows of zeros, has none: its head starts at random
+    instead. Where it is its teacher's equal on other images than its own, plain gradient descent has to do.
     """
-    if isinstance(subject.method, Distils) and isinstance(subject.method, LinearHead):
+    if not isinstance(subject.method, LinearHead):
+        return subject
+    if isinstance(subject.method, Distils):
         return Subject(replace(subject.method, head_init="default"))
+    if any(select(state, "teacher.") for state in subject.run().states.values()):
+        return Subject(replace(subject.method, head_init="default", optimizer="sgd"))
     return subject
 
 

@@ -42,6 +42,8 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
         {"detector": "oracle", "lr": 1.0, "lr_backbone": 0.01},
         {},
     ),
+    ("target", "student_steps"): ({"warmup": 0}, {}),  # else it learns when all images are made
+    ("target", "student_lr"): ({"warmup": 0}, {}),
     ("glfc", "detector"): ({"threshold": 1e6}, {}),  # else the entropy tells as much as the oracle
 }
 PROXY = {  # options of GLFC and LGA about their reconstructions
