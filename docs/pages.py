@@ -147,7 +147,10 @@ def _sources_page(title: str, registry: Any, kind: str) -> str:
 
 
 def _parts_page() -> str:
-    parts = ["# Data sets, partitioners, aggregators, attacks", "As `fczoo show NAME` prints them."]
+    parts = [
+        "# Data sets, partitioners, aggregators, attacks, local training",
+        "As `fczoo show NAME` prints them.",
+    ]
     for kind, registry in REGISTRIES.items():
         if registry in (PROTOCOLS, RELEASES):
             continue

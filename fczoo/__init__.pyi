@@ -11,6 +11,7 @@ from .core.registry import create_method as create_method
 from .core.registry import register_aggregator as register_aggregator
 from .core.registry import register_attack as register_attack
 from .core.registry import register_dataset as register_dataset
+from .core.registry import register_local_training as register_local_training
 from .core.registry import register_method as register_method
 from .core.registry import register_partitioner as register_partitioner
 from .core.registry import register_protocol as register_protocol

@@ -11,6 +11,7 @@ from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
     DATASETS,
+    LOCAL_TRAINING,
     MERGES,
     METHODS,
     PARTITIONERS,
@@ -30,6 +31,7 @@ KINDS = {
     "aggregators": "how a server averages (--aggregator)",
     "merges": "how the server of one method merges what it does not average",
     "attacks": "what hostile clients do",
+    "local": "how clients train, whatever the method (--local)",
     "protocols": "how papers run their experiments",
     "releases": "what released code does, all options at once (--as-released)",
     "backbones": "pre-trained vision transformers",
@@ -41,6 +43,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "aggregators": AGGREGATORS,
     "merges": MERGES,
     "attacks": ATTACKS,
+    "local": LOCAL_TRAINING,
     "protocols": PROTOCOLS,
     "releases": RELEASES,
 }
@@ -73,7 +76,7 @@ def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
     if before := ctx.params.get("names"):
         registry = SOURCES.get(before[0], PROTOCOLS)
         return [name for name in registry.names() if name.startswith(incomplete)]
-    registries = METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS
+    registries = METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS, LOCAL_TRAINING
     known = [*SOURCES, "settings", *(name for registry in registries for name in registry.names())]
     return [name for name in known if name.startswith(incomplete)]
 

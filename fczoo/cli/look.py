@@ -21,7 +21,7 @@ def list_command(kind: str | None) -> None:
 )
 @click.option("--dataset", help="Data set whose values are shown.  [digits; of a protocol or release, all]")
 def show(names: tuple[str, ...], dataset: str | None) -> None:
-    """All about a method, data set, partitioner, aggregator, attack, the settings or,
+    """All about a method, data set, partitioner, aggregator, attack, local training, the settings or,
     as `show protocol NAME` and `show release NAME`, a protocol or what released code does.
     """
     kind = names[0]

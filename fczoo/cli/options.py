@@ -11,6 +11,7 @@ from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
     DATASETS,
+    LOCAL_TRAINING,
     METHODS,
     PARTITIONERS,
     PROTOCOLS,
@@ -32,6 +33,7 @@ NAMED: dict[str, Registry[Any]] = {
     "partition": PARTITIONERS,
     "aggregator": AGGREGATORS,
     "attack": ATTACKS,
+    "local": LOCAL_TRAINING,
 }
 """Options whose words are names, and where these are found."""
 

@@ -15,6 +15,7 @@ from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
     DATASETS,
+    LOCAL_TRAINING,
     MERGES,
     METHODS,
     PARTITIONERS,
@@ -28,7 +29,8 @@ from fczoo.security.privacy import disclosed
 
 
 def show(name: str, dataset: str) -> str:
-    """Everything about a method, data set, partitioner, aggregator, attack or, as ``settings``, the settings.
+    """Everything about a method, data set, partitioner, aggregator, attack, local training or, as
+    ``settings``, the settings.
 
     Raises FczooError for an unknown name.
     """
@@ -37,7 +39,7 @@ def show(name: str, dataset: str) -> str:
     pages = (
         (METHODS, _method_page),
         (DATASETS, _dataset_page),
-        *((r, _options_page) for r in (PARTITIONERS, AGGREGATORS, MERGES, ATTACKS)),
+        *((r, _options_page) for r in (PARTITIONERS, AGGREGATORS, MERGES, ATTACKS, LOCAL_TRAINING)),
     )
     for registry, page in pages:
         if name in registry.names():

@@ -1,4 +1,4 @@
-"""Names of methods, data sets, partitioners, aggregators, attacks, protocols and releases.
+"""Names of methods, data sets, partitioners, aggregators, attacks, local training, protocols and releases.
 
 A file in the right folder registers itself, and so does an installed plug-in (entry point group
 ``fczoo.plugins``).
@@ -173,6 +173,7 @@ PARTITIONERS: Registry[Any] = Registry("partitioner", "register_partitioner", "f
 AGGREGATORS: Registry[Any] = Registry("aggregator", "register_aggregator", "fczoo.aggregators")
 MERGES: Registry[Any] = Registry("merge", "register_merge", "fczoo.aggregators")
 ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
+LOCAL_TRAINING: Registry[Any] = Registry("local training", "register_local_training", "fczoo.federation")
 PROTOCOLS: Registry[Any] = Registry("protocol", "register_protocol", "fczoo.papers.protocols")
 RELEASES: Registry[Any] = Registry("release", "register_release", "fczoo.papers.releases")
 
@@ -182,6 +183,7 @@ register_partitioner = PARTITIONERS.register
 register_aggregator = AGGREGATORS.register
 register_merge = MERGES.register
 register_attack = ATTACKS.register
+register_local_training = LOCAL_TRAINING.register
 register_protocol = PROTOCOLS.register
 register_release = RELEASES.register
 

@@ -44,9 +44,11 @@ class Learner:
 
     client: Client
     leaves: Tree  # what it trains
+    start: Tree  # the same as the round began
     queue: list[Rows]  # its batches of the round
     counts: Tensor  # [C] images of each class among them
     sums: Tree = field(default_factory=dict)  # what ``loss`` and ``stats`` have summed up so far
+    gradients: Tree = field(default_factory=dict)  # of the loss, summed up, where local training asks for it
 
     @property
     def trained(self) -> Tree:

@@ -16,6 +16,8 @@ class Carried(NamedTuple):
     memories: dict[int, Tree]  # client -> what it keeps; see core.method.Remembers
     taught: dict[int, Tensor]  # position of an image -> output [C] of the task's teacher
     begin: Tree  # trained tensors as the task began, for diagnostics; empty without
+    control: Tree  # the server's control variates, see Controls
+    controls: dict[int, Tree]  # client -> its own
 
 
 def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
@@ -26,20 +28,28 @@ def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
 
 def to_trees(carried: Carried) -> dict[str, Tree]:
     """The trees of a snapshot; ``from_trees`` reads them."""
-    trees = {"state": carried.state, "begin": carried.begin}
+    trees = {"state": carried.state, "begin": carried.begin, "control": carried.control}
     if carried.taught:
         positions, outputs = list(carried.taught), list(carried.taught.values())
         trees["taught"] = {"position": torch.tensor(positions), "output": torch.stack(outputs)}
     for client, memory in carried.memories.items():
         trees[f"memory.{client}"] = memory
+    for client, variates in carried.controls.items():
+        trees[f"control.{client}"] = variates
     return trees
 
 
 def from_trees(trees: Mapping[str, Tree]) -> Carried:
     """What ``to_trees`` was given."""
-    memories = {int(k.removeprefix("memory.")): v for k, v in trees.items() if k.startswith("memory.")}
     taught: dict[int, Tensor] = {}
     if "taught" in trees:
         kept = trees["taught"]
         taught = dict(zip(kept["position"].tolist(), kept["output"], strict=True))
-    return Carried(trees["state"], memories, taught, trees.get("begin", {}))
+    begin, control = trees.get("begin", {}), trees.get("control", {})
+    return Carried(
+        trees["state"], _by_client(trees, "memory."), taught, begin, control, _by_client(trees, "control.")
+    )
+
+
+def _by_client(trees: Mapping[str, Tree], prefix: str) -> dict[int, Tree]:
+    return {int(k.removeprefix(prefix)): v for k, v in trees.items() if k.startswith(prefix)}

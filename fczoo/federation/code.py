@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.core.method import Method
-from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, make_aggregator
+from fczoo.core.registry import ATTACKS, DATASETS, LOCAL_TRAINING, PARTITIONERS, make_aggregator
 from fczoo.federation.settings import Settings
 
 ENGINE = "fczoo.federation.benchmark"  # with all that it imports: engine, core, data, security, backbones
@@ -17,12 +17,17 @@ ENGINE = "fczoo.federation.benchmark"  # with all that it imports: engine, core,
 
 def code_of(settings: Settings, method: Method) -> dict[str, str]:
     """SHA-256 of every module that a run uses, by its name: the engine, its method, data set, partitioner,
-    aggregator and attack, and what these import of fczoo or of their own package.
+    aggregator, attack and local training, and what these import of fczoo or of their own package.
     """
     used: list[Any] = [type(method), make_aggregator(settings.aggregator or method.training().averaging)]
     if settings.dataset in DATASETS.names():  # else the images were handed over
         used.append(DATASETS.get(settings.dataset))
-    for registry, spec in ((PARTITIONERS, settings.partition), (ATTACKS, settings.attack or "")):
+    named = (
+        (PARTITIONERS, settings.partition),
+        (ATTACKS, settings.attack or ""),
+        (LOCAL_TRAINING, settings.local or ""),
+    )
+    for registry, spec in named:
         name = spec.partition(":")[0]
         if name and name != "file":
             used.append(registry.get(name))

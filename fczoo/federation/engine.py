@@ -30,6 +30,7 @@ from fczoo.federation.batches import (
     pad,
     stacked_batch,
 )
+from fczoo.federation.controls import Controls
 from fczoo.federation.local_images import LocalImages
 from fczoo.federation.optimizers import Optimizers, Steps
 from fczoo.federation.stacking import accumulate, over_clients
@@ -66,6 +67,7 @@ class Engine:
     taught: dict[int, Tensor] = field(
         default_factory=dict
     )  # position -> teacher's output, where the view is fixed
+    controls: Controls = field(default_factory=Controls)  # of the rule of local training, if any
     make_steps: Callable[[Mapping[str, Optim], list[Tree], Context], Steps] = Optimizers
 
     def train(
@@ -149,6 +151,7 @@ class Engine:
             upload = {**self.method.pack(learner.trained, learner.sums, ctx)}
             if isinstance(self.method, Remembers):
                 upload |= self._finish(self.method, learner, data, ctx)
+            upload |= self.controls.renew(learner)
             payloads[learner.client.number] = payloads[learner.client.number].holding(upload)
         return list(payloads.values())
 
@@ -184,7 +187,7 @@ class Engine:
         leaves = {k: v.detach().clone().requires_grad_() for k, v in start.items()}
         labels = self.store.labels[index.to(self.store.labels.device)]
         counts = torch.bincount(labels, minlength=ctx.task.classes)
-        return Learner(client, leaves, list(self._epochs(client.number, index, ctx)), counts)
+        return Learner(client, leaves, start, list(self._epochs(client.number, index, ctx)), counts)
 
     def _optims(self, ctx: Context) -> Mapping[str, Optim]:
         return self.method.training().active_optims(ctx.task, ctx.round, ctx.balanced)
@@ -205,6 +208,8 @@ class Engine:
             batch = self._with_teacher(self._batch(rows), rows, ctx)._replace(class_count=counts[: len(rows)])
             out = over_clients(loss, [learner.leaves for learner in active], batch)
             out[_LOSS].sum().backward()
+            for learner in active:
+                self.controls.correct(learner)
             optimizers.step([step / len(learner.queue) for learner in active], training.clip_norm)
             accumulate([learner.sums for learner in learners], out)
 

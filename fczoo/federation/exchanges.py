@@ -18,6 +18,7 @@ from fczoo.federation.batches import Client
 from fczoo.federation.carried import memory_bytes
 from fczoo.federation.checkpoint import Checkpoint, settled
 from fczoo.federation.code import code_of, digest
+from fczoo.federation.controls import Controls
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.downlink import Ledger, broadcast
 from fczoo.federation.engine import Engine
@@ -51,6 +52,8 @@ class Exchanges:
         self.training = method.training()
         self.average = sound(make_aggregator(self.settings.aggregator or self.training.averaging))
         self.uplink = world.uplink(method, seed)
+        self.controls = Controls(self.uplink.rule)
+        self.average_controls = sound(make_aggregator(self.settings.aggregator or "uniform"))
         self.train = self.uplink.attackers.store(world.stream, world.partition, world.train)
         self.rounds = [
             self.settings.rounds if self.training.active_optims(t, 0) else 0 for t in self.stream.tasks
@@ -70,7 +73,7 @@ class Exchanges:
             list(self.stream.class_order),
             [t.size for t in self.stream.tasks],
             [len(self.stream.positions(self.stream.test, t)) for t in self.stream.tasks],
-            remark=method.remark(),
+            remark="; ".join(filter(None, [method.remark(), self.uplink.rule.remark(self.training)])),
             versions={**versions(), "code": digest(code_of(self.settings, method))},
         )
         self.result.privacy = self.uplink.privacy.promise(self._draws() if self.settings.dp_noise else [])
@@ -146,10 +149,16 @@ class Exchanges:
             self._rng(purpose, task, None, number),
         )
 
+    def _control(self, payloads: Sequence[Payload]) -> None:
+        """Fold what clients have uploaded of their control variates into the server's."""
+        before = self.controls.broadcast
+        self.controls.absorb(payloads, self.world.partition.clients, self.average_controls)
+        self.ledger.update(before, self.controls.broadcast)
+
     def _send(self, clients: Sequence[Client]) -> tuple[Tree, int]:
         """The broadcast, and the bytes of what the clients do not have yet of it."""
         shared = broadcast(self.method, self.state)
-        total = self.ledger.send(shared, [c.number for c in clients])
+        total = self.ledger.send({**shared, **self.controls.broadcast}, [c.number for c in clients])
         self.result.bytes_down += total
         return shared, total
 
@@ -157,7 +166,13 @@ class Exchanges:
         """Note the bytes that a client holds: the broadcast, its memory, and the pixels of images in it."""
         image = self.world.train.pixels[0].numel()
         memories = [memory_bytes(m, self.training.exemplars, image) for m in self.memories.values()]
-        held = nbytes(shared) + max(memories, default=0)
+        variates = [nbytes(tree) for tree in self.controls.clients.values()]
+        held = (
+            nbytes(shared)
+            + nbytes(self.controls.server)
+            + max(memories, default=0)
+            + max(variates, default=0)
+        )
         self.result.client_storage = max(self.result.client_storage or 0, held)
 
     def _receive(self, arrival: Arrival) -> tuple[list[Payload], list[dict[str, Any]], int]:

@@ -20,6 +20,7 @@ from fczoo.federation.engine import Engine, Plan
 from fczoo.federation.environment import peak_memory, reset_peak_memory
 from fczoo.federation.evaluate import accuracy_row
 from fczoo.federation.exchanges import Exchanges
+from fczoo.federation.local_training import CONTROL
 from fczoo.federation.result import PROGRESS, Result
 from fczoo.federation.settings import Settings
 
@@ -75,10 +76,13 @@ class Run(Exchanges):
         if not done:
             self.taught.clear()
             rng = self._rng("begin", task, "cpu")
+            self.controls.clear()
             self.state = self._place(self.method.begin_task(self.state, task, self.backbone, rng))
         trained = select(self.state, *self.training.optims)
         self.result.trained_scalars = sum(v.numel() for v in trained.values())
-        engine = Engine(self.method, self.backbone, self.train, self._plan(), self.memories, self.taught)
+        engine = Engine(
+            self.method, self.backbone, self.train, self._plan(), self.memories, self.taught, self.controls
+        )
         if not done:
             self._survey("begin", engine, clients, task)
             if self.probe:
@@ -119,12 +123,14 @@ class Run(Exchanges):
         heard = self.uplink.heard(present, exchange)
         with self.result.phase("training"):
             sent = engine.train(self.state, heard, Context(task, number, rounds, shared), tick)
-        payloads, rejected, up = self._receive(self.uplink.arrive(sent, present, shared, exchange, losses))
+        arrived, rejected, up = self._receive(self.uplink.arrive(sent, present, shared, exchange, losses))
+        payloads = [payload.drop(CONTROL) for payload in arrived]
         self._note_storage(shared)
         if self.probe and payloads and number == rounds - 1:
             self.probe.trained(self.world, self.method, self.state, payloads, task)
         if payloads:  # else nobody drawn has data, and the state stays
             with self.result.phase("server"):
+                self._control(arrived)
                 merged = self.method.aggregate(payloads, self.average)
                 merged = {k: v.to(self.backbone.device) for k, v in merged.items()}
                 ctx = self._server_context("server", task, number, payloads)
@@ -154,7 +160,8 @@ class Run(Exchanges):
             begin: Tree = {}
             if self.probe:
                 notes["diagnostics"], begin = self.probe.size(), self.probe.begin
-            trees = to_trees(Carried(self.state, self.memories, self.taught, begin))
+            controls = self.controls.server, self.controls.clients
+            trees = to_trees(Carried(self.state, self.memories, self.taught, begin, *controls))
             self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -165,7 +172,9 @@ class Run(Exchanges):
                 self.probe.resume(0, {})
             return 0, 0
         notes = snapshot.notes
-        self.state, self.memories, self.taught, begin = from_trees(snapshot.trees)
+        carried = from_trees(snapshot.trees)
+        self.state, self.memories, self.taught, begin, *_ = carried
+        self.controls.server, self.controls.clients = carried.control, carried.controls
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), begin)
         self.ledger.restore(notes["ledger"])

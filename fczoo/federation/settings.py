@@ -8,7 +8,15 @@ from typing import Any, Literal
 from fczoo.core.errors import FczooError
 from fczoo.core.files import shorten
 from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, domains_of, make_aggregator, sources
+from fczoo.core.registry import (
+    ATTACKS,
+    DATASETS,
+    LOCAL_TRAINING,
+    PARTITIONERS,
+    domains_of,
+    make_aggregator,
+    sources,
+)
 from fczoo.data.normalisation import released_norm
 
 GROUPS = DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = (
@@ -102,6 +110,11 @@ class Settings:
         "keep query features of the test view in training, too, instead of one forward a step",
         group=TRAINING,
     )
+    local: str | None = option(
+        None,
+        "how clients train, whatever the method: fedprox:MU, scaffold; see `fczoo list local`; none: plainly",
+        group=TRAINING,
+    )
     train_per_class: int | None = option(
         None, "first training images of each class; none: all", low=1, group=DATA
     )
@@ -188,14 +201,10 @@ class Settings:
         check_options(self)
         object.__setattr__(self, "vary", tuple(w for w in MOVED if w == "training" or w in self.vary))
         if not self.participation:
-            raise FczooError(
-                "--participation is 0, so nobody would train; give a part up to 1 or a whole number of "
-                "clients"
-            )
+            raise FczooError("--participation is 0, so nobody would train; give a part up to 1 or a number")
         if self.participation > 1 and self.participation % 1:
             raise FczooError(
-                f"--participation is {self.participation:g}; it must be a part up to 1 or a whole number "
-                "of clients"
+                f"--participation is {self.participation:g}; it must be a part up to 1 or a whole number"
             )
         if self.participation > self.clients:
             raise FczooError(
@@ -286,8 +295,9 @@ class Settings:
         get_augment(self.augment)
         if self.aggregator is not None:
             make_aggregator(self.aggregator)
-        if self.attack is not None:
-            ATTACKS.create(self.attack)
+        for registry, spec in ((ATTACKS, self.attack), (LOCAL_TRAINING, self.local)):
+            if spec is not None:
+                registry.create(spec)
 
     @property
     def followed(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Who is heard of, what honest clients protect, what hostile ones forge, and what 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,8 +14,9 @@ from fczoo.core.method import Method
 from fczoo.core.payload import Payload, contents
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Exchange
+from fczoo.core.types import Exchange, Training
 from fczoo.federation.batches import Client
+from fczoo.federation.local_training import LocalTraining, make_local_training
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
 from fczoo.security.guard import Guard
@@ -45,8 +46,18 @@ class Uplink:
 
     def check(self) -> None:
         """Raises FczooError where what is asked of the way cannot be had for the method."""
+        uploads, rule = self.method.training().uploads, self.rule
+        if self.settings.local and not self.training.trained:
+            raise FczooError(
+                f"--local {self.settings.local} is about training, and {self.method.name} trains nothing; "
+                f"leave it out"
+            )
+        if self.settings.dp_clip is not None and rule.keeps:
+            raise FczooError(
+                f"--dp-clip covers updates of parameters, but --local {self.settings.local} also uploads "
+                f"control variates; leave one out"
+            )
         _ = self.attackers, self.privacy
-        uploads = self.method.training().uploads
         if self.settings.outliers is not None and "second moments" in contents(uploads):
             raise FczooError(
                 f"--outliers cannot look into the second moments over all classes that {self.method.name} "
@@ -63,10 +74,21 @@ class Uplink:
             check_centre(self.settings.merge_statistics, self.method.name, uploads)
 
     @cached_property
+    def rule(self) -> LocalTraining:
+        """How clients train. Raises FczooError for an unknown rule."""
+        return make_local_training(self.settings.local)
+
+    @cached_property
+    def training(self) -> Training:
+        """What the method declares, with what clients upload besides for the rule of local training."""
+        training = self.method.training()
+        return replace(training, uploads={**training.uploads, **self.rule.uploads})
+
+    @cached_property
     def attackers(self) -> Attackers:
         """The hostile clients. Raises FczooError for an unknown attack."""
         return Attackers.draw(
-            self.settings.attack, self.settings.attackers, self.clients, self.method, self.seed
+            self.settings.attack, self.settings.attackers, self.clients, self.training, self.seed
         )
 
     @cached_property
@@ -96,12 +118,12 @@ class Uplink:
         losses: Mapping[int, float] = MappingProxyType({}),
     ) -> Arrival:
         """What reaches the server of what clients sent. Raises Stopped when too few uploads are sound."""
-        training = self.method.training()
+        training = self.training
         optims = training.active_optims(exchange.task, exchange.round, exchange.balanced)
         trained = {} if exchange.survey else select(shared, *optims)
         sent = self.privacy.protect(sent, trained, training, exchange)
         sent = self.attackers.forge(sent, shared, exchange)
-        guard = Guard(self.method, self.settings.min_clients)
+        guard = Guard(self.method.name, training, self.settings.min_clients)
         by_client = {payload.client: payload for payload in sent}
         images = {c.number: len(c.index) for c in asked}
         sound, rejected = guard.admit(by_client, images, trained, exchange, losses)

@@ -75,6 +75,8 @@ def conditions(experiment: Experiment) -> list[str]:
         found.append(f"attack {s['attack']} by {s['attackers']:g} of the clients")
     if s["aggregator"] is not None:
         found.append(f"aggregator {s['aggregator']}")
+    if s["local"] is not None:
+        found.append(f"local training {s['local']}")
     if s["outliers"] is not None:
         found.append(f"outliers beyond {s['outliers']:g} median distances left out")
     if s["merge_statistics"] is not None:

@@ -19,8 +19,10 @@ from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client, Rows, image_draws, stacked_batch
+from fczoo.federation.controls import Controls
 from fczoo.federation.downlink import broadcast
 from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.local_training import CONTROL, make_local_training
 from fczoo.federation.optimizers import Still
 from fczoo.federation.settings import Settings
 from fczoo.federation.sums import gathered
@@ -54,10 +56,9 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
     task, *further = make_tasks(settings.dataset, cls.classes, settings.tasks)
     size, rng, backbone = task.size, torch.Generator().manual_seed(0), random_backbone(settings)
     store = ImageStore(Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size)), backbone)
-    engine, client = (
-        Engine(method, backbone, store, Plan(1, size, Augment(), seed=0), make_steps=Still),
-        Client(0, torch.arange(size)),
-    )
+    controls = Controls(make_local_training(settings.local))
+    plan, client = Plan(1, size, Augment(), seed=0), Client(0, torch.arange(size))
+    engine = Engine(method, backbone, store, plan, controls=controls, make_steps=Still)
     state = method.begin_task({}, task, backbone, rng)
     optims = method.training().optims
     trained = select(state, *optims)
@@ -82,13 +83,14 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
     if further:
         later = method.begin_task(later, further[0], backbone, rng)
     held = drop(broadcast(method, later), *optims)
+    variates = {name: value for name, value in sent.items() if name.startswith(CONTROL)}
     return Measured(
         backbone.config.name,
         trained,
         sent,
         surveyed,
         held,
-        broadcast(method, state),
+        {**broadcast(method, state), **variates},
         nbytes(backbone.weights),
         flops,
         activations,

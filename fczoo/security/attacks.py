@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
 from fczoo.core.options import check_options, option
 from fczoo.core.payload import Content, Payload, content_of
 from fczoo.core.registry import ATTACKS, register_attack
 from fczoo.core.seeds import numpy_stream, torch_stream
 from fczoo.core.tree import Tree
-from fczoo.core.types import Exchange
+from fczoo.core.types import Exchange, Training
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
@@ -85,17 +84,17 @@ class Attackers:
 
     attack: Attack
     numbers: frozenset[int]
-    method: Method
+    training: Training  # with all that clients upload
     seed: int
 
     @staticmethod
-    def draw(spec: str | None, part: float, clients: int, method: Method, seed: int) -> "Attackers":
+    def draw(spec: str | None, part: float, clients: int, training: Training, seed: int) -> "Attackers":
         """Attackers by a spec such as ``scale:100``, and none without one.
 
         Raises FczooError for an unknown attack, and for one that nobody would carry out.
         """
         if not spec:
-            return Attackers(Attack(), frozenset(), method, seed)
+            return Attackers(Attack(), frozenset(), training, seed)
         attack, count = ATTACKS.create(spec), round(part * clients)
         if not count:
             raise FczooError(
@@ -103,7 +102,7 @@ class Attackers:
                 f"give --attackers {1 / clients:.2g} or more, or leave --attack out"
             )
         order = numpy_stream("attackers", seed).permutation(clients)
-        return Attackers(attack, frozenset(order[:count].tolist()), method, seed)
+        return Attackers(attack, frozenset(order[:count].tolist()), training, seed)
 
     def forge(self, payloads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
         """The uploads of a round or survey as they arrive; ``shared`` is what the server had sent."""
@@ -124,10 +123,9 @@ class Attackers:
 
     def _forged(self, payload: Payload, shared: Tree, exchange: Exchange) -> Payload:
         rng = torch_stream("attack", self.seed, exchange.task.index, exchange.round + 1, payload.client)
-        training = self.method.training()
         out = dict(payload)
         for name, value in payload.items():
-            content = content_of(name, training.trained, training.uploads)
+            content = content_of(name, self.training.trained, self.training.uploads)
             if value.is_floating_point() and content in FORGED:
                 sent = name in shared and shared[name].shape == value.shape
                 before = shared[name].to(value) if sent else torch.zeros_like(value)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
 from fczoo.core.payload import ROW_DIMENSIONS, Group, Payload, Uploads, content_of, group_of
 from fczoo.core.tree import Tree
 from fczoo.core.types import Exchange, Task, Training
@@ -37,9 +36,10 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Guard:
-    """Admits the uploads of one run. ``least`` sound ones are needed to go on."""
+    """Admits the uploads of one run of a method. ``least`` sound ones are needed to go on."""
 
-    method: Method
+    method: str
+    training: Training  # with all that clients upload
     least: int = 1
 
     def admit(
@@ -58,7 +58,7 @@ class Guard:
         sound, and TypeError when the method uploads what it has not declared.
         """
         payloads = {c: sent.get(c, Payload({}, c)) for c in asked}
-        training = self.method.training()
+        training = self.training
         self._check_declared(payloads.values(), training.trained, training.uploads)
         sound, reasons = sift(payloads, trained, training, exchange.task, asked)
         for client, reason in reasons.items():
@@ -76,7 +76,7 @@ class Guard:
         undeclared = [name for name in common if content_of(name, trained, uploads) is None]
         if undeclared:
             raise TypeError(
-                f"{self.method.name} uploads {min(undeclared)!r} without declaring it; name its group in "
+                f"{self.method} uploads {min(undeclared)!r} without declaring it; name its group in "
                 f"training().uploads (see fczoo/core/payload.py)"
             )
 
@@ -86,7 +86,7 @@ class Guard:
         advice = "lower its learning rates with --set" if diverged else "lower --min-clients or --drop-rate"
         happened = "diverged" if diverged else "stopped"
         raise Stopped(
-            f"{self.method.name} {happened} in {exchange}: {sound} of {asked} uploads are sound, "
+            f"{self.method} {happened} in {exchange}: {sound} of {asked} uploads are sound, "
             f"{self.least} needed; {named}; {advice}"
         )
 

@@ -16,6 +16,7 @@ chooses the random cases.
 from fczoo.testing.aggregators import check_aggregator
 from fczoo.testing.attacks import check_attack
 from fczoo.testing.datasets import check_dataset
+from fczoo.testing.local_training import check_local_training
 from fczoo.testing.methods import check_method
 from fczoo.testing.partitioners import check_partitioner
 from fczoo.testing.world import small_method, toy_backbone, toy_bench, toy_partition, toy_stream
@@ -24,6 +25,7 @@ __all__ = [
     "check_aggregator",
     "check_attack",
     "check_dataset",
+    "check_local_training",
     "check_method",
     "check_partitioner",
     "small_method",

@@ -1,33 +1,16 @@
 """What clients remember: written before and after training, kept by those that do not train, saved."""
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fczoo import Method
-from fczoo.core.registry import METHODS
 from fczoo.core.tree import select
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.observer import Silent
 from fczoo.federation.rounds import Run
 from helpers_engine import Toy
-
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "memory.md"
-
-
-@pytest.fixture(scope="module")
-def scaffold() -> Method:
-    """The method of the tutorial, which nobody has installed here."""
-    (code,) = re.findall(r"fczoo_scaffold\.py\n\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, Any] = {"__name__": "fczoo_scaffold"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(METHODS, "_entries", dict(METHODS._entries))
-        exec(compile(code, "fczoo_scaffold.py", "exec", dont_inherit=True), names)
-    return names["Scaffold"](lr=0.3)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ def folders(make_run, tmp_path: Path) -> Path:
         rounds=9,
         tasks=(5, 5),
         attack="sign-flip:5",
+        local="fedprox:0.1",
         train_per_class=7,
         dp_clip=0.1,
         class_order=tuple(range(9, -1, -1)),
@@ -78,6 +79,7 @@ def test_tables_of_an_archive_equal_those_of_the_folders(style, folders, tmp_pat
 def test_attack_and_privacy_stand_in_every_format(style, folders):
     text = report([folders / "d"], style).replace("\\\\", "\\")
     assert "attack sign-flip:5 by 0.2 of the clients" in text and "clipped to norm 0.1" in text
+    assert "local training fedprox:0.1" in text
     assert "attack" not in report([folders / "a"], style)
 
 

@@ -127,8 +127,7 @@ def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
 
 
 def test_a_round_without_enough_sound_uploads_stops():
-    guard = Guard(mock.Mock(training=lambda: TRAINING), least=2)
-    guard.method.name = "toy"
+    guard = Guard("toy", TRAINING, least=2)
     with pytest.raises(
         Stopped,
         match=r"toy stopped in task 1, round 3: 1 of 2 uploads are sound, 2 needed; client 1: dropped out",
