@@ -8,15 +8,7 @@ from typing import Any, Literal
 from fczoo.core.errors import FczooError
 from fczoo.core.files import shorten
 from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import (
-    ATTACKS,
-    DATASETS,
-    LOCAL_TRAINING,
-    PARTITIONERS,
-    domains_of,
-    make_aggregator,
-    sources,
-)
+from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, domains_of, make_aggregator, sources
 from fczoo.data.normalisation import released_norm
 
 GROUPS = DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = (
@@ -110,11 +102,7 @@ class Settings:
         "keep query features of the test view in training, too, instead of one forward a step",
         group=TRAINING,
     )
-    local: str | None = option(
-        None,
-        "how clients train, whatever the method: fedprox:MU, scaffold; see `fczoo list local`; none: plainly",
-        group=TRAINING,
-    )
+    local: str | None = option(None, "fedprox:MU or scaffold, for any method; none: plain", group=TRAINING)
     train_per_class: int | None = option(
         None, "first training images of each class; none: all", low=1, group=DATA
     )
@@ -290,14 +278,15 @@ class Settings:
         before anything is loaded.
         """
         from fczoo.data.views import get_augment  # imports torch
+        from fczoo.federation.local_training import make_local_training
 
         _ = self.partitioner, self.normalisation
         get_augment(self.augment)
         if self.aggregator is not None:
             make_aggregator(self.aggregator)
-        for registry, spec in ((ATTACKS, self.attack), (LOCAL_TRAINING, self.local)):
-            if spec is not None:
-                registry.create(spec)
+        if self.attack is not None:
+            ATTACKS.create(self.attack)
+        make_local_training(self.local)
 
     @property
     def followed(self) -> dict[str, Any]:
