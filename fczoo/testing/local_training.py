@@ -1,5 +1,7 @@
 """The check of a rule of local training."""
 
+from typing import Any
+
 import torch
 
 from fczoo.core.registry import LOCAL_TRAINING
@@ -56,7 +58,7 @@ def _check_added(spec: str, rule: LocalTraining, shapes: list[list[int]], seed: 
 
 
 def _check_run(spec: str, rule: LocalTraining) -> None:
-    def run(**settings: int) -> Record:
+    def run(**settings: Any) -> Record:
         return watch(toy_bench(local=spec, **settings), small_method("fedavg", tune="head", optimizer="sgd"))
 
     one, again, together = run(), run(), run(together=3)
@@ -69,5 +71,6 @@ def _check_run(spec: str, rule: LocalTraining) -> None:
     need(bool(sent) == rule.keeps, f"{spec} sends control variates only where keeps is true")
     controls = one.calls[-1].engine.controls
     for name, value in controls.server.items():
-        mean = sum(tree[name] for tree in controls.clients.values()) / len(toy_bench().partition.tasks[0])
+        total = torch.stack([tree[name] for tree in controls.clients.values()]).sum(0)
+        mean = total / one.bench.partition.clients
         need_same({name: value}, {name: mean}, f"{spec}'s control variates do not add up", TOGETHER)
