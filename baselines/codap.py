@@ -32,6 +32,14 @@ class CODAPrompt(PromptedHead):
     """
 
     paper = "Smith et al., CVPR 2023"
+    formulas = r"""
+    $$P(x) = \sum_m \alpha_m P_m$$
+
+    $$\alpha_m = \cos(q \odot A_m,\; K_m)$$
+
+    $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P)) \bigr)_y
+    + \mu \sum_{X \in \{P, K, A\}} \operatorname{mean}\bigl( (X X^\top - I)^2 \bigr)$$
+    """
     frozen = ("past.",)
     tuned = {
         "digits": {"lr": 1e-2, "components": 50},

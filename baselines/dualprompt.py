@@ -31,6 +31,11 @@ class DualPrompt(PromptedHead):
     """
 
     paper = "Wang et al., ECCV 2022"
+    formulas = r"""
+    $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; G, E_t)) \bigr)_y - \lambda \cos(q, k_t)$$
+
+    A test image takes the expert $E_i$ of the task whose key $k_i$ is nearest to its frozen feature $q$.
+    """
     frozen = ("past.",)
     private = ("next.",)
     tuned = {

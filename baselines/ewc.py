@@ -34,6 +34,13 @@ class EWC(Tuned):
 
     paper = "Kirkpatrick et al., PNAS 2017; online form: Schwarz et al., ICML 2018"
     returning = True
+    formulas = r"""
+    $$L = L_{ce} + \lambda \sum_i F_i (\theta_i - \theta^*_i)^2$$
+
+    After each task $\theta^*$ becomes the global model, and with $p_y$ the probability of an image's label
+
+    $$F \leftarrow \gamma F + \frac{1}{n} \sum_k \sum_{x \in D_k} p_y (\nabla_\theta \log p_y)^2$$
+    """
 
     strength: float = option(
         1.0,

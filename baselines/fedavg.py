@@ -20,3 +20,8 @@ class FedAvg(Tuned):
 
     paper = "McMahan et al., AISTATS 2017"
     returning = True
+    formulas = r"""
+    $$w \leftarrow \sum_k \frac{n_k}{n} w_k$$
+
+    $w_k$ is what client $k$ trained on its $n_k$ images from $w$, with cross-entropy over the task's classes.
+    """

@@ -31,6 +31,11 @@ class FedNCM(Method):
 
     paper = "Legate et al., NeurIPS 2023"
     returning = True
+    formulas = r"""
+    $$\mu_c = \frac{\sum_k \sum_{x \in D_{k,c}} f(x)}{\sum_k n_{k,c}}$$
+
+    $$\hat y(x) = \arg\min_c \lVert f(x) - \mu_c \rVert$$
+    """
     private = ("mean", "count")
 
     distance: Literal["euclid", "cosine"] = option(

@@ -28,6 +28,15 @@ class FedRidge(Analytic):
     """
 
     paper = "Fani et al., Fed3R, ICML 2024"
+    formulas = r"""
+    $$G = \sum_x f(x) f(x)^\top$$
+
+    $$Q_c = \sum_{x \in D_c} f(x)$$
+
+    $$W = (G + \lambda I)^{-1} Q$$
+
+    $$\hat y(x) = \arg\max_c W_c^\top f(x)$$
+    """
     tuned = {"digits": {"ridge": 1.0}}
 
     ridge: float = option(

@@ -31,6 +31,12 @@ class L2P(PromptedHead):
     """
 
     paper = "Wang et al., CVPR 2022"
+    formulas = r"""
+    $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P_{K(x)})) \bigr)_y
+    - \lambda \sum_{i \in K(x)} \cos(q, k_i)$$
+
+    $K(x)$ are the $N$ prompts whose keys $k_i$ are nearest to the frozen feature $q$.
+    """
     tuned = {
         "digits": {"lr": 3e-2},
         **{d: {"lr": 3e-2} for d in ("cifar100", "imagenet_r", "imagenet_a", "eurosat", "cars196")},

@@ -24,6 +24,15 @@ class LwF(Tuned):
     """
 
     paper = "Li and Hoiem, ECCV 2016"
+    formulas = r"""
+    $$L = L_{ce} - \lambda \sum_{c < C} q_c \log p_c$$
+
+    $$q = \operatorname{softmax}(z_{old} / \tau)$$
+
+    $$p = \operatorname{softmax}(z / \tau)$$
+
+    The sum is over the old classes; $z_{old}$ are the logits of the last task's global model.
+    """
 
     strength: float = option(0.5, "alpha, weight of the distillation", low=0, tune=(1e-2, 10.0, "log"))
     temperature: float = option(

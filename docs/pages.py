@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import click
+from figure import draw
 from tabulate import tabulate
 
 import fczoo
@@ -85,11 +86,14 @@ def _toctree(names: Iterable[str], caption: str) -> str:
 
 
 def _method_page(cls: type[Method]) -> str:
-    parts = [f"# {cls.name}", _rst(inspect.getdoc(cls) or "")]
+    method = create_method(cls.name, DATASET)
+    parts = [f"# {cls.name}", _rst(inspect.getdoc(cls) or ""), draw(method, DATASET)]
+    if "formulas" in vars(cls):
+        parts.append(f"## Formulas\n\n{inspect.cleandoc(cls.formulas)}")
     parts += ["## Options", f"Given as `--set {cls.name}.OPTION=VALUE`.", _options_table(cls)]
     if cls.tuned:
         parts += ["## Values by data set", "\n".join(f"- {words}" for words in tuned_words(cls))]
-    measured = "\n\n".join(exchange(create_method(cls.name, DATASET), DATASET))
+    measured = "\n\n".join(exchange(method, DATASET))
     parts += ["## What is trained and what is sent", _literal(measured)]
     if odd := [
         (f"`{q.field}={option_word(q.value)}`", q.meaning, q.place) for q in quirks(METHODS.options(cls.name))

@@ -39,6 +39,14 @@ class FCILPT(PromptedHead):
     """
 
     paper = "Liu et al., Federated Class-Incremental Learning with Prompting (arXiv 2310.08948)"
+    formulas = r"""
+    $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P_{K(x)}, P_0)) \bigr)_y
+    + \frac{1}{\lambda} \sum_{i \in K(x)} \bigl( 1 - \cos(q, k_i) \bigr)$$
+
+    $K(x)$ are the $N$ prompts whose keys $k_i$ are nearest to the frozen feature $q$, $P_0$ is the prompt
+    that is always used. The server sorts each client's pool by how often its prompts were chosen, then
+    averages slot by slot.
+    """
     tuned = {
         "digits": {"lr": 3e-2},
         "miniimagenet": {"size": 19, "chosen": 4, "length": 6},

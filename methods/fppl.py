@@ -35,6 +35,19 @@ class FPPL(PromptedHead):
     """
 
     paper = "He et al., FPPL (arXiv 2411.01904)"
+    formulas = r"""
+    An image's prompt, from its frozen feature $q$ and a key $\psi_i$ a task:
+
+    $$P(x) = \sum_{i \le t} w_i P_i$$
+
+    $$w = \operatorname{softmax}_i\bigl( \alpha \cos(q, \psi_i) \bigr)$$
+
+    $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P)) \bigr)_y
+    - \lambda \log \frac{e^{\cos(f, G_y) / \tau}}{\sum_{c \in C_t} e^{\cos(f, G_c) / \tau}}$$
+
+    $G_c$ is the plain mean of the clients' prototypes of a class. After each round the server trains the head
+    by cross-entropy on all prototypes.
+    """
     frozen = ("past.",)
     private = ("local.",)
     tuned = {"digits": {"server_lr": 1e-2}}

@@ -38,6 +38,19 @@ class HGP(PromptedHead):
         "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes "
         "(arXiv 2406.02447)"
     )
+    formulas = r"""
+    Clients minimise cross-entropy over the classes of the task, $h$ being the head and $P$ the prefixes:
+
+    $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P)) \bigr)_y$$
+
+    The server draws a class $c$, a client $m$ that holds it, and a feature, and trains the head on it:
+
+    $$m \sim \pi_m = \frac{n_{m,c}}{\sum_k n_{k,c}}$$
+
+    $$z \sim \mathcal N\bigl(\mu_{m,c},\; s\, \sigma^2_{m,c}\bigr)$$
+
+    $$L_r = -\log \operatorname{softmax}\Bigl( \frac{h(z)}{\tau \lVert h(z) \rVert} \Bigr)_c$$
+    """
     private = ("gauss.",)
     tuned = {
         "digits": {"server_lr": 1e-3},

@@ -45,6 +45,26 @@ class PILoRA(Method):
     """
 
     paper = "Guo et al., PILoRA, ECCV 2024"
+    formulas = r"""
+    $$\hat f_t(x) = f\Bigl(x;\; W + \sum_{i \le t} B_i A_i\Bigr)$$
+
+    $$d(x, c) = \lVert \hat f_t(x) - m_c \rVert / \sqrt D$$
+
+    $$L = -\log \frac{e^{-\delta\, d(x, y)}}{\sum_c e^{-\delta\, d(x, c)}} + \lambda\, d(x, y)
+    + \gamma \sum_{i<t} \lVert A_i A_t^\top \rVert_1 + s\, \lVert A_t \rVert_1$$
+
+    The last term, of weight $s$ (`sparse`), is in the released code alone.
+
+    On the server, for a class with prototypes $m^k$ and class means $\mu^j$ of the clients:
+
+    $$d_k = \sum_j \lVert m^k - \mu^j \rVert$$
+
+    $$p_k = 1 / d_k$$
+
+    $$w_k = \operatorname{softmax}_k\Bigl( \frac{1}{\tau} \frac{p_k - \min p}{\max p - \min p} \Bigr)$$
+
+    $$m = \sum_k w_k m^k$$
+    """
     frozen = ("past.", "frozen.before")
     tuned = {"tinyimagenet": {"lr_prototype": 5e-3, "lr_lora": 5e-6}, "digits": {"head_tune": True}}
 

@@ -83,6 +83,7 @@ class Method(ABC):
 
     name: ClassVar[str] = ""  # filled by the registry
     paper: ClassVar[str] = ""
+    formulas: ClassVar[str] = ""  # Markdown with LaTeX between dollars, for its page in the handbook
     private: ClassVar[tuple[str, ...]] = ()  # state prefixes that never leave the server
     # state prefixes of finished tasks, row by row: rows join, none changes
     frozen: ClassVar[tuple[str, ...]] = ()

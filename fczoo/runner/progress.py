@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from fczoo.core.method import Method
 from fczoo.federation.observer import Silent
@@ -53,7 +53,7 @@ class Progress:
         folders = list(dict.fromkeys(cell.folder for cell in cells))
         place = folders[0] / LOG if len(folders) == 1 else f"{LOG} beside each {ABOUT}"
         say(f"{self.total} run{'s' * (self.total > 1)}; log: {place}")
-        shown = bar and sys.stderr.isatty()
+        shown = bar and (sys.stderr.isatty() or "ipykernel" in sys.modules)  # a notebook is no terminal
         self.bar = tqdm(total=self.total, disable=not shown, leave=False, smoothing=0, bar_format=BAR)
 
     def __enter__(self) -> "Progress":

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fczoo.core.registry import METHODS
+from helpers_browser import needs_browser, served
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLUGIN = Path(__file__).with_name("plugin")
@@ -17,16 +18,50 @@ FILE = re.compile(r"```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)```", flags=r
 COMMANDS = re.compile(r"^```bash\n(.*?)```", flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.slow
-def test_the_handbook_builds_without_a_warning(tmp_path):
-    for package in ("sphinx", "myst_parser", "furo"):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The handbook, built with warnings as errors."""
+    for package in ("sphinx", "myst_parser", "furo", "latex2mathml"):
         pytest.importorskip(package, reason=f"{package} (extra docs) is not installed")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(DOCS), str(tmp_path / "site")]
+    folder = tmp_path_factory.mktemp("handbook") / "site"
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(DOCS), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    built = {page.stem for page in (tmp_path / "site" / "generated" / "methods").glob("*.html")}
-    assert built >= {*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")}
-    assert "orthogonal" in (tmp_path / "site" / "generated" / "methods" / "pilora.html").read_text()
+    return folder
+
+
+@pytest.mark.slow
+def test_the_handbook_has_a_page_a_method_with_figure_and_formulas(site: Path) -> None:
+    pages = {page.stem: page.read_text() for page in (site / "generated" / "methods").glob("*.html")}
+    names = {*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")}
+    assert pages.keys() >= names
+    assert "orthogonal" in pages["pilora"] and pages["pilora"].count("<math") > 3
+    for name in names:
+        assert f"<title>What {name} trains and sends</title>" in pages[name]
+
+
+@pytest.mark.slow
+def test_the_handbook_fetches_nothing(site: Path) -> None:
+    fetched = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=\"(?:https?:)?//[^\"]*")
+    for page in site.rglob("*.html"):
+        assert not fetched.findall(page.read_text(encoding="utf-8")), page
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@needs_browser
+def test_a_browser_shows_the_handbook_on_a_telephone(site: Path, tmp_path: Path) -> None:
+    """Figure and formulas are drawn, and nothing is wider than 390 pixels."""
+    drawn = """
+        const box = selector => document.querySelector(selector).getBoundingClientRect();
+        return [document.documentElement.scrollWidth, box("svg[role=img]").width, box("math").height];
+    """
+    with served(site, tmp_path / "profile") as pages:
+        width, figure, formula = pages.ask("generated/methods/pilora.html", drawn)
+        found = [(site / path.lstrip("/").partition("?")[0]).exists() for path in pages.asked[1:]]
+        assert all(found), pages.asked
+        assert pages.ask("metrics.html", "return document.documentElement.scrollWidth") <= 390
+    assert width <= 390 and 300 < figure < 390 and formula > 20
 
 
 @pytest.mark.slow

@@ -2,13 +2,8 @@
 
 import json
 import re
-import shutil
-import subprocess
 import sys
-import threading
-from functools import partial
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,22 +11,9 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 from fczoo.core.files import write_json
+from helpers_browser import needs_browser, served
 
 pytest.importorskip("matplotlib", reason="matplotlib (extra plot) is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-]
-FLAGS += [
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]
 HOSTILE = "<script>alert(1)</script>"
 NAMES = ("accuracy", "forgetting", "bytes", "partition", "loss", "time")
 
@@ -166,26 +148,13 @@ def test_without_matplotlib_one_line_says_what_to_install(page, monkeypatch):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@needs_browser
 def test_a_browser_shows_it_and_fetches_nothing_else(page, tmp_path):
-    asked: list[str] = []
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            asked.append(self.path)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(page.parent)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}/page.html"
-    shot, dom = tmp_path / "shot.png", ""
-    try:
-        for wish in (["--dump-dom"], [f"--screenshot={shot}", "--window-size=500,2000"]):
-            command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *wish, address]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-            dom = done.stdout or dom
-    finally:
-        server.shutdown()
-    assert set(asked) == {"/page.html"}
+    with served(page.parent, tmp_path / "profile") as site:
+        dom, picture = site.dom("page.html"), site.shot("page.html", tmp_path / "shot.png")
+        assert set(site.asked) == {"/page.html"}
+        wide = site.ask("page.html", "return document.documentElement.scrollWidth")
+    assert wide <= 390
     for words in (
         "digits, iid",
         "76.0 ± 1.0",
@@ -195,9 +164,6 @@ def test_a_browser_shows_it_and_fetches_nothing_else(page, tmp_path):
     ):
         assert words in dom
     assert dom.count("<svg") == 2 * len(NAMES) + 3 and 'class="best"' in dom and "≈" in dom
-    import matplotlib.image
-
-    picture = matplotlib.image.imread(shot)
     assert (
         picture.shape[:2] == (2000, 500)
         and len({tuple(p) for p in (picture[::4, ::4, :3] * 255).astype(int).reshape(-1, 3)}) > 30

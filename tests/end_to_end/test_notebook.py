@@ -1,0 +1,36 @@
+"""What a user of a notebook sees: results as tables and pictures, and a bar while runs go on."""
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbclient and ipykernel (extra test) are not installed")
+nbclient = pytest.importorskip("nbclient", reason="nbclient and ipykernel (extra test) are not installed")
+pytest.importorskip("ipykernel", reason="nbclient and ipykernel (extra test) are not installed")
+
+CELLS = (
+    "%matplotlib inline\nimport fczoo",
+    "results = fczoo.bench(['fedncm', 'fedclm'], range(2), dataset='digits', train_per_class=8,\n"
+    "                      test_per_class=4, tasks=3, rounds=1, epochs=1)",
+    "results",
+    "results['fedclm'][0]",
+    "figure = results.plot()\nfigure",
+    "fczoo.bench('fedncn')",
+)
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_tables_curves_and_progress(tmp_path) -> None:
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    cells[-1].metadata["tags"] = ["raises-exception"]
+    book = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    _, ran, table, one, curves, wrong = (cell["outputs"] for cell in book.cells)
+    told = "".join(out["text"] for out in ran if out["output_type"] == "stream")
+    assert "run 4 of 4, fedclm seed 1: task 3 of 3" in told and "4 of 4 runs ended; best so far" in told
+    assert " % |" in told or any("widget" in kind for out in ran for kind in out.get("data", {}))
+    (shown,) = table
+    assert shown["data"]["text/html"].count("<tr>") == 3 and "fedclm" in shown["data"]["text/html"]
+    assert "on task 3" in one[0]["data"]["text/html"] and "<table>" in one[0]["data"]["text/html"]
+    assert any("image/png" in out.get("data", {}) for out in curves)
+    (error,) = (out for out in wrong if out["output_type"] == "error")
+    assert error["ename"] == "FczooError" and "no method is called 'fedncn'; did you mean" in error["evalue"]
+    assert not list(tmp_path.iterdir())  # nothing is left where nobody asked for files

@@ -1,0 +1,48 @@
+"""What users write checks: the handbook's Python with mypy, against the types that fczoo ships."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mypy", reason="mypy (extra test) is not installed")
+DOCS = Path(__file__).parents[2] / "docs"
+FILE = re.compile(r"```\{code-block\} python\n:caption: (\S+)\n\n(.*?)```", flags=re.DOTALL)
+SNIPPET = re.compile(r"^```python\n(.*?)```", flags=re.DOTALL | re.MULTILINE)
+MISTAKEN = """import fczoo
+
+result = fczoo.run(fczoo.create_method("fedncm"), dataset="digits", rounds=1)
+fczoo.bench("fedncm", ["zero"])
+result.accurcy
+"""
+
+
+def checked(folder: Path, *options: str) -> list[str]:
+    """What mypy says of the files of a folder."""
+    command = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent", *options]
+    command += ["--check-untyped-defs", "--cache-dir", str(folder.parent / "cache"), str(folder)]
+    there = {**os.environ, "MYPYPATH": str(DOCS.parent)}  # an editable installation is not seen by mypy
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder, env=there)
+    assert done.returncode in (0, 1), done.stderr
+    return [line for line in done.stdout.splitlines() if ": error: " in line]
+
+
+@pytest.mark.slow
+def test_python_of_the_handbook_checks_and_mistakes_are_found(tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.mkdir()
+    wrong.mkdir()
+    for page in [*DOCS.glob("tutorials/*.md"), *DOCS.glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for name, code in FILE.findall(text):
+            (right / Path(name).name).write_text(code)
+        for number, code in enumerate(SNIPPET.findall(text)):
+            (right / f"{page.stem}_{number}.py").write_text(code)
+    assert len(list(right.iterdir())) >= 4
+    assert checked(right) == []
+    (wrong / "mistaken.py").write_text(MISTAKEN)
+    found = checked(wrong)
+    assert [line.split(":")[1] for line in found] == ["4", "5"], found

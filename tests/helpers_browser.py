@@ -1,0 +1,99 @@
+"""A real browser: what it shows of a folder of pages, and what it asks for."""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from html import unescape
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+PROBE = """<!doctype html><title>probe</title>
+<iframe src="/{page}" style="width:{width}px;height:800px"></iframe>
+<script>
+onload = async () => {{
+  const page = document.querySelector("iframe").contentWindow;
+  const found = await (async (window, document) => {{ {script} }})(page, page.document);
+  document.title = JSON.stringify(found);
+}};
+</script>"""
+
+
+class Site:
+    """A folder of pages on a server of this machine, as a browser with no other network sees it."""
+
+    def __init__(self, folder: Path, profile: Path):
+        self.folder, self.profile, self.asked, self.probe = folder, profile, [], ""
+        site = self
+
+        class Handler(SimpleHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path != "/favicon.ico":  # which browsers ask for unasked
+                    site.asked.append(self.path)
+                if self.path != "/probe.html":
+                    super().do_GET()
+                    return
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+                self.end_headers()
+                self.wfile.write(site.probe.encode())
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        handler = partial(Handler, directory=str(folder))
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def chromium(self, page: str, *wishes: str) -> str:
+        address = f"http://127.0.0.1:{self.server.server_port}/{page}"
+        command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={self.profile}", *wishes, address]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    def dom(self, page: str) -> str:
+        """The page as the browser has it after its scripts."""
+        return self.chromium(page, "--virtual-time-budget=5000", "--dump-dom")
+
+    def shot(self, page: str, file: Path, width: int = 500, height: int = 2000) -> Any:
+        """The picture [height, width, 4]."""
+        import matplotlib.image
+
+        self.chromium(page, f"--screenshot={file}", f"--window-size={width},{height}")
+        return matplotlib.image.imread(file)
+
+    def ask(self, page: str, script: str, width: int = 390) -> Any:
+        """What the body of a JavaScript function returns, run on a page in a frame so many pixels wide."""
+        self.probe = PROBE.format(page=page, width=width, script=script)
+        dom = self.chromium("probe.html", "--virtual-time-budget=8000", "--dump-dom")
+        (title,) = re.findall(r"<title>(.*?)</title>", dom, flags=re.DOTALL)[:1]
+        return json.loads(unescape(title))
+
+
+@contextmanager
+def served(folder: Path, profile: Path) -> Iterator[Site]:
+    """The folder's pages while inside."""
+    site = Site(folder, profile)
+    try:
+        yield site
+    finally:
+        site.server.shutdown()
