@@ -14,21 +14,22 @@ from fczoo.core.payload import per_class, whole
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
-from fczoo.functional.ridge import Analytic, best_ridge, gram_sums, solve_ridge
+from fczoo.functional.adapters import Adaptable
+from fczoo.functional.ridge import best_ridge, gram_sums, solve_ridge
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
 
 
 @register_method("ranpac")
 @dataclass(frozen=True)
-class RanPAC(Analytic):
+class RanPAC(Adaptable):
     """Ridge regression on random features relu(f R),
     its ridge chosen anew in every task on images held out.
 
     Sent once a task: the sums of FedRidge twice, over images to fit and over images held out, which is all
     that the choice needs. An image is held out or not whoever owns it, so the choice, too, is that of the
-    images in one place. The final solution uses both parts. The paper's adaptation of the network in the
-    first task is not part of it.
+    images in one place. The final solution uses both parts. The paper first adapts the network in the first
+    task (``adapt=adapter``; 20 epochs, batch 48); without, features are those of the pre-trained one.
     """
 
     paper = "McDonnell et al., NeurIPS 2023; federated by sums"
@@ -41,6 +42,7 @@ class RanPAC(Analytic):
         low=0,
         tune=(1e-2, 1e8, "log"),
     )
+    lr: float = option(0.01, "learning rate of adapters and head, SGD, cosine over the rounds", low=0)
     held_out: float = option(0.2, "part of a task's images on which the ridge is chosen", low=0.01, high=0.99)
 
     def random_features(self) -> int:
@@ -60,7 +62,8 @@ class RanPAC(Analytic):
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
         if self.ridge is not None:
             return super().survey(moment, backbone, state, batch, task)
-        phi, out = self.lifted(state, batch.query), batch.draws[:, 0] >= 1 - self.held_out
+        phi = self.lifted(state, self.read(backbone, state, batch))
+        out = batch.draws[:, 0] >= 1 - self.held_out
         fit = gram_sums(phi, batch._replace(w=batch.w * ~out), task)
         judge = gram_sums(phi, batch._replace(w=batch.w * out), task)
         named = {k.replace("class.", "judge."): v for k, v in judge.items()}

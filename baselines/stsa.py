@@ -12,17 +12,18 @@ from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import ServerContext
-from fczoo.functional.ridge import Analytic, Score, solve_ridge
+from fczoo.functional.adapters import Adaptable
+from fczoo.functional.ridge import Score, solve_ridge
 
 
 @register_method("stsa")
 @dataclass(frozen=True)
-class STSA(Analytic):
+class STSA(Adaptable):
     """Ridge regression on random features relu(f R), read by cosine, from sums over clients and tasks.
 
     Sent once a task: count and sum of random features of every class, and their Gram matrix. The cosine
-    undoes that the rows of rare classes are short. The paper's adapters, which all clients train together in
-    the first task and then freeze, are not part of it: the features are those of the pre-trained network.
+    undoes that the rows of rare classes are short. The paper first adapts the network in the first task
+    (``adapt=adapter``; 10 rounds of 2 epochs, batch 128); without, features are those of the pre-trained one.
     """
 
     paper = "Guan et al., WWW 2026, arXiv 2506.01327"

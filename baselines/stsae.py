@@ -1,6 +1,6 @@
 """STSA-E, STSA without its large upload. Guan et al., WWW 2026."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -37,10 +37,10 @@ class STSAE(STSA):
 
     def training(self) -> Training:
         uploads = {f"part{j}.": per_class("count", "sum") for j in range(self.parts)}
-        return Training(inputs=["query"], uploads=uploads, draws=1, even_draws=True, separate=True)
+        return replace(super().training(), uploads=uploads, draws=1, even_draws=True, separate=True)
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        phi = self.lifted(state, batch.query)
+        phi = self.lifted(state, self.read(backbone, state, batch))
         part = F.one_hot((self.parts * batch.draws[:, 0]).long(), self.parts) * batch.w[:, None]
         sums: Tree = {}
         for j in range(self.parts):

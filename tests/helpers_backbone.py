@@ -40,6 +40,7 @@ def by_hand(
     tokens: Tensor | None = None,
     deep: dict | None = None,
     prefix: dict | None = None,
+    adapter: dict | None = None,
 ) -> Tensor:
     """All outputs of the last block, normed, [B, tokens + 1 + patches, D].
 
@@ -87,7 +88,11 @@ def by_hand(
             x = x + linear(torch.cat(heads, 1), f"blocks.{i}.attn.proj")
             inner = linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1")
             inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
-            x = (x + linear(inner, f"blocks.{i}.mlp.fc2"))[:keep]
+            beside = torch.zeros_like(x)
+            if adapter and i in adapter:
+                down, down_bias, up, up_bias = adapter[i]
+                beside = 0.1 * ((x @ down.mT + down_bias).clamp(min=0) @ up.mT + up_bias)
+            x = (x + linear(inner, f"blocks.{i}.mlp.fc2") + beside)[:keep]
         out.append(norm(x, "norm"))
     return torch.stack(out)
 

@@ -10,6 +10,8 @@ equals timm's own when no plug is given (tested). Plugs are tensors of a flat tr
 ``tokens``                          [L, D] or [B, L, D] prompt tokens in front of the embedded image
 ``deep.{block}``                    [L, D] or [B, L, D] tokens behind that block's input; their outputs
                                     are dropped
+``adapter.{block}.down``, ``.up``,  AdaptFormer's bottleneck [r, D], [D, r] with biases [r], [D] beside
+``.down_bias``, ``.up_bias``        the block's MLP: out += 0.1 (up relu(down x)), x as it enters norm2
 ``full.{weight}``                   replaces the frozen weight of that (timm) name, for fine-tuning
 ==================================  ===================================================================
 
@@ -27,9 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fczoo.core.attention import attend
 from fczoo.core.errors import FczooError
 
 LORA_PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
+ADAPTER_SCALE = 0.1  # s of AdaptFormer (Chen et al., NeurIPS 2022)
 LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # linear layers of a block
 
 
@@ -93,6 +97,7 @@ class Backbone:
             rf"prefix\.({block})\.[kv]",
             "tokens",
             rf"deep\.({block})",
+            rf"adapter\.({block})\.(down|up)(_bias)?",
             rf"full\.({'|'.join(map(re.escape, expected))})",
         )
         self._plug_names = re.compile("|".join(kinds))
@@ -203,7 +208,9 @@ class Backbone:
             hidden = hidden[:, rows] + attended
             inner = self._norm(hidden, f"blocks.{i}.norm2", plugs)
             inner = F.gelu(self._linear(inner, f"blocks.{i}.mlp.fc1", f"lora.{i}.fc1", plugs, seen))
-            hidden = hidden + self._linear(inner, f"blocks.{i}.mlp.fc2", f"lora.{i}.fc2", plugs, seen)
+            added = self._linear(inner, f"blocks.{i}.mlp.fc2", f"lora.{i}.fc2", plugs, seen)
+            beside = self._adapter(hidden, i, plugs)
+            hidden = hidden + (added if beside is None else added + beside)
             _note(seen, f"blocks.{i}", hidden)
         read = hidden[:, output_rows] if seen else hidden
         return self._norm(read, "norm", plugs).to(self._feature_dtype).mean(1)
@@ -242,6 +249,13 @@ class Backbone:
             return None
         return (hidden @ plugs[f"{pair}.a"].to(self.dtype).mT) @ plugs[f"{pair}.b"].to(self.dtype).mT
 
+    def _adapter(self, hidden: Tensor, block: int, plugs: Mapping[str, Tensor]) -> Tensor | None:
+        if f"adapter.{block}.up" not in plugs:
+            return None
+        parts = "down", "down_bias", "up", "up_bias"
+        down, down_bias, up, up_bias = (plugs[f"adapter.{block}.{p}"].to(self.dtype) for p in parts)
+        return ADAPTER_SCALE * F.linear(F.linear(hidden, down, down_bias).relu(), up, up_bias)
+
     def _linear(
         self, hidden: Tensor, name: str, pair: str, plugs: Mapping[str, Tensor], seen: dict[str, Tensor]
     ) -> Tensor:
@@ -277,17 +291,3 @@ class Backbone:
 def _note(seen: dict[str, Tensor], tap: str, value: Tensor) -> None:
     if tap in seen:
         seen[tap] = value
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Softmax attention of queries, keys and values [B, H, N, D/H].
-
-    On the CPU the fused kernel has no rule for a batch of clients (vmap) and a slow bfloat16 backward, so
-    there the formula is written out; everywhere else the fused kernel is faster or leaner.
-    """
-    inside_vmap = torch._C._functorch.maybe_current_level() is not None
-    if query.device.type == "cpu" and (inside_vmap or query.dtype == torch.bfloat16):
-        scale = query.shape[-1] ** -0.5
-        attention: Tensor = ((query * scale) @ key.mT).softmax(-1)
-        return attention @ value
-    return F.scaled_dot_product_attention(query, key, value)

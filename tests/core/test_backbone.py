@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fczoo import FczooError
-from fczoo.core.backbone import LORA_PARTS, Backbone, attend
+from fczoo.core.attention import attend
+from fczoo.core.backbone import LORA_PARTS, Backbone
 from helpers_backbone import CLOSE, by_hand, by_timm
 
 
@@ -161,6 +162,18 @@ def test_outputs_of_deep_tokens_are_dropped(backbone, images, noise):
         by_hand(backbone, images, deep=deep)[:, 0],
         **CLOSE,
     )
+
+
+def test_adapters_stand_beside_the_mlp(backbone, images, noise):
+    """Before its norm; with up and its bias at zero not a bit changes."""
+    parts = {i: (noise(5, 32), noise(5), noise(32, 5), noise(32)) for i in (0, 3, 5)}
+    names = "down", "down_bias", "up", "up_bias"
+    plugs = {f"adapter.{i}.{n}": v for i, own in parts.items() for n, v in zip(names, own, strict=True)}
+    expected = by_hand(backbone, images, adapter=parts)[:, 0]
+    torch.testing.assert_close(backbone(images, plugs), expected, **CLOSE)
+    assert not torch.allclose(expected, backbone(images), atol=1e-3)
+    still = {name: v * 0 if ".up" in name else v for name, v in plugs.items()}
+    assert torch.equal(backbone(images, still), backbone(images))
 
 
 def test_all_prompts_at_once(backbone, images, noise):
