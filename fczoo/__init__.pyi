@@ -1,3 +1,4 @@
+from .aggregators.alone import merge as merge
 from .backbones.load import load_backbone as load_backbone
 from .core.errors import FczooError as FczooError
 from .core.method import Method as Method
@@ -24,6 +25,7 @@ from .core.types import Task as Task
 from .core.types import Training as Training
 from .federation.benchmark import Bench as Bench
 from .federation.benchmark import run as run
+from .federation.observer import Silent as Silent
 from .federation.result import Result as Result
 from .federation.settings import Settings as Settings
 from .reports.results import Results as Results

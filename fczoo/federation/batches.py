@@ -48,6 +48,7 @@ class Learner:
     queue: list[Rows]  # its batches of the round
     counts: Tensor  # [C] images of each class among them
     sums: Tree = field(default_factory=dict)  # what ``loss`` and ``stats`` have summed up so far
+    losses: list[Tensor] = field(default_factory=list)  # of its steps
     gradients: Tree = field(default_factory=dict)  # of the loss, summed up, where local training asks for it
 
     @property

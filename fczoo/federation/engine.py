@@ -37,8 +37,8 @@ from fczoo.federation.stacking import accumulate, over_clients
 
 _LOSS = "loss of the step"  # a name that no method gives to a sum
 
-Tick = Callable[[int, float], None]
-"""Is told a client's number and mean loss when its training ends."""
+Tick = Callable[[int, float, list[Tensor]], None]
+"""Is told a client's number, its mean loss and those of its steps when its training ends."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Engine:
     make_steps: Callable[[Mapping[str, Optim], list[Tree], Context], Steps] = Optimizers
 
     def train(
-        self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Tick = lambda client, loss: None
+        self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Tick = lambda *_: None
     ) -> list[Payload]:
         """Payloads of ``clients``, in their order.
 
@@ -208,6 +208,8 @@ class Engine:
             batch = self._with_teacher(self._batch(rows), rows, ctx)._replace(class_count=counts[: len(rows)])
             out = over_clients(loss, [learner.leaves for learner in active], batch)
             out[_LOSS].sum().backward()
+            for learner, of_step in zip(active, out[_LOSS].detach(), strict=True):
+                learner.losses.append(of_step)
             for learner in active:
                 self.controls.correct(learner)
             optimizers.step([step / len(learner.queue) for learner in active], training.clip_norm)
@@ -216,7 +218,7 @@ class Engine:
     def _finite(self, learner: Learner, tick: Tick) -> bool:
         """Whether a client's training has gone well; tells its mean loss."""
         mean = float(learner.sums.pop(_LOSS)) / len(learner.queue)
-        tick(learner.client.number, mean)
+        tick(learner.client.number, mean, learner.losses)
         return math.isfinite(mean) and all(bool(v.isfinite().all()) for v in learner.leaves.values())
 
     def _stats(self, learners: Sequence[Learner], ctx: Context) -> None:

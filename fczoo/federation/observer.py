@@ -12,18 +12,22 @@ class Observer(Protocol):
 
     def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None: ...
     def client(self, task: int, round: int, loss: float) -> None: ...
+    def steps(self, task: int, round: int, client: int, losses: list[float]) -> None: ...
     def round(self, record: dict[str, Any]) -> None: ...
     def task(self, result: Result) -> None: ...
 
 
 class Silent:
-    """The observer that says nothing."""
+    """The observer that says nothing; a class on top of it says what it cares for."""
 
     def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
         """A run begins or goes on: ``rounds`` rounds over all tasks, ``done`` of them done before."""
 
     def client(self, task: int, round: int, loss: float) -> None:
         """A client has trained."""
+
+    def steps(self, task: int, round: int, client: int, losses: list[float]) -> None:
+        """The losses of a client's single steps, in order; told after ``client``."""
 
     def round(self, record: dict[str, Any]) -> None:
         """A round is over."""
@@ -45,6 +49,10 @@ class Several:
     def client(self, task: int, round: int, loss: float) -> None:
         for observer in self.observers:
             observer.client(task, round, loss)
+
+    def steps(self, task: int, round: int, client: int, losses: list[float]) -> None:
+        for observer in self.observers:
+            observer.steps(task, round, client, losses)
 
     def round(self, record: dict[str, Any]) -> None:
         for observer in self.observers:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fczoo.core.metrics import all_metrics
 from fczoo.core.seeds import numpy_stream
@@ -116,9 +117,10 @@ class Run(Exchanges):
         shared, down = self._send(drawn)
         losses: dict[int, float] = {}
 
-        def tick(client: int, loss: float) -> None:
+        def tick(client: int, loss: float, steps: list[Tensor]) -> None:
             losses[client] = loss
             self.observer.client(task.index, number, loss)
+            self.observer.steps(task.index, number, client, torch.stack(steps).tolist())
 
         heard = self.uplink.heard(present, exchange)
         with self.result.phase("training"):

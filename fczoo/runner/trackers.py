@@ -147,6 +147,9 @@ class Logging:
     def client(self, task: int, round: int, loss: float) -> None:
         """Too fine for a tracker."""
 
+    def steps(self, task: int, round: int, client: int, losses: list[float]) -> None:
+        """Finer still."""
+
     def round(self, record: dict[str, Any]) -> None:
         self.step += 1
         self._send(

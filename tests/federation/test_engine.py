@@ -42,7 +42,7 @@ def train(backbone) -> Callable[..., list[Tree]]:
         number=0,
         rounds=1,
         start=(0.0, 0.0),
-        tick=lambda client, loss: None,
+        tick=lambda *_: None,
     ):
         store = Given(
             backbone, [q for rows, _ in data for q in rows], [y for _, labels in data for y in labels]
@@ -139,7 +139,7 @@ def test_the_tick_gets_each_clients_mean_loss_over_its_own_steps(train, together
         epochs=2,
         batch_size=1,
         together=together,
-        tick=lambda client, loss: losses.append(loss),
+        tick=lambda client, loss, steps: losses.append(loss),
     )
     assert sorted(losses) == pytest.approx([sum(0.64**i for i in range(8)) / 8, (1 + 0.64) / 2])
 
@@ -256,7 +256,11 @@ def test_prefixes_have_optimizers_of_their_own(backbone):
 @pytest.mark.parametrize("together", [1, 2])
 def test_a_client_whose_loss_is_no_number_has_nothing_to_say(train, together):
     losses = {}
-    payloads = train(Toy(), [ONE, ([[float("nan"), 0.0]], [1])], together=together, tick=losses.__setitem__)
+
+    def tick(client, loss, steps):
+        losses[client] = loss
+
+    payloads = train(Toy(), [ONE, ([[float("nan"), 0.0]], [1])], together=together, tick=tick)
     assert not payloads[1] and payloads[0]["w"].isfinite().all() and payloads[0].client == 10
     assert math.isfinite(losses[10]) and math.isnan(losses[11])
 

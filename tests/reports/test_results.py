@@ -1,6 +1,7 @@
 """Results as objects: ``fczoo.bench``, ``fczoo.load_results``, and a run that is stepped through."""
 
 import json
+import math
 import re
 
 import pytest
@@ -85,6 +86,28 @@ def test_tables_come_in_the_styles_of_reports(results):
     assert results.table("csv").startswith("dataset,partition")
     with pytest.raises(FczooError, match="style is 'word'"):
         results.table("word")
+
+
+def test_a_stepped_run_tells_the_losses_of_single_steps():
+    """Two epochs of batches of 16 a client; their mean is the client's loss."""
+
+    class Watched(fczoo.Silent):
+        def __init__(self):
+            self.means, self.single = [], []
+
+        def client(self, task, round, loss):
+            self.means.append(loss)
+
+        def steps(self, task, round, client, losses):
+            self.single.append((task, client, losses))
+
+    watched = Watched()
+    bench = fczoo.Bench.open(fczoo.Settings.for_dataset("digits", **{**TINY, "epochs": 2, "tasks": 2}))
+    for task in bench.start(fczoo.create_method("fedavg", "digits", tune="head"), observer=watched):
+        told = [losses for t, _, losses in watched.single if t == task.index]
+        owned = [len(o) for o in bench.partition.tasks[task.index] if len(o)]
+        assert sorted(map(len, told)) == sorted(2 * math.ceil(n / 16) for n in owned)
+    assert [sum(ls) / len(ls) for *_, ls in watched.single] == pytest.approx(watched.means, rel=1e-5)
 
 
 def test_a_run_can_be_stepped_and_ends_like_a_whole_one():
