@@ -20,7 +20,13 @@ from fczoo.functional.synthesis import Making, synthesised
 RATES: dict[str, dict[str, Any]] = {  # HGP, appendix H; digits: ours
     **{name: {"lr": 1e-5, "lr_backbone": 1e-5} for name in ("cifar100", "imagenet_r", "eurosat")},
     **{name: {"lr": 1e-4, "lr_backbone": 1e-4} for name in ("imagenet_a", "cars196", "cub200")},
-    "digits": {"steps": 20, "width": 16},  # a tenth of the time
+    "digits": {
+        "synthesis_rounds": 10,
+        "warmup": 5,
+        "steps": 10,
+        "student_steps": 5,
+        "width": 16,
+    },  # for speed
 }
 
 

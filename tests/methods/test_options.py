@@ -42,6 +42,7 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
         {"detector": "oracle", "lr": 1.0, "lr_backbone": 0.01},
         {},
     ),
+    ("dytox", "choice"): ({"memory": 30, "lr": 0.05}, {}),  # else features are alike, and few are chosen
     ("target", "student_steps"): ({"warmup": 0}, {}),  # else it learns when all images are made
     ("target", "student_lr"): ({"warmup": 0}, {}),
     ("glfc", "detector"): ({"threshold": 1e6}, {}),  # else the entropy tells as much as the oracle
