@@ -89,8 +89,8 @@ class Replay:
             return self._noted(train(engine, state, clients, ctx, *tick), after)
 
         def surveyed(engine: Engine, moment: Any, state: Tree, clients: Any, ctx: Context) -> list[Payload]:
-            after = survey(self._engine(engine), moment, self._moved(state), clients, ctx)
-            return self._noted(survey(engine, moment, state, clients, ctx), after)
+            after = list(survey(self._engine(engine), moment, self._moved(state), clients, ctx))
+            return self._noted(list(survey(engine, moment, state, clients, ctx)), after)
 
         with mock.patch.multiple(Engine, train=trained, survey=surveyed):
             bench.run(method)

@@ -64,9 +64,7 @@ class Engine:
     store: ImageStore
     plan: Plan
     memories: dict[int, Tree] = field(default_factory=dict)  # client -> what it keeps from round to round
-    taught: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # position -> teacher's output, where the view is fixed
+    taught: dict[int, Tensor] = field(default_factory=dict)  # position -> teacher's output of a fixed view
     controls: Controls = field(default_factory=Controls)  # of the rule of local training, if any
     make_steps: Callable[[Mapping[str, Optim], list[Tree], Context], Steps] = Optimizers
 
@@ -89,24 +87,34 @@ class Engine:
             payloads |= zip(group, sent, strict=True)
         return [payloads[i] for i in range(len(clients))]
 
-    def survey(self, moment: Moment, state: Tree, clients: Sequence[Client], ctx: Context) -> list[Payload]:
-        """Sums of the method's survey over one pass of each client's data."""
+    def survey(
+        self, moment: Moment, state: Tree, clients: Sequence[Client], ctx: Context
+    ) -> Iterator[Payload]:
+        """Sums of the method's survey over one pass of each client's data, made when they are asked for."""
         method = self.method
         assert isinstance(method, Surveys)
 
         def sums(_: Tree, batch: Batch) -> Tree:
             return method.survey(moment, self.backbone, state, batch, ctx.task)
 
-        out, key = [], (f"survey {moment}", self.plan.seed, ctx.task.index)
+        key = f"survey {moment}", self.plan.seed, ctx.task.index
         for client in clients:
             own = image_draws(method.training(), len(self.store.labels), client.index, *key)
-            found = self._pass(sums, [{}], [Rows(client.index, own=own)])[0]
-            out.append(Payload(found, client.number, len(client.index)))
-        return out
+            rows = [Rows(client.index, own=own)]
+            yield Payload(self._pass(sums, [{}], rows)[0], client.number, len(client.index))
+
+    @torch.no_grad()
+    def survey_form(self, moment: Moment, state: Tree, client: Client, ctx: Context) -> Payload:
+        """What uploads of a survey look like, from one image that counts for nothing."""
+        method = self.method
+        assert isinstance(method, Surveys)
+        own = torch.zeros(1, method.training().draws) if method.training().draws else None
+        stacked = self._batch([Rows(client.index[:1], own=own)])
+        batch = Batch(*(v[0] for v in stacked))._replace(w=torch.zeros_like(stacked.w[0]))
+        return Payload(method.survey(moment, self.backbone, state, batch, ctx.task), client.number)
 
     def conclude(self, clients: Sequence[Client], ctx: Context) -> list[Payload]:
-        """Uploads of clients that settle what they keep of a task; an empty payload:
-        the client sends nothing.
+        """Uploads of clients that settle what they keep of a task, empty where one sends nothing.
 
         Behind an upload are the images of the task and the exemplars.
         """

@@ -98,10 +98,18 @@ class Exchanges:
         if not isinstance(self.method, Surveys) or moment not in self.method.surveys() or not clients:
             return
         shared, _ = self._send(clients)
+        asked, exchange = Context(task, 0, self.rounds[task.index], {}), Exchange(task, survey=moment)
+        folded: Tree = {}
         with self.result.phase("surveys"):
-            sent = engine.survey(moment, shared, clients, Context(task, 0, self.rounds[task.index], {}))
+            sent = engine.survey(moment, shared, clients, asked)
+            if self.uplink.folds:
+                form = engine.survey_form(moment, shared, clients[0], asked)
+                arrival, folded = self.uplink.collect(sent, clients, shared, exchange, form)
+            else:
+                arrival = self.uplink.arrive(list(sent), clients, shared, exchange)
         self._note_storage(shared)
-        sums, ctx = self._sums(sent, clients, shared, task, moment)
+        sums, ctx = self._sums(arrival, task, moment)
+        sums |= folded
         self.state = self._place(self.method.absorb(moment, self.state, sums, ctx))
 
     def _conclude(self, engine: Engine, clients: list[Client], task: Task) -> list[Client]:
@@ -121,15 +129,13 @@ class Exchanges:
         uploads = [(p, c) for p, c in zip(sent, holding, strict=True) if p]
         if uploads:
             payloads, senders = map(list, zip(*uploads, strict=True))
-            sums, ctx = self._sums(payloads, senders, shared, task, "conclude")
+            arrival = self.uplink.arrive(payloads, senders, shared, Exchange(task, survey="conclude"))
+            sums, ctx = self._sums(arrival, task, "conclude")
             self.state = self._place(self.method.concluded(self.state, sums, ctx))
         return holding
 
-    def _sums(
-        self, sent: list[Payload], clients: list[Client], shared: Tree, task: Task, boundary: Boundary
-    ) -> tuple[Tree, ServerContext]:
-        """What clients sent at a boundary of a task, added up, and what the server knows besides."""
-        arrival = self.uplink.arrive(sent, clients, shared, Exchange(task, survey=boundary))
+    def _sums(self, arrival: Arrival, task: Task, boundary: Boundary) -> tuple[Tree, ServerContext]:
+        """What arrived at a boundary of a task, added up, and what the server knows besides."""
         payloads, _, _ = self._receive(arrival)
         sums = gathered(payloads, self.training.separate)
         number = 0 if boundary == "begin" else self.rounds[task.index]

@@ -3,26 +3,42 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
 
 
-def gathered(payloads: Sequence[Payload], separate: bool) -> Tree:
-    """The clients' sums [K, ...] side by side, in the order of their numbers, or their total.
+class Total:
+    """Sums over clients: added up in float64, one client after another, so that none has to be kept.
 
-    Totals are those of the data in one place: they are added up in float64, one client after another.
+    They are those of the data in one place.
     """
+
+    def __init__(self) -> None:
+        self._sums: Tree = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def add(self, tree: Tree) -> None:
+        """One client's."""
+        for name, value in tree.items():
+            if name in self._sums:
+                self._sums[name] += value
+            else:
+                wide = value.is_floating_point() and value.device.type != "mps"  # which has no float64
+                self._sums[name] = value.to(torch.float64 if wide else value.dtype, copy=True)
+                self._dtypes[name] = value.dtype
+
+    @property
+    def tree(self) -> Tree:
+        """The sums so far, each of the type in which it was sent."""
+        return {name: value.to(self._dtypes[name]) for name, value in self._sums.items()}
+
+
+def gathered(payloads: Sequence[Payload], separate: bool) -> Tree:
+    """The clients' sums [K, ...] side by side, in the order of their numbers, or their total."""
     if separate:
         return {name: torch.stack([payload[name] for payload in payloads]) for name in payloads[0]}
-    return {name: _total([payload[name] for payload in payloads]) for name in payloads[0]}
-
-
-def _total(values: Sequence[Tensor]) -> Tensor:
-    first = values[0]
-    wide = first.is_floating_point() and first.device.type != "mps"  # which has no float64
-    total = first.to(torch.float64 if wide else first.dtype, copy=True)
-    for value in values[1:]:
-        total += value
-    return total.to(first.dtype)
+    total = Total()
+    for payload in payloads:
+        total.add(payload.tensors)
+    return total.tree

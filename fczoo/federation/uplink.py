@@ -3,7 +3,8 @@
 Who is heard of, what honest clients protect, what hostile ones forge, and what is admitted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -11,13 +12,14 @@ from typing import Any, NamedTuple
 
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
-from fczoo.core.payload import Payload, contents
+from fczoo.core.payload import Payload, content_of, contents
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Exchange, Training
 from fczoo.federation.batches import Client
 from fczoo.federation.local_training import LocalTraining, make_local_training
 from fczoo.federation.settings import Settings
+from fczoo.federation.sums import Total
 from fczoo.security.attacks import Attackers
 from fczoo.security.guard import Guard
 from fczoo.security.outliers import far_apart, leave_out, with_means
@@ -121,8 +123,7 @@ class Uplink:
         training = self.training
         optims = training.active_optims(exchange.task, exchange.round, exchange.balanced)
         trained = {} if exchange.survey else select(shared, *optims)
-        sent = self.privacy.protect(sent, trained, training, exchange)
-        sent = self.attackers.forge(sent, shared, exchange)
+        sent = self._sent(sent, trained, shared, exchange)
         guard = Guard(self.method.name, training, self.settings.min_clients)
         by_client = {payload.client: payload for payload in sent}
         images = {c.number: len(c.index) for c in asked}
@@ -138,3 +139,52 @@ class Uplink:
         if self.settings.merge_statistics is not None:
             sound = centred(sound, training.uploads, self.settings.merge_statistics, exchange.task)
         return Arrival(sound, rejected, bytes_by_content(training, sent), sum(1 for p in sent if p), far)
+
+    @property
+    def folds(self) -> bool:
+        """Whether a survey's second moments, which are large, are added up as they arrive.
+
+        They are not where the server keeps clients apart, or compares them before it adds them up.
+        """
+        compares = self.settings.outliers is not None or self.settings.merge_statistics is not None
+        return "second moments" in contents(self.training.uploads) and not (
+            self.training.separate or compares
+        )
+
+    def collect(
+        self,
+        sent: Iterable[Payload],
+        asked: Sequence[Client],
+        shared: Tree,
+        exchange: Exchange,
+        form: Payload,
+    ) -> tuple[Arrival, Tree]:
+        """As ``arrive``, client by client: what reaches the server but second moments, and their total.
+
+        Each upload is compared with ``form``, one that nobody sends, and not with the others.
+        """
+        training, guard = self.training, Guard(self.method.name, self.training, self.settings.min_clients)
+        large = [n for n in form if content_of(n, training.trained, training.uploads) == "second moments"]
+        images, total = {c.number: len(c.index) for c in asked}, Total()
+        size, sound, reasons = Counter[str](), list[Payload](), dict[int, str]()
+        uploads = 0
+        for payload in sent:
+            (arrived,) = self._sent([payload], {}, shared, exchange)
+            size.update(bytes_by_content(training, [arrived]))
+            uploads += bool(arrived)
+            if reason := guard.fault(arrived, payload.client, images[payload.client], form, exchange.task):
+                reasons[payload.client] = reason
+            else:
+                total.add(arrived.only(*large).tensors)
+                sound.append(arrived.drop(*large))
+            del payload, arrived  # before the next one is made
+        rejected = guard.turned_away(len(sound), reasons, exchange)
+        far = far_apart(sound, training.uploads, exchange.task)
+        return Arrival(sound, rejected, dict(size), uploads, far), total.tree
+
+    def _sent(
+        self, made: Sequence[Payload], trained: Tree, shared: Tree, exchange: Exchange
+    ) -> list[Payload]:
+        """What clients send of what they have made, the hostile ones included."""
+        protected = self.privacy.protect(made, trained, self.training, exchange)
+        return self.attackers.forge(protected, shared, exchange)

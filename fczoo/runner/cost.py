@@ -73,7 +73,7 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
     later = state
     if isinstance(method, Surveys):
         for moment in sorted(method.surveys()):
-            sums = engine.survey(moment, broadcast(method, state), [client], ctx)[0]
+            (sums,) = engine.survey(moment, broadcast(method, state), [client], ctx)
             surveyed = sums.holding({**surveyed, **sums})
             server = ServerContext(task, 0, 1, 1, 1, size, backbone, rng)
             later = method.absorb(moment, later, gathered([sums], method.training().separate), server)

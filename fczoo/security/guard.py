@@ -64,10 +64,27 @@ class Guard:
         for client, reason in reasons.items():
             if reason == SILENT and client in losses:
                 reasons[client] = f"diverged, loss {losses[client]:g}"
-        if asked and len(sound) < self.least:
-            self._stop(len(sound), len(asked), reasons, exchange)
+        return sound, self.turned_away(len(sound), reasons, exchange)
+
+    def fault(self, payload: Payload, client: int, images: int, form: Payload, task: Task) -> str:
+        """Why an upload of sums cannot be used, which must look as ``form`` does; empty where it can.
+
+        Raises TypeError when ``form`` has what the method has not declared.
+        """
+        uploads = self.training.uploads
+        self._check_declared([form], self.training.trained, uploads)
+        names = frozenset(form)
+        forms = _forms({client: form}, names, {}, uploads)
+        fault = _fault(payload, client, names, forms, uploads, _holdable(self.training, task), task)
+        return fault or _overstated(payload, images, uploads)
+
+    def turned_away(self, sound: int, reasons: Mapping[int, str], exchange: Exchange) -> list[dict[str, Any]]:
+        """Task, moment, client and reason of those that are. Raises Stopped when too few are ``sound``."""
+        asked = sound + len(reasons)
+        if asked and sound < self.least:
+            self._stop(sound, asked, reasons, exchange)
         about = {"task": exchange.task.index, "moment": exchange.moment}
-        return sound, [{**about, "client": c, "reason": reason} for c, reason in reasons.items()]
+        return [{**about, "client": c, "reason": reason} for c, reason in reasons.items()]
 
     def _check_declared(self, payloads: Any, trained: tuple[str, ...], uploads: Uploads) -> None:
         """What all clients send and nobody has declared is the method's own fault."""
@@ -102,8 +119,7 @@ def sift(
     in most uploads. Norms are compared from three clients up.
     """
     uploads = training.uploads
-    new_only = training.scope == "task" and not training.exemplars
-    classes = range(task.start if new_only else 0, task.stop)  # that a client may hold
+    classes = _holdable(training, task)
     names = _expected_names(payloads, trained, uploads)
     forms = _forms(payloads, names, trained, uploads)
     reasons = {}
@@ -118,6 +134,12 @@ def sift(
                 reasons[client] = f"its update has norm {norm:.3g}, the median is {middle:.3g}"
     sound = [p for c, p in payloads.items() if not reasons[c]]
     return sound, {c: reason for c, reason in reasons.items() if reason}
+
+
+def _holdable(training: Training, task: Task) -> range:
+    """Classes that a client may hold."""
+    new_only = training.scope == "task" and not training.exemplars
+    return range(task.start if new_only else 0, task.stop)
 
 
 def _layout(name: str, uploads: Uploads) -> tuple[str, Group]:

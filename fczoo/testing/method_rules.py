@@ -157,7 +157,7 @@ def _again(call: Call, state: Tree) -> list[Payload]:
     if call.moment == "conclude":
         return engine.conclude(call.clients, replace(call.ctx, shared=state))
     if call.moment == "begin" or call.moment == "end":
-        return engine.survey(call.moment, state, call.clients, call.ctx)
+        return list(engine.survey(call.moment, state, call.clients, call.ctx))
     return engine.train(state, call.clients, call.ctx)
 
 

@@ -96,7 +96,10 @@ def watch(bench: Bench, method: Method, seed: int = 0) -> Record:
     def noted_survey(
         self: Engine, moment: Moment, state: Tree, clients: list[Client], ctx: Context
     ) -> list[Payload]:
-        return noted(moment, self, state, clients, ctx, lambda: survey(self, moment, state, clients, ctx))
+        def work() -> list[Payload]:
+            return list(survey(self, moment, state, clients, ctx))
+
+        return noted(moment, self, state, clients, ctx, work)
 
     def noted_conclude(self: Engine, clients: list[Client], ctx: Context) -> list[Payload]:
         return noted("conclude", self, ctx.shared, clients, ctx, lambda: conclude(self, clients, ctx))

@@ -1,17 +1,25 @@
 """What surveys give the server: totals or rows, draws for their images, and classes that nobody held."""
 
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Method, Payload, Training, Tree, whole
+from fczoo import Batch, Bench, Method, Payload, Training, Tree, whole
 from fczoo.cli.show import show
 from fczoo.federation.batches import image_draws
+from fczoo.federation.engine import Engine
 from fczoo.federation.evaluate import accuracy_row
+from fczoo.federation.observer import Silent
+from fczoo.federation.rounds import Run
 from fczoo.federation.sums import gathered
+from fczoo.federation.uplink import Uplink
+from fczoo.security.guard import Stopped
 from fczoo.testing.world import TASKS, toy_bench
 from helpers_engine import DESCENT
 
@@ -129,3 +137,70 @@ def test_a_class_that_nobody_held_is_no_answer() -> None:
 def test_show_says_that_rows_stay_apart() -> None:
     assert "secure aggregation" not in show("fedncm", "digits")
     assert "secure aggregation, which shows it only totals, cannot hide them" in show("fedcof", "digits")
+
+
+# --- added up as they arrive
+
+
+ANALYTIC = {"fedridge": "gram", "ranpac": "judge_gram", "slca": "moment.products"}
+
+
+@pytest.mark.parametrize(("name", "tensor"), ANALYTIC.items())
+def test_second_moments_of_one_client_are_alive_at_a_time(monkeypatch, small_method, name, tensor) -> None:
+    """Not those of all clients at once; and the sums are the same bits."""
+    survey, alive, seen = Engine.survey, [], []
+
+    def watched(*arguments: Any) -> Iterator[Payload]:
+        for payload in survey(*arguments):
+            alive.append(weakref.ref(payload[tensor]))
+            seen.append(sum(reference() is not None for reference in alive))
+            yield payload
+            del payload
+
+    method, options = small_method(name), {"epochs": 1, "rounds": 1}
+    monkeypatch.setattr(Engine, "survey", watched)
+    folded = finished(toy_bench(**options), method)
+    assert len(seen) == 8 and set(seen) == {1}
+    monkeypatch.setattr(Uplink, "folds", False)
+    held = finished(toy_bench(**options), method)
+    assert max(seen) == 3  # else all clients' at once
+    assert folded.state.keys() == held.state.keys()
+    assert all(torch.equal(value, held.state[key]) for key, value in folded.state.items())
+    ours, theirs = folded.result, held.result
+    assert (ours.bytes_up, ours.uploaded, ours.far) == (theirs.bytes_up, theirs.uploaded, theirs.far)
+
+
+def finished(bench: Bench, method: Method) -> Run:
+    run = Run(bench, method, 0, Silent(), None, None)
+    run.run()
+    return run
+
+
+SPOILT = {
+    "gram is not finite": lambda sums: {**sums, "gram": sums["gram"] * float("nan")},
+    "gram has shape (2, 2), expected (32, 32)": lambda sums: {**sums, "gram": torch.zeros(2, 2)},
+    "lacks gram": lambda sums: {k: v for k, v in sums.items() if k != "gram"},
+    "class.count is a count below 0": lambda sums: {**sums, "class.count": -sums["class.count"]},
+    "dropped out": lambda sums: {},
+}
+
+
+@pytest.mark.parametrize("reason", SPOILT)
+def test_what_is_broken_is_left_out_of_the_sum(monkeypatch, small_method, reason) -> None:
+    """Whatever is wrong with the second client's, nothing of it is added; without enough others it stops."""
+    survey = Engine.survey
+
+    def spoilt(*arguments: Any) -> Iterator[Payload]:
+        for payload in survey(*arguments):
+            yield payload.holding(SPOILT[reason](payload.tensors)) if payload.client == 1 else payload
+
+    bench, method = toy_bench(), small_method("fedridge")
+    owned = [(a, b[:0], *rest) for a, b, *rest in bench.partition.tasks]
+    without = replace(bench, partition=replace(bench.partition, tasks=tuple(owned)))
+    expected = finished(without, method).state
+    monkeypatch.setattr(Engine, "survey", spoilt)
+    run = finished(bench, method)
+    assert [(r["client"], r["reason"]) for r in run.result.rejected] == [(1, reason)] * 3
+    assert all(torch.equal(value, run.state[name]) for name, value in expected.items())
+    with pytest.raises(Stopped, match=r"2 of 3 uploads are sound, 3 needed; client 1"):
+        finished(toy_bench(min_clients=3), method)

@@ -38,7 +38,7 @@ def test_ewc_fisher_of_the_clients_is_that_of_their_pooled_images(record):
     call = next(c for c in run.calls if c.moment == "end")
     total = sum(p.num_samples for p in call.payloads)
     everything = Client(9, torch.cat([c.index for c in call.clients]))
-    central = call.engine.survey("end", broadcast(run.method, call.state), [everything], call.ctx)[0]
+    (central,) = call.engine.survey("end", broadcast(run.method, call.state), [everything], call.ctx)
     assert central.num_samples == total
     for name in select(central, "fisher."):
         torch.testing.assert_close(run.states[0][name], central[name] / total, **CLOSE)

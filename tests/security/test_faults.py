@@ -151,8 +151,9 @@ class Log(Silent):
 
 def spoil_first(payloads):
     """The first client's trained tensors become NaN."""
-    broken = {k: v * math.nan if v.is_floating_point() else v for k, v in payloads[0].items()}
-    return [payloads[0].holding(broken), *payloads[1:]]
+    first, *others = payloads
+    broken = {k: v * math.nan if v.is_floating_point() else v for k, v in first.items()}
+    return [first.holding(broken), *others]
 
 
 def repeat_first(payloads):
