@@ -122,12 +122,10 @@ class Engine:
         assert isinstance(method, Concludes)
         out = []
         for client in clients:
-            data = self.images_of(client)
-            memory = self.memories.get(client.number, {})
+            known = replace(ctx, memory=self.memories.get(client.number, {}))
             with torch.no_grad(), at(f"task {ctx.task.index + 1}, client {client.number}"):
-                settled = method.conclude(self.backbone, data, replace(ctx, memory=memory))
-                kept, upload = _pair(settled, f"{method.name}.conclude()")
-            self.memories[client.number] = kept
+                settled = method.conclude(self.backbone, self.images_of(client), known)
+            self.memories[client.number], upload = _pair(settled, f"{method.name}.conclude()")
             out.append(Payload(upload, client.number, len(self.with_exemplars(client).index)))
         return out
 
