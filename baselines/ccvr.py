@@ -42,6 +42,15 @@ class CCVR(TunedWithStatistics):
     """
 
     paper = "Luo et al., NeurIPS 2021; mixture, current task and normalised logits as in HGP's comparison"
+    formulas = r"""
+    Each round the server trains the head on features drawn for the task's classes:
+
+    $$m \sim \frac{n_{m,c}}{\sum_k n_{k,c}}$$
+
+    $$z \sim \mathcal N(\mu_{m,c},\; \sigma^2_{m,c})$$
+
+    $$L_r = -\log \operatorname{softmax}\Bigl( \frac{h(z)}{\tau \lVert h(z) \rVert} \Bigr)_c$$
+    """
     private = ("gauss.",)
 
     gaussian: Literal["mixture", "pooled"] = option(

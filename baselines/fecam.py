@@ -31,6 +31,11 @@ class FeCAM(Method):
     """
 
     paper = "Goswami et al., NeurIPS 2023; federated by sums"
+    formulas = r"""
+    $$\hat y(x) = \underset{c}{\operatorname{argmin}}\; (\hat f - \mu_c)^\top R_c^{-1} (\hat f - \mu_c)$$
+
+    $\hat f = f / \lVert f \rVert$; $R_c$ is the class's covariance, shrunk and brought to a correlation.
+    """
     returning = True
     private = ("moment.", "answer.")
 

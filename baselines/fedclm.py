@@ -26,6 +26,12 @@ class FedCLM(Tuned):
     """
 
     paper = "baseline of Guo et al., PILoRA, ECCV 2024"
+    formulas = r"""
+    $$\hat y(x) = \underset{c}{\operatorname{argmin}}\; \lVert f_t(x) - \mu_c \rVert$$
+
+    $\mu_c$ is the mean, over all clients, of the features of class $c$ under the model as its task
+    ends.
+    """
     returning = True
     private = ("mean", "count")
 

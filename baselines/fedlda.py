@@ -25,6 +25,12 @@ class FedLDA(Analytic):
     paper = (
         "linear discriminant analysis (Fisher, 1936) from federated sums; tied form of FeCAM, NeurIPS 2023"
     )
+    formulas = r"""
+    $$\hat y(x) = \underset{c}{\operatorname{argmin}}\;
+    (f - \mu_c)^\top (S + s \bar\sigma^2 I)^{-1} (f - \mu_c)$$
+
+    $S$ is the covariance within classes, $\bar\sigma^2$ its mean variance.
+    """
 
     rule: Literal["lda", "mahalanobis"] = option(
         "mahalanobis",

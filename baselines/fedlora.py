@@ -32,6 +32,13 @@ class FedLoRA(LinearHead):
     """
 
     paper = "Fed-TaLoRA, arXiv 2505.12318; residual as in FedEx-LoRA"
+    formulas = r"""
+    $$B = \sum_k \frac{n_k}{n} B_k$$
+
+    $$A = \sum_k \frac{n_k}{n} A_k$$
+
+    $$W \leftarrow W + \sum_k \frac{n_k}{n} B_k A_k - B A$$
+    """
     returning = True
     tuned = {"digits": {"lr_lora": 1e-2}}
 

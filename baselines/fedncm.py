@@ -34,7 +34,7 @@ class FedNCM(Method):
     formulas = r"""
     $$\mu_c = \frac{\sum_k \sum_{x \in D_{k,c}} f(x)}{\sum_k n_{k,c}}$$
 
-    $$\hat y(x) = \arg\min_c \lVert f(x) - \mu_c \rVert$$
+    $$\hat y(x) = \underset{c}{\operatorname{argmin}}\; \lVert f(x) - \mu_c \rVert$$
     """
     private = ("mean", "count")
 

@@ -42,6 +42,13 @@ class FedProto(TunedWithStatistics):
     """
 
     paper = "Tan et al., AAAI 2022; centralised form as in HGP's comparison"
+    formulas = r"""
+    $$L = L_{ce} + \frac{\lambda}{D} \sum_c \lVert \bar f_c - G_c \rVert^2$$
+
+    $$G_c = \frac{\sum_k \sum_{x \in D_{k,c}} f(x)}{\sum_k n_{k,c}}$$
+
+    $\bar f_c$ is the mean feature of the batch's images of class $c$; $G_c$ is of the last round.
+    """
     private = ("all.",)
     tuned = {
         **HGP_RATES,

@@ -35,7 +35,7 @@ class FedRidge(Analytic):
 
     $$W = (G + \lambda I)^{-1} Q$$
 
-    $$\hat y(x) = \arg\max_c W_c^\top f(x)$$
+    $$\hat y(x) = \underset{c}{\operatorname{argmax}}\; W_c^\top f(x)$$
     """
     tuned = {"digits": {"ridge": 1.0}}
 

@@ -28,6 +28,11 @@ class FisherAvg(TunedWithStatistics):
     """
 
     paper = "Matena and Raffel, NeurIPS 2022; form of fed-mammoth"
+    formulas = r"""
+    $$\theta = \frac{\sum_k F_k \odot \theta_k}{\sum_k F_k}$$
+
+    $$F_k = \sum_{x \in D_k} p_y (\nabla_\theta \log p_y)^2$$
+    """
 
     def training(self) -> Training:
         uploads = {"fisher.": whole("parameters"), **self.head_uploads()}

@@ -30,6 +30,11 @@ class FOT(LinearHead):
     """
 
     paper = "Bakman et al., ICLR 2024, arXiv 2309.01289"
+    formulas = r"""
+    $$\Delta W \leftarrow \Delta W (I - U U^\top)$$
+
+    The columns of $U$ span the inputs of the layer in earlier tasks, up to a part of their energy.
+    """
     private = ("basis.",)
 
     threshold: float = option(0.87, "part of the inputs' energy to be kept, in the first task", low=0, high=1)

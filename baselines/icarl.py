@@ -34,6 +34,14 @@ class ICaRL(Tuned, Rehearsal):
     """
 
     paper = "Rebuffi et al., iCaRL, CVPR 2017"
+    formulas = r"""
+    Binary cross-entropy of the sigmoids, mean over the classes seen:
+
+    $$L = -\frac{1}{C} \sum_c \bigl( g_c \log \sigma(z_c) + (1 - g_c) \log (1 - \sigma(z_c)) \bigr)$$
+
+    $g_c$ is the last model's sigmoid for an old class, else 1 for the label and 0 for the others. The answer
+    is the class whose exemplars' mean feature is nearest.
+    """
     private = ("mean", "count")
     tuned = {"digits": {"memory": 20}}
 

@@ -30,6 +30,14 @@ class LUCIR(CosineHead):
     """
 
     paper = "Hou et al., LUCIR, CVPR 2019"
+    formulas = r"""
+    $$L = -\log \operatorname{softmax}_c\bigl( \sigma \cos(f, w_c) \bigr)_y
+    + \lambda \sqrt{C_{old} / C_{new}}\; (1 - \cos(f, f_{old})) + \rho L_{mr}$$
+
+    For an exemplar, with its $K$ nearest new classes $j$:
+
+    $$L_{mr} = \frac{1}{K} \sum_j \max\bigl( 0,\; m - \cos(f, w_y) + \cos(f, w_j) \bigr)$$
+    """
 
     distil: float = option(
         5.0, "weight of 1 - cos(f, f_old), times the root of old over new classes (released code)", low=0

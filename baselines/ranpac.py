@@ -33,6 +33,14 @@ class RanPAC(Adaptable):
     """
 
     paper = "McDonnell et al., NeurIPS 2023; federated by sums"
+    formulas = r"""
+    $$\varphi(x) = \max(0,\; R^\top f(x))$$
+
+    $$W = \Bigl( \sum_x \varphi \varphi^\top + \lambda I \Bigr)^{-1} Q$$
+
+    $R$ is random, $Q_c$ is the sum of $\varphi$ over the images of class $c$, and $\lambda$ has the least
+    squared error on images held out.
+    """
     tuned = {"digits": {"width": 500}}
 
     width: int = option(2000, "columns M of the random projection (paper: 10,000)", low=1)

@@ -35,6 +35,13 @@ class RegMean(Tuned):
     """
 
     paper = "Jin et al., ICLR 2023; form of fed-mammoth"
+    formulas = r"""
+    For a linear layer with weights $W_k$ of client $k$ and its inputs $x$:
+
+    $$W = \Bigl( \sum_k W_k G_k \Bigr) \Bigl( \sum_k G_k \Bigr)^{-1}$$
+
+    $$G_k = \gamma \sum_x x x^\top + (1 - \gamma) \operatorname{diag}\Bigl( \sum_x x x^\top \Bigr)$$
+    """
     tuned = RATES
 
     gamma: float = option(0.1, "factor of the Gram matrices beside their diagonals", low=0, high=1)

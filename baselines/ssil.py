@@ -27,6 +27,13 @@ class SSIL(Tuned, Rehearsal):
     """
 
     paper = "Ahn et al., SS-IL, ICCV 2021"
+    formulas = r"""
+    $$L = -\log \operatorname{softmax}_{c \in S(y)}(z)_y
+    + T^2 \sum_{i<t} \operatorname{KL}(q_i \,\Vert\, p_i)$$
+
+    $S(y)$ are the old classes for an exemplar, the new ones for a new image; $q_i$ and $p_i$ are softmaxes
+    over the classes of task $i$ of the last model's logits and of these, both divided by $T$.
+    """
     tuned = {"digits": {"memory": 20}}
 
     choice: Literal["herding", "raw", "residual", "first"] = option(

@@ -27,6 +27,15 @@ class STSA(Adaptable):
     """
 
     paper = "Guan et al., WWW 2026, arXiv 2506.01327"
+    formulas = r"""
+    $$\varphi(x) = \max(0,\; R^\top f(x))$$
+
+    $$W = \Bigl( \sum_x \varphi \varphi^\top + \lambda I \Bigr)^{-1} Q$$
+
+    $$\hat y(x) = \underset{c}{\operatorname{argmax}}\; \cos(\varphi(x), W_c)$$
+
+    $R$ is random, $Q_c$ is the sum of $\varphi$ over the images of class $c$.
+    """
     tuned = {"digits": {"width": 500, "ridge": 1e3}}
 
     width: int = option(1250, "columns M of the random projection, drawn from N(0, 1)", low=1)

@@ -36,6 +36,8 @@ def test_the_handbook_has_a_page_a_method_with_figure_and_formulas(site: Path) -
     names = {*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")}
     assert pages.keys() >= names
     assert "orthogonal" in pages["pilora"] and pages["pilora"].count("<math") > 3
+    formulas = [found for text in pages.values() for found in re.findall(r"<math.*?</math>", text)]
+    assert not [found for found in formulas if "\\" in found]  # LaTeX that was not understood
     for name in names:
         assert f"<title>What {name} trains and sends</title>" in pages[name]
 
