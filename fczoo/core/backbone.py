@@ -82,9 +82,10 @@ class Backbone:
     Calling it maps normalised images [B, 3, S, S] to features [B, D] in at least float32.
     """
 
-    def __init__(self, config: ViTConfig, weights: Mapping[str, Tensor], sha256: str = ""):
+    def __init__(self, config: ViTConfig, weights: Mapping[str, Tensor], sha256: str = "", copy: bool = True):
+        """Without ``copy`` the weights stay where they are, such as in a mapped file."""
         self.config, self.sha256 = config, sha256
-        self.weights = {k: v.detach().clone() for k, v in weights.items()}
+        self.weights = {k: v.detach().clone() if copy else v.detach() for k, v in weights.items()}
         expected = config.shapes()
         for name in expected.keys() | self.weights.keys():
             shape = tuple(self.weights[name].shape) if name in self.weights else None
@@ -121,8 +122,8 @@ class Backbone:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Backbone":
         """A copy on another device or in another compute type."""
-        weights = {k: v.to(device=device, dtype=dtype) for k, v in self.weights.items()}
-        return Backbone(self.config, weights, self.sha256)
+        weights = {k: v.to(device=device, dtype=dtype, copy=True) for k, v in self.weights.items()}
+        return Backbone(self.config, weights, self.sha256, copy=False)
 
     def full_weights(self) -> dict[str, Tensor]:
         """Plugs that hold a copy of every weight in at least float32: the start of full fine-tuning."""

@@ -19,7 +19,7 @@ DOMAINS = "domains"
 Cut = int | Sequence[int] | Literal["domains"]
 """How a data set is cut into tasks: into so many, into these numbers of classes, or by its domains."""
 
-_NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)
+NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def make_stream(
         return part.domains if tasks == DOMAINS else None
 
     def take(part: Split, index: np.ndarray) -> Images:
-        held = part.take(index, stored_size).pixels if pixels else _NO_PIXELS
+        held = part.take(index, stored_size).pixels if pixels else NO_PIXELS
         return Images(held, arrival[part.labels[index]], rows(domains(part), index))
 
     train_index = _first(data.train.labels, domains(data.train), train_per_class)

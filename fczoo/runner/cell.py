@@ -1,7 +1,7 @@
 """What one run of a grid is: a method with a seed in one setting, written to its folder."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from fczoo.core.method import Method
 from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_folder import FAILURE, RESULT
+from fczoo.runner.lending import Lent
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Cell:
     seed: int
     number: int = 1  # among the runs of the grid
     count: int = 1
+    lent: Lent | None = field(default=None, compare=False, repr=False)  # data and weights for a worker
 
     @property
     def place(self) -> Path:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fczoo.core.errors import FczooError
@@ -30,6 +31,7 @@ from fczoo.reports.run_folder import (
 from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.reports.text import write_summary
 from fczoo.runner.cell import Cell, Conduct
+from fczoo.runner.lending import Lent, lend
 from fczoo.runner.progress import Progress
 from fczoo.runner.resume import LOCK, Interrupts, check_code, check_same, only_process
 from fczoo.runner.run_cell import run_cell
@@ -90,15 +92,18 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
     with ExitStack() as locks:
         for place in sorted({out, *places}):  # whoever runs a folder of the grid on its own meets its lock
             locks.enter_context(only_process(place))
-        described = []
+        described, lent = [], dict[Settings, Lent]()
+        shared = Path(locks.enter_context(TemporaryDirectory(prefix="fczoo-")))
         for folder, job in places.items():
             bench = opened(job.settings)
             about = _describe(folder, bench, built[folder], job, conduct)
             described.append((folder, about, bench.partition))
+            if conduct.jobs > 1:
+                lent[job.settings] = lend(bench, shared)
         for folder, about, partition in described:
             _begin(folder, about, partition)
         runs = [(f, job.settings, m, s) for f, job in places.items() for m in built[f] for s in job.seeds]
-        cells = [Cell(*run, number, len(runs)) for number, run in enumerate(runs, 1)]
+        cells = [Cell(*run, n, len(runs), lent.get(run[1])) for n, run in enumerate(runs, 1)]
         for cell in cells:
             cell.place.mkdir(parents=True, exist_ok=True)
         warn_of_short_schedules(cells)
@@ -115,7 +120,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
                 over(cell)
         else:
             del bench
-            opened.cache_clear()  # every worker opens its own
+            opened.cache_clear()  # the workers map what was lent
             run_side_by_side(cells, conduct, out, over)
         for folder in places:
             _summarise(folder)  # a run may have been ended between its last result and the summary

@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -22,6 +21,7 @@ from loky.process_executor import BrokenProcessPool
 
 from fczoo.core.errors import FczooError
 from fczoo.federation.benchmark import Bench
+from fczoo.federation.settings import Settings
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.progress import say
 from fczoo.runner.resume import Interrupted, Interrupts, only_process
@@ -147,7 +147,7 @@ class Worker:
             return None
 
 
-_opened = lru_cache(1)(Bench.open)
+_opened: dict[Settings, Bench] = {}  # in a worker: the benchmark that it ran last
 _orders: list[tuple[int, Path]] = []  # in a worker: the process that began it, and the file that says stop
 
 
@@ -164,11 +164,19 @@ def _obey() -> None:
         raise Interrupted("stopped as told", signal.SIGTERM)
 
 
+def _bench(cell: Cell) -> Bench:
+    """The cell's benchmark: what was lent is mapped, else it is opened."""
+    if cell.settings not in _opened:
+        _opened.clear()
+        _opened[cell.settings] = cell.lent.open() if cell.lent else Bench.open(cell.settings)
+    return _opened[cell.settings]
+
+
 def _work(cell: Cell, conduct: Conduct) -> Outcome:
     try:
         # should the parent be gone, nobody else begins this run meanwhile
         with gathered(), only_process(cell.place):
-            run_cell(cell, _opened(cell.settings), conduct, _obey)
+            run_cell(cell, _bench(cell), conduct, _obey)
     except Interrupted:
         return Outcome("stopped")
     except Exception as error:

@@ -1,0 +1,143 @@
+"""A benchmark lent to the worker processes of a grid: pixels and weights lie in files that all of them map.
+
+What is mapped is in memory once, however many processes read it. Workers neither decode nor convert anything
+again, so they begin sooner; what they see is the parent's, bit for bit.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.errors import FczooError
+from fczoo.data.dataset import Images
+from fczoo.data.partition import Partition
+from fczoo.data.stream import NO_PIXELS, Stream
+from fczoo.data.views import ImageStore
+from fczoo.federation.benchmark import Bench
+from fczoo.federation.device import pick_device
+from fczoo.federation.settings import Settings
+
+ALIGNMENT = 64  # bytes, as torch's own memory has it: the last bits of products may depend on it
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Where the pixels of a part lie."""
+
+    file: Path
+    shape: tuple[int, ...]
+
+    def mapped(self) -> np.ndarray:
+        """The pixels, mapped: written-to pages are the process's own, as torch wants them to be writable."""
+        if not np.prod(self.shape):
+            return np.empty(self.shape, np.uint8)
+        return np.memmap(self.file, np.uint8, "c", shape=self.shape)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a weight lies in the file of weights."""
+
+    start: int  # byte
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Lent:
+    """A benchmark of which pixels and weights are in files."""
+
+    settings: Settings
+    stream: Stream  # without pixels
+    partition: Partition
+    train: Pixels
+    test: Pixels
+    config: ViTConfig
+    sha256: str  # of the backbone
+    weights: Path
+    places: Mapping[str, Place]
+
+    def open(self) -> Bench:
+        """The benchmark as ``Bench.open`` has it, on this process's device."""
+        size = self.weights.stat().st_size
+        flat = torch.from_file(str(self.weights), shared=False, size=size, dtype=torch.uint8)
+        tensors = {name: _tensor(flat, place) for name, place in self.places.items()}
+        backbone = Backbone(self.config, tensors, self.sha256, copy=False)
+        device = pick_device(self.settings.device)
+        if device.type != "cpu":
+            backbone = backbone.to(device)
+        parts = [
+            images._replace(pixels=lent.mapped())
+            for images, lent in ((self.stream.train, self.train), (self.stream.test, self.test))
+        ]
+        stream = replace(self.stream, train=parts[0], test=parts[1])
+        stores = [ImageStore(part, backbone, self.settings.test_crop) for part in parts]
+        return Bench(self.settings, stream, self.partition, backbone, *stores)
+
+
+def lend(bench: Bench, folder: Path) -> Lent:
+    """Write what is large of a benchmark to files in ``folder``; what lies there already stays.
+
+    Pixels that are a mapped file stay where they are. Raises FczooError where the disk is full.
+    """
+    stream = bench.stream
+    try:
+        train, test = (_lend_pixels(images.pixels, folder) for images in (stream.train, stream.test))
+        weights, places = _lend_weights(bench.backbone.weights, folder)
+    except OSError as error:
+        problem = f"cannot share data and weights with --jobs in {folder}: {error.strerror}"
+        raise FczooError(
+            f"{problem}; free some space, set TMPDIR to another folder, or take --jobs 1"
+        ) from error
+    bare = replace(stream, train=_bare(stream.train), test=_bare(stream.test))
+    config, sha256 = bench.backbone.config, bench.backbone.sha256
+    return Lent(bench.settings, bare, bench.partition, train, test, config, sha256, weights, places)
+
+
+def _bare(images: Images) -> Images:
+    return images._replace(pixels=NO_PIXELS)
+
+
+def _lend_pixels(pixels: np.ndarray, folder: Path) -> Pixels:
+    if isinstance(pixels, np.memmap) and pixels.filename and _is_whole(pixels):
+        return Pixels(Path(pixels.filename), pixels.shape)
+    flat = np.ascontiguousarray(pixels)
+    file = folder / f"{hashlib.sha256(flat.data).hexdigest()}.u8"
+    if not file.exists():
+        flat.tofile(file)
+    return Pixels(file, pixels.shape)
+
+
+def _is_whole(pixels: np.memmap) -> bool:
+    return Path(str(pixels.filename)).stat().st_size == pixels.nbytes
+
+
+def _lend_weights(weights: Mapping[str, Tensor], folder: Path) -> tuple[Path, dict[str, Place]]:
+    places, digest, end = dict[str, Place](), hashlib.sha256(), 0
+    for name, tensor in weights.items():
+        places[name] = Place(end, tensor.dtype, tuple(tensor.shape))
+        digest.update(f"{name} {places[name]}".encode() + _bytes(tensor))
+        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    file = folder / f"{digest.hexdigest()}.weights"
+    if not file.exists():
+        with file.open("wb") as out:
+            for name, tensor in weights.items():
+                out.seek(places[name].start)
+                out.write(_bytes(tensor))
+            out.truncate(end)
+    return file, places
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _tensor(flat: Tensor, place: Place) -> Tensor:
+    size = place.dtype.itemsize * int(np.prod(place.shape))
+    return flat[place.start : place.start + size].view(place.dtype).view(place.shape)
