@@ -28,7 +28,8 @@ python_display_short_literal_types = True
 
 html_theme = "furo"
 html_title = f"fczoo {release}"
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["handbook.css"]
 html_show_sourcelink = False
 
 
