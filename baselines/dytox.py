@@ -46,7 +46,7 @@ class DyTox(TunedBackbone, Rehearsal):
     """
 
     paper = "Douillard et al., DyTox, CVPR 2022"
-    tuned = {"digits": {"memory": 20}}
+    tuned = {"digits": {"memory": 20, "lr": 5e-3, "lr_balanced": 5e-3}}  # rates: one guess, no search
 
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "residual", "how a client chooses exemplars; by the residual as in released code"

@@ -1,6 +1,7 @@
 """FOT: Federated Orthogonal Training. Bakman et al., ICLR 2024."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class FOT(LinearHead):
 
     The columns of $U$ span the inputs of the layer in earlier tasks, up to a part of their energy.
     """
-    private = ("basis.",)
+    private: ClassVar[tuple[str, ...]] = ("basis.",)
 
     threshold: float = option(0.87, "part of the inputs' energy to be kept, in the first task", low=0, high=1)
     growth: float = option(0.001, "added to the threshold with each task", low=0, high=1)

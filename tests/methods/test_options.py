@@ -83,6 +83,7 @@ OTHER = {  # where neither half, double, one more nor one less makes a differenc
     ("glfc", "threshold"): 1e6,  # never reached
     ("lorm", "blocks"): (0, 2),  # in place of all
     ("fot", "growth"): 0.1,  # enough for another direction
+    ("fedprotip", "growth"): 0.1,
     ("lga", "reconstructions"): 1,
     ("lga", "warmup"): 0,
     ("lga", "augmentations"): 50,  # of few images: an accuracy of other noise is often the same
