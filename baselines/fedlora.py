@@ -40,7 +40,6 @@ class FedLoRA(LinearHead):
     $$W \leftarrow W + \sum_k \frac{n_k}{n} B_k A_k - B A$$
     """
     returning = True
-    tuned = {"digits": {"lr_lora": 1e-2}}
 
     residual: bool = option(True, "add to the frozen weights what averaging A and B apart loses")
     rank: int = option(4, "LoRA rank r", low=1)

@@ -4,10 +4,11 @@ import re
 from collections.abc import Sequence
 
 from fczoo.core.errors import FczooError
-from fczoo.core.options import WIDEST, quoted
+from fczoo.core.options import WIDEST, nearest, quoted
 
 MOST_SEEDS = 10_000
 MOST_JOBS = 1024
+EXECUTORS = ("cores", "slurm", "ray")
 
 
 def words(value: str | Sequence[str] | None, option: str) -> list[str]:
@@ -71,6 +72,26 @@ def parse_seeds(value: str | int | Sequence[int | str]) -> list[int]:
     if not seeds:
         raise FczooError("--seeds is empty; give distinct whole numbers such as 0,1,2 or 0-4")
     return seeds
+
+
+def parse_cluster(given: Sequence[str], executor: str) -> tuple[tuple[str, str], ...]:
+    """``threads=2`` -> (("threads", "2"),). Raises FczooError for another form, and without a cluster."""
+    if given and executor == "cores":
+        raise FczooError("--cluster is given without one; add --executor slurm or ray")
+    pairs = [word.partition("=") for word in given]
+    for (key, sign, value), word in zip(pairs, given, strict=True):
+        if not (key and sign and value):
+            raise FczooError(f"cannot read --cluster {quoted(word)}; write KEY=VALUE, e.g. threads=2")
+        if key == "threads" and not re.fullmatch(r"[1-9]\d{0,3}", value, re.ASCII):
+            raise FczooError(f"--cluster threads is {quoted(value)}; it must be a whole number from 1 up")
+    return tuple((key, value) for key, _, value in pairs)
+
+
+def parse_executor(word: str) -> str:
+    """The word, if it names an executor. Raises FczooError otherwise."""
+    if word not in EXECUTORS:
+        raise FczooError(f"no executor is called {quoted(word)}; {nearest(word, list(EXECUTORS))}")
+    return word
 
 
 def parse_jobs(value: str | int) -> int:

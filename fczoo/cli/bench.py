@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from fczoo.cli.arguments import EXECUTORS
 from fczoo.cli.options import OUTPUT, RUNS, GroupedCommand, complete, grouped, settings_options
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import METHODS
@@ -97,14 +98,29 @@ from fczoo.core.registry import METHODS
     "--jobs",
     metavar="auto|int",
     help="runs side by side, each in a process of its own with its share of the cores; auto: one a core "
-    "or GPU  [1]",
+    "or GPU; on a cluster, in its queue at one time  [1; on a cluster all]",
+)
+@grouped(
+    OUTPUT,
+    "--executor",
+    metavar="cores|slurm|ray",
+    shell_complete=complete(None, EXECUTORS),
+    help="where the runs go on: this machine's cores and GPUs, or a Slurm or Ray cluster  [cores]",
+)
+@grouped(
+    OUTPUT,
+    "--cluster",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="what a run asks of the cluster: threads; for Slurm submitit's parameters, such as timeout_min, "
+    "slurm_partition, gpus_per_node; for Ray address and gpus",
 )
 def bench(config: Path | None, **given: Any) -> None:
     """Run methods on one data stream, or on each of a grid of them, and print their tables.
 
     --dataset and --partition take lists, separated by commas.
     """
-    from fczoo.cli.arguments import parse_jobs, words
+    from fczoo.cli.arguments import MOST_JOBS, parse_cluster, parse_executor, parse_jobs, words
     from fczoo.cli.config import merged, read_config, request
     from fczoo.cli.plan import SETTINGS, plan
     from fczoo.cli.resumed import remember, resumed
@@ -116,8 +132,9 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.runner.resume import last_run
     from fczoo.runner.trackers import check_loggers
 
-    said = {name: value for name, value in given.items() if value is not None}
-    command = request({**said, "set": list(given["set"])}, given, "fczoo bench")
+    said = {name: value for name, value in given.items() if value not in (None, ())}
+    said |= {name: list(given[name]) for name in ("set", "cluster") if given[name]}
+    command = request(said, given, "fczoo bench")
     shared, cells = read_config(config, SETTINGS, given) if config else ({}, [])
     wishes = merged(shared, command)
     loggers, resume = words(wishes.get("log"), "--log"), wishes.get("resume", False)
@@ -133,13 +150,16 @@ def bench(config: Path | None, **given: Any) -> None:
         click.echo("\n\n".join(map(dry_run, jobs.values())))
         return
     out = Path(wishes.get("out", results / time.strftime("run-%Y%m%d-%H%M%S")))
+    executor = parse_executor(wishes.get("executor", "cores"))
     conduct = Conduct(
-        resume,
-        wishes.get("skip_failed", False),
-        tuple(loggers),
-        wishes.get("diagnostics", False),
-        parse_jobs(wishes.get("jobs", 1)),
-        wishes.get("accept_changed_code", False),
+        resume=resume,
+        skip_failed=wishes.get("skip_failed", False),
+        loggers=tuple(loggers),
+        diagnostics=wishes.get("diagnostics", False),
+        jobs=parse_jobs(wishes.get("jobs", 1 if executor == "cores" else MOST_JOBS)),
+        accept_changed_code=wishes.get("accept_changed_code", False),
+        executor=executor,
+        cluster=parse_cluster(words(wishes.get("cluster"), "--cluster"), executor),
     )
     remember(out, jobs)
     folders, failed = run_grid(jobs, out, conduct)

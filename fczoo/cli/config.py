@@ -15,8 +15,8 @@ Request = dict[str, Any]  # options of ``fczoo bench`` by name, as words or plai
 
 BESIDES = ("methods", "seeds", "set", "name")  # what a cell may say besides settings
 OF_BACKBONE = ("image_size", "mean", "std")  # settings that ``--set backbone.NAME=VALUE`` gives, too
-LISTS = ("methods", "dataset", "partition", "log")
-WORDS = ("protocol", "as_released", "out", "name", "tuned")
+LISTS = ("methods", "dataset", "partition", "log", "cluster")
+WORDS = ("protocol", "as_released", "out", "name", "tuned", "executor")
 SWITCHES = ("resume", "diagnostics", "dry_run", "skip_failed", "accept_changed_code")
 
 

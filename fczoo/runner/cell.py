@@ -1,13 +1,14 @@
 """What one run of a grid is: a method with a seed in one setting, written to its folder."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from loky import cpu_count
 
 from fczoo.core.method import Method
+from fczoo.federation.device import pick_device
 from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_folder import FAILURE, RESULT
@@ -24,11 +25,33 @@ class Conduct:
     diagnostics: bool = False
     jobs: int = 1  # runs side by side, each in a process of its own
     accept_changed_code: bool = False  # go on in a folder that other source began
+    executor: str = "cores"  # where they go on
+    cluster: tuple[tuple[str, str], ...] = ()  # what is asked of a cluster
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the runs go on in this process."""
+        return self.executor == "cores" and self.jobs == 1
+
+    def here(self, settings: Settings) -> Settings:
+        """The settings with which this process opens data and weights: of runs that go on elsewhere it only
+        has to describe them.
+        """
+        return settings if self.executor == "cores" else replace(settings, device="cpu")
+
+    def device(self, settings: Settings) -> str:
+        """The device of the runs, which a machine that only hands them out need not have."""
+        elsewhere = self.executor != "cores" and settings.device != "auto"
+        return settings.device if elsewhere else str(pick_device(settings.device))
 
     @property
     def threads(self) -> int:
-        """Threads of each run: what this process has or, side by side, its share of the cores."""
-        if self.jobs == 1:
+        """Threads of each run: what this process has or, side by side, its share of the cores; on a cluster
+        what is asked for, or one.
+        """
+        if self.executor != "cores":
+            return int(dict(self.cluster).get("threads", 1))
+        if self.in_turn:
             return torch.get_num_threads()
         return int(os.environ.get("OMP_NUM_THREADS") or max(1, cpu_count() // self.jobs))
 

@@ -33,7 +33,7 @@ from fczoo.reports.text import write_summary
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.lending import Lent, lend
 from fczoo.runner.progress import Progress
-from fczoo.runner.resume import LOCK, Interrupts, check_code, check_same, only_process
+from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process
 from fczoo.runner.run_cell import run_cell
 from fczoo.runner.schedule import warn_of_short_schedules
 from fczoo.runner.trackers import check_loggers
@@ -95,10 +95,10 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         described, lent = [], dict[Settings, Lent]()
         shared = Path(locks.enter_context(TemporaryDirectory(prefix="fczoo-")))
         for folder, job in places.items():
-            bench = opened(job.settings)
+            bench = opened(conduct.here(job.settings))
             about = _describe(folder, bench, built[folder], job, conduct)
             described.append((folder, about, bench.partition))
-            if conduct.jobs > 1:
+            if conduct.executor == "cores" and not conduct.in_turn:
                 lent[job.settings] = lend(bench, shared)
         for folder, about, partition in described:
             _begin(folder, about, partition)
@@ -107,13 +107,13 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         for cell in cells:
             cell.place.mkdir(parents=True, exist_ok=True)
         warn_of_short_schedules(cells)
-        progress = locks.enter_context(Progress(cells, bar=conduct.jobs == 1))
+        progress = locks.enter_context(Progress(cells, bar=conduct.in_turn))
 
         def over(cell: Cell) -> None:
             _summarise(cell.folder)
             progress.ended(cell)
 
-        if conduct.jobs == 1:
+        if conduct.in_turn:
             for cell in cells:
                 with Interrupts(out) as interrupts:
                     run_cell(cell, opened(cell.settings), conduct, interrupts.obey, progress)
@@ -160,7 +160,7 @@ def _check_free(folder: Path, places: Mapping[Path, Job]) -> None:
     if (folder / ABOUT).is_file() or not folder.exists():
         return
     if not folder.is_dir() or any(
-        p.name not in (LOCK, f"{ABOUT}.tmp") and p not in inner for p in folder.iterdir()
+        p.name not in (LOCK, CLUSTER, f"{ABOUT}.tmp") and p not in inner for p in folder.iterdir()
     ):
         raise FczooError(f"output folder {folder} is already in use; give another with --out or remove it")
 
@@ -177,12 +177,12 @@ def _describe(
     about: dict[str, Any] = {
         "methods": {m.name: asdict(m) for m in methods},
         "seeds": list(job.seeds),
-        "settings": bench.settings.portable(),
+        "settings": replace(bench.settings, device=job.settings.device).portable(),
         "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
         "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
         "split": bench.stream.split,
         "data": {"sha256": data_sha256(bench.stream)},
-        "device": str(bench.backbone.device),
+        "device": conduct.device(job.settings),
         "hardware": {**hardware(), "threads": conduct.threads},
         "versions": versions(),
         "code": {k: v for method in methods for k, v in code_of(bench.settings, method).items()},

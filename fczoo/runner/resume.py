@@ -18,6 +18,7 @@ from fczoo.core.errors import FczooError
 from fczoo.federation.code import file_of
 
 LOCK = ".lock"
+CLUSTER = ".cluster"  # files of --executor slurm or ray in a run folder
 FREE = (
     "command",
     "earlier_commands",

@@ -1,23 +1,18 @@
-"""Runs of a grid side by side on this machine, each in a worker process with its share of the threads.
+"""Runs of a grid side by side: on this machine's cores, on a Slurm cluster, or on a Ray cluster.
 
-A worker that dies takes its own run with it and no other: each worker is a pool of one process. The run is
-begun once more, from its last saved round, and is reported as failed when its worker dies again.
+What goes on in turn or at the same time changes no number. A worker that dies takes its own run with it and
+no other: the run is begun once more, from its last saved round, and has failed when its worker dies again.
+``EXECUTORS`` names the modules that have workers; each has ``workers(count, conduct, out)``.
 """
 
-import os
-import signal
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Literal
-
-import torch
-from loky import ProcessPoolExecutor
-from loky.process_executor import BrokenProcessPool
+from typing import Literal, Protocol
 
 from fczoo.core.errors import FczooError
 from fczoo.federation.benchmark import Bench
@@ -28,17 +23,37 @@ from fczoo.runner.resume import Interrupted, Interrupts, only_process
 from fczoo.runner.run_cell import described, record_failure, run_cell
 from fczoo.runner.warnings import gathered
 
+EXECUTORS = {
+    "cores": "fczoo.runner.on_cores",
+    "slurm": "fczoo.runner.on_slurm",
+    "ray": "fczoo.runner.on_ray",
+}
 TRIES = 2  # of a run whose worker dies
 WAIT = 0.5  # seconds between two looks at whether the user wants to stop
-IDLE = 10  # seconds after which a process without work ends, so that none outlives a parent that was killed
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a run in a worker ended: plain values, since an exception may not survive the way back."""
 
-    end: Literal["done", "failed", "stopped"]
+    end: Literal["done", "failed", "stopped", "died"]
     error: str = ""
+
+
+class Worker(Protocol):
+    """A place for one run at a time, somewhere else than in this process."""
+
+    def begin(self, cell: Cell, conduct: Conduct) -> "Future[Outcome]":
+        """Start a run."""
+
+    def outcome(self, future: "Future[Outcome]") -> Outcome:
+        """How a run ended whose future is done; afterwards the worker can take the next one."""
+
+    def stop(self) -> None:
+        """Ask the run to end after the round it is in; one that has not begun need not begin."""
+
+    def close(self, at_once: bool) -> None:
+        """No more runs; ``at_once``: what still goes on is cut off."""
 
 
 def run_side_by_side(
@@ -46,14 +61,14 @@ def run_side_by_side(
 ) -> None:
     """Run ``cells``, ``conduct.jobs`` of them at a time; ``done`` is called here after each.
 
-    Raises FczooError for a run that fails, unless failures are skipped, after the other workers have saved
-    their round; and Interrupted after SIGINT or SIGTERM, likewise.
+    Raises FczooError for an executor that cannot be used here, for a run that fails, unless failures are
+    skipped, after the other workers have saved their round; and Interrupted after SIGINT or SIGTERM.
     """
-    with TemporaryDirectory(prefix="fczoo-") as folder:
-        stop = Path(folder) / "stop"
-        count = min(conduct.jobs, len(cells))
-        grid = _Grid(deque(cells), conduct, stop, [Worker(i, conduct, stop) for i in range(count)])
-        _run(grid, out, done)
+    workers: Sequence[Worker] = import_module(EXECUTORS[conduct.executor]).workers(
+        min(conduct.jobs, len(cells)), conduct, out
+    )
+    grid = _Grid(deque(cells), conduct, workers)
+    _run(grid, out, done)
     if grid.failure:
         raise grid.failure
 
@@ -63,14 +78,15 @@ def _run(grid: "_Grid", out: Path, done: Callable[[Cell], None]) -> None:
         try:
             while grid.running or (grid.waiting and not grid.failure and not interrupts.wish):
                 if grid.failure or interrupts.wish:
-                    grid.stop.touch()
+                    for worker in grid.workers:
+                        worker.stop()
                 else:
                     grid.begin()
                 for cell in grid.ended():
                     done(cell)
         finally:
             for worker in grid.workers:
-                worker.pool.shutdown(kill_workers=bool(grid.running))
+                worker.close(at_once=bool(grid.running))
         interrupts.obey()
 
 
@@ -80,8 +96,7 @@ class _Grid:
 
     waiting: deque[Cell]
     conduct: Conduct
-    stop: Path  # once this file is there, workers end their runs after the round they are in
-    workers: "list[Worker]"
+    workers: Sequence[Worker]
     running: "dict[Future[Outcome], tuple[Worker, Cell]]" = field(default_factory=dict)
     deaths: Counter[Cell] = field(default_factory=Counter)
     failure: FczooError | None = None
@@ -95,73 +110,25 @@ class _Grid:
                 self.running[worker.begin(cell, self.conduct)] = worker, cell
 
     def ended(self) -> Iterator[Cell]:
-        """Runs that have ended, after a short wait; one whose process died for the first time waits again."""
+        """Runs that have ended, after a short wait; one whose worker died for the first time waits again."""
         finished, _ = wait(self.running, WAIT, FIRST_COMPLETED)
         for future in finished:
             worker, cell = self.running.pop(future)
             outcome = worker.outcome(future)
-            if outcome is None:
+            if outcome.end == "died":
                 self.deaths[cell] += 1
                 if self.deaths[cell] < TRIES:
                     say(f"{cell.numbered}: its process died; once more")
                     self.waiting.appendleft(cell)
                     continue
-                advice = "if memory ran out, take fewer --jobs"
-                outcome = Outcome("failed", f"its process died {TRIES} times; {advice}")
+                outcome = Outcome("failed", f"its process died {TRIES} times; {outcome.error}")
                 record_failure(cell, outcome.error)
             if outcome.end == "failed" and not self.conduct.skip_failed:
                 self.failure = self.failure or FczooError(f"{cell.label}: {outcome.error}")
             yield cell
 
 
-class Worker:
-    """A pool of one process, which is replaced when it dies."""
-
-    def __init__(self, number: int, conduct: Conduct, stop: Path):
-        self.stop = stop
-        self.environment = {"OMP_NUM_THREADS": str(conduct.threads)}
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
-        if devices:
-            self.environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
-        self._open()
-
-    def _open(self) -> None:
-        orders = os.getpid(), self.stop
-        self.pool = ProcessPoolExecutor(
-            1, timeout=IDLE, env=self.environment, initializer=_prepare, initargs=orders
-        )
-
-    def begin(self, cell: Cell, conduct: Conduct) -> "Future[Outcome]":
-        """Start a run in this worker's process."""
-        future: Future[Outcome] = self.pool.submit(_work, cell, conduct)
-        return future
-
-    def outcome(self, future: "Future[Outcome]") -> Outcome | None:
-        """How the run ended; None where the process died, which is replaced then."""
-        try:
-            return future.result()
-        except BrokenProcessPool:
-            self.pool.shutdown(kill_workers=True)
-            self._open()
-            return None
-
-
 _opened: dict[Settings, Bench] = {}  # in a worker: the benchmark that it ran last
-_orders: list[tuple[int, Path]] = []  # in a worker: the process that began it, and the file that says stop
-
-
-def _prepare(parent: int, stop: Path) -> None:
-    """In a new worker: signals reach it from the terminal, too, but only its parent says when to stop."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    _orders.append((parent, stop))
-
-
-def _obey() -> None:
-    parent, stop = _orders[0]
-    if stop.exists() or os.getppid() != parent:  # told to stop, or left alone
-        raise Interrupted("stopped as told", signal.SIGTERM)
 
 
 def _bench(cell: Cell) -> Bench:
@@ -172,11 +139,12 @@ def _bench(cell: Cell) -> Bench:
     return _opened[cell.settings]
 
 
-def _work(cell: Cell, conduct: Conduct) -> Outcome:
+def work(cell: Cell, conduct: Conduct, obey: Callable[[], None]) -> Outcome:
+    """In a worker: one run, whatever happens in it."""
     try:
         # should the parent be gone, nobody else begins this run meanwhile
         with gathered(), only_process(cell.place):
-            run_cell(cell, _bench(cell), conduct, _obey)
+            run_cell(cell, _bench(cell), conduct, obey)
     except Interrupted:
         return Outcome("stopped")
     except Exception as error:

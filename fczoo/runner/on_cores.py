@@ -1,0 +1,89 @@
+"""Runs on this machine's cores and GPUs, each in a process with its share of the threads."""
+
+import os
+import signal
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from loky import ProcessPoolExecutor
+from loky.process_executor import BrokenProcessPool
+
+from fczoo.runner.cell import Cell, Conduct
+from fczoo.runner.resume import Interrupted
+from fczoo.runner.workers import Outcome, work
+
+IDLE = 10  # seconds after which a process without work ends, so that none outlives a parent that was killed
+
+
+def workers(count: int, conduct: Conduct, out: Path) -> Sequence["CoreWorker"]:
+    """One worker a run that may go on at the same time."""
+    return [CoreWorker(number, conduct) for number in range(count)]
+
+
+class CoreWorker:
+    """A pool of one process, which is replaced when it dies."""
+
+    def __init__(self, number: int, conduct: Conduct):
+        self.folder = TemporaryDirectory(prefix="fczoo-")
+        self.environment = {"OMP_NUM_THREADS": str(conduct.threads)}
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+        if devices:
+            self.environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
+        self._open()
+
+    def begin(self, cell: Cell, conduct: Conduct) -> "Future[Outcome]":
+        """Start a run in this worker's process."""
+        future: Future[Outcome] = self.pool.submit(_work, cell, conduct)
+        return future
+
+    def outcome(self, future: "Future[Outcome]") -> Outcome:
+        """How the run ended; a process that died is replaced."""
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            self.pool.shutdown(kill_workers=True)
+            self._open()
+            return Outcome("died", "if memory ran out, take fewer --jobs")
+
+    def stop(self) -> None:
+        """The process looks for this file after every round."""
+        self._word.touch()
+
+    def close(self, at_once: bool) -> None:
+        """End the process."""
+        self.pool.shutdown(kill_workers=at_once)
+        self.folder.cleanup()
+
+    @property
+    def _word(self) -> Path:
+        return Path(self.folder.name) / "stop"
+
+    def _open(self) -> None:
+        orders = os.getpid(), self._word
+        self.pool = ProcessPoolExecutor(
+            1, timeout=IDLE, env=self.environment, initializer=_prepare, initargs=orders
+        )
+
+
+_orders: list[tuple[int, Path]] = []  # in a worker: the process that began it, and the file that says stop
+
+
+def _prepare(parent: int, stop: Path) -> None:
+    """In a new worker: signals reach it from the terminal, too, but only its parent says when to stop."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _orders.append((parent, stop))
+
+
+def _obey() -> None:
+    parent, stop = _orders[0]
+    if stop.exists() or os.getppid() != parent:  # told to stop, or left alone
+        raise Interrupted("stopped as told", signal.SIGTERM)
+
+
+def _work(cell: Cell, conduct: Conduct) -> Outcome:
+    return work(cell, conduct, _obey)

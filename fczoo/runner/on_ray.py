@@ -1,0 +1,102 @@
+"""Runs as tasks of a Ray cluster, or of one that is started on this machine.
+
+Ray's own retries are off: a run whose worker dies is begun once more here, after its last saved round.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fczoo.core.errors import FczooError
+from fczoo.runner.cell import Cell, Conduct
+from fczoo.runner.cluster import Command, command_in, numbers, work_on_node
+from fczoo.runner.workers import Outcome
+
+NEW = "new"  # --cluster address=new: a cluster of this machine alone, which ends with the command
+
+
+def workers(count: int, conduct: Conduct, out: Path) -> Sequence["RayWorker"]:
+    """One worker a task that may be waiting or running at the same time.
+
+    Raises FczooError where Ray is missing or no cluster answers, or an option of --cluster is unknown.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise FczooError("--executor ray needs Ray; run pip install 'fczoo[ray]'") from error
+    wanted = numbers(dict(conduct.cluster))
+    address = wanted.pop("address", NEW)
+    resources = {"num_cpus": wanted.pop("threads", conduct.threads), "num_gpus": wanted.pop("gpus", 0)}
+    if wanted:
+        raise FczooError(f"--cluster for Ray takes address, threads and gpus; not {', '.join(wanted)}")
+    _check_there(str(address))
+    try:
+        ray.init(
+            address=None if address == NEW else str(address),
+            include_dashboard=False if address == NEW else None,
+            log_to_driver=False,
+            logging_level="ERROR",
+            configure_logging=True,
+        )
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise FczooError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
+    own = {name: value for name, value in os.environ.items() if name.startswith("FCZOO_")}
+    environment = {"env_vars": {**own, "OMP_NUM_THREADS": str(conduct.threads)}}
+    task = ray.remote(**resources, max_retries=0, runtime_env=environment)(work_on_node)
+    command = command_in(out)
+    return [RayWorker(task, command) for _ in range(count)]
+
+
+def _check_there(address: str) -> None:
+    """Raise FczooError where nobody listens at HOST:PORT: Ray itself would wait for minutes."""
+    host, sign, port = address.rpartition(":")
+    if not sign or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise FczooError(f"no Ray cluster answers at {address}: {error}") from error
+
+
+@dataclass
+class RayWorker:
+    """One task of the cluster."""
+
+    task: Any
+    command: Command
+    reference: Any = field(default=None)
+
+    def begin(self, cell: Cell, conduct: Conduct) -> "Future[Outcome]":
+        """Hand the run to the cluster."""
+        self.reference = self.task.remote(cell, conduct, self.command)
+        future: Future[Outcome] = self.reference.future()
+        return future
+
+    def outcome(self, future: "Future[Outcome]") -> Outcome:
+        """How the task ended; a worker or node that died is none of its own faults."""
+        import ray
+
+        try:
+            return future.result()
+        except ray.exceptions.OutOfMemoryError:
+            return Outcome("died", "memory ran out on its node; take fewer --jobs")
+        except ray.exceptions.RayError as error:
+            return Outcome("died", f"{type(error).__name__} on the cluster")
+
+    def stop(self) -> None:
+        """A task that runs ends after its round, as does one that begins now."""
+        self.command.stop.touch()
+
+    def close(self, at_once: bool) -> None:
+        """Take the task away if it must be at once, and leave the cluster."""
+        import ray
+
+        if at_once and self.reference is not None and ray.is_initialized():
+            ray.cancel(self.reference, force=True)
+        ray.shutdown()

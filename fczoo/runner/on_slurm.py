@@ -1,0 +1,164 @@
+"""Runs as jobs of a Slurm cluster, through submitit.
+
+A job that is preempted or reaches its time limit is put back into the queue and goes on after its last
+saved round.
+The run folder, the package, data and weights must be seen by the nodes under the same paths. The command
+watches the jobs; one that ends without a word, since it was cancelled or its node failed, counts as a process
+that died.
+"""
+
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fczoo.core.errors import FczooError
+from fczoo.runner.cell import Cell, Conduct
+from fczoo.runner.cluster import PLACE, Command, command_in, numbers, work_on_node
+from fczoo.runner.workers import Outcome
+
+LOOK = 2.0  # seconds between two looks at the queue
+GRACE = 15.0  # seconds that a shared file system may take to show the result of a job that has left the queue
+
+
+def workers(count: int, conduct: Conduct, out: Path) -> Sequence["SlurmWorker"]:
+    """One worker a job that may be in the queue at the same time.
+
+    Raises FczooError where submitit or Slurm is missing, or an option of --cluster is none of theirs.
+    """
+    try:
+        import submitit
+    except ImportError as error:
+        raise FczooError("--executor slurm needs submitit; run pip install 'fczoo[slurm]'") from error
+    try:
+        _queued()
+        executor = submitit.AutoExecutor(folder=out.resolve() / PLACE / "%j", cluster="slurm")
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", "") or error
+        raise FczooError(f"no Slurm answers here: {' '.join(str(reason).split())}") from error
+    wanted = numbers({"name": "fczoo", "timeout_min": "240", **dict(conduct.cluster)})
+    wanted["cpus_per_task"] = wanted.pop("threads", conduct.threads)
+    try:
+        executor.update_parameters(**wanted)
+    except (TypeError, ValueError, NameError) as error:
+        raise FczooError(f"--cluster for Slurm: {' '.join(str(error).split())}") from error
+    watch, command = Watch(), command_in(out)
+    return [SlurmWorker(executor, watch, command) for _ in range(count)]
+
+
+@dataclass
+class SlurmWorker:
+    """One job in the queue or on a node."""
+
+    executor: Any  # submitit's
+    watch: "Watch"
+    command: Command
+    job: Any = None
+
+    def begin(self, cell: Cell, conduct: Conduct) -> "Future[Outcome]":
+        """Hand the run to Slurm."""
+        try:
+            self.job = self.executor.submit(Requeued(), cell, conduct, self.command)
+        except Exception as error:  # sbatch refuses in many ways, each of which it explains
+            said = " ".join(str(getattr(error, "__cause__", None) or error).split())
+            refused: Future[Outcome] = Future()
+            refused.set_result(Outcome("failed", f"Slurm takes no job: {said}"))
+            return refused
+        return self.watch.over(self.job)
+
+    def outcome(self, future: "Future[Outcome]") -> Outcome:
+        """How the job ended."""
+        return future.result()
+
+    def stop(self) -> None:
+        """A job that waits is taken out of the queue; one that runs ends after its round."""
+        self.command.stop.touch()
+        if self.job is not None and _queued().get(self.job.job_id) == "PENDING":
+            self.job.cancel()
+
+    def close(self, at_once: bool) -> None:
+        """Take the job away if it must be at once."""
+        if at_once and self.job is not None:
+            self.job.cancel()
+
+
+class Requeued:
+    """What a job runs. submitit asks ``checkpoint`` what to run when the job is put back into the queue: the
+    same again, which goes on after the last saved round.
+    """
+
+    def __call__(self, cell: Cell, conduct: Conduct, command: Command) -> Outcome:
+        return work_on_node(cell, conduct, command)
+
+    def checkpoint(self, cell: Cell, conduct: Conduct, command: Command) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, cell, conduct, command)
+
+
+class Watch:
+    """One thread that looks at all jobs: by ``squeue``, which every Slurm has, and the files they leave."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[Any, tuple[Future[Outcome], float]] = {}  # since when it is out of the queue
+        self.lock = threading.Lock()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def over(self, job: Any) -> "Future[Outcome]":
+        """Will be done when the job is."""
+        future: Future[Outcome] = Future()
+        with self.lock:
+            self.jobs[job] = future, float("inf")
+        return future
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK)
+            with self.lock:
+                known = dict(self.jobs)
+            if not known:
+                continue
+            try:
+                queued = _queued()
+            except (OSError, subprocess.SubprocessError):
+                continue  # the controller may be away for a while
+            for job, (future, gone) in known.items():
+                left = float("inf") if job.job_id in queued else min(gone, time.monotonic())
+                outcome = _result(job)
+                if outcome is None and time.monotonic() - left > GRACE:
+                    outcome = Outcome("died", f"Slurm ended job {job.job_id}; see {job.paths.stderr}")
+                with self.lock:
+                    self.jobs[job] = future, left
+                    if outcome is not None:
+                        del self.jobs[job]
+                if outcome is not None:
+                    future.set_result(outcome)
+
+
+def _result(job: Any) -> Outcome | None:
+    """What a job left, if it has ended of itself."""
+    if not job.paths.result_pickle.exists():
+        return None
+    error = job.exception()
+    if error is None:
+        outcome: Outcome = job.result()
+        return outcome
+    return Outcome("died", f"see {job.paths.stderr}")
+
+
+def _queued() -> dict[str, str]:
+    """Job -> its state, of all jobs of this user that Slurm still has."""
+    told = subprocess.run(
+        ["squeue", "--me", "--noheader", "--format=%A %T"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    ended = ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+    rows = [line.split() for line in told.stdout.splitlines()]
+    return {row[0]: row[1] for row in rows if len(row) == 2 and row[1] not in ended}

@@ -1,0 +1,234 @@
+"""``--executor slurm`` and ``ray``: numbers as in turn; what dies, is requeued or told to stop goes on.
+
+Slurm's tests start a cluster of two nodes on this machine, where Debian's slurm-wlm and munge are installed.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fczoo.cli.arguments import parse_cluster, parse_executor
+from fczoo.core.errors import FczooError
+
+TINY = ["--train-per-class", "8", "--test-per-class", "5", "--rounds", "1", "--epochs", "1"]
+LONG = ["--train-per-class", "30", "--rounds", "4", "--epochs", "2", "--tasks", "2"]
+OF_THE_RUN = ("seconds", "phases", "peak_memory", "sha256")
+START = Path(__file__).parent.parent / "end_to_end" / "slurm_here.sh"
+needs_slurm = pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))),
+    reason="needs root and Debian's slurm-wlm and munge",
+)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment in which a Slurm cluster of two nodes is found."""
+    pytest.importorskip("submitit", reason="needs submitit")
+    folder = tmp_path_factory.mktemp("slurm")
+    for parent in (folder, folder.parent, folder.parent.parent):
+        parent.chmod(0o755)  # munged runs as a user of its own
+    subprocess.run([str(START), "start", str(folder)], check=True, capture_output=True)
+    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+    for _ in range(60):
+        told = subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True)
+        if told.stdout.split() == ["idle"]:
+            break
+        time.sleep(0.5)
+    yield environment
+    subprocess.run([str(START), "stop", str(folder)], check=True, capture_output=True)
+
+
+def start(out: Path, methods: str, *options: str, env: dict[str, str]) -> subprocess.Popen:
+    command = [sys.executable, "-m", "fczoo", "bench", "--methods", methods, *options, "--out", str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str]:
+    """Exit code and what was said on stderr."""
+    try:
+        _, said = process.communicate(timeout=400)
+        return process.returncode, said
+    finally:
+        process.kill()
+
+
+def numbers(out: Path) -> dict[str, dict]:
+    found = {}
+    for file in sorted(out.rglob("result.json")):
+        result = json.loads(file.read_text())
+        found[str(file.relative_to(out))] = {k: v for k, v in result.items() if k not in OF_THE_RUN}
+    return found
+
+
+def running_job(env: dict[str, str], out: Path) -> str:
+    """A job of this run folder, once its run has saved a round."""
+    for _ in range(1200):
+        if list(out.rglob("checkpoint.safetensors")):
+            told = subprocess.run(
+                ["squeue", "-h", "-t", "R", "-o", "%A"], env=env, capture_output=True, text=True
+            )
+            if told.stdout.split():
+                return told.stdout.split()[0]
+        time.sleep(0.1)
+    raise AssertionError("no job saved a round")
+
+
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    out = tmp_path_factory.mktemp("turn") / "run"
+    code, said = ended(start(out, "fedncm,hgp", *TINY, env={**os.environ, "OMP_NUM_THREADS": "1"}))
+    assert code == 0, said
+    return numbers(out)
+
+
+@pytest.mark.slow
+@needs_slurm
+def test_jobs_of_slurm_give_the_numbers_of_runs_in_turn(slurm, in_turn, tmp_path):
+    out = tmp_path / "run"
+    code, said = ended(start(out, "fedncm,hgp", *TINY, "--executor", "slurm", env=slurm))
+    assert code == 0, said
+    assert len(in_turn) == 2 and numbers(out) == in_turn
+    assert len(list((out / ".cluster").glob("*/*_submission.sh"))) == 2
+
+
+@pytest.mark.slow
+@needs_slurm
+@pytest.mark.parametrize("how", [["scancel"], ["scontrol", "requeue"], ["scancel", "--signal=USR2"]])
+def test_a_job_that_slurm_ends_or_requeues_goes_on_after_its_last_round(slurm, tmp_path, how):
+    bench = start(tmp_path / "run", "hgp", *LONG, "--executor", "slurm", env=slurm)
+    subprocess.run([*how, running_job(slurm, tmp_path / "run")], env=slurm, check=True)
+    code, said = ended(bench)
+    assert code == 0, said
+    assert said.count("its process died; once more") == (how == ["scancel"])
+    logged = (tmp_path / "run" / "log.txt").read_text()
+    assert logged.count("task 2 of 2") == 1 and len(numbers(tmp_path / "run")) == 1
+
+
+@pytest.mark.slow
+@needs_slurm
+def test_told_to_stop_the_jobs_save_their_round(slurm, tmp_path):
+    bench = start(tmp_path / "run", "hgp", *LONG, "--executor", "slurm", env=slurm)
+    running_job(slurm, tmp_path / "run")
+    bench.send_signal(signal.SIGTERM)
+    code, said = ended(bench)
+    assert code == 128 + signal.SIGTERM and "Traceback" not in said, said
+    told = subprocess.run(["squeue", "-h", "-o", "%A"], env=slurm, capture_output=True, text=True)
+    assert not told.stdout.split()
+    assert list((tmp_path / "run").rglob("checkpoint.safetensors"))
+
+
+@pytest.mark.slow
+@needs_slurm
+def test_what_slurm_does_not_take_is_one_line(slurm, tmp_path):
+    for value, says in {
+        "colour=red": "--cluster for Slurm",
+        "slurm_partition=none": "Slurm takes no job",
+    }.items():
+        bench = start(
+            tmp_path / value[:3], "fedncm", *TINY, "--executor", "slurm", "--cluster", value, env=slurm
+        )
+        code, said = ended(bench)
+        lines = [line for line in said.splitlines() if line.startswith("Error")]
+        assert code == 1 and len(lines) == 1 and says in lines[0] and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_without_slurm_it_is_one_line(tmp_path):
+    pytest.importorskip("submitit", reason="needs submitit")
+    env = {**os.environ, "PATH": str(Path(sys.executable).parent)}
+    code, said = ended(start(tmp_path / "run", "fedncm", *TINY, "--executor", "slurm", env=env))
+    assert code == 1 and "no Slurm answers here" in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begun_again(in_turn, tmp_path):
+    pytest.importorskip("ray", reason="needs Ray")
+    bench = start(tmp_path / "run", "fedncm,hgp", *TINY, "--executor", "ray", env=dict(os.environ))
+    killed = False
+    while bench.poll() is None and not killed:
+        for process in Path("/proc").glob("[0-9]*"):
+            if holds(process, tmp_path / "run" / "hgp") and int(process.name) != bench.pid:
+                os.kill(int(process.name), signal.SIGKILL)
+                killed = True
+        time.sleep(0.05)
+    code, said = ended(bench)
+    assert code == 0, said
+    assert killed and said.count("its process died; once more") == 1
+    assert numbers(tmp_path / "run") == in_turn
+
+
+def holds(process: Path, folder: Path) -> bool:
+    """Whether a process has a file below a folder open."""
+    try:
+        return any(os.readlink(link).startswith(str(folder)) for link in (process / "fd").iterdir())
+    except OSError:  # it has ended, or closed a file meanwhile
+        return False
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_that_does_not_answer_is_one_line(tmp_path):
+    pytest.importorskip("ray", reason="needs Ray")
+    for value, says in {
+        "address=127.0.0.1:1": "no Ray cluster answers at 127.0.0.1:1",
+        "colour=red": "takes address, threads and gpus; not colour",
+    }.items():
+        words = ["--executor", "ray", "--cluster", value]
+        code, said = ended(start(tmp_path / value[:3], "fedncm", *TINY, *words, env=dict(os.environ)))
+        assert code == 1 and says in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "executor", "says"),
+    [
+        (["threads=2"], "cores", "--cluster is given without one"),
+        (["threads"], "ray", "write KEY=VALUE"),
+        (["threads=0"], "ray", "threads is '0'"),
+        (["threads=x"], "slurm", "threads is 'x'"),
+    ],
+)
+def test_words_of_cluster_that_cannot_be(given, executor, says):
+    with pytest.raises(FczooError, match="--cluster") as error:
+        parse_cluster(given, executor)
+    assert says in str(error.value)
+    assert parse_cluster(["a=b=c", "threads=2"], "ray") == (("a", "b=c"), ("threads", "2"))
+
+
+def test_an_unknown_executor_names_the_nearest():
+    with pytest.raises(FczooError, match="slurm"):
+        parse_executor("slrum")
+
+
+def test_a_node_that_differs_is_refused_by_name(tmp_path, monkeypatch):
+    """Another library version, other source, another device: named in one line, before anything runs."""
+    from fczoo.core.registry import create_method
+    from fczoo.federation.settings import Settings
+    from fczoo.reports.run_folder import read_about, write_about
+    from fczoo.runner.cell import Cell
+    from fczoo.runner.cluster import check_node
+    from fczoo.runner.grid import Job, run_grid
+
+    settings = Settings(tasks=2, rounds=1, epochs=1, train_per_class=5, test_per_class=5, device="cpu")
+    run_grid({Path(): Job(settings, ("fedncm",))}, tmp_path / "run")
+    cell = Cell(tmp_path / "run", settings, create_method("fedncm", "digits"), 0)
+    check_node(cell)
+    about = read_about(cell.folder).plain()
+    changed = {
+        **about,
+        "device": "cuda",
+        "versions": {**about["versions"], "torch": "1.0"},
+        "code": {**about["code"], "fczoo.core.method": "0" * 64},
+    }
+    write_about(cell.folder, changed)
+    with pytest.raises(FczooError) as error:
+        check_node(cell)
+    said = str(error.value)
+    assert "torch is" in said and "1.0 where the command was started" in said
+    assert "to be on cuda, it would take cpu" in said and "fczoo.core.method is another" in said
