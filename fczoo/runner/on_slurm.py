@@ -19,9 +19,18 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.cluster import PLACE, Command, command_in, numbers, work_on_node
+from fczoo.runner.progress import say
 from fczoo.runner.workers import Outcome
 
 LOOK = 2.0  # seconds between two looks at the queue
+USUAL = (
+    "None",
+    "Priority",
+    "Resources",
+    "BeginTime",
+    "Dependency",
+    "Cleaning",
+)  # of a job that waits its turn
 GRACE = 15.0  # seconds that a shared file system may take to show the result of a job that has left the queue
 
 
@@ -77,8 +86,9 @@ class SlurmWorker:
     def stop(self) -> None:
         """A job that waits is taken out of the queue; one that runs ends after its round."""
         self.command.stop.touch()
-        if self.job is not None and _queued().get(self.job.job_id) == "PENDING":
+        if self.job is not None and _queued().get(self.job.job_id, ("", ""))[0] == "PENDING":
             self.job.cancel()
+            self.watch.settle(self.job, Outcome("stopped"))
 
     def close(self, at_once: bool) -> None:
         """Take the job away if it must be at once."""
@@ -105,6 +115,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.jobs: dict[Any, tuple[Future[Outcome], float]] = {}  # since when it is out of the queue
+        self.told: set[Any] = set()  # jobs of which it was said why they do not start
         self.lock = threading.Lock()
         threading.Thread(target=self._look, daemon=True).start()
 
@@ -114,6 +125,13 @@ class Watch:
         with self.lock:
             self.jobs[job] = future, float("inf")
         return future
+
+    def settle(self, job: Any, outcome: Outcome) -> None:
+        """Say how a job ended, once."""
+        with self.lock:
+            future, _ = self.jobs.pop(job, (None, 0.0))
+        if future is not None:
+            future.set_result(outcome)
 
     def _look(self) -> None:
         while True:
@@ -127,16 +145,20 @@ class Watch:
             except (OSError, subprocess.SubprocessError):
                 continue  # the controller may be away for a while
             for job, (future, gone) in known.items():
+                state, reason = queued.get(job.job_id, ("", ""))
+                if state == "PENDING" and reason not in USUAL and job not in self.told:
+                    self.told.add(job)
+                    say(f"job {job.job_id} does not start: {reason}; see squeue, or give another --cluster")
                 left = float("inf") if job.job_id in queued else min(gone, time.monotonic())
                 outcome = _result(job)
                 if outcome is None and time.monotonic() - left > GRACE:
                     outcome = Outcome("died", f"Slurm ended job {job.job_id}; see {job.paths.stderr}")
-                with self.lock:
-                    self.jobs[job] = future, left
-                    if outcome is not None:
-                        del self.jobs[job]
                 if outcome is not None:
-                    future.set_result(outcome)
+                    self.settle(job, outcome)
+                    continue
+                with self.lock:
+                    if job in self.jobs:  # it may have been settled meanwhile
+                        self.jobs[job] = future, left
 
 
 def _result(job: Any) -> Outcome | None:
@@ -150,15 +172,15 @@ def _result(job: Any) -> Outcome | None:
     return Outcome("died", f"see {job.paths.stderr}")
 
 
-def _queued() -> dict[str, str]:
-    """Job -> its state, of all jobs of this user that Slurm still has."""
+def _queued() -> dict[str, tuple[str, str]]:
+    """Job -> its state and why it waits, of all jobs of this user that Slurm still has."""
     told = subprocess.run(
-        ["squeue", "--me", "--noheader", "--format=%A %T"],
+        ["squeue", "--me", "--noheader", "--format=%A %T %r"],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
     ended = ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-    rows = [line.split() for line in told.stdout.splitlines()]
-    return {row[0]: row[1] for row in rows if len(row) == 2 and row[1] not in ended}
+    rows = [line.split(maxsplit=2) for line in told.stdout.splitlines()]
+    return {job: (state, reason) for job, state, reason in rows if state not in ended}

@@ -32,7 +32,7 @@ MinJobAge=10
 JobRequeue=1
 NodeName=node0 NodeHostname=$host NodeAddr=127.0.0.1 Port=26820 CPUs=$cores State=UNKNOWN
 NodeName=node1 NodeHostname=$host NodeAddr=127.0.0.1 Port=26821 CPUs=$cores State=UNKNOWN
-PartitionName=all Nodes=node0,node1 Default=YES MaxTime=60 State=UP
+PartitionName=all Nodes=node0,node1 Default=YES MaxTime=300 State=UP
 END
 sed -i "s#spool%n#spool-%n#" "$folder/slurm.conf"
 mkdir -p "$folder"/spool-node{0,1}

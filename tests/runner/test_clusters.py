@@ -141,6 +141,20 @@ def test_what_slurm_does_not_take_is_one_line(slurm, tmp_path):
 
 
 @pytest.mark.slow
+@needs_slurm
+def test_why_a_job_does_not_start_is_said(slurm, tmp_path):
+    words = ["--executor", "slurm", "--cluster", "timeout_min=600"]  # the partition gives 300
+    bench = start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm)
+    told = ""
+    while "does not start" not in told and bench.poll() is None:
+        told += bench.stderr.readline()
+    assert "PartitionTimeLimit" in told
+    bench.send_signal(signal.SIGTERM)
+    code, said = ended(bench)
+    assert code == 128 + signal.SIGTERM and "Traceback" not in said, said
+
+
+@pytest.mark.slow
 def test_without_slurm_it_is_one_line(tmp_path):
     pytest.importorskip("submitit", reason="needs submitit")
     env = {**os.environ, "PATH": str(Path(sys.executable).parent)}
