@@ -3,6 +3,7 @@
 Ray's own retries are off: a run whose worker dies is begun once more here, after its last saved round.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ def workers(count: int, conduct: Conduct, out: Path) -> Sequence["RayWorker"]:
             address=None if address == NEW else str(address),
             include_dashboard=False if address == NEW else None,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             configure_logging=True,
         )
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
