@@ -1,0 +1,75 @@
+"""Trees of tensors as bytes: the one form in which they leave a process, for checkpoints and other machines.
+
+safetensors, tensors called ``TREE/NAME``, plain values as JSON among its metadata, with a SHA-256 over all of
+it. No pickle, so that nothing in foreign bytes can run.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fczoo.core.tree import Tree
+
+
+def pack(form: str, trees: Mapping[str, Tree], notes: Mapping[str, Any]) -> bytes:
+    """The trees and plain values as bytes of the format ``form``."""
+    tensors = {
+        f"{tree}/{name}": v.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for tree, values in trees.items()
+        for name, v in values.items()
+    }
+    places = {tree: {k: v.device.type for k, v in values.items()} for tree, values in trees.items()}
+    text = json.dumps({"places": places, "notes": dict(notes)})
+    return save(tensors, {"format": form, "text": text, "sha256": _digest(tensors, text)})
+
+
+def unpack(form: str, content: bytes, device: torch.device | str = "cpu") -> tuple[dict[str, Tree], Any]:
+    """The trees, with what lay on an accelerator on ``device``, and the plain values.
+
+    Raises ValueError for bytes that are damaged or of another format.
+    """
+    try:
+        about = _metadata(content)
+        if about.get("format") != form:
+            raise ValueError(f"format {about.get('format')!r}, expected {form!r}")
+        tensors = {name: value.clone() for name, value in load(content).items()}  # in memory of its own
+        if about["sha256"] != _digest(tensors, about["text"]):
+            raise ValueError("its content does not match its sha256")
+        said = json.loads(about["text"])
+        trees = {  # in the order of packing: sums over a tree depend on it in their last bit
+            tree: {
+                name: tensors[f"{tree}/{name}"].to("cpu" if place == "cpu" else device)
+                for name, place in names.items()
+            }
+            for tree, names in said["places"].items()
+        }
+        return trees, said["notes"]
+    except (SafetensorError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """What a safetensors file says of itself: eight bytes, the length of a JSON header, then the header."""
+    (length,) = struct.unpack("<Q", content[:8].ljust(8, b"\xff"))
+    if length > len(content):
+        raise ValueError("its header is cut off")
+    about = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    if not isinstance(about, dict):
+        raise ValueError("its header is none")
+    return about
+
+
+def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
