@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.options import nearest
 from fczoo.data.dataset import Images
+from fczoo.data.feature_cache import FeatureFile
 
 QUERY_BLOCK = 64  # images whose query features are computed at once: fixed, so that the order does not matter
 DRAWS = 6  # random numbers that one augmented image uses
@@ -53,8 +55,15 @@ def get_augment(name: str) -> Augment:
 class ImageStore:
     """The images of one split beside a backbone: test views, augmented views and cached frozen features."""
 
-    def __init__(self, images: Images, backbone: Backbone, test_crop: float = 1.0):
-        self.backbone, self.test_crop = backbone, test_crop
+    def __init__(
+        self,
+        images: Images,
+        backbone: Backbone,
+        test_crop: float = 1.0,
+        kept: Callable[[], FeatureFile] | None = None,
+    ):
+        """``kept`` names the file of the frozen features; it is asked when the first one is needed."""
+        self.backbone, self.test_crop, self._kept = backbone, test_crop, kept
         pixels = torch.from_numpy(images.pixels).permute(0, 3, 1, 2)
         self.pixels = pixels.to(backbone.device) if pixels.numel() < ON_DEVICE else pixels
         self.labels = torch.from_numpy(images.labels).to(backbone.device)
@@ -72,6 +81,7 @@ class ImageStore:
     def _forget_queries(self) -> None:
         self._features = torch.empty(0)
         self._computed = torch.zeros(math.ceil(len(self.labels) / QUERY_BLOCK), dtype=torch.bool)
+        self._file: FeatureFile | None = None
 
     def view(self, index: Tensor) -> Tensor:
         """Test view [B, 3, S, S]: the middle ``test_crop`` of each side, resized and normalised."""
@@ -93,10 +103,24 @@ class ImageStore:
     def query(self, index: Tensor) -> Tensor:
         """Frozen feature [B, D] of the test view, computed once an image and kept."""
         if not self._computed.all():  # else the host need not know which images these are
+            self._recall()
             for block in torch.unique(index.cpu() // QUERY_BLOCK).tolist():
                 if not self._computed[block]:
                     self._compute(block)
+            if self._file and self._computed.all():
+                self._file.save(self._features)
+                self._file = None
         return self._features[index.to(self._features.device)].clone()
+
+    def _recall(self) -> None:
+        """Once: the features that an earlier run has kept."""
+        if self._kept is None or self._file:
+            return
+        self._file = self._kept()
+        found = self._file.load()
+        if found is not None and len(found) == len(self.labels):
+            self._features, self._file = found.to(self.backbone.device), None
+            self._computed[:] = True
 
     def _compute(self, block: int) -> None:
         rows = torch.arange(block * QUERY_BLOCK, min((block + 1) * QUERY_BLOCK, len(self.labels)))

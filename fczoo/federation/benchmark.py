@@ -2,24 +2,28 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fczoo import __version__
 from fczoo.backbones.load import load_backbone, weights_needed
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS, make_aggregator
-from fczoo.data.dataset import Dataset
+from fczoo.data.dataset import Dataset, Images
+from fczoo.data.feature_cache import FeatureFile, pixels_sha256, weights_sha256
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
-from fczoo.data.views import ImageStore
+from fczoo.data.views import QUERY_BLOCK, ImageStore
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.device import DTYPES, pick_device, reproducible
 from fczoo.federation.diagnostics import Probe
+from fczoo.federation.environment import hardware
 from fczoo.federation.observer import Observer, Silent
 from fczoo.federation.result import Result
 from fczoo.federation.rounds import Run
@@ -50,6 +54,25 @@ def _data_problem(settings: Settings) -> list[str]:
     return []
 
 
+def open_store(images: Images, backbone: Backbone, test_crop: float) -> ImageStore:
+    """Images beside a backbone whose frozen features are kept on disk, under all that they depend on."""
+
+    def kept() -> FeatureFile:
+        machine = hardware()
+        return FeatureFile(
+            {
+                "pixels": pixels_sha256(images.pixels),
+                "view": [test_crop, QUERY_BLOCK],
+                "weights": weights_sha256(backbone.weights),
+                "backbone": asdict(backbone.config),
+                "device": [backbone.device.type, machine["cpu"], machine["threads"], machine["gpus"]],
+                "versions": [__version__, torch.__version__],
+            }
+        )
+
+    return ImageStore(images, backbone, test_crop, kept)
+
+
 @dataclass(frozen=True, repr=False)
 class Bench(World):
     """A benchmark: what its runs share, and how to open and run it."""
@@ -77,7 +100,7 @@ class Bench(World):
             raise FczooError("; ".join([str(error), *_data_problem(s)])) from error
         backbone = backbone.to(device, dtype)
         stream, partition = streams(s)
-        train, test = (ImageStore(part, backbone, s.test_crop) for part in (stream.train, stream.test))
+        train, test = (open_store(part, backbone, s.test_crop) for part in (stream.train, stream.test))
         return Bench(settings, stream, partition, backbone, train, test)
 
     def check(self, method: Method) -> None:

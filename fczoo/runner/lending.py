@@ -18,8 +18,7 @@ from fczoo.core.errors import FczooError
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
 from fczoo.data.stream import NO_PIXELS, Stream
-from fczoo.data.views import ImageStore
-from fczoo.federation.benchmark import Bench
+from fczoo.federation.benchmark import Bench, open_store
 from fczoo.federation.device import pick_device
 from fczoo.federation.settings import Settings
 
@@ -77,7 +76,7 @@ class Lent:
             for images, lent in ((self.stream.train, self.train), (self.stream.test, self.test))
         ]
         stream = replace(self.stream, train=parts[0], test=parts[1])
-        stores = [ImageStore(part, backbone, self.settings.test_crop) for part in parts]
+        stores = [open_store(part, backbone, self.settings.test_crop) for part in parts]
         return Bench(self.settings, stream, self.partition, backbone, *stores)
 
 

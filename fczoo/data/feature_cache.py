@@ -1,0 +1,120 @@
+"""Frozen features on disk: those of one part of a data set in one file, which every process starts from.
+
+A file is named by all that its numbers depend on: pixels, view, weights, precision, and the machine, as the
+last bits depend on it. It is written under another name and moved into place, so that a reader finds a whole
+one or none, and it holds a checksum: what is damaged or foreign is computed anew.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fczoo.core.files import home
+
+log = logging.getLogger("fczoo")
+
+FORMAT = "fczoo-features-1"
+LARGEST = 4 << 30  # bytes of all files together; those unused for longest are removed
+HASHED = 1 << 26  # bytes of pixels that are hashed at once
+
+
+class FeatureFile:
+    """The file of the features that belong to ``key``, plain values of which every one matters."""
+
+    def __init__(self, key: Mapping[str, Any]):
+        self.key = json.dumps({"format": FORMAT, **key}, sort_keys=True)
+        name = hashlib.sha256(self.key.encode()).hexdigest()[:32]
+        self.path = home() / "cache" / "features" / f"{name}.safetensors"
+
+    def load(self) -> Tensor | None:
+        """The features [N, D]; None where they are not there. A file that is not sound is warned of."""
+        try:
+            with safe_open(self.path, "pt") as file:
+                about, features = file.metadata() or {}, file.get_tensor("features").clone()
+            sound = about == self._about(features)
+        except FileNotFoundError:
+            return None
+        except (SafetensorError, OSError, RuntimeError, ValueError):
+            sound = False
+        if not sound:
+            log.warning("%s is damaged or no file of fczoo's; its features are computed anew", self.path)
+            return None
+        _touch(self.path)
+        return features
+
+    def save(self, features: Tensor) -> None:
+        """Keep the features, if there is room; a disk that does not take them costs a warning."""
+        features = features.detach().cpu().contiguous()
+        if features.nbytes > LARGEST:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, draft = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
+            try:
+                with open(handle, "wb") as file:
+                    file.write(save({"features": features}, self._about(features)))
+                os.replace(draft, self.path)
+            finally:
+                Path(draft).unlink(missing_ok=True)
+            _make_room(self.path.parent)
+        except OSError as error:
+            log.warning("features are not kept in %s: %s", self.path.parent, error.strerror)
+
+    def _about(self, features: Tensor) -> dict[str, str]:
+        return {"key": self.key, "sha256": hashlib.sha256(bytes_of(features)).hexdigest()}
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The numbers of a tensor as they lie in memory."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def pixels_sha256(pixels: np.ndarray) -> str:
+    """Hash of images and their shape; a data set on disk need not fit into memory."""
+    digest = hashlib.sha256(f"{pixels.shape}".encode())
+    step = max(1, HASHED // max(1, pixels[:1].nbytes))
+    for start in range(0, len(pixels), step):
+        digest.update(np.ascontiguousarray(pixels[start : start + step]).data)
+    return digest.hexdigest()
+
+
+def weights_sha256(weights: Mapping[str, Tensor]) -> str:
+    """Hash of weights by name, with their types."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name} {weights[name].dtype} {tuple(weights[name].shape)}".encode())
+        digest.update(bytes_of(weights[name]))
+    return digest.hexdigest()
+
+
+def _make_room(folder: Path) -> None:
+    """Remove what was unused for longest until the rest is small enough; other processes may do so, too."""
+    files = []
+    for file in folder.glob("*.safetensors"):
+        try:
+            files.append((file.stat().st_mtime_ns, file.stat().st_size, file))
+        except FileNotFoundError:
+            continue
+    held = 0
+    for _, size, file in sorted(files, reverse=True):
+        held += size
+        if held > LARGEST:
+            file.unlink(missing_ok=True)
+
+
+def _touch(file: Path) -> None:
+    try:
+        os.utime(file)
+    except OSError:  # somebody else's folder, or just removed
+        return
