@@ -41,7 +41,8 @@ class FeatureFile:
         """The features [N, D]; None where they are not there. A file that is not sound is warned of."""
         try:
             with safe_open(self.path, "pt") as file:
-                about, features = file.metadata() or {}, file.get_tensor("features").clone()
+                about = file.metadata() or {}
+                features: Tensor = file.get_tensor("features").clone()
             sound = about == self._about(features)
         except FileNotFoundError:
             return None
