@@ -31,7 +31,9 @@ class FedProTIP(FOT):
     bases of the layers are broadcast. After a task clients also send, once, the Gram matrix of their final
     features, of which each task keeps some leading directions outside those of the tasks before. The
     released code asks for the task of a whole batch of test images that come from one task; that is another
-    protocol and is not offered: here each image is asked alone.
+    protocol and is not offered: here each image is asked alone. What all features share, such as their
+    mean, falls to the first task's directions, which can then hold most of every image: on digits all
+    answers are of the first task. Compare with ``identity=off``.
     """
 
     paper = "Cha et al., FedProTIP, 2025, arXiv 2509.21606"
