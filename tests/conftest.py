@@ -22,6 +22,14 @@ from helpers_runs import write_run
 
 
 @pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests write nothing into the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FCZOO_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)  # tensors this small are slower on two
 

@@ -13,7 +13,7 @@ class FedProTIP(Protocol):
     """Five clients; ImageNet-R in 5, 10 or 20 tasks, DomainNet's domains one after another, CIFAR-100."""
 
     paper = "Cha et al., arXiv 2509.21606"
-    proposes = ("fot", "fedavg")
+    proposes = ("fedprotip", "fot", "fedavg")
     seeds = Stated((42, 44), CODE)
     settings = {
         "backbone": Stated(
@@ -30,12 +30,13 @@ class FedProTIP(Protocol):
         "domainnet": {"tasks": Stated("domains", CODE), "rounds": Stated(20, CODE)},
     }
     methods = {
+        "fedprotip": {**HEAD, **RATES, **same("released code, for a ViT", lr_backbone=1e-3, threshold=0.7)},
         "fot": {**HEAD, **RATES, **same("released code, for a ViT", lr_backbone=1e-3, threshold=0.87)},
         "fedavg": {**HEAD, **RATES, **same("released code, for a ViT", lr_backbone=1e-3, tune="full")},
     }
     notes = (
-        "FedProTIP itself is not part of fczoo: it tells the task of a test batch from the whole batch, "
-        "which comes from one task, and its clients extend one basis one after another.",
-        "On DomainNet labels come back, which fot refuses: --methods fedavg.",
+        "The released code tells the task of a test batch from the whole batch, which comes from one task; here "
+        "fedprotip tells it of each image.",
+        "On DomainNet labels come back, which fedprotip and fot refuse: --methods fedavg.",
         "Its comparison trains the lower six blocks in the first task only; here all are trained throughout.",
     )
