@@ -35,8 +35,8 @@ class FedProTIP(Protocol):
         "fedavg": {**HEAD, **RATES, **same("released code, for a ViT", lr_backbone=1e-3, tune="full")},
     }
     notes = (
-        "The released code tells the task of a test batch from the whole batch, which comes from one task; here "
-        "fedprotip tells it of each image.",
+        "The released code tells the task of a test batch from the whole batch, which comes from one task; "
+        "here fedprotip tells it of each image.",
         "On DomainNet labels come back, which fedprotip and fot refuse: --methods fedavg.",
         "Its comparison trains the lower six blocks in the first task only; here all are trained throughout.",
     )
