@@ -32,6 +32,16 @@ class AFC(ProxyHead):
     """
 
     paper = "Kang et al., AFC, CVPR 2022"
+    formulas = r"""
+    $$L = L_{nca} + \lambda \sqrt{C_{seen} / C_{new}}\;
+    \operatorname{mean}_{l,c}\; I_{l,c} \lVert a_{l,c} - b_{l,c} \rVert$$
+
+    $$I_{l,c} \propto \sum_x \sum_p \Bigl( \frac{\partial L_{nca}(x)}{\partial h_{l,p,c}} \Bigr)^2$$
+
+    $a_{l,c}$ and $b_{l,c}$ are the squares of channel $c$ in block $l$ over the patch tokens, of length 1,
+    under the model and the teacher; $h_{l,p,c}$ is that channel at token $p$ as the last task ends, and the
+    mean of $I_{l,c}$ over a block is 1. $L_{nca}$ as in PODNet.
+    """
 
     strength: float = option(4.0, "lambda, weight of the distillation (CIFAR-100; ImageNet: 10)", low=0)
 

@@ -24,6 +24,13 @@ class AFCL(Analytic):
     """
 
     paper = "AFL, CVPR 2025; AFCL, arXiv 2505.12245"
+    formulas = r"""
+    $$W = \Bigl( \sum_k \sum_{x \in D_k} f(x) f(x)^\top + \gamma I \Bigr)^{-1} Q$$
+
+    $$\hat y(x) = \underset{c}{\operatorname{argmax}}\; W_c^\top f(x)$$
+
+    $Q_c$ is the sum of $f$ over the images of class $c$; the sums are over all tasks so far.
+    """
 
     gamma: float = option(
         1.0,

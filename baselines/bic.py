@@ -31,6 +31,16 @@ class BiC(Tuned, Rehearsal):
     """
 
     paper = "Wu et al., Large Scale Incremental Learning, CVPR 2019"
+    formulas = r"""
+    $$L = (1 - \lambda) L_{ce} - \lambda T^2 \sum_{c \in old} q_c \log p_c$$
+
+    $$z_c \leftarrow \alpha z_c + \beta, \quad c \in C_t, \quad
+    (\alpha, \beta) = \frac{\sum_k m_k (\alpha_k, \beta_k)}{\sum_k m_k}$$
+
+    $\lambda$ is the old classes' share of those seen; $q$ and $p$ are softmaxes over the old classes of the
+    teacher's corrected logits and of these, both divided by $T$. Client $k$ fits $\alpha_k$ and $\beta_k$ to
+    $m_k$ images held out, after the task.
+    """
     tuned = {"digits": {"memory": 20, "bias_lr": 0.02}}
 
     temperature: float = option(2.0, "T of both softmaxes; the distillation is multiplied by T^2", low=1e-6)

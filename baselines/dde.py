@@ -35,6 +35,15 @@ class DDE(LUCIR):
     """
 
     paper = "Hu et al., DDE, CVPR 2021"
+    formulas = r"""
+    In place of LUCIR's cross-entropy, with the $K$ nearest new images $j$:
+
+    $$L_{ce} = -\log \Bigl( \frac{1}{2} p_y + \frac{1}{2 K} \sum_j q_{j,y} \Bigr)$$
+
+    At test, with all vectors of length 1 and the mean feature $h$:
+
+    $$z_c = \sigma w_c^\top (f - \alpha (f^\top h) h)$$
+    """
 
     nearest: int = option(10, "K, neighbours whose answers are mixed in", low=0)
     alpha: float = option(0.5, "part of the direction h that is taken out at test", low=0)

@@ -46,6 +46,15 @@ class DyTox(TunedBackbone, Rehearsal):
     """
 
     paper = "Douillard et al., DyTox, CVPR 2022"
+    formulas = r"""
+    $$z_c = w_c^\top \operatorname{norm}_i(e_i) + b_c, \quad
+    e_i = \operatorname{TAB}(\theta_i, x), \quad c \in C_i$$
+
+    $$L = (1 - \lambda) L_{bce} + \frac{\lambda}{C_{old}} \operatorname{KL}(q \,\Vert\, p) + \mu L_{div}$$
+
+    $\lambda$ is the old classes' share of those seen; $q$ and $p$ are softmaxes over the old classes of the
+    teacher's logits and of these. $L_{div}$ is the binary cross-entropy of the divergence head.
+    """
     tuned = {"digits": {"memory": 20, "lr": 5e-3, "lr_balanced": 5e-3}}  # rates: one guess, no search
 
     choice: Literal["herding", "raw", "residual", "first"] = option(

@@ -27,6 +27,16 @@ class FedCOF(Analytic):
     """
 
     paper = "Goswami et al., NeurIPS 2025, arXiv 2412.14326"
+    formulas = r"""
+    $$S_c = \frac{1}{J_c - 1} \sum_k n_{k,c} (\mu_{k,c} - \mu_c)(\mu_{k,c} - \mu_c)^\top$$
+
+    $$W = \Bigl( \sum_c (N_c - 1)(S_c + \gamma I) + N \mu \mu^\top \Bigr)^{-1} Q$$
+
+    $$\hat y(x) = \underset{c}{\operatorname{argmax}}\; \cos(f(x), W_c)$$
+
+    $J_c$ clients hold the $N_c$ images of class $c$, $\mu$ is the mean of all $N$ features, and $Q_c$ is the
+    sum of those of class $c$; $S_c$ is 0 where one client holds them all.
+    """
 
     tuned = {"digits": {"gamma": 0.01}}
 

@@ -30,6 +30,15 @@ class FedCPrompt(CODAPrompt):
     """
 
     paper = "Bagwe et al., Fed-CPrompt, FL-ICML 2023"
+    formulas = r"""
+    $$L = L_{coda} + \max\Bigl( 0,\; \lambda_n \sum_x \lVert f - f_{global} \rVert^2
+    - \lambda_f \sum_x \lVert f - f_{last} \rVert^2 + m \Bigr)$$
+
+    $$\alpha_m = \cos(q \odot \operatorname{softmax}(A_m),\; K_m)$$
+
+    $L_{coda}$ is CODA-Prompt's loss, the sums are over the batch; $f_{global}$ is under the model as the
+    round began, $f_{last}$ under the components of finished tasks. First task: $\lambda_f = m = 0$.
+    """
     tuned = {"digits": {"lr": 1e-2, "components": 50}}
 
     lr: float = option(1e-4, "learning rate, Adam", low=0, tune=(1e-5, 1e-1, "log"))

@@ -37,6 +37,17 @@ class FedProTIP(FOT):
     """
 
     paper = "Cha et al., FedProTIP, 2025, arXiv 2509.21606"
+    formulas = r"""
+    In every step of a client, with $W_r$ the layer's weights as the round began:
+
+    $$W \leftarrow W_r + (W - W_r)(I - U U^\top)$$
+
+    $$\hat y(x) = \underset{c \in C_j}{\operatorname{argmax}}\; z_c, \quad
+    j = \underset{i}{\operatorname{argmax}}\; \lVert M_i^\top f(x) \rVert^2$$
+
+    The columns of $U$ span the layer's inputs in earlier tasks, those of $M_i$ the leading new directions of
+    the final features in task $i$.
+    """
     private = ()
 
     threshold: float = option(0.7, "part of the inputs' energy to be kept, in the first task", low=0, high=1)

@@ -27,6 +27,13 @@ class FFALoRA(LinearHead):
     """
 
     paper = "Sun et al., ICLR 2024; form of fed-mammoth (Salami et al.)"
+    formulas = r"""
+    $$B = \sum_k \frac{n_k}{n} B_k$$
+
+    $$W_0 + B A = \sum_k \frac{n_k}{n} (W_0 + B_k A)$$
+
+    $A$ is drawn once and the same for all clients.
+    """
     tuned = {"digits": {"lr": 1e-2, "rank": 4}}
 
     rank: int = option(16, "LoRA rank r", low=1, tune=[4, 16])

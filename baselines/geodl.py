@@ -33,6 +33,16 @@ class GeoDL(CosineHead):
     """
 
     paper = "Simon et al., GeoDL, CVPR 2021"
+    formulas = r"""
+    $$L = -\log \operatorname{softmax}_c\bigl( \sigma \cos(f, w_c) \bigr)_y
+    + \lambda \sqrt{C_{old} / C_{new}}\;
+    \Bigl( 1 - \frac{a^\top G b}{\lVert G^{1/2} a \rVert \, \lVert G^{1/2} b \rVert} \Bigr)$$
+
+    $$G = \int_0^1 \Phi(u) \Phi(u)^\top du$$
+
+    $a$ and $b$ are the teacher's feature and this model's, of length 1; $\Phi$ is the geodesic from the
+    subspace of the batch's old features to that of its new ones.
+    """
 
     strength: float = option(
         10.0, "weight of the distillation, times the root of old over new classes (released command)", low=0

@@ -16,15 +16,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import Payload, samples
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import (
-    Batch,
-    Context,
-    LocalData,
-    ServerAggregator,
-    ServerContext,
-    Task,
-    Training,
-)
+from fczoo.core.types import Batch, Context, LocalData, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.exemplars import mean_entropy, move_to_task, no_exemplars, store_last_task, warn_once
 from fczoo.functional.heads import head_logits
 from fczoo.functional.inversion import SIZE, image_gradient, lenet, reconstruct, to_lenet_size
@@ -47,6 +39,13 @@ class GLFC(Tuned):
     """
 
     paper = "Dong et al., Federated Class-Incremental Learning, CVPR 2022"
+    formulas = r"""
+    $$L = (1 - \lambda) w L_{bce}(z, y) + \lambda L_{bce}(z, q), \quad
+    w = (1 - \sigma(z_y)) / \operatorname{mean}_g (1 - \sigma(z_y))$$
+
+    The mean is over the image's group in the batch, classes learned before or new ones; $q$ has the old
+    model's sigmoids for old classes, the label for the others. In the first task $\lambda$ is 0.
+    """
     private = ("best.", "monitor.")
     tuned = {"digits": {"memory": 20, "proxy": "last"}}
 

@@ -25,6 +25,10 @@ class Joint(Tuned):
     """
 
     paper = "upper bound of HGP (central) and PILoRA (federated)"
+    formulas = r"""
+    $$L = -\log \operatorname{softmax}_{c \in C_1 \cup \dots \cup C_t}\bigl( h(f(x)) \bigr)_y, \quad
+    x \in D_1 \cup \dots \cup D_t$$
+    """
     returning = True
 
     head_init: Literal["default", "zeros"] = option(

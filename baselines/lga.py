@@ -28,6 +28,16 @@ class LGA(GLFC):
     """
 
     paper = "Dong et al., No One Left Behind, TPAMI 2023"
+    formulas = r"""
+    $$L = \lambda w \bigl( L_{bce}(z, y) + L_{bce}(z, q) \bigr)$$
+
+    $$w = \operatorname{clip}\Bigl( \frac{g}{\operatorname{mean} g},\; w_{min},\; w_{max} \Bigr), \quad
+    g = (1 - \sigma(z_y))^{(t - 1) / t}$$
+
+    In task $t = 1, 2, \dots$; the mean is over the batch's images of one past task's learned classes, or over
+    all the others; $q$ has the old model's sigmoids for old classes, the label for the others. The term with
+    $q$ begins with the second task.
+    """
 
     relation: float = option(1.0, "factor of compensated loss and distillation together", low=0)
     lowest: float = option(0.5, "least weight of an image", low=0)

@@ -44,6 +44,16 @@ class LoRM(LinearHead):
     """
 
     paper = "Salami et al., ICLR 2025, arXiv 2410.17961"
+    formulas = r"""
+    $$B = \Bigl( \sum_k B_k A G_k \Bigr) A^\top (A G A^\top)^+, \quad G = \sum_k G_k$$
+
+    $$A = \Bigl( \sum_k A_k G_k \Bigr) G^+$$
+
+    $$W = W_0 + \Bigl( \sum_i B_i A_i G_i \Bigr) \Bigl( \sum_i G_i \Bigr)^+$$
+
+    $B$ and $A$ by turns over the rounds, $W$ from the second task's end over tasks $i$; $G_k$ is the Gram
+    matrix of the layer's inputs, its entries beside the diagonal multiplied by $\gamma$.
+    """
     private = ("total.", "full.")
     tuned = RATES
 

@@ -33,6 +33,16 @@ class PIP(DualPrompt):
     """
 
     paper = "Ma'sum et al., PIP, CIKM 2024"
+    formulas = r"""
+    From a task's second round on, over the batch $X$ and the $C$ classes that have a mean:
+
+    $$L_{ce} = \frac{1}{|X| + 3 C} \Bigl( \sum_{x \in X} \ell(f(x), y)
+    + \sum_c \sum_{p \in P_c} \ell(p, c) \Bigr)$$
+
+    $$P_c = \{ \mu_c,\; \mu_c + u \odot s_c,\; \mu_c - u \odot s_c \}, \quad u \sim U(0, 1/3)$$
+
+    $\ell$ is the head's cross-entropy over the task's classes, $s_c$ the standard deviation.
+    """
 
     reach: float = option(1 / 3, "largest u, standard deviations between a mean and its copies", low=0)
     code_variance: bool = option(

@@ -30,6 +30,17 @@ class PODNet(ProxyHead):
     """
 
     paper = "Douillard et al., PODNet, ECCV 2020"
+    formulas = r"""
+    $$L = L_{nca} + \sqrt{C_{seen} / C_{new}}\; \Bigl( \lambda_c \operatorname{mean}_l \lVert a_l - b_l \rVert
+    + \lambda_f (1 - \cos(f, f_{old})) \Bigr)$$
+
+    $$L_{nca} = \max\Bigl( 0,\; -\eta (z_y - \delta) + \log \sum_{c \neq y} \exp(\eta z_c) \Bigr)$$
+
+    $$z_c = \sum_k \operatorname{softmax}(s_c)_k \, s_{c,k}, \quad s_{c,k} = 2 \cos(f, w_{c,k}) - 2$$
+
+    $a_l$ and $b_l$ are the squared maps of block $l$ under the teacher and the model, summed over height and
+    over width, of length 1.
+    """
 
     spatial: float = option(3.0, "lambda_c, weight of the pooled maps (CIFAR-100; ImageNet: 8)", low=0)
     final: float = option(1.0, "lambda_f, weight of 1 - cos of the features (ImageNet: 10)", low=0)

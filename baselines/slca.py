@@ -29,6 +29,16 @@ class SLCA(Tuned):
     """
 
     paper = "Zhang et al., ICCV 2023; federated in FPPL's comparison"
+    formulas = r"""
+    After a task $t$ but the first the server trains the head on features of each class $c$, of task $i$:
+
+    $$z \sim \mathcal N\bigl( (a + (1 - a) i / t) \mu_c,\; \Sigma_c + \epsilon I \bigr)$$
+
+    $$L = -\log \operatorname{softmax}\Bigl(
+    \frac{h(z)}{\tau \operatorname{mean}_j \lVert h_j(z) \rVert} \Bigr)_c$$
+
+    $h_j(z)$ are the logits of task $j$'s classes.
+    """
     private = ("gauss.", "aligned.", "sizes")
     tuned = {}  # its own two rates are the defaults
 

@@ -27,6 +27,16 @@ class STSAE(STSA):
     is the Gram matrix. The server must see each client's sums by itself.
     """
 
+    formulas = r"""
+    $$G_c = \frac{N_c - 1}{J_c - 1} \sum_j \frac{s_{j,c} s_{j,c}^\top}{n_{j,c}}
+    - \frac{N_c - J_c}{(J_c - 1) N_c} Q_c Q_c^\top$$
+
+    $$W = \Bigl( \sum_c G_c + \lambda I \Bigr)^{-1} Q$$
+
+    $s_{j,c}$ is the sum of $\varphi = \max(0,\; R^\top f)$ over the $n_{j,c}$ images of class $c$ in part $j$
+    of all clients' parts, $J_c$ of which hold the class; $Q_c$ is the sum over all its $N_c$ images.
+    """
+
     parts: int = option(5, "q, equal parts at random into which a client cuts its images", low=1)
     count_all_groups: bool = option(
         False,

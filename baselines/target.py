@@ -47,6 +47,17 @@ class TARGET(Tuned):
     """
 
     paper = "Zhang et al., TARGET, ICCV 2023"
+    formulas = r"""
+    $$L = L_{ce}(x) - \lambda \sum_{c \in old} q_c(\tilde x) \log p_c(\tilde x)$$
+
+    The server makes the images $\tilde x$ of label $c$ by a generator trained for
+
+    $$L_G = \lambda_m L_{ce}(\tilde x, c) - \lambda_d \operatorname{KL}(p^T \,\Vert\, p^S)$$
+
+    $q$ and $p$ are softmaxes over the old classes of the old model's logits and of these, divided by $\tau$.
+    $L_{ce}(\tilde x, c)$ and $p^T$ are of the model whose task has ended, $p^S$ of the student. KL counts
+    where both give the same answer.
+    """
     tuned = RATES
 
     strength: float = option(25.0, "weight of the distillation", low=0, tune=(1e-1, 1e2, "log"))
