@@ -21,6 +21,7 @@ from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import QUERY_BLOCK, ImageStore
 from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.code import digest_of
 from fczoo.federation.device import DTYPES, pick_device, reproducible
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.environment import hardware
@@ -66,7 +67,9 @@ def open_store(images: Images, backbone: Backbone, test_crop: float) -> ImageSto
                 "weights": weights_sha256(backbone.weights),
                 "backbone": asdict(backbone.config),
                 "device": [backbone.device.type, machine["cpu"], machine["threads"], machine["gpus"]],
+                "deterministic": torch.are_deterministic_algorithms_enabled(),
                 "versions": [__version__, torch.__version__],
+                "code": digest_of("fczoo.core.backbone", "fczoo.data.views"),
             }
         )
 

@@ -42,6 +42,14 @@ def digest(code: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(f"{name} {code[name]}\n" for name in sorted(code)).encode()).hexdigest()
 
 
+def digest_of(*modules: str) -> str:
+    """One hash of some modules and of what they import of fczoo."""
+    found: dict[str, str] = {}
+    for module in modules:
+        _collect(module, {"fczoo"}, found)
+    return digest(found)
+
+
 def file_of(module: str) -> Path | None:
     """The file of a module; None where there is none."""
     try:

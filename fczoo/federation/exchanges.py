@@ -52,6 +52,7 @@ class Exchanges:
         self.training = method.training()
         self.average = sound(make_aggregator(self.settings.aggregator or self.training.averaging))
         self.uplink = world.uplink(method, seed)
+        self.uplink.check()
         self.controls = Controls(self.uplink.rule)
         self.average_controls = sound(make_aggregator(self.settings.aggregator or "uniform"))
         self.train = self.uplink.attackers.store(world.stream, world.partition, world.train)

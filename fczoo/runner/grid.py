@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -23,6 +23,7 @@ from fczoo.federation.settings import Settings
 from fczoo.reports.run_folder import (
     ABOUT,
     FAILURE,
+    LOG,
     PARTITION,
     read_about,
     read_cells,
@@ -32,9 +33,9 @@ from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.reports.text import write_summary
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.lending import Lent, lend
-from fczoo.runner.progress import Progress
+from fczoo.runner.progress import Progress, logged
 from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process
-from fczoo.runner.run_cell import run_cell
+from fczoo.runner.run_cell import kept, run_cell
 from fczoo.runner.schedule import warn_of_short_schedules
 from fczoo.runner.trackers import check_loggers
 from fczoo.runner.workers import run_side_by_side
@@ -121,10 +122,23 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         else:
             del bench
             opened.cache_clear()  # the workers map what was lent
-            run_side_by_side(cells, conduct, out, over)
+            run_side_by_side(_unfinished(cells, over), conduct, out, over)
         for folder in places:
             _summarise(folder)  # a run may have been ended between its last result and the summary
     return list(places), sum((cell.place / FAILURE).exists() for cell in cells)
+
+
+def _unfinished(cells: Sequence[Cell], over: Callable[[Cell], None]) -> list[Cell]:
+    """The cells that are still to be run; ``over`` is told of the others."""
+    rest = []
+    for cell in cells:
+        with logged(cell.folder / LOG):
+            done = kept(cell)
+        if done:
+            over(cell)
+        else:
+            rest.append(cell)
+    return rest
 
 
 def folder_of(settings: Settings, grid: Sequence[Settings]) -> Path:

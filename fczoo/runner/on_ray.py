@@ -5,6 +5,7 @@ Ray's own retries are off: a run whose worker dies is begun once more here, afte
 
 import logging
 import os
+import re
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError
+from fczoo.core.options import quoted
 from fczoo.runner.cell import Cell, Conduct
-from fczoo.runner.cluster import Command, command_in, numbers, work_on_node
+from fczoo.runner.cluster import Command, command_in, work_on_node
 from fczoo.runner.workers import Outcome
 
 NEW = "new"  # --cluster address=new: a cluster of this machine alone, which ends with the command
@@ -31,15 +33,16 @@ def workers(count: int, conduct: Conduct, out: Path) -> Sequence["RayWorker"]:
         import ray
     except ImportError as error:
         raise FczooError("--executor ray needs Ray; run pip install 'fczoo[ray]'") from error
-    wanted = numbers(dict(conduct.cluster))
-    address = wanted.pop("address", NEW)
-    resources = {"num_cpus": wanted.pop("threads", conduct.threads), "num_gpus": wanted.pop("gpus", 0)}
-    if wanted:
-        raise FczooError(f"--cluster for Ray takes address, threads and gpus; not {', '.join(wanted)}")
-    _check_there(str(address))
+    wanted = dict(conduct.cluster)
+    address, gpus = wanted.pop("address", NEW), wanted.pop("gpus", "0")
+    if other := wanted.keys() - {"threads"}:
+        raise FczooError(f"--cluster for Ray takes address, threads and gpus; not {', '.join(sorted(other))}")
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,4})?", gpus, re.ASCII):
+        raise FczooError(f"--cluster gpus is {quoted(gpus)}; it must be a number such as 1 or 0.5")
+    _check_there(address)
     try:
         ray.init(
-            address=None if address == NEW else str(address),
+            address="local" if address == NEW else address,
             include_dashboard=False if address == NEW else None,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -49,6 +52,7 @@ def workers(count: int, conduct: Conduct, out: Path) -> Sequence["RayWorker"]:
         raise FczooError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
     own = {name: value for name, value in os.environ.items() if name.startswith("FCZOO_")}
     environment = {"env_vars": {**own, "OMP_NUM_THREADS": str(conduct.threads)}}
+    resources = {"num_cpus": conduct.threads, "num_gpus": float(gpus)}
     task = ray.remote(**resources, max_retries=0, runtime_env=environment)(work_on_node)
     command = command_in(out)
     return [RayWorker(task, command) for _ in range(count)]

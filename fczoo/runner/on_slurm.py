@@ -31,6 +31,7 @@ USUAL = (
     "Dependency",
     "Cleaning",
 )  # of a job that waits its turn
+ALWAYS = 10**6  # times that a job may reach its limit and go on
 GRACE = 15.0  # seconds that a shared file system may take to show the result of a job that has left the queue
 
 
@@ -45,11 +46,15 @@ def workers(count: int, conduct: Conduct, out: Path) -> Sequence["SlurmWorker"]:
         raise FczooError("--executor slurm needs submitit; run pip install 'fczoo[slurm]'") from error
     try:
         _queued()
-        executor = submitit.AutoExecutor(folder=out.resolve() / PLACE / "%j", cluster="slurm")
+        executor = submitit.AutoExecutor(
+            folder=out.resolve() / PLACE / "%j", cluster="slurm", slurm_max_num_timeout=ALWAYS
+        )
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or error
         raise FczooError(f"no Slurm answers here: {' '.join(str(reason).split())}") from error
     wanted = numbers({"name": "fczoo", "timeout_min": "240", **dict(conduct.cluster)})
+    if named := wanted.keys() & {"cpus_per_task", "slurm_cpus_per_task"}:
+        raise FczooError(f"--cluster {min(named)} is not taken; say threads=N")
     wanted["cpus_per_task"] = wanted.pop("threads", conduct.threads)
     try:
         executor.update_parameters(**wanted)
@@ -81,19 +86,20 @@ class SlurmWorker:
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
         """How the job ended."""
+        self.job = None
         return future.result()
 
     def stop(self) -> None:
         """A job that waits is taken out of the queue; one that runs ends after its round."""
         self.command.stop.touch()
-        if self.job is not None and _queued().get(self.job.job_id, ("", ""))[0] == "PENDING":
-            self.job.cancel()
+        if self.job is not None and self.watch.waits(self.job):
+            self.job.cancel(check=False)
             self.watch.settle(self.job, Outcome("stopped"))
 
     def close(self, at_once: bool) -> None:
         """Take the job away if it must be at once."""
         if at_once and self.job is not None:
-            self.job.cancel()
+            self.job.cancel(check=False)
 
 
 class Requeued:
@@ -115,6 +121,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.jobs: dict[Any, tuple[Future[Outcome], float]] = {}  # since when it is out of the queue
+        self.queued: dict[str, tuple[str, str]] = {}  # as squeue said last
         self.told: set[Any] = set()  # jobs of which it was said why they do not start
         self.lock = threading.Lock()
         threading.Thread(target=self._look, daemon=True).start()
@@ -125,6 +132,10 @@ class Watch:
         with self.lock:
             self.jobs[job] = future, float("inf")
         return future
+
+    def waits(self, job: Any) -> bool:
+        """Whether a job had not begun when the queue was looked at last."""
+        return self.queued.get(job.job_id, ("", ""))[0] == "PENDING"
 
     def settle(self, job: Any, outcome: Outcome) -> None:
         """Say how a job ended, once."""
@@ -141,15 +152,15 @@ class Watch:
             if not known:
                 continue
             try:
-                queued = _queued()
-            except (OSError, subprocess.SubprocessError):
+                self.queued = _queued()
+            except (OSError, ValueError, subprocess.SubprocessError):
                 continue  # the controller may be away for a while
             for job, (future, gone) in known.items():
-                state, reason = queued.get(job.job_id, ("", ""))
+                state, reason = self.queued.get(job.job_id, ("", ""))
                 if state == "PENDING" and reason not in USUAL and job not in self.told:
                     self.told.add(job)
                     say(f"job {job.job_id} does not start: {reason}; see squeue, or give another --cluster")
-                left = float("inf") if job.job_id in queued else min(gone, time.monotonic())
+                left = float("inf") if job.job_id in self.queued else min(gone, time.monotonic())
                 outcome = _result(job)
                 if outcome is None and time.monotonic() - left > GRACE:
                     outcome = Outcome("died", f"Slurm ended job {job.job_id}; see {job.paths.stderr}")
@@ -165,11 +176,11 @@ def _result(job: Any) -> Outcome | None:
     """What a job left, if it has ended of itself."""
     if not job.paths.result_pickle.exists():
         return None
-    error = job.exception()
-    if error is None:
+    try:
         outcome: Outcome = job.result()
-        return outcome
-    return Outcome("died", f"see {job.paths.stderr}")
+    except Exception as error:  # whatever a job may leave in place of its result
+        return Outcome("died", f"{type(error).__name__}; see {job.paths.stderr}")
+    return outcome
 
 
 def _queued() -> dict[str, tuple[str, str]]:

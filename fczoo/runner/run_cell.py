@@ -31,9 +31,7 @@ def run_cell(
     runs take turns.
     """
     with logged(cell.folder / LOG):
-        if cell.finished:
-            Checkpoint(cell.checkpoint).remove()
-            say(f"{cell.numbered}: finished before, kept")
+        if kept(cell):
             return
         (cell.place / FAILURE).unlink(missing_ok=True)
         try:
@@ -45,6 +43,14 @@ def run_cell(
             if not conduct.skip_failed:
                 raise
             say(f"{cell.numbered}: failed, {error}")
+
+
+def kept(cell: Cell) -> bool:
+    """Whether an earlier command has finished the run; said, if so."""
+    if cell.finished:
+        Checkpoint(cell.checkpoint).remove()
+        say(f"{cell.numbered}: finished before, kept")
+    return cell.finished
 
 
 def _run(

@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 from fczoo.core.errors import FczooError
 from fczoo.federation.benchmark import Bench
 from fczoo.federation.settings import Settings
+from fczoo.reports.run_folder import FAILURE
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.progress import say
 from fczoo.runner.resume import Interrupted, Interrupts, only_process
@@ -123,8 +124,12 @@ class _Grid:
                     continue
                 outcome = Outcome("failed", f"its process died {TRIES} times; {outcome.error}")
                 record_failure(cell, outcome.error)
-            if outcome.end == "failed" and not self.conduct.skip_failed:
-                self.failure = self.failure or FczooError(f"{cell.label}: {outcome.error}")
+            if outcome.end == "failed":
+                if not (cell.place / FAILURE).exists():  # it never came to run
+                    record_failure(cell, outcome.error)
+                    say(f"{cell.numbered}: failed, {outcome.error}")
+                if not self.conduct.skip_failed:
+                    self.failure = self.failure or FczooError(f"{cell.label}: {outcome.error}")
             yield cell
 
 
