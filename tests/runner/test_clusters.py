@@ -142,6 +142,16 @@ def test_what_slurm_does_not_take_is_one_line(slurm, tmp_path):
 
 @pytest.mark.slow
 @needs_slurm
+def test_a_job_that_is_not_taken_is_recorded_and_others_go_on(slurm, tmp_path):
+    """With --skip-failed, too, the table names it, and the exit code tells."""
+    words = ["--executor", "slurm", "--cluster", "slurm_partition=none", "--skip-failed"]
+    code, said = ended(start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm))
+    failed = json.loads((tmp_path / "run" / "fedncm" / "seed0" / "failed.json").read_text())
+    assert code == 1 and "Slurm takes no job" in failed["error"] and "Traceback" not in said
+
+
+@pytest.mark.slow
+@needs_slurm
 def test_why_a_job_does_not_start_is_said(slurm, tmp_path):
     words = ["--executor", "slurm", "--cluster", "timeout_min=600"]  # the partition gives 300
     bench = start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm)
@@ -193,6 +203,7 @@ def test_a_ray_cluster_that_does_not_answer_is_one_line(tmp_path):
     for value, says in {
         "address=127.0.0.1:1": "no Ray cluster answers at 127.0.0.1:1",
         "colour=red": "takes address, threads and gpus; not colour",
+        "gpus=half": "gpus is 'half'",
     }.items():
         words = ["--executor", "ray", "--cluster", value]
         code, said = ended(start(tmp_path / value[:3], "fedncm", *TINY, *words, env=dict(os.environ)))
