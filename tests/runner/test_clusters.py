@@ -33,8 +33,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment in which a Slurm cluster of two nodes is found."""
     pytest.importorskip("submitit", reason="needs submitit")
     folder = tmp_path_factory.mktemp("slurm")
-    for parent in (folder, folder.parent, folder.parent.parent):
-        parent.chmod(0o755)  # munged runs as a user of its own
+    for parent in (folder, *folder.parents):
+        parent.chmod(parent.stat().st_mode | 0o055)  # munged runs as a user of its own
     subprocess.run([str(START), "start", str(folder)], check=True, capture_output=True)
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
     for _ in range(60):
