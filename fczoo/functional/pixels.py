@@ -21,6 +21,7 @@ def normalised(backbone: Backbone, images: Tensor) -> Tensor:
 
 def _channels(backbone: Backbone, images: Tensor) -> tuple[Tensor, Tensor]:
     """The backbone's input mean and standard deviation, [1, 3, 1, 1] each."""
-    mean = torch.tensor(backbone.config.mean, dtype=images.dtype, device=images.device)
-    std = torch.tensor(backbone.config.std, dtype=images.dtype, device=images.device)
-    return mean.view(1, 3, 1, 1), std.view(1, 3, 1, 1)
+    values = (backbone.config.mean, backbone.config.std)
+    # filled where the images are: a copy from the host would make it wait for the device
+    mean, std = (torch.cat([images.new_full((1, 1, 1, 1), v) for v in three], 1) for three in values)
+    return mean, std

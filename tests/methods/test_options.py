@@ -52,11 +52,15 @@ PROXY = {  # options of GLFC and LGA about their reconstructions
     *("warmup", "augmentations"),
 }
 
+ADAPTER = ("bottleneck", "lr", "momentum", "weight_decay")  # of analytic methods that may train an adapter
+
 
 def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options and settings without which an option changes nothing, or its run takes long."""
     noisy, name = name == "lga", "glfc" if name == "lga" else name  # whose options it shares
     options, settings = NEEDS.get((name, option), ({}, {}))
+    if "adapt" in METHODS.get(name).__dataclass_fields__ and option in ADAPTER:
+        return {**options, "adapt": "adapter"}, settings
     if option == "momentum":
         options = {**options, "optimizer": "sgd"}
     if option == "optimizer":

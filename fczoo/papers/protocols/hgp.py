@@ -140,7 +140,7 @@ class HGP(Protocol):
     partitions = {name: tuple(map(_split, betas)) for name, betas in BETAS.items()}
     release = "fed-mammoth"
     methods = {
-        **dict.fromkeys(("ewc", "lwf", "fisheravg", "regmean", "fedproto"), FULL),
+        **dict.fromkeys(("ewc", "lwf", "fisheravg", "regmean", "fedproto", "target"), FULL),
         **dict.fromkeys(("dualprompt", "codap", "lorm", "pip"), HEAD),
         "l2p": {
             **HEAD,
