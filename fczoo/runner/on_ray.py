@@ -52,7 +52,7 @@ def workers(count: int, conduct: Conduct, out: Path) -> Sequence["RayWorker"]:
         raise FczooError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
     own = {name: value for name, value in os.environ.items() if name.startswith("FCZOO_")}
     environment = {"env_vars": {**own, "OMP_NUM_THREADS": str(conduct.threads)}}
-    resources = {"num_cpus": conduct.threads, "num_gpus": float(gpus)}
+    resources: dict[str, Any] = {"num_cpus": conduct.threads, "num_gpus": float(gpus)}
     task = ray.remote(**resources, max_retries=0, runtime_env=environment)(work_on_node)
     command = command_in(out)
     return [RayWorker(task, command) for _ in range(count)]
