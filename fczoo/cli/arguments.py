@@ -8,7 +8,7 @@ from fczoo.core.options import WIDEST, nearest, quoted
 
 MOST_SEEDS = 10_000
 MOST_JOBS = 1024
-EXECUTORS = ("cores", "slurm", "ray")
+EXECUTORS = ("cores", "slurm", "ray")  # NAME: fczoo.runner.on_NAME has ``workers(count, conduct, out)``
 
 
 def words(value: str | Sequence[str] | None, option: str) -> list[str]:

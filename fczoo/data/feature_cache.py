@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from fczoo.core.files import home
+from fczoo.core.tree import sha256_of
 
 log = logging.getLogger("fczoo")
 
-FORMAT = "fczoo-features-1"
+FORMAT = "fczoo-features-2"
 LARGEST = 4 << 30  # bytes of all files together; those unused for longest are removed
 HASHED = 1 << 26  # bytes of pixels that are hashed at once
 
@@ -73,12 +73,7 @@ class FeatureFile:
             log.warning("features are not kept in %s: %s", self.path.parent, error.strerror)
 
     def _about(self, features: Tensor) -> dict[str, str]:
-        return {"key": self.key, "sha256": hashlib.sha256(bytes_of(features)).hexdigest()}
-
-
-def bytes_of(tensor: Tensor) -> bytes:
-    """The numbers of a tensor as they lie in memory."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return {"key": self.key, "sha256": sha256_of({"features": features})}
 
 
 def pixels_sha256(pixels: np.ndarray) -> str:
@@ -87,15 +82,6 @@ def pixels_sha256(pixels: np.ndarray) -> str:
     step = max(1, HASHED // max(1, pixels[:1].nbytes))
     for start in range(0, len(pixels), step):
         digest.update(np.ascontiguousarray(pixels[start : start + step]).data)
-    return digest.hexdigest()
-
-
-def weights_sha256(weights: Mapping[str, Tensor]) -> str:
-    """Hash of weights by name, with their types."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(f"{name} {weights[name].dtype} {tuple(weights[name].shape)}".encode())
-        digest.update(bytes_of(weights[name]))
     return digest.hexdigest()
 
 

@@ -1,8 +1,9 @@
 """What the runs of one benchmark share, and how one is opened and run."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS, make_aggregator
+from fczoo.core.tree import sha256_of
 from fczoo.data.dataset import Dataset, Images
-from fczoo.data.feature_cache import FeatureFile, pixels_sha256, weights_sha256
+from fczoo.data.feature_cache import FeatureFile, pixels_sha256
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import QUERY_BLOCK, ImageStore
@@ -55,25 +57,27 @@ def _data_problem(settings: Settings) -> list[str]:
     return []
 
 
-def open_store(images: Images, backbone: Backbone, test_crop: float) -> ImageStore:
-    """Images beside a backbone whose frozen features are kept on disk, under all that they depend on."""
+def open_stores(parts: Iterable[Images], backbone: Backbone, test_crop: float) -> Iterator[ImageStore]:
+    """Each part beside the backbone; frozen features are kept on disk, under all that they depend on."""
 
-    def kept() -> FeatureFile:
+    @cache
+    def shared() -> dict[str, Any]:
         machine = hardware()
-        return FeatureFile(
-            {
-                "pixels": pixels_sha256(images.pixels),
-                "view": [test_crop, QUERY_BLOCK],
-                "weights": weights_sha256(backbone.weights),
-                "backbone": asdict(backbone.config),
-                "device": [backbone.device.type, machine["cpu"], machine["threads"], machine["gpus"]],
-                "deterministic": torch.are_deterministic_algorithms_enabled(),
-                "versions": [__version__, torch.__version__],
-                "code": digest_of("fczoo.core.backbone", "fczoo.data.views"),
-            }
-        )
+        return {
+            "view": [test_crop, QUERY_BLOCK],
+            "weights": sha256_of(backbone.weights),
+            "backbone": asdict(backbone.config),
+            "device": [backbone.device.type, machine["cpu"], machine["threads"], machine["gpus"]],
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "versions": [__version__, torch.__version__],
+            "code": digest_of("fczoo.core.backbone", "fczoo.data.views"),
+        }
 
-    return ImageStore(images, backbone, test_crop, kept)
+    def kept(images: Images) -> FeatureFile:
+        return FeatureFile({"pixels": pixels_sha256(images.pixels), **shared()})
+
+    for images in parts:
+        yield ImageStore(images, backbone, test_crop, partial(kept, images))
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,8 +107,8 @@ class Bench(World):
             raise FczooError("; ".join([str(error), *_data_problem(s)])) from error
         backbone = backbone.to(device, dtype)
         stream, partition = streams(s)
-        train, test = (open_store(part, backbone, s.test_crop) for part in (stream.train, stream.test))
-        return Bench(settings, stream, partition, backbone, train, test)
+        stores = open_stores((stream.train, stream.test), backbone, s.test_crop)
+        return Bench(settings, stream, partition, backbone, *stores)
 
     def check(self, method: Method) -> None:
         """Raise FczooError where ``method`` cannot start on this backbone; nothing is run or written."""

@@ -4,7 +4,6 @@ safetensors, tensors called ``TREE/NAME``, plain values as JSON among its metada
 it. No pickle, so that nothing in foreign bytes can run.
 """
 
-import hashlib
 import json
 import struct
 from collections.abc import Mapping
@@ -13,9 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
 
-from fczoo.core.tree import Tree
+from fczoo.core.tree import Tree, sha256_of
 
 
 def pack(form: str, trees: Mapping[str, Tree], notes: Mapping[str, Any]) -> bytes:
@@ -27,7 +25,7 @@ def pack(form: str, trees: Mapping[str, Tree], notes: Mapping[str, Any]) -> byte
     }
     places = {tree: {k: v.device.type for k, v in values.items()} for tree, values in trees.items()}
     text = json.dumps({"places": places, "notes": dict(notes)})
-    return save(tensors, {"format": form, "text": text, "sha256": _digest(tensors, text)})
+    return save(tensors, {"format": form, "text": text, "sha256": sha256_of(tensors, text)})
 
 
 def unpack(form: str, content: bytes, device: torch.device | str = "cpu") -> tuple[dict[str, Tree], Any]:
@@ -40,7 +38,7 @@ def unpack(form: str, content: bytes, device: torch.device | str = "cpu") -> tup
         if about.get("format") != form:
             raise ValueError(f"format {about.get('format')!r}, expected {form!r}")
         tensors = {name: value.clone() for name, value in load(content).items()}  # in memory of its own
-        if about["sha256"] != _digest(tensors, about["text"]):
+        if about["sha256"] != sha256_of(tensors, about["text"]):
             raise ValueError("its content does not match its sha256")
         said = json.loads(about["text"])
         trees = {  # in the order of packing: sums over a tree depend on it in their last bit
@@ -64,12 +62,3 @@ def _metadata(content: bytes) -> dict[str, str]:
     if not isinstance(about, dict):
         raise ValueError("its header is none")
     return about
-
-
-def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -1,11 +1,9 @@
 """What runs on other machines have in common: how they are told to stop, and what a node must have."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.federation.code import code_of
@@ -13,12 +11,9 @@ from fczoo.federation.device import pick_device
 from fczoo.federation.environment import versions
 from fczoo.reports.run_folder import read_about
 from fczoo.runner.cell import Cell, Conduct
-from fczoo.runner.resume import CLUSTER as PLACE
-from fczoo.runner.resume import Interrupted
+from fczoo.runner.resume import CLUSTER, Interrupted
 from fczoo.runner.run_cell import described
 from fczoo.runner.workers import Outcome, work
-
-__all__ = ["PLACE", "Command", "command_in", "numbers", "work_on_node"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +29,7 @@ class Command:
     @property
     def stop(self) -> Path:
         """The file that tells every run to stop."""
-        return self.out / PLACE / "stop"
-
-    def begin(self) -> None:
-        """No run is told to stop, whatever an earlier command left."""
-        self.stop.parent.mkdir(parents=True, exist_ok=True)
-        self.stop.unlink(missing_ok=True)
+        return self.out / CLUSTER / "stop"
 
     def obey(self) -> None:
         """Raise Interrupted once the file is there."""
@@ -48,15 +38,11 @@ class Command:
 
 
 def command_in(out: Path) -> Command:
-    """This command, with its run folder."""
+    """This command, with its run folder; no run is told to stop, whatever an earlier command left."""
     command = Command(out.resolve(), Path.cwd())
-    command.begin()
+    command.stop.parent.mkdir(parents=True, exist_ok=True)
+    command.stop.unlink(missing_ok=True)
     return command
-
-
-def numbers(given: Mapping[str, str]) -> dict[str, Any]:
-    """The same values, with those that are whole numbers as such."""
-    return {name: int(value) if value.isdecimal() else value for name, value in given.items()}
 
 
 def work_on_node(cell: Cell, conduct: Conduct, command: Command) -> Outcome:

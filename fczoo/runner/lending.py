@@ -15,10 +15,11 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone, ViTConfig
 from fczoo.core.errors import FczooError
+from fczoo.core.tree import bytes_of
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
 from fczoo.data.stream import NO_PIXELS, Stream
-from fczoo.federation.benchmark import Bench, open_store
+from fczoo.federation.benchmark import Bench, open_stores
 from fczoo.federation.device import pick_device
 from fczoo.federation.settings import Settings
 
@@ -71,12 +72,10 @@ class Lent:
         device = pick_device(self.settings.device)
         if device.type != "cpu":
             backbone = backbone.to(device)
-        parts = [
-            images._replace(pixels=lent.mapped())
-            for images, lent in ((self.stream.train, self.train), (self.stream.test, self.test))
-        ]
-        stream = replace(self.stream, train=parts[0], test=parts[1])
-        stores = [open_store(part, backbone, self.settings.test_crop) for part in parts]
+        train = self.stream.train._replace(pixels=self.train.mapped())
+        test = self.stream.test._replace(pixels=self.test.mapped())
+        stream = replace(self.stream, train=train, test=test)
+        stores = open_stores((train, test), backbone, self.settings.test_crop)
         return Bench(self.settings, stream, self.partition, backbone, *stores)
 
 
@@ -121,20 +120,16 @@ def _lend_weights(weights: Mapping[str, Tensor], folder: Path) -> tuple[Path, di
     places, digest, end = dict[str, Place](), hashlib.sha256(), 0
     for name, tensor in weights.items():
         places[name] = Place(end, tensor.dtype, tuple(tensor.shape))
-        digest.update(f"{name} {places[name]}".encode() + _bytes(tensor))
+        digest.update(f"{name} {places[name]}".encode() + bytes_of(tensor))
         end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     file = folder / f"{digest.hexdigest()}.weights"
     if not file.exists():
         with file.open("wb") as out:
             for name, tensor in weights.items():
                 out.seek(places[name].start)
-                out.write(_bytes(tensor))
+                out.write(bytes_of(tensor))
             out.truncate(end)
     return file, places
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _tensor(flat: Tensor, place: Place) -> Tensor:

@@ -9,7 +9,7 @@ import re
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class RayWorker:
 
     task: Any
     command: Command
-    reference: Any = field(default=None)
+    reference: Any = None
 
     def begin(self, cell: Cell, conduct: Conduct) -> "Future[Outcome]":
         """Hand the run to the cluster."""

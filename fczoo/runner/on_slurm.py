@@ -18,8 +18,9 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.runner.cell import Cell, Conduct
-from fczoo.runner.cluster import PLACE, Command, command_in, numbers, work_on_node
+from fczoo.runner.cluster import Command, command_in, work_on_node
 from fczoo.runner.progress import say
+from fczoo.runner.resume import CLUSTER
 from fczoo.runner.workers import Outcome
 
 LOOK = 2.0  # seconds between two looks at the queue
@@ -47,12 +48,13 @@ def workers(count: int, conduct: Conduct, out: Path) -> Sequence["SlurmWorker"]:
     try:
         _queued()
         executor = submitit.AutoExecutor(
-            folder=out.resolve() / PLACE / "%j", cluster="slurm", slurm_max_num_timeout=ALWAYS
+            folder=out.resolve() / CLUSTER / "%j", cluster="slurm", slurm_max_num_timeout=ALWAYS
         )
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or error
         raise FczooError(f"no Slurm answers here: {' '.join(str(reason).split())}") from error
-    wanted = numbers({"name": "fczoo", "timeout_min": "240", **dict(conduct.cluster)})
+    wanted: dict[str, Any] = {"name": "fczoo", "timeout_min": 240}
+    wanted |= {name: int(value) if value.isdecimal() else value for name, value in conduct.cluster}
     if named := wanted.keys() & {"cpus_per_task", "slurm_cpus_per_task"}:
         raise FczooError(f"--cluster {min(named)} is not taken; say threads=N")
     wanted["cpus_per_task"] = wanted.pop("threads", conduct.threads)

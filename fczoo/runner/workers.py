@@ -2,7 +2,7 @@
 
 What goes on in turn or at the same time changes no number. A worker that dies takes its own run with it and
 no other: the run is begun once more, from its last saved round, and has failed when its worker dies again.
-``EXECUTORS`` names the modules that have workers; each has ``workers(count, conduct, out)``.
+Executor NAME is the module ``fczoo.runner.on_NAME``, which has ``workers(count, conduct, out)``.
 """
 
 import traceback
@@ -24,11 +24,6 @@ from fczoo.runner.resume import Interrupted, Interrupts, only_process
 from fczoo.runner.run_cell import described, record_failure, run_cell
 from fczoo.runner.warnings import gathered
 
-EXECUTORS = {
-    "cores": "fczoo.runner.on_cores",
-    "slurm": "fczoo.runner.on_slurm",
-    "ray": "fczoo.runner.on_ray",
-}
 TRIES = 2  # of a run whose worker dies
 WAIT = 0.5  # seconds between two looks at whether the user wants to stop
 
@@ -65,9 +60,8 @@ def run_side_by_side(
     Raises FczooError for an executor that cannot be used here, for a run that fails, unless failures are
     skipped, after the other workers have saved their round; and Interrupted after SIGINT or SIGTERM.
     """
-    workers: Sequence[Worker] = import_module(EXECUTORS[conduct.executor]).workers(
-        min(conduct.jobs, len(cells)), conduct, out
-    )
+    executor = import_module(f"fczoo.runner.on_{conduct.executor}")
+    workers: Sequence[Worker] = executor.workers(min(conduct.jobs, len(cells)), conduct, out)
     grid = _Grid(deque(cells), conduct, workers)
     _run(grid, out, done)
     if grid.failure:

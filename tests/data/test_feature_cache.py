@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from fczoo.core.tree import sha256_of
 from fczoo.data import feature_cache
-from fczoo.data.feature_cache import FeatureFile, pixels_sha256, weights_sha256
+from fczoo.data.feature_cache import FeatureFile, pixels_sha256
 from fczoo.data.views import ImageStore
-from fczoo.federation.benchmark import open_store
+from fczoo.federation.benchmark import open_stores
 from fczoo.testing.world import toy_backbone, toy_stream
 
 ALL = torch.arange(70)
@@ -22,7 +23,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def store(test_crop: float = 1.0) -> ImageStore:
-    return open_store(toy_stream().train, toy_backbone(), test_crop)
+    return next(open_stores([toy_stream().train], toy_backbone(), test_crop))
 
 
 def never(*_: object) -> None:
@@ -45,10 +46,10 @@ def test_another_view_other_weights_and_other_pixels_have_a_file_of_their_own(ow
     store().query(ALL)
     store(0.5).query(ALL)
     backbone = toy_backbone().to(dtype=torch.float32)
-    open_store(toy_stream().train, backbone, 1.0).query(ALL)
+    next(open_stores([toy_stream().train], backbone, 1.0)).query(ALL)
     changed = toy_stream().train.pixels.copy()
     changed[0, 0, 0, 0] ^= 1
-    open_store(toy_stream().train._replace(pixels=changed), toy_backbone(), 1.0).query(ALL)
+    next(open_stores([toy_stream().train._replace(pixels=changed)], toy_backbone(), 1.0)).query(ALL)
     assert len(list(own_home.iterdir())) == 4
 
 
@@ -56,7 +57,7 @@ def test_hashes_tell_what_differs() -> None:
     pixels, weights = toy_stream().train.pixels, toy_backbone().weights
     assert pixels_sha256(pixels) == pixels_sha256(pixels.copy()) != pixels_sha256(pixels[:-1])
     other = {**weights, "norm.bias": weights["norm.bias"] + 1e-12}
-    assert weights_sha256(weights) == weights_sha256(dict(reversed(weights.items()))) != weights_sha256(other)
+    assert sha256_of(weights) == sha256_of(dict(reversed(weights.items()))) != sha256_of(other)
 
 
 @pytest.mark.parametrize("harm", ["cut short", "one bit", "nothing", "foreign"])

@@ -17,10 +17,10 @@ import pytest
 
 from fczoo.cli.arguments import parse_cluster, parse_executor
 from fczoo.core.errors import FczooError
+from helpers_bench import ended, numbers, open_files, start
+from helpers_cli import TINY
 
-TINY = ["--train-per-class", "8", "--test-per-class", "5", "--rounds", "1", "--epochs", "1"]
 LONG = ["--train-per-class", "30", "--rounds", "4", "--epochs", "2", "--tasks", "2"]
-OF_THE_RUN = ("seconds", "phases", "peak_memory", "sha256")
 START = Path(__file__).parent.parent / "end_to_end" / "slurm_here.sh"
 needs_slurm = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))),
@@ -46,28 +46,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     subprocess.run([str(START), "stop", str(folder)], check=True, capture_output=True)
 
 
-def start(out: Path, methods: str, *options: str, env: dict[str, str]) -> subprocess.Popen:
-    command = [sys.executable, "-m", "fczoo", "bench", "--methods", methods, *options, "--out", str(out)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-
-
-def ended(process: subprocess.Popen) -> tuple[int, str]:
-    """Exit code and what was said on stderr."""
-    try:
-        _, said = process.communicate(timeout=400)
-        return process.returncode, said
-    finally:
-        process.kill()
-
-
-def numbers(out: Path) -> dict[str, dict]:
-    found = {}
-    for file in sorted(out.rglob("result.json")):
-        result = json.loads(file.read_text())
-        found[str(file.relative_to(out))] = {k: v for k, v in result.items() if k not in OF_THE_RUN}
-    return found
-
-
 def running_job(env: dict[str, str], out: Path) -> str:
     """A job of this run folder, once its run has saved a round."""
     for _ in range(1200):
@@ -84,7 +62,7 @@ def running_job(env: dict[str, str], out: Path) -> str:
 @pytest.fixture(scope="module")
 def in_turn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     out = tmp_path_factory.mktemp("turn") / "run"
-    code, said = ended(start(out, "fedncm,hgp", *TINY, env={**os.environ, "OMP_NUM_THREADS": "1"}))
+    code, said = ended(start(out, "fedncm,hgp", *TINY))
     assert code == 0, said
     return numbers(out)
 
@@ -179,7 +157,8 @@ def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begu
     killed = False
     while bench.poll() is None and not killed:
         for process in Path("/proc").glob("[0-9]*"):
-            if holds(process, tmp_path / "run" / "hgp") and int(process.name) != bench.pid:
+            holds = any(name.startswith(str(tmp_path / "run" / "hgp")) for name in open_files(process.name))
+            if holds and int(process.name) != bench.pid:
                 os.kill(int(process.name), signal.SIGKILL)
                 killed = True
         time.sleep(0.05)
@@ -187,14 +166,6 @@ def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begu
     assert code == 0, said
     assert killed and said.count("its process died; once more") == 1
     assert numbers(tmp_path / "run") == in_turn
-
-
-def holds(process: Path, folder: Path) -> bool:
-    """Whether a process has a file below a folder open."""
-    try:
-        return any(os.readlink(link).startswith(str(folder)) for link in (process / "fd").iterdir())
-    except OSError:  # it has ended, or closed a file meanwhile
-        return False
 
 
 @pytest.mark.slow

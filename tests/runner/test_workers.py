@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,35 +11,11 @@ import pytest
 
 from fczoo.cli.arguments import parse_jobs
 from fczoo.core.errors import FczooError
+from helpers_bench import ended, numbers, open_files, start
+from helpers_cli import TINY
 
 pytestmark = pytest.mark.slow
-TINY = ["--train-per-class", "8", "--test-per-class", "5", "--rounds", "1", "--epochs", "1"]
 LONG = ["--train-per-class", "30", "--rounds", "3", "--epochs", "1"]
-OF_THE_RUN = ("seconds", "phases", "peak_memory", "sha256")  # what differs from run to run
-
-
-def start(out: Path, methods: str, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "fczoo", "bench", "--methods", methods, *options, "--out", str(out)]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=one_thread
-    )
-
-
-def ended(process: subprocess.Popen) -> tuple[int, str]:
-    """Exit code and what was said on stderr."""
-    try:
-        return process.wait(timeout=240), process.communicate()[1]
-    finally:
-        process.kill()
-
-
-def numbers(out: Path) -> dict[str, dict]:
-    found = {}
-    for file in sorted(out.rglob("result.json")):
-        result = json.loads(file.read_text())
-        found[str(file.relative_to(out))] = {k: v for k, v in result.items() if k not in OF_THE_RUN}
-    return found
 
 
 def workers_of(process: subprocess.Popen, out: Path) -> list[int]:
@@ -52,13 +27,6 @@ def workers_of(process: subprocess.Popen, out: Path) -> list[int]:
             return holding
         time.sleep(0.1)
     raise AssertionError("no worker began a run")
-
-
-def open_files(process: str) -> list[str]:
-    try:
-        return [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
-    except OSError:  # it has ended, or closed a file meanwhile
-        return []
 
 
 def test_runs_side_by_side_give_the_numbers_of_runs_in_turn(tmp_path):
