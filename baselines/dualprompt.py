@@ -107,19 +107,23 @@ class DualPrompt(PromptedHead):
         return moved
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        logits = head_logits(train, self.features(backbone, train, batch))
+        logits = head_logits(train, self.trained_features(backbone, train, batch))
         loss = task_cross_entropy(logits, batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
         return loss - self.pull * batch.mean(cosine(batch.query, train["expert.key"][None])[:, 0]), {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        chosen = self.match(state, batch.query)
-        names = [k.removeprefix("expert.") for k in select(state, "expert.") if k != "expert.key"]
-        experts = {name: self._slots(state, name)[chosen] for name in names}
-        return head_logits(state, self._features(backbone, state, batch, experts))[:, : task.stop]
+        return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        chosen = self.match(tree, batch.query)
+        names = [k.removeprefix("expert.") for k in select(tree, "expert.") if k != "expert.key"]
+        experts = {name: self._slots(tree, name)[chosen] for name in names}
+        return self._features(backbone, tree, batch, experts)
+
+    def trained_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Features [B, D] with the current task's expert prompts."""
         experts = {}
         for name, rows in drop(select(tree, "expert."), "expert.key").items():
             experts[name.removeprefix("expert.")] = rows.expand(len(batch.y), *rows.shape)

@@ -44,7 +44,7 @@ class FedRidge(Analytic):
     )
     scaled: bool = option(False, "multiply lambda by the mean of the moments' diagonal, trace(G) / M")
     normalise: bool = option(False, "features of length 1")
-    features: Literal["plain", "random"] = option(
+    lift: Literal["plain", "random"] = option(
         "plain",
         "the frozen feature f, or relu(f R) with a fixed random R of ``width`` columns (RanPAC, STSA)",
     )
@@ -59,7 +59,7 @@ class FedRidge(Analytic):
     )
 
     def random_features(self) -> int:
-        return self.width if self.features == "random" else 0
+        return self.width if self.lift == "random" else 0
 
     def read_out(self) -> Score:
         return self.score

@@ -69,15 +69,18 @@ class FFALoRA(LinearHead):
         return {**drop(state, "fixed.", "lora."), **past, **fresh}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        features = self.features(backbone, {**ctx.shared, **train}, batch)
+        features = self.trained_features(backbone, {**ctx.shared, **train}, batch)
         return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        return backbone(batch.x, self.plugs(tree))
+
+    def trained_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         """Features [B, D] in a client's forward; with ``merge=mean`` of the current task's pair alone."""
         return backbone(batch.x, self.plugs(drop(tree, "past.") if self.merge == "mean" else tree))
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return head_logits(state, backbone(batch.x, self.plugs(state)))[:, : task.stop]
+        return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def plugs(self, tree: Tree) -> Tree:
         """LoRA of all tasks in ``tree`` as one pair a layer: [B_1 .. B_t] [A_1; ..; A_t], or 1/t of it."""

@@ -89,11 +89,16 @@ class LoRM(LinearHead):
         return {**drop(state, "full."), **past, **fresh}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        features = self.features(backbone, {**ctx.shared, **train}, batch)
+        features = self.trained_features(backbone, {**ctx.shared, **train}, batch)
         return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] in training: with the task's own pair alone."""
+        """Features [B, D] under the merged weights; within a task under the mean of the tasks' pairs."""
+        plugs: Mapping[str, Tensor] = select(tree, "full.") or fused_plugs(tree)
+        return backbone(batch.x, plugs)
+
+    def trained_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Features [B, D] with the task's own pair alone."""
         return backbone(batch.x, fused_plugs(select(tree, "lora_")))
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
@@ -145,8 +150,7 @@ class LoRM(LinearHead):
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        plugs: Mapping[str, Tensor] = select(state, "full.") or fused_plugs(state)
-        return head_logits(state, backbone(batch.x, plugs))[:, : task.stop]
+        return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
 
 def by_turns(task: Task, round: int) -> Collection[str]:

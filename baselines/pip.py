@@ -62,7 +62,7 @@ class PIP(DualPrompt):
         return {**super().begin_task(state, task, backbone, rng), **protos}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        logits = head_logits(train, self.features(backbone, train, batch))
+        logits = head_logits(train, self.trained_features(backbone, train, batch))
         loss = task_cross_entropy(logits, batch, ctx.task)
         if ctx.round:
             real, injected = batch.w.sum(), self.injected(train, batch, ctx)
@@ -83,7 +83,7 @@ class PIP(DualPrompt):
         return (loss * ctx.shared["held"]).sum()
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        sums = moment_sums(self.features(backbone, train, batch), batch, ctx.task)
+        sums = moment_sums(self.trained_features(backbone, train, batch), batch, ctx.task)
         return {k.replace("class.", "proto.", 1): v for k, v in sums.items()}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:

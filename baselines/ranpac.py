@@ -70,7 +70,7 @@ class RanPAC(Adaptable):
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
         if self.ridge is not None:
             return super().survey(moment, backbone, state, batch, task)
-        phi = self.lifted(state, self.read(backbone, state, batch))
+        phi = self.lifted(state, self.features(backbone, state, batch))
         out = batch.draws[:, 0] >= 1 - self.held_out
         fit = gram_sums(phi, batch._replace(w=batch.w * ~out), task)
         judge = gram_sums(phi, batch._replace(w=batch.w * out), task)

@@ -50,7 +50,7 @@ class STSAE(STSA):
         return replace(super().training(), uploads=uploads, draws=1, even_draws=True, separate=True)
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        phi = self.lifted(state, self.read(backbone, state, batch))
+        phi = self.lifted(state, self.features(backbone, state, batch))
         part = F.one_hot((self.parts * batch.draws[:, 0]).long(), self.parts) * batch.w[:, None]
         sums: Tree = {}
         for j in range(self.parts):

@@ -23,6 +23,7 @@ from .core.types import Optim as Optim
 from .core.types import ServerContext as ServerContext
 from .core.types import Task as Task
 from .core.types import Training as Training
+from .core.types import whole_batch as whole_batch
 from .federation.benchmark import Bench as Bench
 from .federation.benchmark import run as run
 from .federation.observer import Silent as Silent

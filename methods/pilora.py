@@ -201,8 +201,10 @@ class PILoRA(Method):
         return {**state, "prototype": torch.where(count > 0, mean, state["prototype"])}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        features = backbone(batch.x, merged_pairs(state, self.merge))
-        return -self.distances(features, self._table(state)[: task.stop])
+        return -self.distances(self.features(backbone, state, batch), self._table(state)[: task.stop])
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        return backbone(batch.x, merged_pairs(tree, self.merge))
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
         if not evidence.payloads:

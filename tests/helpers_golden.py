@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fczoo import Batch, Tree
+from fczoo import Tree
 
 F64, F64L, F32 = 1e-9, 1e-6, 2e-5
 
@@ -19,10 +19,6 @@ def error(ours: Tensor, official: Tensor) -> float:
     """max |a - b| / max |b|."""
     assert ours.shape == official.shape
     return float((ours.detach() - official).abs().max() / official.abs().max())
-
-
-def whole_batch(x: Tensor, y: Tensor) -> Batch:
-    return Batch(x, y, torch.ones(len(y), dtype=x.dtype), x)
 
 
 class Identity:

@@ -129,6 +129,10 @@ class Method(ABC):
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         """Server: logits over the classes seen so far, [B, task.stop]."""
 
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """What ``predict`` reads of the images under a state, [B, D]: frozen features, unless redefined."""
+        return batch.query if batch.query.shape[-1] else backbone(batch.x)
+
     # --- client
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:

@@ -44,6 +44,12 @@ class Batch(NamedTuple):
         return (per_sample * self.w).sum() / self.w.sum().clamp(min=1)
 
 
+def whole_batch(x: Tensor, y: Tensor, query: Tensor | None = None) -> Batch:
+    """A batch without padding, to try a method by hand: images [B, 3, H, W], labels [B], frozen features."""
+    none = torch.empty(len(y), 0, dtype=x.dtype, device=x.device)
+    return Batch(x, y, torch.ones_like(y, dtype=x.dtype), none if query is None else query)
+
+
 @dataclass(frozen=True)
 class Context:
     """What a client knows besides its batch: where the run stands and what the server broadcast."""

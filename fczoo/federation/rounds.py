@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from fczoo.core.seeds import numpy_stream
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Context, Exchange, Task
 from fczoo.data.views import get_augment
-from fczoo.federation.batches import Client
+from fczoo.federation.batches import Client, view_batches
 from fczoo.federation.carried import Carried, from_trees, to_trees
 from fczoo.federation.checkpoint import Snapshot
 from fczoo.federation.engine import Engine, Plan
@@ -67,6 +67,25 @@ class Run(Exchanges):
             if task.index + 1 < len(self.stream.tasks):
                 self._save(task.index + 1, 0)
             yield task
+
+    @torch.inference_mode()
+    def features(self, part: Literal["train", "test"] = "test") -> tuple[Tensor, Tensor]:
+        """What the method reads of the images of all tasks learned so far, [N, D], under the server's state.
+
+        And their labels [N], in order of arrival; both on the CPU.
+        """
+        seen = self.stream.tasks[: len(self.result.accuracy)]
+        images, store = {
+            "train": (self.stream.train, self.world.train),
+            "test": (self.stream.test, self.world.test),
+        }[part]
+        found, labels = [torch.empty(0, self.backbone.dim)], [torch.empty(0, dtype=torch.int64)]
+        for task in seen:
+            index = torch.from_numpy(self.stream.positions(images, task))
+            for batch in view_batches(self.method, store, index, self._plan().pass_size):
+                found.append(self.method.features(self.backbone, self.state, batch).float().cpu())
+                labels.append(batch.y.cpu())
+        return torch.cat(found[1:] or found), torch.cat(labels)
 
     def _learn(self, task: Task, done: int) -> None:
         """One task, of which ``done`` rounds were done before."""

@@ -59,17 +59,17 @@ class Adaptable(Analytic):
         return {**start, **adapters(backbone.config, self.bottleneck, rng), **head}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        scores = cosines(self.read(backbone, train, batch), train["head.weight"])
+        scores = cosines(self.features(backbone, train, batch), train["head.weight"])
         logits, labels = train["head.scale"] * scores, batch.y - ctx.task.start
         return batch.mean(F.cross_entropy(logits, labels, reduction="none")), {}
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         return super().absorb(moment, drop(state, "head."), sums, ctx)
 
-    def read(self, backbone: Backbone, state: Tree, batch: Batch) -> Tensor:
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         if self.adapt == "none":
-            return super().read(backbone, state, batch)
-        return backbone(batch.x, select(state, "adapter."))
+            return super().features(backbone, tree, batch)
+        return backbone(batch.x, select(tree, "adapter."))
 
 
 def adapters(config: ViTConfig, bottleneck: int, rng: torch.Generator) -> Tree:

@@ -57,7 +57,11 @@ class LinearHead(Optimised):
 
     @abstractmethod
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """What the head reads in training, [B, D], with the trained tensors of ``tree``."""
+        """What the head reads, [B, D], with the trained tensors of ``tree``."""
+
+    def trained_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """What the head reads in training, [B, D], of a method in which that is something else."""
+        return self.features(backbone, tree, batch)
 
     def start_head(self, task: Task, dim: int, rng: torch.Generator) -> Tree:
         """The head as a run starts; ``means`` are put in by the survey."""
@@ -71,7 +75,7 @@ class LinearHead(Optimised):
         return frozenset({"begin"}) if self.head_init == "means" else frozenset()
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        return class_sums(self.features(backbone, state, batch), batch, task)
+        return class_sums(self.trained_features(backbone, state, batch), batch, task)
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         """The new classes' rows at their means, bias 0.

@@ -76,7 +76,7 @@ class Analytic(Method):
         }
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        return gram_sums(self.lifted(state, self.read(backbone, state, batch)), batch, task)
+        return gram_sums(self.lifted(state, self.features(backbone, state, batch)), batch, task)
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         new = slice(ctx.task.start, ctx.task.stop)
@@ -89,7 +89,7 @@ class Analytic(Method):
         return {**state, **moments, "answer.weight": weight.mT.contiguous(), "answer.bias": bias}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        phi = self.lifted(state, self.read(backbone, state, batch))
+        phi = self.lifted(state, self.features(backbone, state, batch))
         weight = state["answer.weight"][: task.stop]
         if self.read_out() == "cosine":
             scores = F.normalize(phi, dim=-1) @ F.normalize(weight, dim=-1).mT
@@ -97,10 +97,6 @@ class Analytic(Method):
             scores = phi @ weight.mT + state["answer.bias"][: task.stop]
         held = state["moment.count"][: task.stop] > 0
         return torch.where(held, scores, torch.finfo(scores.dtype).min)
-
-    def read(self, backbone: Backbone, state: Tree, batch: Batch) -> Tensor:
-        """f [B, D]: what is frozen, of some images."""
-        return batch.query
 
     def lifted(self, state: Tree, query: Tensor) -> Tensor:
         """phi(f) [B, M] in float64, of frozen features [B, D]: f itself, or relu(f R)."""

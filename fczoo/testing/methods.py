@@ -29,6 +29,7 @@ METHOD_RULES: tuple[Callable[[Subject], None], ...] = (
     training.padding_changes_nothing,
     training.answers_are_logits_of_the_classes_seen,
     training.answers_do_not_depend_on_the_batch,
+    training.features_are_rows_of_images,
     training.accuracy_covers_every_task_seen,
     training.labels_that_come_back_are_added_to,
     training.the_same_seed_gives_the_same_run,
@@ -53,7 +54,8 @@ def check_method(method: str | Method) -> None:
     Checked is every one of ``METHOD_RULES``, whose docstrings say what: the method is a frozen dataclass
     whose options are explained and survive JSON; server and clients change nothing that they are given;
     every tensor of an upload is declared, finite and counted; nothing private reaches a client; padding
-    counts for nothing; answers are logits of the classes seen, whatever the batch; and a run is the same
+    counts for nothing; answers are logits of the classes seen, and features rows of images, whatever the
+    batch; and a run is the same
     from the same seed and however many clients train together.
     """
     subject = Subject(small_method(method) if isinstance(method, str) else method)

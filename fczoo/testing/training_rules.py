@@ -197,6 +197,25 @@ def answers_do_not_depend_on_the_batch(subject: Subject) -> None:
         need_same(other, whole, sentence, TIGHT)
 
 
+def features_are_rows_of_images(subject: Subject) -> None:
+    """``features`` gives a finite row an image under the last state, whatever the batch."""
+    record, method = subject.run(), subject.method
+    store, state = record.bench.test, record.states[len(TASKS) - 1]
+    index = torch.arange(min(6, len(store.labels)))
+    found = method.features(store.backbone, state, batch_of(method, store, index))
+    need(
+        found.ndim == 2 and len(found) == len(index) and bool(found.isfinite().all()),
+        f"{method.name}.features gave {tuple(found.shape)}, or not finite; give a row an image, [B, D]",
+    )
+    single = [method.features(store.backbone, state, batch_of(method, store, i[None])) for i in index]
+    need_same(
+        {"features": torch.cat(single)},
+        {"features": found},
+        f"{method.name}.features of an image depends on the others in its batch",
+        TIGHT,
+    )
+
+
 def accuracy_covers_every_task_seen(subject: Subject) -> None:
     """The result's accuracies are those of ``predict`` on the test images of each task seen."""
     run = subject.run()

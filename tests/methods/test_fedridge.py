@@ -13,7 +13,7 @@ READINGS = {
     "plain": {"bias": "none"},
     "bias": {"bias": "penalised"},
     "free_bias": {"bias": "free"},
-    "rp": {"bias": "none", "features": "random", "width": 24},
+    "rp": {"bias": "none", "lift": "random", "width": 24},
 }
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo import Batch, Context, Task, Tree, create_method
+from fczoo import Batch, Context, Task, Tree, create_method, whole_batch
 from fczoo.core.backbone import Backbone
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
@@ -18,7 +18,7 @@ from fczoo.data.stream import Stream
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.partitioners.dirichlet import Dirichlet
 from fczoo.partitioners.quantity import Quantity
-from helpers_golden import F64, error, golden, whole_batch
+from helpers_golden import F64, error, golden
 
 # ---------------------------------------------------------------- fused prompts
 
@@ -123,7 +123,7 @@ class Contrast:
 
     def loss(self, features: Tensor, **options: object) -> Tensor:
         return create_method("fppl", **options).contrast(
-            features, whole_batch(features, self.g["labels"]), self.context
+            features, whole_batch(features, self.g["labels"], features), self.context
         )
 
 
@@ -133,7 +133,7 @@ def test_fppl_unified_loss() -> None:
     features, logits = g["features"].clone().requires_grad_(), g["logits"].clone().requires_grad_()
     contrast, entropy = (
         c.loss(features),
-        task_cross_entropy(logits, whole_batch(features, g["labels"]), c.task),
+        task_cross_entropy(logits, whole_batch(features, g["labels"], features), c.task),
     )
     assert error(contrast, g["loss_ur"]) < F64
     assert error(entropy, g["loss_ce"]) < F64
@@ -149,7 +149,7 @@ def test_fppl_contrast_of_single_samples() -> None:
     c = Contrast()
     assert c.g["used"].all()
     for i in range(12):
-        one = whole_batch(c.g["features"][i : i + 1], c.g["labels"][i : i + 1])
+        one = whole_batch(c.g["features"][i : i + 1], c.g["labels"][i : i + 1], c.g["features"][i : i + 1])
         assert error(create_method("fppl").contrast(one.x, one, c.context), c.g["per_sample"][i]) < F64
 
 
@@ -162,7 +162,7 @@ def test_fppl_contrast_tells_readings_apart() -> None:
         task, 1, 5, {"prototype.mean": g["protos"][:8], "prototype.known": torch.ones(8, dtype=torch.float64)}
     )
     negatives = create_method("fppl").contrast(
-        g["features"], whole_batch(g["features"], g["labels"]), old_too
+        g["features"], whole_batch(g["features"], g["labels"], g["features"]), old_too
     )
     assert error(negatives, g["loss_ur"]) > 1e-2  # old prototypes as negatives
     assert (

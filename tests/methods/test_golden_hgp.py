@@ -5,10 +5,10 @@ reproduced through this package's own functions.
 import torch
 from torch import Tensor
 
-from fczoo import Context, Task, Tree, create_method
+from fczoo import Context, Task, Tree, create_method, whole_batch
 from fczoo.core.backbone import Backbone
 from fczoo.functional.losses import normalised_cross_entropy
-from helpers_golden import F32, F64, Identity, error, golden, whole_batch
+from helpers_golden import F32, F64, Identity, error, golden
 
 
 def prefixes(prompt: Tensor, k: slice, v: slice) -> Tree:
@@ -32,7 +32,7 @@ def test_hgp_forward(micro: Backbone, images: Tensor) -> None:
     )
     assert error(micro(images), g["features_no_prompt"]) < F64
     state = {**plugs, "head.weight": g["last_weight"], "head.bias": g["last_bias"]}
-    batch = whole_batch(images, torch.zeros(4, dtype=torch.int64))
+    batch = whole_batch(images, torch.zeros(4, dtype=torch.int64), images)
     assert error(create_method("hgp").predict(micro, state, batch, Task(2, 8, 12, 12, 3)), g["logits"]) < F64
 
 
@@ -58,7 +58,7 @@ def test_hgp_gaussians() -> None:
     g = golden("hgp_stats_diag")
     method, task = create_method("hgp"), Task(1, 4, 8, 8, 2)
     context = Context(task, 0, 1, {})
-    sums = method.stats(Identity(), {}, whole_batch(g["features"], g["labels"]), context)
+    sums = method.stats(Identity(), {}, whole_batch(g["features"], g["labels"], g["features"]), context)
     ours = method.pack({}, sums, context)
     assert ours["gauss.label"].tolist() == [4, 5, 6, 7] and g["classes"].tolist() == [4, 6, 7]
     assert ours["gauss.count"].tolist() == [40, 1, 17, 2] and g["counts"].tolist() == [40, 17, 2]

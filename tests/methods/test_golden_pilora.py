@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Context, Task, Tree, create_method
+from fczoo import Context, Task, Tree, create_method, whole_batch
 from fczoo.aggregators.averaging import fedavg
 from fczoo.aggregators.prototypes import prototype_reweight, prototype_weights
 from fczoo.core.backbone import Backbone
@@ -15,7 +15,7 @@ from fczoo.data.views import AUGMENTS
 from fczoo.federation.batches import Client
 from fczoo.federation.engine import Engine, Plan
 from fczoo.functional.lora import merged_pairs
-from helpers_golden import F64, F64L, Identity, error, golden, whole_batch
+from helpers_golden import F64, F64L, Identity, error, golden
 
 
 class FeatureStore:
@@ -45,7 +45,7 @@ class LocalStep:
                 f"lora.0.{part}.a": g[f"a_{part}"][0],
                 f"lora.0.{part}.b": torch.zeros(48, 4, dtype=torch.float64),
             }
-        self.batch = whole_batch(g["features"], g["labels"])
+        self.batch = whole_batch(g["features"], g["labels"], g["features"])
         self.context = Context(self.task, 0, 5, self.shared)
 
     def loss(self, method) -> Tensor:

@@ -37,7 +37,7 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("ewc", "asked"): ({}, {"participation": 0.34}),  # else everybody trains
     ("pilora", "unheld"): ({}, {"rounds": 6, "participation": 0.34}),  # else somebody holds each class
     ("glfc", "best_perf_no_reset"): ({"lr": 0.0, "lr_backbone": 0.0}, {}),  # no better in a later task
-    ("fedridge", "width"): ({"features": "random"}, {}),
+    ("fedridge", "width"): ({"lift": "random"}, {}),
     ("glfc", "augmentations"): (  # of LGA: later tasks have the noise, and answers must be close to a change
         {"detector": "oracle", "lr": 1.0, "lr_backbone": 0.01},
         {},

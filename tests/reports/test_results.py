@@ -5,6 +5,8 @@ import math
 import re
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 import fczoo
 from fczoo.core.errors import FczooError
@@ -120,3 +122,20 @@ def test_a_run_can_be_stepped_and_ends_like_a_whole_one():
     assert known == [(t, t + 1) for t in range(5)]
     whole = bench.run(fczoo.create_method("fedridge", "digits"))
     assert run.result.accuracy == whole.accuracy
+
+
+def test_features_of_a_run_are_what_its_answers_come_from():
+    """Nearest class means, and a linear head, taken from them by hand give the run's own accuracy."""
+    bench = fczoo.Bench.open(fczoo.Settings.for_dataset("digits", **TINY))
+    for method in (fczoo.create_method("fedncm"), fczoo.create_method("hgp", "digits")):
+        run = bench.start(method)
+        assert not len(run.features()[0])  # nothing is learned yet
+        result = run.run()
+        (train, known), (test, labels) = run.features("train"), run.features()
+        if method.name == "fedncm":
+            rows = torch.stack([train[known == c].mean(0) for c in range(10)])
+            scores = -torch.cdist(test, rows)
+        else:
+            scores = F.linear(test, run.state["head.weight"], run.state["head.bias"])
+        right = (scores.argmax(1) == labels).float()
+        assert 100 * right.mean() == pytest.approx(result.metrics["A_N"])
