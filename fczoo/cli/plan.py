@@ -13,6 +13,7 @@ from fczoo.core.options import flag, nearest
 from fczoo.core.registry import METHODS
 from fczoo.federation.settings import MOVED, Settings
 from fczoo.runner.grid import Job, by_seed, folder_name, folder_of
+from fczoo.runner.progress import say
 from fczoo.runner.tuning import Tuned, read_tuned
 
 log = logging.getLogger("fczoo")
@@ -55,8 +56,8 @@ def jobs_of(request: Request) -> dict[Path, Job]:
     if not datasets:
         raise FczooError("--dataset is empty; see `fczoo list datasets`")
     grid = [
-        Settings.for_dataset(dataset, partition=partition, **given)
-        for dataset in datasets
+        Settings.for_dataset(dataset, partition=partition, **given, **followed)
+        for dataset, followed in [(dataset, _followed(dataset, given)) for dataset in datasets]
         for partition in partitions or (None,)
     ]
     jobs: dict[Path, Job] = {}
@@ -79,6 +80,21 @@ def jobs_of(request: Request) -> dict[Path, Job]:
         _check_moved(job, given)
         jobs |= by_seed(folder, job)
     return jobs
+
+
+def _followed(dataset: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """Without a GPU, and where nothing is said of a protocol, ``quick``: other schedules take days there.
+
+    Digits have it as their own.
+    """
+    from fczoo.federation.device import pick_device  # imports torch
+
+    if dataset == "digits" or given.keys() & {"protocol", "as_released"}:
+        return {}
+    if pick_device(given.get("device", "auto")).type != "cpu":
+        return {}
+    say(f"{dataset}: --protocol quick, for want of a GPU; --protocol none for the data set's own schedule")
+    return {"protocol": "quick"}
 
 
 def _source(tuned: Tuned | None, methods: Sequence[str]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def _on(cls: type[Source], dataset: str) -> list[str]:
     ]
     if issubclass(cls, Protocol) and dataset in cls.partitions:
         parts.append(f"Its splits (--partition): {'  '.join(cls.partitions[dataset])}")
-    names = sorted({*cls.methods, *cls.tuned.get(dataset, {})})
+    names = sorted({*METHODS.names(), *cls.methods, *cls.tuned.get(dataset, {})})
     options = [
         (
             name if name in METHODS.names() else f"{name} (not installed)",
