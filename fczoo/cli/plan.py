@@ -10,10 +10,9 @@ from fczoo.cli.arguments import parse_seeds, specs, words
 from fczoo.cli.config import Request, merged
 from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
-from fczoo.core.registry import METHODS
+from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import MOVED, Settings
 from fczoo.runner.grid import Job, by_seed, folder_name, folder_of
-from fczoo.runner.progress import say
 from fczoo.runner.tuning import Tuned, read_tuned
 
 log = logging.getLogger("fczoo")
@@ -89,12 +88,9 @@ def _followed(dataset: str, given: Mapping[str, Any]) -> dict[str, str]:
     """
     from fczoo.federation.device import pick_device  # imports torch
 
-    if dataset == "digits" or given.keys() & {"protocol", "as_released"}:
+    if DATASETS.get(dataset).name == "digits" or given.keys() & {"protocol", "as_released"}:
         return {}
-    if pick_device(given.get("device", "auto")).type != "cpu":
-        return {}
-    say(f"{dataset}: --protocol quick, for want of a GPU; --protocol none for the data set's own schedule")
-    return {"protocol": "quick"}
+    return {"protocol": "quick"} if pick_device(given.get("device", "auto")).type == "cpu" else {}
 
 
 def _source(tuned: Tuned | None, methods: Sequence[str]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def make_stream(
 
     Classes come in their natural order, shuffled by ``class_order_seed``, or as ``class_order`` lists
     their original labels. ``*_per_class`` keeps the first images of every class (of every domain, where these
-    are the tasks). Without ``pixels`` the
+    are the tasks; else from all domains by turns). Without ``pixels`` the
     images are labels only. ``stored_size`` is the side in pixels at which images of files are kept; None:
     the data set's own.
     """
@@ -78,8 +78,11 @@ def make_stream(
         held = part.take(index, stored_size).pixels if pixels else NO_PIXELS
         return Images(held, arrival[part.labels[index]], rows(domains(part), index))
 
-    train_index = _first(data.train.labels, domains(data.train), train_per_class)
-    test_index = _first(data.test.labels, domains(data.test), test_per_class)
+    by_domain = tasks == DOMAINS
+    train_index, test_index = (
+        _first(part.labels, part.domains, by_domain, per_class)
+        for part, per_class in ((data.train, train_per_class), (data.test, test_per_class))
+    )
     return Stream(
         dataset,
         take(data.train, train_index),
@@ -136,13 +139,31 @@ def _class_order(
     return np.array(order)
 
 
-def _first(labels: np.ndarray, domains: np.ndarray | None, per_class: int | None) -> np.ndarray:
-    """Positions of the first ``per_class`` images of every class, or class of a domain; None: of all."""
+def _first(
+    labels: np.ndarray, domains: np.ndarray | None, by_domain: bool, per_class: int | None
+) -> np.ndarray:
+    """Positions of the first ``per_class`` images of every class, or class of a domain; None: of all.
+
+    Where a class has images of several domains that are no tasks, one of each is taken by turns.
+    """
     if per_class is None:
         return np.arange(len(labels))
-    kinds = labels if domains is None else domains * (labels.max() + 1) + labels
-    first = [np.flatnonzero(kinds == kind)[:per_class] for kind in np.unique(kinds)]
+    if domains is None:
+        return np.sort(np.concatenate([own[:per_class] for own in _alike(labels)]))
+    kinds = _alike(domains * (labels.max() + 1) + labels)
+    if by_domain:
+        return np.sort(np.concatenate([own[:per_class] for own in kinds]))
+    turn = np.empty(len(labels), np.int64)
+    for own in kinds:
+        turn[own] = np.arange(len(own))
+    first = [own[np.lexsort((domains[own], turn[own]))][:per_class] for own in _alike(labels)]
     return np.sort(np.concatenate(first))
+
+
+def _alike(kinds: np.ndarray) -> list[np.ndarray]:
+    """Positions of each kind, ascending."""
+    order = np.argsort(kinds, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1)
 
 
 BLOCK = 1024  # images that are hashed at once, so that a data set on disk need not fit into memory

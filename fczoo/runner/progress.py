@@ -52,7 +52,9 @@ class Progress:
         self.best: dict[Path, tuple[float, str]] = {}  # of each setting: A_N and the run
         folders = list(dict.fromkeys(cell.folder for cell in cells))
         place = folders[0] / LOG if len(folders) == 1 else f"{LOG} beside each {ABOUT}"
-        say(f"{self.total} run{'s' * (self.total > 1)}; log: {place}")
+        protocols = sorted({str(cell.settings.protocol) for cell in cells if cell.settings.protocol})
+        followed = f", protocol {' and '.join(protocols)}" if protocols else ""
+        say(f"{self.total} run{'s' * (self.total > 1)}{followed}; log: {place}")
         shown = bar and (sys.stderr.isatty() or "ipykernel" in sys.modules)  # a notebook is no terminal
         self.bar = tqdm(total=self.total, disable=not shown, leave=False, smoothing=0, bar_format=BAR)
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from fczoo import FczooError, Settings
 from fczoo.cli.app import main
 from fczoo.core.registry import DATASETS
-from fczoo.data.stream import make_stream, make_tasks
+from fczoo.data.stream import _first, make_stream, make_tasks
 from fczoo.data.verify import verify
 from fczoo.federation.stream import open_stream
 from helpers_datasets import domainnet
@@ -43,6 +43,14 @@ def test_images_kept_of_a_class_are_those_of_a_class_in_a_domain(copy: Path) -> 
     assert len(make_stream("domainnet", copy, train_per_class=1, pixels=False).train.labels) == 345
     by_domain = make_stream("domainnet", copy, tasks="domains", train_per_class=1, pixels=False)
     assert len(by_domain.train.labels) == 690
+
+
+def test_by_classes_images_are_kept_from_all_domains_by_turns() -> None:
+    """Class 0 has three images of domain 0, two of 1, one of 2; class 1 has two of domain 2."""
+    labels, domains = np.array([0, 0, 0, 1, 0, 0, 0, 1]), np.array([0, 0, 0, 2, 1, 1, 2, 2])
+    assert _first(labels, domains, False, 4).tolist() == [0, 1, 3, 4, 6, 7]
+    assert _first(labels, domains, True, 1).tolist() == [0, 3, 4, 6]
+    assert _first(labels, None, False, 1).tolist() == [0, 3]
 
 
 def test_classes_in_another_order_stay_in_their_domains(copy: Path) -> None:

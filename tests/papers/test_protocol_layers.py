@@ -112,4 +112,12 @@ def test_quick_on_digits_is_bench_without_a_protocol() -> None:
     assert {k: v for k, v in vars(plain).items() if k != "protocol"} == {
         k: v for k, v in vars(quick).items() if k != "protocol"
     }
-    assert Settings.for_dataset("cifar100", protocol="quick").train_per_class == 20
+    cifar = Settings.for_dataset("cifar100", protocol="quick")
+    assert (cifar.train_per_class, cifar.tasks, cifar.clients) == (20, 10, 10)
+    options = {name: cifar.method_options(name) for name in ("fcilpt", "pilora", "fedncm")}
+    assert options == {
+        "fcilpt": {"head_init": "means", "pooled": "cls"},
+        "pilora": {"head_tune": True},
+        "fedncm": {},
+    }
+    assert not plain.method_options("fcilpt") and not quick.method_options("fcilpt")

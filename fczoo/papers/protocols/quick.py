@@ -28,7 +28,9 @@ class Quick(Protocol):
         train_per_class=20,
         test_per_class=20,
     )
-    datasets = {"digits": same("fczoo: all images", train_per_class=None, test_per_class=None)}
+    datasets = {
+        "digits": same("fczoo: all images", tasks=5, clients=5, train_per_class=None, test_per_class=None)
+    }
     any_dataset = True
     starts = same("fczoo", head_init="means", head_tune=True, pooled="cls")
     """What any method with an option of that name takes, but on digits."""

@@ -1,0 +1,66 @@
+"""``bench`` on a machine without a GPU, where nothing is said of a protocol."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from fczoo import FczooError
+from fczoo.cli.app import main
+from fczoo.federation import device
+from fczoo.reports.run_folder import read_about
+
+WORDS = ["--methods", "fppl", "--dataset", "imagefolder", "--tasks", "2", "--clients", "2", "--rounds", "1"]
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for place in [tmp_path / part / name for part in ("train", "test") for name in "abcd"]:
+        place.mkdir(parents=True)
+        for i in range(4):
+            Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8)).save(place / f"{i}.png")
+    return tmp_path
+
+
+def begun(images: Path, *more: str) -> tuple[str | None, str]:
+    """The protocol of the run and the start of its head."""
+    out = images / "out"
+    words = ["bench", *WORDS, "--data-root", str(images), "--backbone", "vit_nano_32", "--out", str(out)]
+    done = CliRunner().invoke(main, [*words, *more])
+    assert done.exit_code == 0, done.output
+    about = read_about(out)
+    assert ("1 run, protocol quick; log" in done.stderr) == (about.settings["protocol"] == "quick")
+    return about.settings["protocol"], about.methods["fppl"]["head_init"]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([], ("quick", "means")),
+        (["--set", "fppl.head_init=zeros"], ("quick", "zeros")),
+        (["--protocol", "none"], (None, "zeros")),
+        (
+            ["--as-released", "fppl", "--batch-size", "8", "--seeds", "0", "--vary", "training"],
+            (None, "default"),
+        ),
+    ],
+)
+def test_the_protocol_is_quick(images: Path, said: list[str], expected: tuple[str | None, str]) -> None:
+    assert begun(images, "--epochs", "1", *said) == expected
+
+
+def test_digits_have_it_as_their_own_and_a_gpu_another(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fczoo.cli.plan import jobs_of
+
+    def protocol(dataset: str) -> str | None:
+        (job,) = jobs_of({"methods": "fedncm", "dataset": dataset, "set": {}}).values()
+        return job.settings.protocol
+
+    assert protocol("digits") is None and protocol("cifar100") == "quick"
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: True)
+    assert protocol("cifar100") is None
+    with pytest.raises(FczooError, match="did you mean cifar100"):
+        protocol("cifar1000")
