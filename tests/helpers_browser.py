@@ -66,13 +66,21 @@ class Site:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def chromium(self, page: str, *wishes: str) -> str:
+        return self.run(page, *wishes).stdout
+
+    def run(self, page: str, *wishes: str) -> subprocess.CompletedProcess[str]:
         address = f"http://127.0.0.1:{self.server.server_port}/{page}"
         command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={self.profile}", *wishes, address]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
     def dom(self, page: str) -> str:
         """The page as the browser has it after its scripts."""
         return self.chromium(page, "--virtual-time-budget=5000", "--dump-dom")
+
+    def complaints(self, page: str) -> list[str]:
+        """What the page's console says: errors, and what its policy forbids."""
+        said = self.run(page, "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom").stderr
+        return [line for line in said.splitlines() if "CONSOLE" in line]
 
     def shot(self, page: str, file: Path, width: int = 500, height: int = 2000) -> Any:
         """The picture [height, width, 4]."""

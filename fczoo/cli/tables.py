@@ -56,9 +56,13 @@ def report(
         left_out = f", {unfinished} unfinished left out" if unfinished else ""
         click.echo(f"{written} runs written to {archive}{left_out}")
     elif html:
-        from fczoo.reports.page import write_page
+        from fczoo.board.pages import write_page
 
-        write_page(folders, html, figures)
+        write_page(folders, html)
+        if figures:
+            from fczoo.reports.drawing import write_all_figures
+
+            write_all_figures(folders, figures)
         click.echo(f"Written to {html}{f' and {figures}' if figures else ''}")
     else:
         from fczoo.reports.text import report as tables

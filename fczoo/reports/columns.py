@@ -84,6 +84,12 @@ COSTS = (
         thousandths,
     ),
     Column("MB down", "a client's download in a round", lambda r: _per_upload(r.bytes_down, r), thousandths),
+    Column(
+        "MB sent",
+        "everything that is sent in the run, by all clients and to them",
+        lambda r: (r.bytes_up + r.bytes_down) / 1e6,
+        thousandths,
+    ),
     Column("trained", "trained parameters of a client", lambda r: r.trained_scalars, whole),
     Column(
         "client MB",

@@ -1,14 +1,17 @@
-"""What all figures share: colours, style, legends, heat maps, files."""
+"""Figures drawn with matplotlib (extra ``plot``): for papers, slides and notebooks."""
 
-import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import singledispatch
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fczoo.core.errors import FczooError
-from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points
+from fczoo.reports.figures import figures
+from fczoo.reports.runs import Experiment, read_experiments
 
 COLOURS = (
     "#3b7dd8",
@@ -22,11 +25,17 @@ COLOURS = (
     "#6b7f2a",
     "#8d6748",
 )
-INK = "#7f7f80"  # a colour that nothing else has: in a page it becomes the colour of the text
+MAPS = {
+    "green": "Greens",
+    "blue": "Blues",
+    "orange": "Oranges",
+    "purple": "Purples",
+    "blue to red": "RdBu_r",
+    "purple to orange": "PuOr_r",
+}
 STYLE = {
     "text.parse_math": False,  # names come from folders and may hold any sign
     "font.size": 9,
-    "svg.fonttype": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "figure.constrained_layout.use": True,
@@ -43,90 +52,137 @@ def pyplot() -> Any:
     return pyplot
 
 
-def to_svg(figure: Any, name: str) -> str:
-    """Inline SVG that takes the page's text colour and names nothing outside itself."""
-    import matplotlib
-
-    out = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        figure.savefig(
-            out, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        )
-    pyplot().close(figure)
-    svg = re.sub(r"^.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL)
-    # text as large in a small figure as in a wide one
-    width = f'style="max-width: {100 * figure.get_figwidth():.0f}px"'
-    svg = re.sub(
-        r'(<svg[^>]*?) height="[^"]*"',
-        r"\1",
-        re.sub(r'(<svg[^>]*?) width="[^"]*"', rf"\1 {width}", svg, count=1),
-        count=1,
-    )
-    return svg.replace(INK, "currentColor")
+def write_all_figures(places: Sequence[Path], folder: Path) -> None:
+    """The figures of all experiments at or below some places; of several each in a numbered folder."""
+    experiments = read_experiments(places)
+    for i, experiment in enumerate(experiments, 1):
+        write_figures(experiment, folder / f"{i}" if len(experiments) > 1 else folder)
 
 
-def ink_of_style() -> str:
-    return str(pyplot().rcParams["text.color"])
+def write_figures(experiment: Experiment, folder: Path) -> list[Path]:
+    """Every figure of an experiment as PNG and PDF."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for figure in figures(experiment):
+        stem = re.sub(r"[^\w=.-]+", "-", figure.name).strip("-")
+        drawn = draw(figure)
+        for end in ("png", "pdf"):
+            written.append(folder / f"{stem}.{end}")
+            drawn.savefig(
+                written[-1], dpi=160, **({"metadata": {"CreationDate": None}} if end == "pdf" else {})
+            )
+        pyplot().close(drawn)
+    return written
 
 
-def coloured(experiment: Experiment) -> Iterator[tuple[Line, str, int]]:
-    """Each line with a colour, and how often that colour was taken before, for another stroke or mark."""
-    for i, line in enumerate(experiment.lines):
-        yield line, COLOURS[i % len(COLOURS)], i // len(COLOURS) % 3
+def draw(figure: Figure) -> Any:
+    """A figure as one of matplotlib's, which the caller closes."""
+    with pyplot().rc_context(STYLE):
+        return _draw(figure)
 
 
-def band(
-    axes: Any, x: np.ndarray, curves: np.ndarray, label: str, colour: str, turn: int, marker: str = "o"
-) -> None:
-    mean = curves.mean(0)
-    axes.plot(
-        x,
-        mean,
-        label=label,
-        color=colour,
-        marker=marker,
-        markersize=3.5,
-        linewidth=1.6,
-        linestyle=("-", "--", ":")[turn],
-    )
-    if len(curves) > 1:
-        spread = curves.std(0, ddof=1)
-        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+@singledispatch
+def _draw(figure: Figure) -> Any:
+    raise TypeError(f"no way to draw {type(figure).__name__}")
 
 
-def heat(
-    axes: Any,
-    values: np.ndarray,
-    show: str,
-    colours: str,
-    low: float | None = None,
-    high: float | None = None,
-) -> None:
-    """Coloured cells with their numbers, first row on top; NaN stays empty."""
-    mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=colours, vmin=low, vmax=high)
+@_draw.register
+def _curves(figure: Curves) -> Any:
+    drawn, axes = pyplot().subplots(figsize=(5.2, 3.2))
+    for label, values, colour, turn in _coloured(figure.curves):
+        x, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
+        marks = {"marker": "o", "markersize": 3.5} if figure.marks else {}
+        strokes = {"linewidth": 1.6, "linestyle": ("-", "--", ":")[turn]}
+        axes.plot(x, mean, label=label, color=colour, **marks, **strokes)
+        if len(values) > 1:
+            spread = values.std(0, ddof=1)
+            axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+    axes.set(xlabel=figure.x, ylabel=figure.y, yscale="log" if figure.log else "linear")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if figure.marks and not figure.log:
+        axes.set_ylim(bottom=0)
+    return _with_legend(drawn, axes)
+
+
+@_draw.register
+def _points(figure: Points) -> Any:
+    drawn, axes = pyplot().subplots(figsize=(5.2, 3.2))
+    if figure.diagonal:
+        axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
+    joined = np.array([figure.points[label].mean(0) for label in figure.front]).reshape(-1, 2)
+    axes.plot(*joined.T, color="grey", linewidth=0.8)
+    for label, values, colour, turn in _coloured(figure.points):
+        axes.scatter(*values.T, label=label, color=colour, marker="o^s"[turn], s=18, zorder=3)
+    axes.set(xlabel=figure.x, ylabel=figure.y)
+    axes.set_ylim(bottom=0)
+    if figure.log:
+        _logarithmic(axes)
+    return _with_legend(drawn, axes)
+
+
+def _logarithmic(axes: Any) -> None:
+    """Powers of ten on the axis of x as plain numbers; on a short axis three times them, too."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set(xscale="log")
+    axes.margins(x=0.12)
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high < 3e3 * low else (1.0,)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(alpha=0.25)
+
+
+@_draw.register
+def _heat(figure: Heat) -> Any:
+    values = figure.values
+    beside = max([0.8, *(0.065 * len(label) for label in figure.rows)])  # inches
+    size = (max(3.5, 0.5 + beside + 0.42 * values.shape[1]), 1 + 0.33 * len(values))
+    drawn, axes = pyplot().subplots(figsize=size)
+    limits = {"vmin": figure.low, "vmax": figure.high}
+    mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=MAPS[figure.colours], **limits)
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             dark = sum(mesh.cmap(mesh.norm(value))[:3]) < 1.6
-            text = re.sub(r"^-(0\.?0*)$", r"\1", show.format(value))  # no -0
-            axes.text(
-                column + 0.5,
-                row + 0.5,
-                text,
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color="white" if dark else "black",
-            )
+            middle = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
+            axes.text(column + 0.5, row + 0.5, figure.cell(value), fontsize=7.5, **middle)
+    axes.set_xticks(np.arange(values.shape[1]) + 0.5, figure.columns)
+    axes.set_yticks(np.arange(len(values)) + 0.5, figure.rows)
+    axes.set(xlabel=figure.x, ylabel=figure.y)
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
+    return drawn
 
 
-def legend(figure: Any, axes: Any) -> Any:
+@_draw.register
+def _bars(figure: Bars) -> Any:
+    beside = max(0.8, 0.065 * max(map(len, figure.labels)))  # inches
+    drawn, axes = pyplot().subplots(figsize=(4.4 + beside, 1.2 + 0.34 * len(figure.labels)))
+    start = np.zeros(len(figure.labels))
+    for (part, lengths), colour in zip(figure.parts.items(), COLOURS, strict=False):
+        axes.barh(figure.labels, lengths, left=start, label=part, color=colour, height=0.65)
+        start += lengths
+    axes.invert_yaxis()
+    axes.set(xlabel=figure.x)
+    return _with_legend(drawn, axes)
+
+
+def _coloured(by_label: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray, str, int]]:
+    """Each label's values with a colour, and how often that colour was taken before, for another stroke."""
+    for i, (label, values) in enumerate(by_label.items()):
+        yield label, values, COLOURS[i % len(COLOURS)], i // len(COLOURS) % 3
+
+
+def _with_legend(figure: Any, axes: Any) -> Any:
     """The figure with a legend below it if it needs one; a long one makes the figure higher."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        columns = max(1, min(4, 80 // (max(map(len, labels)) + 6)))  # about 80 characters fit
+        columns = _columns(labels)
         figure.set_figheight(figure.get_figheight() + 0.18 * max(0, len(labels) / columns - 4))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
     return figure
+
+
+def _columns(labels: Sequence[str]) -> int:
+    return max(1, min(4, 80 // (max(map(len, labels)) + 6)))  # about 80 characters fit

@@ -1,4 +1,4 @@
-"""Figures of the diagnostics of a run; the page draws them where a run has any."""
+"""Figures of the diagnostics of a run, where it has any."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,17 +7,14 @@ import numpy as np
 
 from fczoo.core.errors import FczooError
 from fczoo.federation.diagnostics import FILE, read
-from fczoo.reports.drawing import COLOURS, heat, legend, pyplot
+from fczoo.reports.figure import Colours, Curves, Figure, Heat, Points, counted
 from fczoo.reports.runs import Line
 
 Records = dict[str, list[dict[str, Any]]]  # kind -> its records, by task
 
 
-def insights(line: Line) -> Iterator[tuple[str, str, Any]]:
-    """(name, caption, figure) of what one line's first seed recorded.
-
-    Raises FczooError for records of another form.
-    """
+def insights(line: Line) -> Iterator[Figure]:
+    """What one line's first seed recorded. Raises FczooError for records of another form."""
     folder = line.cells[0].folder
     if folder is None:  # an archive keeps no diagnostics
         return
@@ -29,121 +26,125 @@ def insights(line: Line) -> Iterator[tuple[str, str, Any]]:
         ) from error
 
 
-def _insights(line: Line, found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+def _insights(line: Line, found: Sequence[dict[str, Any]]) -> Iterator[Figure]:
     records: Records = {}
     for record in found:
         records.setdefault(record["kind"], []).append(record)
     seed = f"{line.label}, seed {line.seeds[0]}"
     if "confusion" in records:
-        share = 100 * np.array(records["confusion"][-1]["matrix"])
-        yield (
-            "confusion",
+        yield _square(
+            f"why confusion {line.label}",
             f"{seed}: images of a task taken for a class of another, % (after the last task)",
-            _square(share, "answered", "Oranges"),
+            "answered",
+            100 * np.array(records["confusion"][-1]["matrix"]),
+            "orange",
         )
     if "clients" in records:
-        yield (
-            "clients",
-            f"{seed}: evenness of each client's answers on the task's test images after local training",
-            _clients(records["clients"]),
-        )
+        yield _clients(records["clients"], line.label, seed)
     if "lora" in records:
-        cosine = np.array(records["lora"][-1]["matrix"])
-        yield (
-            "lora",
+        yield _square(
+            f"why lora {line.label}",
             f"{seed}: cosine between the LoRA updates of the tasks",
-            _square(cosine, "task", "PuOr", -1, 1),
+            "task",
+            np.array(records["lora"][-1]["matrix"]),
+            "purple to orange",
+            "{:.1f}",
+            (-1, 1),
         )
     if "choices" in records:
-        yield (
-            "choices",
-            f"{seed}: share of each prompt in a task's test images' choices, % (last task)",
-            _choices(records["choices"][-1]),
-        )
+        yield _choices(records["choices"][-1], line.label, seed)
     if "reweight" in records:
-        yield (
-            "reweight",
-            f"{seed}: weight of a client's prototype against its share of the class's images",
-            _reweight(records["reweight"]),
-        )
+        yield _reweight(records["reweight"], line.label, seed)
     if "task drift" in records:
-        yield (
-            "drift",
-            f"{seed}: how far trained tensors moved in each task, relative to their size",
-            _drift(records["task drift"]),
-        )
+        yield _drift(records["task drift"], line.label, seed)
 
 
-def _square(values: np.ndarray, columns: str, colours: str, low: float = 0, high: float = 100) -> Any:
-    size = len(values)
-    figure, axes = pyplot().subplots(figsize=(1.3 + 0.42 * size, 1 + 0.36 * size))
-    heat(axes, values, "{:.0f}" if high == 100 else "{:.1f}", colours, low, high)
-    ticks = np.arange(size) + 0.5
-    axes.set(
-        xlabel=columns,
-        ylabel="task",
-        xticks=ticks,
-        yticks=ticks,
-        xticklabels=range(1, size + 1),
-        yticklabels=range(1, size + 1),
+def _square(
+    name: str,
+    caption: str,
+    columns: str,
+    values: np.ndarray,
+    colours: Colours,
+    show: str = "{:.0f}",
+    limits: tuple[float, float] = (0, 100),
+) -> Heat:
+    """Tasks against tasks."""
+    return Heat(
+        name=name,
+        caption=caption,
+        x=columns,
+        y="task",
+        values=values.astype(float),
+        rows=counted(len(values)),
+        columns=counted(values.shape[1]),
+        colours=colours,
+        show=show,
+        low=limits[0],
+        high=limits[1],
     )
-    return figure
 
 
-def _clients(records: list[dict[str, Any]]) -> Any:
+def _clients(records: list[dict[str, Any]], label: str, seed: str) -> Heat:
     count = 1 + max(c["client"] for r in records for c in r["clients"])
     values = np.full((len(records), count), np.nan)
     for row, record in enumerate(records):
         for client in record["clients"]:
             values[row, client["client"]] = client["entropy"]
-    figure, axes = pyplot().subplots(figsize=(max(3.5, 1 + 0.45 * count), 1 + 0.36 * len(records)))
-    heat(axes, values, "{:.1f}", "Purples", 0, 1)
-    axes.set(
-        xlabel="client", ylabel="task", xticks=np.arange(count) + 0.5, yticks=np.arange(len(records)) + 0.5
+    return Heat(
+        name=f"why clients {label}",
+        caption=f"{seed}: evenness of each client's answers on the task's test images after local training",
+        x="client",
+        y="task",
+        values=values,
+        rows=[str(r["task"] + 1) for r in records],
+        columns=counted(count, first=0),
+        colours="purple",
+        show="{:.1f}",
+        low=0,
+        high=1,
     )
-    axes.set(xticklabels=range(count), yticklabels=[r["task"] + 1 for r in records])
-    return figure
 
 
-def _choices(record: dict[str, Any]) -> Any:
-    values = 100 * np.array(record["share"])
-    figure, axes = pyplot().subplots(figsize=(max(3.5, 1 + 0.42 * values.shape[1]), 1 + 0.36 * len(values)))
-    heat(axes, values, "{:.0f}", "Greens", 0)
-    axes.set(
-        xlabel="prompt",
-        ylabel="images of task",
-        xticks=np.arange(values.shape[1]) + 0.5,
-        yticks=np.arange(len(values)) + 0.5,
+def _choices(record: dict[str, Any], label: str, seed: str) -> Heat:
+    values = 100 * np.array(record["share"], dtype=float)
+    return Heat(
+        name=f"why choices {label}",
+        caption=f"{seed}: share of each prompt in a task's test images' choices, % (last task)",
+        x="prompt",
+        y="images of task",
+        values=values,
+        rows=counted(len(values)),
+        columns=counted(values.shape[1]),
+        colours="green",
+        low=0,
     )
-    axes.set(xticklabels=range(1, values.shape[1] + 1), yticklabels=range(1, len(values) + 1))
-    return figure
 
 
-def _reweight(records: list[dict[str, Any]]) -> Any:
-    figure, axes = pyplot().subplots(figsize=(4.2, 3.4))
-    axes.plot([0, 1], [0, 1], color=pyplot().rcParams["text.color"], linewidth=0.8)
-    for record, colour in zip(records, COLOURS * len(records), strict=False):
-        axes.scatter(
-            np.ravel(record["share"]),
-            np.ravel(record["weights"]),
-            s=14,
-            color=colour,
-            alpha=0.7,
-            label=f"task {record['task'] + 1}",
-        )
-    axes.set(xlabel="share of the class's images", ylabel="weight of the client's prototype")
-    return legend(figure, axes)
+def _reweight(records: list[dict[str, Any]], label: str, seed: str) -> Points:
+    return Points(
+        name=f"why reweight {label}",
+        caption=f"{seed}: weight of a client's prototype against its share of the class's images",
+        x="share of the class's images",
+        y="weight of the client's prototype",
+        points={
+            f"task {r['task'] + 1}": np.stack([np.ravel(r["share"]), np.ravel(r["weights"])], 1).astype(float)
+            for r in records
+        },
+        diagonal=True,
+        of_methods=False,
+    )
 
 
-def _drift(records: list[dict[str, Any]]) -> Any:
-    figure, axes = pyplot().subplots(figsize=(5.2, 3))
-    for prefix, colour in zip(records[0]["by prefix"], COLOURS, strict=False):
-        axes.plot(
-            [r["task"] + 1 for r in records],
-            [r["by prefix"][prefix] for r in records],
-            marker="o",
-            color=colour,
-            label=prefix.rstrip("."),
-        )
-    axes.set(xlabel="task", ylabel="change / size", yscale="log", xticks=[r["task"] + 1 for r in records])
-    return legend(figure, axes)
+def _drift(records: list[dict[str, Any]], label: str, seed: str) -> Curves:
+    return Curves(
+        name=f"why drift {label}",
+        caption=f"{seed}: how far trained tensors moved in each task, relative to their size",
+        x="task",
+        y="change / size",
+        curves={
+            prefix.rstrip("."): np.array([[r["by prefix"][prefix] for r in records]], dtype=float)
+            for prefix in records[0]["by prefix"]
+        },
+        log=True,
+        of_methods=False,
+    )

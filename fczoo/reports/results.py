@@ -14,7 +14,7 @@ from fczoo.federation.result import Result
 from fczoo.reports.archive import write_archive
 from fczoo.reports.columns import COLUMNS, GROUPS, SHORT
 from fczoo.reports.describe import describe
-from fczoo.reports.drawing import STYLE, pyplot
+from fczoo.reports.drawing import draw
 from fczoo.reports.figures import accuracy_curves
 from fczoo.reports.formats import number, to_csv
 from fczoo.reports.run_folder import Runs
@@ -96,8 +96,7 @@ class Results:
 
     def plot(self, experiment: int = 0) -> Any:
         """A matplotlib figure: accuracy over all classes seen after each task, for every method."""
-        with pyplot().rc_context(STYLE):
-            return accuracy_curves(self.experiments[experiment])
+        return draw(accuracy_curves(self.experiments[experiment]))
 
     def save(self, path: str | Path) -> None:
         """Write a CSV file with a row a run, which ``load_results`` and ``fczoo report`` read."""

@@ -90,10 +90,16 @@ def significant(a: Entry, b: Entry) -> bool | None:
 
     None with fewer than two such seeds: then nothing is tested.
     """
+    p = p_value(a, b)
+    return None if p is None else p < LEVEL
+
+
+def p_value(a: Entry, b: Entry) -> float | None:
+    """Of a two-sided paired t test over the seeds that both have; None with fewer than two such seeds."""
     seeds = sorted(set(a.by_seed) & set(b.by_seed))
     if len(seeds) < 2:
         return None
     differences = [a.by_seed[s] - b.by_seed[s] for s in seeds]
     if max(differences) - min(differences) < 1e-9:  # the test divides by their spread
-        return abs(differences[0]) > 1e-9
-    return bool(ttest_rel([a.by_seed[s] for s in seeds], [b.by_seed[s] for s in seeds]).pvalue < LEVEL)
+        return 0.0 if abs(differences[0]) > 1e-9 else 1.0
+    return float(ttest_rel([a.by_seed[s] for s in seeds], [b.by_seed[s] for s in seeds]).pvalue)

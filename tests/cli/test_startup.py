@@ -15,7 +15,8 @@ import sys
 from click.testing import CliRunner
 from fczoo.cli.app import main
 for words in (
-    ["--version"], ["--help"], ["bench", "--help"], ["list"], ["list", "methods"], ["list", "baselines"],
+    ["--version"], ["--help"], ["bench", "--help"], ["leaderboard", "--help"],
+    ["list"], ["list", "methods"], ["list", "baselines"],
     ["list", "datasets"], ["list", "partitioners"], ["list", "aggregators"], ["list", "attacks"],
     ["list", "protocols"], ["list", "releases"], ["list", "quirks"], ["list", "backbones"],
     ["papers"], ["papers", "hgp"],

@@ -84,7 +84,6 @@ def test_attack_and_privacy_stand_in_every_format(style, folders):
 
 
 def test_a_page_and_a_comparison_read_an_archive(folders, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib (extra plot) is not installed")
     archive, page = archived(folders, tmp_path / "all.csv"), tmp_path / "page.html"
     done = CliRunner().invoke(main, ["report", str(archive), "--html", str(page)])
     assert done.exit_code == 0 and "sign-flip:5" in page.read_text()

@@ -1,0 +1,130 @@
+// Each part of a page (section.board): a table that is sorted and filtered, and charts of the rows it shows.
+// Six rows at most are drawn in colour and named, at first the best of each family; the others are grey until
+// they are pointed at.
+const COLOURED = 6;
+document.documentElement.classList.add("scripted");
+
+// ---- sorting
+
+function sortable(table) {
+  for (const button of table.querySelectorAll("thead button")) {
+    button.addEventListener("click", () => {
+      const head = button.parentElement;
+      const text = button.dataset.sort === "text";
+      const before = head.getAttribute("aria-sort");
+      const up = before ? before === "descending" : text;
+      for (const other of table.querySelectorAll("[aria-sort]")) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      const key = (row) => {
+        const cell = row.cells[head.cellIndex];
+        if (text) return cell.textContent.trim();
+        return cell.dataset.value ? Number(cell.dataset.value) : null;
+      };
+      const order = (a, b) => {
+        const [x, y] = [key(a), key(b)];
+        if (x === null || y === null) return (x === null) - (y === null); // without a number: last
+        return (text ? x.localeCompare(y) : x - y) * (up ? 1 : -1);
+      };
+      const body = table.tBodies[0];
+      body.append(...[...body.rows].sort(order));
+    });
+  }
+}
+
+// ---- which rows are shown, drawn in colour and pointed at
+
+class Board {
+  constructor(section) {
+    this.section = section;
+    section.querySelectorAll("table.sortable").forEach(sortable);
+    this.form = section.querySelector("form");
+    this.rows = [...section.querySelectorAll("tr[data-family]")];
+    this.coloured = []; // slot -> label
+    this.wished = null; // labels in the order in which they were asked for; null: the best of each family
+    this.lit = null;
+    this.charts = [...section.querySelectorAll(".chart")].map((holder) => new Chart(holder, this));
+    this.form?.addEventListener("input", () => this.show());
+    this.form?.addEventListener("reset", () => setTimeout(() => this.show()));
+    this.form?.addEventListener("submit", (event) => event.preventDefault());
+    section.addEventListener("change", (event) => {
+      if (event.target.matches("input.drawn")) this.wish(event.target);
+    });
+    for (const kind of ["pointerover", "focusin"]) {
+      section.addEventListener(kind, (event) => {
+        const row = event.target.closest("[data-label]");
+        if (!event.target.closest(".plot")) this.light(row ? row.dataset.label : null);
+      });
+    }
+    this.show();
+  }
+
+  shown() {
+    return this.rows.filter((row) => !row.hidden).map((row) => row.dataset.label);
+  }
+
+  passes(row) {
+    return [...new FormData(this.form)].every(([name, word]) => {
+      if (!word) return true;
+      if (name === "label") return row.dataset.label.toLowerCase().includes(word.toLowerCase());
+      return row.dataset[name].split("|").includes(word);
+    });
+  }
+
+  show() {
+    for (const row of this.rows) row.hidden = !this.passes(row);
+    const labels = new Set(this.shown());
+    for (const other of this.section.querySelectorAll("[data-label], [data-column]")) {
+      const own = [other.dataset.label, other.dataset.column].filter((label) => label !== undefined);
+      if (!this.rows.includes(other)) other.hidden = !own.every((label) => labels.has(label));
+    }
+    if (this.form) this.form.querySelector("output").value = `${labels.size} of ${this.rows.length} rows`;
+    this.colour();
+  }
+
+  wish(box) {
+    const label = box.closest("tr").dataset.label;
+    const now = this.wished ?? this.coloured.filter((own) => own !== null);
+    this.wished = box.checked ? [...now, label].slice(-COLOURED) : now.filter((own) => own !== label);
+    this.colour();
+  }
+
+  leaders() {
+    // the best row of each family, then the next best
+    const rows = this.rows.filter((row) => !row.hidden);
+    const first = rows.filter((row, i) => rows.findIndex((other) => other.dataset.family === row.dataset.family) === i);
+    const labels = [...new Set([...first, ...rows])].slice(0, COLOURED);
+    return rows.filter((row) => labels.includes(row)).map((row) => row.dataset.label);
+  }
+
+  colour() {
+    const shown = this.shown();
+    const chosen = (this.wished ?? this.leaders()).filter((label) => shown.includes(label));
+    const slots = Array.from({ length: COLOURED }, (_, i) =>
+      chosen.includes(this.coloured[i]) ? this.coloured[i] : null,
+    );
+    for (const label of chosen) {
+      if (!slots.includes(label)) slots[slots.indexOf(null)] = label; // who has a colour keeps it
+    }
+    this.coloured = slots;
+    for (const row of this.rows) {
+      const box = row.querySelector("input.drawn");
+      if (!box) continue;
+      box.checked = slots.includes(row.dataset.label);
+      box.style.setProperty("--own", box.checked ? `var(--c${slots.indexOf(row.dataset.label)})` : "");
+    }
+    for (const chart of this.charts) chart.draw();
+  }
+
+  light(label) {
+    if (label === this.lit) return;
+    this.lit = label;
+    for (const other of this.section.querySelectorAll(".lit")) other.classList.remove("lit");
+    if (label === null) return;
+    for (const other of this.section.querySelectorAll("[data-label]")) {
+      if (other.dataset.label === label) other.classList.add("lit");
+    }
+    for (const chart of this.charts) chart.raise(label);
+  }
+}
+
+document.querySelectorAll("section.board").forEach((section) => new Board(section));

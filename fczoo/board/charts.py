@@ -1,0 +1,102 @@
+"""Figures as a page takes them: cells and bars ready to be written, curves and points for its script."""
+
+import math
+from collections.abc import Iterable
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+
+from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points
+
+DIGITS = 6  # significant, of a number that is drawn
+
+
+@singledispatch
+def chart(figure: Figure) -> dict[str, Any]:
+    """A figure's content, by the template's names for it."""
+    raise TypeError(f"no way to show {type(figure).__name__}")
+
+
+def _common(figure: Figure, kind: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "name": figure.name,
+        "caption": figure.caption,
+        "x": figure.x,
+        "y": figure.y,
+        "of_methods": figure.of_methods,
+    }
+
+
+@chart.register
+def _curves(figure: Curves) -> dict[str, Any]:
+    series = []
+    for label, values in figure.curves.items():
+        mean = values.mean(0)
+        spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+        series.append(
+            {
+                "label": label,
+                "runs": len(values),
+                "points": [[i + 1, number] for i, number in enumerate(_numbers(mean))],
+                "spread": _numbers(spread),
+            }
+        )
+    return {**_common(figure, "curves"), "log": figure.log, "marks": figure.marks, "series": series}
+
+
+@chart.register
+def _points(figure: Points) -> dict[str, Any]:
+    series = [
+        {"label": label, "runs": len(values), "points": [_numbers(point) for point in values]}
+        for label, values in figure.points.items()
+        if len(values)
+    ]
+    front = [_numbers(figure.points[label].mean(0)) for label in figure.front]
+    more = {"log": figure.log, "diagonal": figure.diagonal, "front": front, "series": series}
+    return {**_common(figure, "points"), **more}
+
+
+@chart.register
+def _heat(figure: Heat) -> dict[str, Any]:
+    two_sided = " to " in figure.colours
+    colours = figure.colours.split(" to ")
+
+    def cell(value: float) -> dict[str, Any] | None:
+        if not math.isfinite(value):
+            return None
+        share = figure.share(value)
+        if two_sided:  # from the middle to either side
+            return {
+                "text": figure.cell(value),
+                "percent": round(200 * abs(share - 0.5)),
+                "colour": colours[share > 0.5],
+            }
+        return {"text": figure.cell(value), "percent": round(100 * share), "colour": colours[0]}
+
+    rows = [
+        (label, [cell(value) for value in row])
+        for label, row in zip(figure.rows, figure.values.tolist(), strict=True)
+    ]
+    return {**_common(figure, "heat"), "columns": figure.columns, "rows": rows}
+
+
+@chart.register
+def _bars(figure: Bars) -> dict[str, Any]:
+    totals = [sum(lengths[i] for lengths in figure.parts.values()) for i in range(len(figure.labels))]
+    longest = max(totals) or 1.0
+    rows = [
+        (
+            label,
+            [(part, lengths[i], 100 * lengths[i] / longest) for part, lengths in figure.parts.items()],
+            total,
+        )
+        for i, (label, total) in enumerate(zip(figure.labels, totals, strict=True))
+    ]
+    return {**_common(figure, "bars"), "parts": list(figure.parts), "rows": rows}
+
+
+def _numbers(values: Iterable[float]) -> list[float | None]:
+    """As JSON has them, short; None for what is no number."""
+    return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in values]

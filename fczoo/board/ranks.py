@@ -1,0 +1,138 @@
+"""The numbers behind a leaderboard: intervals, differences, ranks over seeds and over benchmarks."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from scipy.stats import friedmanchisquare, rankdata, studentized_range
+from scipy.stats import t as student
+
+from fczoo.reports.tables import LEVEL, Entry, p_value
+
+BLOCKS = 5  # seeds or benchmarks below which no critical difference is computed
+RANKED = 3  # methods, the same
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the mean by Student's t; None for a single value."""
+    if len(values) < 2:
+        return None
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    half = float(student.ppf(1 - LEVEL / 2, len(values) - 1)) * spread
+    mean = statistics.fmean(values)
+    return mean - half, mean + half
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two entries beside each other."""
+
+    difference: float  # of their means over the seeds that both have
+    seeds: int
+    p: float  # of a two-sided paired t test over these seeds
+    corrected: float  # the same by Holm, for all pairs that are tested together
+
+
+def pairs(entries: Sequence[Entry]) -> dict[tuple[int, int], Pair]:
+    """All pairs (i, j), i < j, that can be tested, with p values corrected for their number."""
+    tested = {}
+    for i, j in combinations(range(len(entries)), 2):
+        p = p_value(entries[i], entries[j])
+        if p is not None:
+            tested[i, j] = p
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    found = {}
+    for (i, j), p in tested.items():
+        a, b = entries[i].by_seed, entries[j].by_seed
+        both = [seed for seed in a if seed in b]
+        difference = statistics.fmean(a[seed] - b[seed] for seed in both)
+        found[i, j] = Pair(difference, len(both), p, corrected[i, j])
+    return found
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: below a level, all of them are wrong together with at most its chance."""
+    out, largest = [0.0] * len(p), 0.0
+    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
+        out[index] = largest
+    return out
+
+
+@dataclass(frozen=True)
+class Critical:
+    """Mean ranks over blocks, 1 the best; two that differ by less than ``distance`` are not told apart."""
+
+    ranks: Mapping[str, float]  # best first
+    distance: float  # Nemenyi's, at 5 %
+    p: float  # of Friedman's test that all are alike
+    blocks: int
+
+
+def critical(blocks: Sequence[Mapping[str, float]]) -> Critical | None:
+    """Of the methods that all blocks have, higher values being better; None where ``shortage`` says why."""
+    names = _common(blocks)
+    if shortage(blocks, ""):
+        return None
+    ranks = [rankdata([-block[name] for name in names]) for block in blocks]
+    means = {name: statistics.fmean(row[i] for row in ranks) for i, name in enumerate(names)}
+    p = float(friedmanchisquare(*([block[name] for block in blocks] for name in names)).pvalue)
+    k = len(names)
+    q = float(studentized_range.ppf(1 - LEVEL, k, 1e6)) / math.sqrt(2)
+    distance = q * math.sqrt(k * (k + 1) / (6 * len(blocks)))
+    ordered = dict(sorted(means.items(), key=lambda item: item[1]))
+    return Critical(ordered, distance, 1.0 if math.isnan(p) else p, len(blocks))
+
+
+def shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
+    """Why mean ranks over these blocks, such as seeds, would say nothing; empty where there is enough."""
+    methods = len(_common(blocks))
+    if len(blocks) >= BLOCKS and methods >= RANKED:
+        return ""
+    return (
+        f"No critical-difference picture: it needs {BLOCKS} {what} or more with {RANKED} methods or more in "
+        f"common; {what} here: {len(blocks)}, methods in common: {methods}."
+    )
+
+
+def _common(blocks: Sequence[Mapping[str, float]]) -> list[str]:
+    """The methods that all blocks have."""
+    return [name for name in blocks[0] if all(name in block for block in blocks)] if blocks else []
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A method over several benchmarks."""
+
+    share: float  # of the other methods it beats, in percent, mean over its benchmarks; a tie is half
+    taken: int  # benchmarks in which it took part
+    place: int | None  # 1 the best; None where it took part in fewer than half of them
+
+
+def borda(benchmarks: Sequence[Mapping[str, float]]) -> dict[str, Standing]:
+    """Methods by Borda's count over benchmarks, best first, each given as method -> score, higher better.
+
+    In a benchmark with n methods one that is above b others and level with e gets b + e / 2 points of n - 1.
+    Benchmarks differ in their methods, so that shares of what could be had are averaged, not points added.
+    Benchmarks with one method say nothing and do not count.
+    """
+    counted = [scores for scores in benchmarks if len(scores) > 1]
+    shares: dict[str, list[float]] = {}
+    for scores in counted:
+        for name, own in scores.items():
+            others = [score for other, score in scores.items() if other != name]
+            points = sum(1.0 if own > score else 0.5 if own == score else 0.0 for score in others)
+            shares.setdefault(name, []).append(100 * points / len(others))
+    means = {name: statistics.fmean(values) for name, values in shares.items()}
+    often = {name for name, values in shares.items() if 2 * len(values) >= len(counted)}
+    ordered = sorted(means, key=lambda name: (name not in often, -means[name]))
+    return {
+        name: Standing(
+            share=means[name],
+            taken=len(shares[name]),
+            place=1 + sum(means[other] > means[name] for other in often) if name in often else None,
+        )
+        for name in ordered
+    }

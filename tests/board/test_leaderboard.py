@@ -1,0 +1,221 @@
+"""``fczoo leaderboard``: what the site says, and how a browser sorts, filters and draws it."""
+
+import csv
+import io
+import re
+from base64 import b64decode
+from html import unescape
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+from helpers_browser import Site, needs_browser, served
+
+SCORES = {
+    "hgp": 70.0,
+    "codap": 68.0,
+    "dualprompt": 67.0,
+    "pilora": 65.0,
+    "icarl": 60.0,
+    "fedncm": 55.0,
+    "fedavg": 50.0,
+    "ewc": 45.0,
+    "l2p": 40.0,
+}
+LEADERS = ["hgp", "codap", "pilora", "icarl", "fedncm", "fedavg"]
+"""The best of each of five families, and the next."""
+
+
+def built(out: Path, *words: str) -> Path:
+    done = CliRunner().invoke(main, ["leaderboard", *words, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    return out
+
+
+@pytest.fixture(scope="module")
+def site(make_run, tmp_path_factory) -> Path:
+    """Three benchmarks: nine methods with three seeds, three with one, and one that has no company."""
+    place = tmp_path_factory.mktemp("leaderboard")
+    runs = place / "runs"
+    scores = {name: {seed: last + seed for seed in range(3)} for name, last in SCORES.items()}
+    make_run(runs / "a", scores)
+    make_run(runs / "b", {"fedncm": {0: 80.0}, "hgp": {0: 30.0}, "ewc": {0: 30.0}}, rounds=9)
+    make_run(runs / "c", {"l2p": {0: 80.0}}, rounds=7)
+    return built(place / "site", str(runs))
+
+
+def cells(page: Path, table: str) -> list[list[str]]:
+    """The text of each row of a table, by what it is called."""
+    _, _, after = page.read_text().partition(f'aria-label="{table}">')
+    body = after.partition("<tbody>")[2].partition("</tbody>")[0]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr.*?</tr>", body)]
+    return [[unescape(re.sub(r"<[^>]*>", "", cell)) for cell in row] for row in rows]
+
+
+def test_the_index_ranks_by_borda(site):
+    """hgp: (8/8 + 0.5/2) / 2, fedncm: (3/8 + 2/2) / 2, ewc: (1/8 + 0.5/2) / 2; one of two is enough."""
+    rows = [row[:7] for row in cells(site / "index.html", "ranks")]
+    assert rows[:5] == [
+        ["codap", "prompts", "1", "87.5", "1", "2", ""],
+        ["dualprompt", "prompts", "2", "75.0", "1", "3", ""],
+        ["fedncm", "statistics alone", "3", "68.8", "2", "6", "1"],
+        ["hgp", "prompts", "4", "62.5", "2", "1", "2"],
+        ["pilora", "LoRA", "4", "62.5", "1", "4", ""],
+    ]
+    assert rows[7] == ["ewc", "whole network", "8", "18.8", "2", "8", "2"]
+    wanted = "it needs 5 benchmarks or more with 3 methods or more in common; benchmarks here: 2"
+    assert wanted in (site / "index.html").read_text()
+
+
+def test_every_benchmark_has_a_page_that_the_index_leads_to(site):
+    text = (site / "index.html").read_text()
+    pages = {path.name for path in site.iterdir()} - {"index.html"}
+    assert len(pages) == 3 and pages == set(re.findall(r'href="(digits[^"]+)"', text))
+    assert [row[0] for row in cells(site / "index.html", "benchmarks")] == [
+        "#1 digits",
+        "#2 digits",
+        "#3 digits",
+    ]
+    first = next(site / name for name in pages if "-3x2-" in name)
+    rows = cells(first, "methods")
+    assert rows[0][:3] == ["hgp", "75.5 ± 0.5", "74.3 to 76.7"]  # half of 70, 71, 72 and 80
+    assert [row[0] for row in rows] == list(SCORES) and rows[0][-2:] == ["3", "prompts"]
+    assert (first.read_text()).count("fczoo bench --methods") == len(SCORES)
+    one_seed = next(site / name for name in pages if "-9x2-" in name).read_text()
+    assert "one seed, so there is no interval" in one_seed and "No pair of methods is tested" in one_seed
+
+
+def test_the_ranks_come_as_csv(site):
+    (address,) = re.findall(r'href="data:text/csv;base64,([^"]+)"', (site / "index.html").read_text())
+    rows = list(csv.reader(io.StringIO(b64decode(address).decode())))
+    assert rows[0][:5] == ["method", "family", "place", "Borda, %", "benchmarks"] and len(rows[0]) == 7
+    assert rows[3][:3] == ["fedncm", "statistics alone", "3"] and float(rows[3][3]) == 68.75
+
+
+def test_a_site_is_built_again_in_its_folder_and_in_no_other(site, tmp_path):
+    before = {path.name: path.read_text() for path in site.iterdir()}
+    (site / "digits-old.html").write_text(before["index.html"])
+    built(site, str(site.parent / "runs"))
+    assert {path.name: path.read_text() for path in site.iterdir()} == before
+    (tmp_path / "thesis.tex").write_text("mine")
+    done = CliRunner().invoke(main, ["leaderboard", str(site.parent / "runs"), "--out", str(tmp_path)])
+    assert done.exit_code == 1 and "holds thesis.tex, which is no page of a leaderboard" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_without_names_it_takes_the_archive_here(site, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["leaderboard", "--out", "site"])
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1
+    assert f"there is no {Path('results/results.csv')} here; name archives or run folders" in done.stderr
+    (tmp_path / "results").mkdir()
+    made = ["report", str(site.parent / "runs"), "--archive", "results/results.csv"]
+    assert CliRunner().invoke(main, made).exit_code == 0
+    rows = cells(built(tmp_path / "site") / "index.html", "ranks")
+    assert [row[:5] for row in rows] == [row[:5] for row in cells(site / "index.html", "ranks")]
+
+
+TOOLS = """
+    const board = document.querySelector("section.board");
+    const rows = () => [...board.querySelectorAll("tbody tr[data-family]")].filter(row => !row.hidden)
+        .map(row => row.dataset.label);
+    const press = name => [...board.querySelectorAll("thead button")]
+        .find(button => button.textContent.startsWith(name)).click();
+    const choose = (name, word) => {
+        const field = board.querySelector(`form [name=${name}]`);
+        field.value = word;
+        field.dispatchEvent(new window.Event("input", {bubbles: true}));
+    };
+    const coloured = () => [...board.querySelector(".chart").querySelectorAll(".chosen")]
+       .map(g => g.dataset.label);
+    const later = () => new Promise(done => setTimeout(done, 50));
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(site, tmp_path_factory):
+    with served(site, tmp_path_factory.mktemp("profile")) as pages:
+        yield pages
+
+
+def first_page(site: Path) -> str:
+    return next(path.name for path in site.iterdir() if "-3x2-" in path.name)
+
+
+@pytest.mark.browser
+@needs_browser
+def test_columns_sort_and_rows_are_filtered(site: Path, browser: Site):
+    found = browser.ask(
+        first_page(site),
+        TOOLS
+        + """
+        const out = {start: rows()};
+        press("A_N"); out.falling = rows();
+        press("A_N"); out.rising = rows();
+        out.aria = board.querySelector("[aria-sort]").getAttribute("aria-sort");
+        press("method"); out.named = rows();
+        choose("exemplars", "kept"); out.kept = rows();
+        out.told = board.querySelector("output").value;
+        out.runs = [...board.querySelectorAll(".runs > div")].filter(run => !run.hidden).length;
+        choose("exemplars", ""); choose("trained", "prompts"); out.prompts = rows();
+        choose("label", "l2"); out.both = rows();
+        board.querySelector("form").reset(); await later(); out.all = rows().length;
+        return out;
+        """,
+    )
+    assert found["start"] == found["falling"] == list(SCORES) and found["rising"] == list(SCORES)[::-1]
+    assert found["aria"] == "ascending" and found["named"] == sorted(SCORES)
+    assert (found["kept"], found["told"], found["runs"]) == (["icarl"], "1 of 9 rows", 1)
+    assert found["prompts"] == ["codap", "dualprompt", "hgp", "l2p"] and found["both"] == ["l2p"]
+    assert found["all"] == 9
+
+
+@pytest.mark.browser
+@needs_browser
+def test_six_curves_at_most_are_coloured_and_all_can_be_reached_by_keys(site: Path, browser: Site):
+    found = browser.ask(
+        first_page(site),
+        TOOLS
+        + """
+        const out = {first: coloured()};
+        const box = board.querySelector("tr[data-label=l2p] input");
+        box.click(); out.after = coloured();
+        const svg = board.querySelector(".plot svg"), tip = board.querySelector(".tip");
+        svg.focus(); out.focused = document.activeElement === svg;
+        const key = name =>
+            svg.dispatchEvent(new window.KeyboardEvent("keydown", {key: name, bubbles: true}));
+        key("ArrowRight"); out.tip = tip.textContent; out.shown = !tip.hidden;
+        out.lit = [...board.querySelectorAll("tr.lit")].map(row => row.dataset.label);
+        key("ArrowRight"); key("ArrowDown"); out.next = tip.textContent;
+        key("Escape"); out.gone = tip.hidden;
+        board.querySelector("tr[data-label=fedavg] a").focus();
+        out.pointed = [...svg.querySelectorAll(".series.lit")].map(g => g.dataset.label);
+        return out;
+        """,
+    )
+    assert sorted(found["first"]) == sorted(LEADERS)
+    assert sorted(found["after"]) == sorted([*LEADERS[1:], "l2p"])  # the oldest wish gives way
+    assert found["focused"] and found["shown"] and found["gone"]
+    assert found["tip"] == "hgptasks learned 1: 90 ± 0 over 3 seeds" and set(found["lit"]) == {"hgp"}
+    assert found["next"] == "codaptasks learned 2: 74.5 ± 0.5 over 3 seeds"
+    assert found["pointed"] == ["fedavg"]
+
+
+@pytest.mark.browser
+@needs_browser
+def test_pages_fit_a_telephone_and_complain_of_nothing(site: Path, browser: Site):
+    for page in ("index.html", first_page(site)):
+        wide = browser.ask(page, "return document.documentElement.scrollWidth")
+        assert wide <= 390, page
+        assert browser.complaints(page) == []
+    link = browser.ask(
+        first_page(site),
+        """
+        document.querySelector("tr[data-label=icarl] a").click();
+        await new Promise(done => setTimeout(done, 100));
+        return document.getElementById(window.location.hash.slice(1)).closest("details").open;
+        """,
+    )
+    assert link is True

@@ -1,0 +1,86 @@
+"""Borda, Holm, intervals and critical differences, worked out by hand."""
+
+import math
+
+import pytest
+
+from fczoo.board.ranks import borda, critical, holm, interval, pairs, shortage
+from fczoo.reports.tables import Entry
+
+
+def test_borda_by_hand():
+    """a: beats both, nobody, one and level with one: (2/2 + 0/1 + 1.5/2) / 3; c, d: one of three."""
+    standings = borda(
+        [{"a": 3.0, "b": 2.0, "c": 1.0}, {"a": 1.0, "b": 2.0}, {"a": 5.0, "b": 5.0, "d": 1.0}, {"c": 99.0}]
+    )
+    assert list(standings) == ["b", "a", "c", "d"]
+    assert standings["a"].share == pytest.approx(100 * (1 + 0 + 0.75) / 3)
+    assert standings["b"].share == pytest.approx(100 * (0.5 + 1 + 0.75) / 3)
+    assert [(s.share, s.taken, s.place) for s in standings.values()][2:] == [(0, 1, None), (0, 1, None)]
+    assert (standings["b"].place, standings["a"].place, standings["a"].taken) == (1, 2, 3)
+
+
+def test_methods_that_are_level_share_a_place():
+    standings = borda([{"a": 2.0, "b": 1.0, "c": 0.0}, {"a": 1.0, "b": 2.0, "c": 0.0}])
+    assert {name: (s.share, s.place) for name, s in standings.items()} == {
+        "a": (75, 1),
+        "b": (75, 1),
+        "c": (0, 3),
+    }
+    assert borda([{"a": 1.0}]) == {} == borda([])
+
+
+def test_holm_by_hand():
+    """Sorted 0.01, 0.03, 0.04: times 3, 2 and 1, none below the one before."""
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_an_interval_by_the_table_of_t():
+    low, high = interval([70.0, 72.0, 74.0]) or (0.0, 0.0)
+    assert (low + high) / 2 == pytest.approx(72) and (high - low) / 2 == pytest.approx(
+        4.3027 * 2 / 3**0.5, 1e-4
+    )
+    assert interval([70.0]) is None
+
+
+def test_pairs_are_tested_over_the_seeds_that_both_have():
+    entries = [
+        Entry({0: 70.0, 1: 72.0, 2: 75.0, 3: 10.0}),
+        Entry({0: 69.0, 1: 70.0, 2: 74.5}),
+        Entry({7: 1.0}),
+    ]
+    found = pairs(entries)
+    assert list(found) == [(0, 1)]
+    pair = found[0, 1]
+    d = [1.0, 2.0, 0.5]
+    t = (sum(d) / 3) / (math.sqrt(sum((x - sum(d) / 3) ** 2 for x in d) / 2) / math.sqrt(3))
+    p = 1 - t / math.sqrt(2 + t * t)  # two-sided, two degrees of freedom
+    assert (pair.seeds, pair.difference) == (3, pytest.approx(3.5 / 3))
+    assert pair.p == pytest.approx(p) and pair.corrected == pytest.approx(p)
+
+
+def test_the_critical_difference_is_the_textbook_one():
+    """Demsar 2006, section 3.2.2: four methods on 14 data sets, 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25."""
+    blocks = [{"a": 4.0, "b": 3.0, "c": 2.0 + (i % 2), "d": 2.5} for i in range(14)]
+    found = critical(blocks)
+    assert found and found.distance == pytest.approx(2.569 * math.sqrt(20 / 84), rel=1e-3)
+    assert found.ranks == {"a": 1.0, "b": 2.25, "d": 3.5, "c": 3.25} and list(found.ranks)[2:] == ["c", "d"]
+
+
+def test_friedman_by_hand():
+    """Ranks 1, 2, 3 in five blocks: 12 * 5 / 12 * (14 - 12) = 10, p = exp(-5) at two degrees of freedom."""
+    found = critical([{"a": 3.0 + i, "b": 2.0 + i, "c": 1.0 + i} for i in range(5)])
+    assert found and found.p == pytest.approx(math.exp(-5)) and found.blocks == 5
+
+
+@pytest.mark.parametrize(
+    ("blocks", "says"),
+    [
+        ([{"a": 1.0, "b": 2.0, "c": 3.0}] * 4, "seeds here: 4, methods in common: 3"),
+        ([{"a": 1.0, "b": 2.0}] * 9, "seeds here: 9, methods in common: 2"),
+        ([], "seeds here: 0, methods in common: 0"),
+    ],
+)
+def test_too_little_is_said(blocks, says):
+    assert critical(blocks) is None and says in shortage(blocks, "seeds")

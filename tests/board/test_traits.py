@@ -1,0 +1,47 @@
+"""What a method is, by its registration and its runs; with which row it enters a ranking."""
+
+import json
+
+import pytest
+
+from fczoo.board.pages import candidates
+from fczoo.board.traits import changes, traits
+from fczoo.core.files import write_json
+from fczoo.reports.runs import read_experiments
+
+
+@pytest.mark.parametrize(
+    ("method", "family", "exemplars", "trained"),
+    [
+        ("hgp", "prompts", "none", ("prompts", "head")),
+        ("pilora", "LoRA", "none", ("LoRA", "prototypes")),
+        ("icarl", "exemplars", "kept", ("head", "whole network")),
+        ("fedncm", "statistics alone", "none", ("nothing",)),
+        ("ewc", "whole network", "none", ("head", "whole network")),
+        ("stranger", "not installed here", "not installed here", ("not installed here",)),
+    ],
+)
+def test_words_of_a_method(method, family, exemplars, trained, make_run, tmp_path):
+    (experiment,) = read_experiments([make_run(tmp_path / "run", {method: {0: 50.0}})])
+    found = traits(experiment.lines[0])
+    assert (found.family, found.exemplars, found.trained) == (family, exemplars, trained)
+    assert found.sent == ("parameters", "counts")  # as the run counted them
+
+
+def test_an_upper_bound_is_a_family_of_its_own(make_run, tmp_path):
+    folder = make_run(tmp_path / "run", {"joint": {0: 50.0}})
+    path = folder / "joint" / "seed0" / "result.json"
+    write_json(path, {**json.loads(path.read_text()), "remark": "upper bound: keeps the images of all tasks"})
+    (experiment,) = read_experiments([folder])
+    assert traits(experiment.lines[0]).family == "upper bound" and not candidates(experiment)
+
+
+def test_a_method_enters_with_the_row_nearest_to_its_own_values_not_with_the_best(make_run, tmp_path):
+    """On digits PILoRA's own values are its defaults, rank 4 among them, with head_tune."""
+    make_run(tmp_path / "a", {"pilora": {0: 90.0}}, {"head_tune": False, "rank": 8})
+    make_run(tmp_path / "b", {"pilora": {0: 40.0}}, {"head_tune": True, "rank": 8})
+    make_run(tmp_path / "c", {"pilora": {0: 20.0}}, {"head_tune": True, "rank": 4})
+    (experiment,) = read_experiments([tmp_path])
+    by_score = {line.results[0].accuracy[1][0]: changes(line, "digits") for line in experiment.lines}
+    usual = candidates(experiment)["pilora"].line.results[0].accuracy[1][0]
+    assert by_score == {90.0: 2, 40.0: 1, 20.0: 0} and usual == 20.0
