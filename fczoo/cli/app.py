@@ -8,7 +8,7 @@ import click
 
 from fczoo import __version__
 from fczoo.cli.bench import bench
-from fczoo.cli.board import leaderboard
+from fczoo.cli.board import leaderboard, submit
 from fczoo.cli.claims import claims
 from fczoo.cli.data import data, partition
 from fczoo.cli.look import doctor, list_command, show
@@ -81,6 +81,7 @@ for command in (
     tune,
     report,
     leaderboard,
+    submit,
     partition,
     data,
     papers,

@@ -1,4 +1,4 @@
-"""``fczoo leaderboard``: a site made of results."""
+"""``fczoo leaderboard`` and ``fczoo submit``: a site made of results, and how a result enters it."""
 
 from pathlib import Path
 
@@ -25,3 +25,26 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
 
     count = write_site(places or (ARCHIVE,), out)
     click.echo(f"{count} benchmarks written to {out / INDEX}")
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=ARCHIVE,
+    show_default=True,
+    metavar="FILE",
+    help="Archive to which the runs are appended.",
+)
+@click.option("--dry-run", is_flag=True, help="Check the folder, and enter nothing.")
+def submit(folder: Path, into: Path, dry_run: bool) -> None:
+    """Check a run folder - complete, unchanged, with versions, code and test set - and enter its runs."""
+    from fczoo.reports.submission import submit as enter
+
+    count, faults = enter(folder, into, not dry_run)
+    for fault in faults:
+        click.echo(f"refused: {fault}", err=True)
+    if faults:
+        raise FczooError(f"nothing of {folder} was entered into {into}; mend what is refused")
+    click.echo(f"{count} runs may enter {into}" if dry_run else f"{count} runs entered into {into}")

@@ -15,7 +15,7 @@ import sys
 from click.testing import CliRunner
 from fczoo.cli.app import main
 for words in (
-    ["--version"], ["--help"], ["bench", "--help"], ["leaderboard", "--help"],
+    ["--version"], ["--help"], ["bench", "--help"], ["leaderboard", "--help"], ["submit", "--help"],
     ["list"], ["list", "methods"], ["list", "baselines"],
     ["list", "datasets"], ["list", "partitioners"], ["list", "aggregators"], ["list", "attacks"],
     ["list", "protocols"], ["list", "releases"], ["list", "quirks"], ["list", "backbones"],
