@@ -187,16 +187,17 @@ def _images(runs: Runs) -> tuple[Any, ...] | None:
 
 
 def _there_already(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
-    if runs.name in {other.name for other in entered}:
-        yield f"{runs.place}: {archive} has a folder called {runs.name} already; rename this one"
     known = {
         (identity(other.about), *_key(cell)): f"{other.name}/{cell.method}/seed{cell.seed}"
         for other in entered
         for cell in other.cells
     }
-    for cell in runs.cells:
-        if there := known.get((identity(runs.about), *_key(cell))):
+    found = [(cell, known.get((identity(runs.about), *_key(cell)))) for cell in runs.cells]
+    for cell, there in found:
+        if there:
             yield f"{cell.place} stands in {archive} already, as {there}; submit a folder without it"
+    if runs.name in {other.name for other in entered} and not any(there for _, there in found):
+        yield f"{runs.place}: {archive} has other runs in a folder called {runs.name}; rename this one"
 
 
 def _key(cell: Cell) -> tuple[str, str, int]:

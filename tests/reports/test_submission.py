@@ -81,6 +81,12 @@ def test_what_stands_there_stays_and_does_not_enter_twice(folder, archive, make_
     assert f"seed0 stands in {archive} already, as mine/fedncm/seed0; submit a folder without it" in lines[0]
 
 
+def test_a_folder_by_the_name_of_another_is_to_be_renamed(folder, archive, make_run):
+    assert submitted(folder, archive).exit_code == 0
+    done = submitted(make_run(folder.parent / "x" / "mine", {"one": {0: 70.0}}, rounds=9), archive)
+    assert f"{archive} has other runs in a folder called mine; rename this one" in done.stderr
+
+
 def test_a_dry_run_enters_nothing(folder, archive):
     done = submitted(folder, archive, "--dry-run")
     assert done.exit_code == 0 and done.output == f"4 runs may enter {archive}\n" and not archive.exists()
