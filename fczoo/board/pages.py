@@ -1,13 +1,12 @@
 """The page of a report, and the site of a leaderboard."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fczoo.board.benchmark import benchmark, choices, download, ordered
+from fczoo.board.benchmark import benchmark, choices, ordered
+from fczoo.board.download import as_csv
 from fczoo.board.heading import heading
 from fczoo.board.ranks import RANKED, Standing, borda, critical, shortage
 from fczoo.board.rendering import GENERATOR, render
@@ -126,7 +125,7 @@ def _index(experiments: Sequence[Experiment]) -> str:
         benchmarks=rows,
         counted=[rows[i] for i in counted],
         choices=choices([c.words for field in fields for c in field.values()]),
-        csv=download(_csv(methods, [rows[i] for i in counted])),
+        csv=_csv(methods, [rows[i] for i in counted]),
         ranks=critical(blocks),
         shortage=shortage(blocks, "benchmarks"),
     )
@@ -178,12 +177,16 @@ def _method(
 
 
 def _csv(methods: Sequence[Mapping[str, Any]], benchmarks: Sequence[Mapping[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     titles = [f"{b['heading'].title}; {b['heading'].subtitle}" for b in benchmarks]
-    writer.writerow(["method", "family", "place", "Borda, %", "benchmarks", *titles])
-    for m in methods:
-        places = [entry["place"] if entry else "" for entry in m["entries"]]
-        family = ", ".join(m["words"]["family"])
-        writer.writerow([m["label"], family, m["place"] or "", m["share"], m["taken"], *places])
-    return out.getvalue()
+    rows = [
+        (
+            m["label"],
+            ", ".join(m["words"]["family"]),
+            m["place"] or "",
+            m["share"],
+            m["taken"],
+            *(entry["place"] if entry else "" for entry in m["entries"]),
+        )
+        for m in methods
+    ]
+    return as_csv(["method", "family", "place", "Borda, %", "benchmarks", *titles], rows)

@@ -17,6 +17,15 @@ from fczoo.reports.runs import Experiment, Line
 
 def figures(experiment: Experiment) -> Iterator[Figure]:
     """All that there is to draw: of the experiment, then each line's accuracy matrix and diagnostics."""
+    yield from overview(experiment)
+    for line in experiment.lines:
+        yield accuracy_matrix(line)
+    for line in experiment.lines:
+        yield from insights(line)
+
+
+def overview(experiment: Experiment) -> Iterator[Figure]:
+    """The figures in which all lines stand beside each other, and the partition's."""
     yield accuracy_curves(experiment)
     if len(experiment.first.task_sizes) > 1:
         yield forgetting_map(experiment)
@@ -26,10 +35,6 @@ def figures(experiment: Experiment) -> Iterator[Figure]:
         yield loss_curves(experiment)
     yield time_bars(experiment)
     yield partition_map(experiment)
-    for line in experiment.lines:
-        yield accuracy_matrix(line)
-    for line in experiment.lines:
-        yield from insights(line)
 
 
 def accuracy_curves(experiment: Experiment) -> Curves:

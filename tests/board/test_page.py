@@ -97,10 +97,12 @@ def test_every_figure_is_written_for_papers_too(page):
 
 
 def test_the_csv_in_the_page_has_every_figure(page):
-    (first, _) = re.findall(r'href="data:text/csv;base64,([^"]+)"', page.read_text())
-    rows = list(csv.DictReader(io.StringIO(b64decode(first).decode())))
-    assert [row["method"] for row in rows] == ["one", "two"]
-    assert float(rows[0]["A_N"]) == 76.0 and float(rows[0]["A_N std"]) == 1.0
+    found = re.findall(r'href="data:text/csv;base64,([^"]+)"', page.read_text())
+    figures, pairs, _ = (list(csv.DictReader(io.StringIO(b64decode(text).decode()))) for text in found)
+    assert [row["method"] for row in figures] == ["one", "two"]
+    assert float(figures[0]["A_N"]) == 76.0 and float(figures[0]["A_N std"]) == 1.0
+    assert [(row["method"], row["other"], row["seeds"]) for row in pairs] == [("one", "two", "2")]
+    assert float(pairs[0]["difference"]) == 0.5  # seeds 0 and 1 alone: 75 - 70 and 76 - 80
 
 
 @pytest.mark.parametrize(

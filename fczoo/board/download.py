@@ -1,0 +1,20 @@
+"""Files that a page holds itself, to be downloaded."""
+
+import base64
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def download(text: str) -> str:
+    """An address that holds a CSV file itself."""
+    return f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}"
+
+
+def as_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """The address of a CSV file with these rows."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([head, *rows])
+    return download(out.getvalue())
