@@ -1,12 +1,20 @@
-"""The same grid of runs one after the other and side by side: seconds, speed-up, memory.
+"""How much workers help, and what many clients cost.
 
-    python benchmarks/scale.py --jobs 1,2 --methods hgp --seeds 0-3
+    python benchmarks/scale.py grid --jobs 1,2 --methods hgp --seeds 0-3
+    python benchmarks/scale.py round --jobs 1,2 --methods hgp --clients 10 --rounds 4 --tasks 2
+    python benchmarks/scale.py clients --numbers 10,100,1000,10000
+
+``grid``: the same runs one after the other and side by side. ``round``: the same rounds in one process and
+on workers of a Ray cluster of this machine. ``clients``: rounds of ten participants among ever more clients,
+each number in a process of its own.
 
 Every run has one thread. Memory is the proportional set size (PSS) of all processes together, Linux alone:
 what processes share counts once.
 """
 
+import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,39 +24,80 @@ from pathlib import Path
 import click
 from tabulate import tabulate
 
+ANY = {"ignore_unknown_options": True}
 
-@click.command(context_settings={"ignore_unknown_options": True})
+
+@click.group()
+def main() -> None:
+    """Measure how fczoo scales; MORE words go to ``fczoo bench``."""
+
+
+@main.command(context_settings=ANY)
 @click.option("--jobs", default="1,2", show_default=True, help="Numbers of runs side by side.")
 @click.option("--methods", default="hgp", show_default=True)
 @click.option("--seeds", default="0-3", show_default=True)
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
-def main(jobs: str, methods: str, seeds: str, more: tuple[str, ...]) -> None:
-    """Time ``fczoo bench`` with each number of jobs; MORE words go to it."""
+def grid(jobs: str, methods: str, seeds: str, more: tuple[str, ...]) -> None:
+    """The same grid with each number of jobs; beside runs: what a run costs besides its rounds."""
     rows: list[list[object]] = []
     for count in jobs.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            words = [
-                "--methods",
-                methods,
-                "--seeds",
-                seeds,
-                "--jobs",
-                count,
-                *more,
-                "--out",
-                folder + "/runs",
-            ]
+            words = ["--methods", methods, "--seeds", seeds, "--jobs", count, *more, "--out", f"{folder}/run"]
             seconds, memory = watched([sys.executable, "-m", "fczoo", "bench", *words])
+            of_runs = [json.loads(f.read_text())["seconds"] for f in Path(folder).rglob("result.json")]
         first = float(str(rows[0][1])) if rows else seconds
-        rows.append([count, f"{seconds:.1f}", f"{first / seconds:.2f}", f"{memory / 2**20:.0f}"])
-    print(tabulate(rows, ["jobs", "seconds", "speed-up", "peak MiB, all processes"], disable_numparse=True))
+        beside = (seconds * int(count) - sum(of_runs)) / len(of_runs)
+        figures = f"{seconds:.1f}", f"{first / seconds:.2f}", f"{beside:.1f}", f"{memory / 2**20:.0f}"
+        rows.append([count, *figures])
+    head = ["jobs", "seconds", "speed-up", "beside runs, s a run", "peak MiB, all processes"]
+    print(tabulate(rows, head, disable_numparse=True))
+
+
+@main.command("round", context_settings=ANY)
+@click.option("--jobs", default="1,2", show_default=True, help="Numbers of workers.")
+@click.option("--methods", default="hgp", show_default=True)
+@click.argument("more", nargs=-1, type=click.UNPROCESSED)
+def rounds(jobs: str, methods: str, more: tuple[str, ...]) -> None:
+    """The median round in one process and with each number of workers; the first of all is left out."""
+    rows: list[list[object]] = []
+    for count in ("", *jobs.split(",")):
+        spread = ["--executor", "ray", "--cluster", "spread=clients", "--jobs", count] if count else []
+        with tempfile.TemporaryDirectory() as folder:
+            words = ["--methods", methods, *more, *spread, "--out", f"{folder}/run"]
+            seconds, memory = watched([sys.executable, "-m", "fczoo", "bench", *words])
+            lines = [line for f in Path(folder).rglob("rounds.jsonl") for line in f.read_text().splitlines()]
+        taken = statistics.median(json.loads(line)["seconds"] for line in lines[1:])
+        alone = float(str(rows[0][2])) if rows else taken
+        figures = f"{seconds:.1f}", f"{taken:.2f}", f"{alone / taken:.2f}", f"{memory / 2**20:.0f}"
+        rows.append([f"{count} on Ray" if count else "one process", *figures])
+    head = ["workers", "seconds", "seconds a round", "speed-up", "peak MiB, all processes"]
+    print(tabulate(rows, head, disable_numparse=True))
+
+
+@main.command()
+@click.option("--numbers", default="10,100,1000,10000", show_default=True, help="Numbers of clients.")
+@click.option("--tasks", default=100, show_default=True)
+@click.option("--method", default="fedavg", show_default=True)
+def clients(numbers: str, tasks: int, method: str) -> None:
+    """Seconds and memory of rounds of ten participants among ever more clients."""
+    script = str(Path(__file__).with_name("scale_clients.py"))
+    rows = []
+    for number in numbers.split(","):
+        words = [sys.executable, script, number, str(tasks), method]
+        told = subprocess.run(words, env=one_thread(), check=True, capture_output=True, text=True).stdout
+        rows.append({"clients": number, **json.loads(told)})
+    print(tabulate(rows, headers="keys", disable_numparse=True))
+
+
+def one_thread() -> dict[str, str]:
+    """The environment of a process with one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def watched(command: list[str]) -> tuple[float, int]:
     """Seconds that a command took, and the largest memory of its processes together, bytes."""
     begin, largest = time.perf_counter(), 0
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, env=one_thread(), stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             largest = max(largest, sum(map(proportional_size, family(process.pid))))
             time.sleep(0.5)

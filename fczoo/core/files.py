@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -18,12 +18,14 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # in a file
 Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  # in a file; neither infinite nor NaN
 
 
-def write_safely(path: Path, content: bytes) -> None:
-    """Write a file so that a reader finds the old or the new content whole, also after a crash."""
+def write_safely(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file, whole or part by part, so that a reader finds the old or the new content, also after a
+    crash.
+    """
     draft = path.with_name(path.name + ".tmp")
     try:
         with draft.open("wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)

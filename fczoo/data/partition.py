@@ -3,8 +3,10 @@
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from fczoo.core.place import at
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Partitioner
+from fczoo.data.owned import Owned
 from fczoo.data.population import Population
 from fczoo.data.stream import Stream
 
@@ -34,8 +37,12 @@ class Partition:
     spec: str  # partitioner, e.g. dirichlet:0.5
     seed: int
     class_order: tuple[int, ...]
-    tasks: tuple[tuple[np.ndarray, ...], ...]  # [task][client] -> original positions, ascending
+    tasks: tuple[Owned, ...]  # [task][client] -> original positions, ascending
     joined: tuple[int, ...] = ()  # clients that have joined by each task; empty: all are there from the start
+
+    def __post_init__(self) -> None:
+        """Plain lists of arrays are taken, too."""
+        object.__setattr__(self, "tasks", tuple(map(Owned.of, self.tasks)))
 
     def __repr__(self) -> str:
         images, sizes = int(self.counts().sum()), f"{len(self.tasks)} tasks, {self.clients} clients"
@@ -53,7 +60,10 @@ class Partition:
     @cached_property
     def sha256(self) -> str:
         """Hash of the content: equal hashes mean equal splits."""
-        return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256()
+        for text in self._json(dict(sorted(self._about().items()))):
+            digest.update(text.encode())
+        return digest.hexdigest()
 
     def present(self, task: int) -> int:
         """Clients that have joined by the task of this index: the first so many."""
@@ -61,23 +71,29 @@ class Partition:
 
     def counts(self) -> np.ndarray:
         """Number of images, [tasks, clients]."""
-        return np.array([[len(c) for c in task] for task in self.tasks])
+        return np.array([task.sizes for task in self.tasks])
 
     def save(self, path: Path) -> None:
         """Write the partition as JSON, with its hash."""
-        content = {"format": FORMAT, "sha256": self.sha256, **self._content()}
-        write_safely(path, f"{json.dumps(content)}\n".encode())
+        head = {"format": FORMAT, "sha256": self.sha256, **self._about()}
+        write_safely(path, (text.encode() for text in chain(self._json(head), "\n")))
 
-    def _content(self) -> dict[str, Any]:
-        tasks = [[c.tolist() for c in task] for task in self.tasks]
-        content = {
+    def _about(self) -> dict[str, Any]:
+        """What the partition is of, without who owns what."""
+        about = {
             "dataset": self.dataset,
             "spec": self.spec,
             "seed": self.seed,
             "class_order": self.class_order,
-            "tasks": tasks,
         }
-        return {**content, "joined": self.joined} if self.joined else content
+        return {**about, "joined": self.joined} if self.joined else about
+
+    def _json(self, head: dict[str, Any]) -> Iterator[str]:
+        """``head`` and the tasks as JSON, task by task: as text they are many times as large as here."""
+        yield f'{json.dumps(head)[:-1]}, "tasks": ['
+        for number, task in enumerate(self.tasks):
+            yield f"{', ' if number else ''}{json.dumps([part.tolist() for part in task])}"
+        yield "]}"
 
 
 def make_partition(
@@ -131,7 +147,7 @@ def _check_parts(partitioner: Partitioner, parts: list[np.ndarray], images: int,
 
 def _split_tasks(
     stream: Stream, partitioner: Partitioner, population: Population, seed: int
-) -> tuple[tuple[np.ndarray, ...], ...]:
+) -> tuple[Owned, ...]:
     tasks, everyone = [], population.joined(len(stream.tasks) - 1)
     for task in stream.tasks:
         images, receivers = stream.positions(stream.train, task), population.receivers(task.index, seed)
@@ -148,13 +164,11 @@ def _split_tasks(
         owned = [images[:0]] * everyone
         for client, part in zip(receivers, parts, strict=True):
             owned[client] = images[part]
-        tasks.append(tuple(np.sort(stream.train_index[positions]) for positions in owned))
+        tasks.append(Owned(np.sort(stream.train_index[positions]) for positions in owned))
     return tuple(tasks)
 
 
-def _split_whole(
-    stream: Stream, partitioner: Partitioner, clients: int, seed: int
-) -> tuple[tuple[np.ndarray, ...], ...]:
+def _split_whole(stream: Stream, partitioner: Partitioner, clients: int, seed: int) -> tuple[Owned, ...]:
     if len(stream.train_index) < clients:
         problem = f"{stream.name} has {len(stream.train_index)} training images for {clients} clients"
         raise FczooError(f"{problem}; lower --clients")
@@ -163,7 +177,7 @@ def _split_whole(
     tasks = []
     for task in stream.tasks:
         images = stream.positions(stream.train, task)
-        tasks.append(tuple(stream.train_index[np.intersect1d(part, images)] for part in parts))
+        tasks.append(Owned(stream.train_index[np.intersect1d(part, images)] for part in parts))
     return tuple(tasks)
 
 
@@ -202,7 +216,7 @@ def _partition(file: _PartitionFile) -> Partition:
             raise ValueError("joined: it must count clients at each task")
         if any(clients[number:]):
             raise ValueError("joined: a client owns images before it has joined")
-    tasks = tuple(tuple(np.array(c, dtype=np.int64) for c in clients) for clients in file.tasks)
+    tasks = tuple(Owned(np.array(c, dtype=np.int64) for c in clients) for clients in file.tasks)
     order, joined = tuple(file.class_order), tuple(file.joined)
     partition = Partition(file.dataset, file.spec, file.seed, order, tasks, joined)
     if partition.sha256 != file.sha256:
@@ -224,7 +238,7 @@ def _matching(partition: Partition, stream: Stream, clients: int, joined: tuple[
             raise FczooError(f"the saved partition has another {what} than this run: {saved} against {ours}")
     nobody = several = 0
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):
-        owned, owners = np.unique(np.concatenate(parts), return_counts=True)
+        owned, owners = np.unique(parts.positions, return_counts=True)
         if not len(owned):
             raise FczooError(f"the saved partition gives nobody an image of task {task.index + 1}")
         images = stream.train_index[stream.positions(stream.train, task)]

@@ -1,6 +1,6 @@
 """Clients, and the batches on which they train and are tested: every ``Batch`` of a run is made here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,13 +16,22 @@ from fczoo.data.views import Augment, ImageStore
 NOWHERE = torch.empty(0, dtype=torch.int64)  # positions of no image
 
 
+def _none() -> Tensor:
+    return NOWHERE
+
+
 @dataclass(frozen=True)
 class Client:
     """A client of one task: its number and where its images are in the training store."""
 
     number: int
     index: Tensor  # [n] positions
-    earlier: Tensor = NOWHERE  # [m] of its images of earlier tasks; scope "task" only
+    before: Callable[[], Tensor] = _none  # gives ``earlier``, which few ask for, and never of all clients
+
+    @property
+    def earlier(self) -> Tensor:
+        """Positions [m] of its images of earlier tasks; scope "task" only."""
+        return self.before()
 
 
 class Rows(NamedTuple):
@@ -47,6 +56,7 @@ class Learner:
     start: Tree  # the same as the round began
     queue: list[Rows]  # its batches of the round
     counts: Tensor  # [C] images of each class among them
+    taught: dict[int, Tensor] = field(default_factory=dict)  # position -> teacher's output of a fixed view
     sums: Tree = field(default_factory=dict)  # what ``loss`` and ``stats`` have summed up so far
     losses: list[Tensor] = field(default_factory=list)  # of its steps
     gradients: Tree = field(default_factory=dict)  # of the loss, summed up, where local training asks for it
@@ -55,6 +65,11 @@ class Learner:
     def trained(self) -> Tree:
         """What it has trained, without gradients."""
         return {name: leaf.detach() for name, leaf in self.leaves.items()}
+
+    @property
+    def finite(self) -> bool:
+        """Whether all that it has trained is."""
+        return all(bool(leaf.isfinite().all()) for leaf in self.leaves.values())
 
 
 def stacked_batch(

@@ -1,4 +1,4 @@
-"""The way from the server to the clients: what is broadcast, and which versions each client has."""
+"""The way from the server to the clients: what is broadcast, and what of it each client has."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,35 +10,37 @@ from fczoo.core.tree import Tree, drop, nbytes
 
 
 class Ledger:
-    """Versions of the server's tensors, and those that the clients know."""
+    """When the server's tensors have changed, and when each client was sent what there was."""
 
     def __init__(self) -> None:
-        self.version: dict[str, int] = {}  # state name -> how often it has changed
-        self.known: dict[int, dict[str, int]] = {}  # client -> the versions that it has
+        self.clock = 0  # counts changes of the state
+        self.changed: dict[str, int] = {}  # state name -> when it has changed last
+        self.told: dict[int, int] = {}  # client -> when it was sent a broadcast last
 
     def update(self, before: Tree, after: Tree) -> None:
         """Note which tensors of the state are new or have changed."""
+        self.clock += 1
         for name, value in after.items():
             old = before.get(name)
             if old is None or old.shape != value.shape or not torch.equal(old, value):
-                self.version[name] = self.version.get(name, 0) + 1
+                self.changed[name] = self.clock
 
     def send(self, tree: Tree, clients: Sequence[int]) -> int:
         """Bytes that the clients do not have yet of a broadcast; they have them from now on."""
-        total, current = 0, {name: self.version[name] for name in tree}
+        total = 0
         for client in clients:
-            known = self.known.get(client, {})
-            total += nbytes({name: v for name, v in tree.items() if known.get(name) != current[name]})
-            self.known[client] = current
+            told = self.told.get(client, 0)
+            total += nbytes({name: v for name, v in tree.items() if self.changed[name] > told})
+            self.told[client] = self.clock
         return total
 
     def notes(self) -> dict[str, Any]:
         """As plain values, which ``restore`` takes."""
-        return {"version": self.version, "known": list(self.known.items())}
+        return {"clock": self.clock, "changed": self.changed, "told": list(self.told.items())}
 
     def restore(self, notes: Mapping[str, Any]) -> None:
         """Go on from what ``notes`` gave."""
-        self.version, self.known = dict(notes["version"]), dict(notes["known"])
+        self.clock, self.changed, self.told = notes["clock"], dict(notes["changed"]), dict(notes["told"])
 
 
 def broadcast(method: Method, state: Tree) -> Tree:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.registry import METHODS
 from fczoo.core.types import Scope, Task
+from fczoo.data.owned import Owned
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
@@ -45,29 +47,34 @@ class World:
 
         With ``idle``, all that have joined by then.
         """
-        first = task.index if scope == "task" else 0
-        tasks = self.partition.tasks[first : task.index + 1]
+        first, present = task.index if scope == "task" else 0, self.partition.present(task.index)
+        tasks = [own[:present] for own in self._places[first : task.index + 1]]
         combine = _latest if scope == "latest" else np.concatenate
-        owned = [combine(parts) for parts in zip(*tasks, strict=True)][: self.partition.present(task.index)]
+        owned = tasks[0] if scope == "task" else [combine(parts) for parts in zip(*tasks, strict=True)]
         if scope == "pooled":
             owned = [np.unique(np.concatenate(owned))]
-        before = self.partition.tasks[: task.index] if scope == "task" else ()
+        before = task.index if scope == "task" else 0
         return [
-            Client(k, self._places([index]), self._places([parts[k] for parts in before]))
+            Client(k, torch.from_numpy(index), partial(self._earlier, k, before))
             for k, index in enumerate(owned)
             if idle or len(index)
         ]
 
     def held(self, task: Task) -> torch.Tensor:
         """[task.stop] whether any client has had images of each class so far."""
-        owned = [self._places(parts) for parts in self.partition.tasks[: task.index + 1]]
-        labels = torch.from_numpy(self.stream.train.labels)[torch.cat(owned)]
+        owned = np.concatenate([own.positions for own in self._places[: task.index + 1]])
+        labels = torch.from_numpy(self.stream.train.labels[owned])
         return torch.bincount(labels, minlength=task.stop)[: task.stop] > 0
 
-    def _places(self, parts: Sequence[np.ndarray]) -> torch.Tensor:
-        """Positions in the training store of the images with these numbers."""
-        numbers = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-        return torch.from_numpy(np.searchsorted(self.stream.train_index, numbers))
+    @cached_property
+    def _places(self) -> tuple[Owned, ...]:
+        """The partition by positions in the training store."""
+        return tuple(task.within(self.stream.train_index) for task in self.partition.tasks)
+
+    def _earlier(self, client: int, tasks: int) -> torch.Tensor:
+        """Positions of a client's images of the first so many tasks."""
+        none = np.empty(0, dtype=np.int64)
+        return torch.from_numpy(np.concatenate([none, *(own[client] for own in self._places[:tasks])]))
 
     def uplink(self, method: Method, seed: int) -> Uplink:
         """The way from the clients to the server in one run."""

@@ -25,6 +25,7 @@ from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Task
 from fczoo.data.dataset import Images
+from fczoo.data.owned import Owned
 from fczoo.data.partition import Partition, make_partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
@@ -103,7 +104,7 @@ def toy_partition() -> Partition:
     stream, rng, parts = toy_stream(), np.random.default_rng(3), []
     for task, owned in zip(stream.tasks, OWNED, strict=True):
         here = rng.permutation(stream.train_index[stream.positions(stream.train, task)])
-        parts.append(tuple(np.sort(part) for part in np.split(here, np.cumsum(owned)[:-1])))
+        parts.append(Owned(np.sort(part) for part in np.split(here, np.cumsum(owned)[:-1])))
     return Partition(stream.name, "by hand", 0, stream.class_order, tuple(parts))
 
 
