@@ -24,7 +24,8 @@ from fczoo.data.views import Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client
 from fczoo.federation.device import DTYPES
 from fczoo.federation.downlink import broadcast
-from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.engine import Engine
+from fczoo.federation.plan import Plan
 
 OTHERS = (
     ViTConfig("vit_tiny_patch16_224", 224, 16, 192, 12, 3, 768),

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,5 +34,6 @@ html_show_sourcelink = False
 
 
 def setup(app: Sphinx) -> None:
-    """Write the generated pages before Sphinx looks for sources."""
+    """Write the generated pages before Sphinx looks for sources; diagrams are shown as they are written."""
+    app.add_lexer("mermaid", TextLexer)
     pages.write(Path(app.srcdir) / "generated")

@@ -98,7 +98,7 @@ from fczoo.core.registry import METHODS
     "--jobs",
     metavar="auto|int",
     help="runs side by side, each in a process of its own with its share of the cores; auto: one a core "
-    "or GPU; on a cluster, in its queue at one time  [1; on a cluster all]",
+    "or GPU; on a cluster, runs in its queue at one time, or workers for clients  [1; on a cluster all]",
 )
 @grouped(
     OUTPUT,
@@ -113,7 +113,8 @@ from fczoo.core.registry import METHODS
     multiple=True,
     metavar="KEY=VALUE",
     help="what a run asks of the cluster: threads; for Slurm submitit's parameters, such as timeout_min, "
-    "slurm_partition, gpus_per_node; for Ray address and gpus",
+    "slurm_partition, gpus_per_node; for Ray address, gpus and spread=clients: the clients of each round, "
+    "not the runs, are shared out",
 )
 def bench(config: Path | None, **given: Any) -> None:
     """Run methods on one data stream, or on each of a grid of them, and print their tables.
@@ -124,7 +125,6 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.cli.config import merged, read_config, request
     from fczoo.cli.plan import SETTINGS, plan
     from fczoo.cli.resumed import remember, resumed
-    from fczoo.cli.terminal import fitted
     from fczoo.reports.columns import SHORT
     from fczoo.reports.runs import read_experiments
     from fczoo.reports.text import sections
@@ -164,7 +164,7 @@ def bench(config: Path | None, **given: Any) -> None:
     )
     remember(out, jobs)
     folders, failed = run_grid(jobs, out, conduct)
-    click.echo(fitted(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}"))
+    click.echo(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}")
     if failed:
         raise FczooError(
             f"{failed} of the runs failed; the table says which and why, and the same command tries them "

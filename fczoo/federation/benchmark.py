@@ -31,6 +31,7 @@ from fczoo.federation.observer import Observer, Silent
 from fczoo.federation.result import Result
 from fczoo.federation.rounds import Run
 from fczoo.federation.settings import Settings
+from fczoo.federation.spread import Elsewhere
 from fczoo.federation.stream import open_stream
 from fczoo.federation.world import World
 
@@ -124,14 +125,16 @@ class Bench(World):
         observer: Observer | None = None,
         checkpoint: Checkpoint | None = None,
         probe: Probe | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> Result:
         """Train ``method`` over all tasks; the same settings and seed give the same result on one device.
 
         With ``checkpoint`` the run is saved after every round, and goes on from what was saved there. A
-        ``probe`` records diagnostics and changes nothing.
+        ``probe`` records diagnostics and changes nothing. Clients act here, one group after another, or
+        ``elsewhere``, with the same numbers.
         """
         with reproducible(self.settings.deterministic):
-            return Run(self, method, seed, observer or Silent(), checkpoint, probe).run()
+            return Run(self, method, seed, observer or Silent(), checkpoint, probe, elsewhere).run()
 
     def start(self, method: Method, seed: int = 0, observer: Observer | None = None) -> Run:
         """A run to be stepped through, task by task: ``for task in bench.start(method): ...``.

@@ -1,6 +1,6 @@
-"""What a run carries from one round to the next, as the trees of a snapshot."""
+"""What a run carries from one round to the next, as trees of tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -9,15 +9,36 @@ from torch import Tensor
 from fczoo.core.tree import Tree, nbytes
 
 
+class Kept(NamedTuple):
+    """What clients keep from one exchange to the next: all of them, or some."""
+
+    memories: dict[int, Tree]  # client -> what it remembers, see core.method.Remembers
+    taught: dict[int, dict[int, Tensor]]  # client -> position of an image -> output [C] of the task's teacher
+    controls: dict[int, Tree]  # client -> its control variates, see Controls
+
+    def of(self, clients: Iterable[int]) -> "Kept":
+        """The part of some clients."""
+        numbers = list(clients)
+        return Kept(
+            {k: self.memories[k] for k in numbers if k in self.memories},
+            {k: self.taught[k] for k in numbers if k in self.taught},
+            {k: self.controls[k] for k in numbers if k in self.controls},
+        )
+
+    def take(self, later: "Kept") -> None:
+        """What some clients keep from now on."""
+        self.memories.update(later.memories)
+        self.taught.update(later.taught)
+        self.controls.update(later.controls)
+
+
 class Carried(NamedTuple):
     """All that a run goes on from, besides its result and the downlink's ledger."""
 
     state: Tree  # the server's
-    memories: dict[int, Tree]  # client -> what it keeps; see core.method.Remembers
-    taught: dict[int, Tensor]  # position of an image -> output [C] of the task's teacher
-    begin: Tree  # trained tensors as the task began, for diagnostics; empty without
+    kept: Kept  # by the clients
     control: Tree  # the server's control variates, see Controls
-    controls: dict[int, Tree]  # client -> its own
+    begin: Tree  # trained tensors as the task began, for diagnostics; empty without
 
 
 def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
@@ -28,27 +49,32 @@ def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
 
 def to_trees(carried: Carried) -> dict[str, Tree]:
     """The trees of a snapshot; ``from_trees`` reads them."""
-    trees = {"state": carried.state, "begin": carried.begin, "control": carried.control}
-    if carried.taught:
-        positions, outputs = list(carried.taught), list(carried.taught.values())
-        trees["taught"] = {"position": torch.tensor(positions), "output": torch.stack(outputs)}
-    for client, memory in carried.memories.items():
-        trees[f"memory.{client}"] = memory
-    for client, variates in carried.controls.items():
-        trees[f"control.{client}"] = variates
-    return trees
+    own = {"state": carried.state, "control": carried.control, "begin": carried.begin}
+    return {**own, **kept_trees(carried.kept)}
 
 
 def from_trees(trees: Mapping[str, Tree]) -> Carried:
     """What ``to_trees`` was given."""
-    taught: dict[int, Tensor] = {}
-    if "taught" in trees:
-        kept = trees["taught"]
-        taught = dict(zip(kept["position"].tolist(), kept["output"], strict=True))
-    begin, control = trees.get("begin", {}), trees.get("control", {})
-    return Carried(
-        trees["state"], _by_client(trees, "memory."), taught, begin, control, _by_client(trees, "control.")
-    )
+    return Carried(trees["state"], kept_in(trees), trees["control"], trees["begin"])
+
+
+def kept_trees(kept: Kept) -> dict[str, Tree]:
+    """What clients keep; ``kept_in`` reads it."""
+    trees = {f"memory.{client}": memory for client, memory in kept.memories.items()}
+    trees |= {f"control.{client}": variates for client, variates in kept.controls.items()}
+    for client, taught in kept.taught.items():
+        positions, outputs = list(taught), list(taught.values())
+        trees[f"taught.{client}"] = {"position": torch.tensor(positions), "output": torch.stack(outputs)}
+    return trees
+
+
+def kept_in(trees: Mapping[str, Tree]) -> Kept:
+    """What ``kept_trees`` was given, among other trees."""
+    taught = {
+        client: dict(zip(tree["position"].tolist(), tree["output"], strict=True))
+        for client, tree in _by_client(trees, "taught.").items()
+    }
+    return Kept(_by_client(trees, "memory."), taught, _by_client(trees, "control."))
 
 
 def _by_client(trees: Mapping[str, Tree], prefix: str) -> dict[int, Tree]:

@@ -13,7 +13,7 @@ from fczoo.core.files import write_safely
 from fczoo.core.tree import Tree
 from fczoo.federation.wire import pack, unpack
 
-FORMAT = "fczoo-checkpoint-2"
+FORMAT = "fczoo-checkpoint-3"
 
 
 @dataclass(frozen=True)

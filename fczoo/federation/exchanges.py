@@ -24,8 +24,10 @@ from fczoo.federation.downlink import Ledger, broadcast
 from fczoo.federation.engine import Engine
 from fczoo.federation.environment import versions
 from fczoo.federation.observer import Observer
+from fczoo.federation.plan import Plan
 from fczoo.federation.result import Result
 from fczoo.federation.sound import sound
+from fczoo.federation.spread import Elsewhere, Spread
 from fczoo.federation.sums import gathered
 from fczoo.federation.uplink import Arrival
 from fczoo.federation.world import World
@@ -44,10 +46,12 @@ class Exchanges:
         observer: Observer,
         checkpoint: Checkpoint | None,
         probe: Probe | None,
+        elsewhere: Elsewhere | None = None,
     ):
         world.check_labels(method)
         self.world, self.method, self.seed = world, method, seed
         self.observer, self.checkpoint, self.probe = observer, checkpoint, probe
+        self.elsewhere = elsewhere  # where clients act; None: here
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.training = method.training()
         self.average = sound(make_aggregator(self.settings.aggregator or self.training.averaging))
@@ -63,7 +67,7 @@ class Exchanges:
         self.state: Tree = {}
         self.ledger = Ledger()
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
-        self.taught: dict[int, Tensor] = {}  # what the task's teacher said of the images, see Engine
+        self.taught: dict[int, dict[int, Tensor]] = {}  # what the task's teacher said of the images, see Kept
         self.result = Result(
             method.name,
             asdict(method),
@@ -78,6 +82,11 @@ class Exchanges:
             versions={**versions(), "code": digest(code_of(self.settings, method))},
         )
         self.result.privacy = self.uplink.privacy.promise(self._draws() if self.settings.dp_noise else [])
+
+    def _engine(self, plan: Plan) -> Engine:
+        """The clients of a task."""
+        given = self.method, self.backbone, self.train, plan, self.memories, self.taught, self.controls
+        return Spread(*given, elsewhere=self.elsewhere) if self.elsewhere else Engine(*given)
 
     def _candidates(self, joined: list[Client]) -> list[Client]:
         """The clients among which a round's participants are drawn, of all that have joined."""
@@ -108,7 +117,7 @@ class Exchanges:
                 arrival, folded = self.uplink.collect(sent, clients, shared, exchange, form)
             else:
                 arrival = self.uplink.arrive(list(sent), clients, shared, exchange)
-        self._note_storage(shared)
+        self._note_storage(shared, clients)
         sums, ctx = self._sums(arrival, task, moment)
         sums |= folded
         self.state = self._place(self.method.absorb(moment, self.state, sums, ctx))
@@ -125,7 +134,7 @@ class Exchanges:
         rounds = self.rounds[task.index]
         with self.result.phase("surveys"):
             sent = engine.conclude(clients, Context(task, rounds, rounds, shared))
-        self._note_storage(shared)
+        self._note_storage(shared, clients)
         holding = [engine.with_exemplars(c) for c in clients]
         uploads = [(p, c) for p, c in zip(sent, holding, strict=True) if p]
         if uploads:
@@ -169,17 +178,17 @@ class Exchanges:
         self.result.bytes_down += total
         return shared, total
 
-    def _note_storage(self, shared: Tree) -> None:
-        """Note the bytes that a client holds: the broadcast, its memory, and the pixels of images in it."""
-        image = self.world.train.pixels[0].numel()
-        memories = [memory_bytes(m, self.training.exemplars, image) for m in self.memories.values()]
-        variates = [nbytes(tree) for tree in self.controls.clients.values()]
-        held = (
-            nbytes(shared)
-            + nbytes(self.controls.server)
-            + max(memories, default=0)
-            + max(variates, default=0)
-        )
+    def _note_storage(self, shared: Tree, clients: Sequence[Client]) -> None:
+        """Note the bytes that one of the clients asked holds: the broadcast, its memory, and the pixels of
+        images in it.
+        """
+        image, kept = self.world.train.pixels[0].numel(), self.training.exemplars
+        own = [
+            memory_bytes(self.memories.get(c.number, {}), kept, image)
+            + nbytes(self.controls.clients.get(c.number, {}))
+            for c in clients
+        ]
+        held = nbytes(shared) + nbytes(self.controls.server) + max(own, default=0)
         self.result.client_storage = max(self.result.client_storage or 0, held)
 
     def _receive(self, arrival: Arrival) -> tuple[list[Payload], list[dict[str, Any]], int]:

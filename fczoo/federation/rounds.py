@@ -13,27 +13,16 @@ from fczoo.core.metrics import all_metrics
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Context, Exchange, Task
-from fczoo.data.views import get_augment
 from fczoo.federation.batches import Client, view_batches
-from fczoo.federation.carried import Carried, from_trees, to_trees
+from fczoo.federation.carried import Carried, Kept, from_trees, to_trees
 from fczoo.federation.checkpoint import Snapshot
-from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.engine import Engine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
 from fczoo.federation.evaluate import accuracy_row
 from fczoo.federation.exchanges import Exchanges
 from fczoo.federation.local_training import CONTROL
+from fczoo.federation.plan import Plan, plan_of
 from fczoo.federation.result import PROGRESS, Result
-from fczoo.federation.settings import Settings
-
-TOGETHER_LIMIT = 4_000_000
-"""Trained scalars a client, above which clients train one at a time unless told otherwise."""
-
-
-def group_size(settings: Settings, device: torch.device, clients: int, trained_scalars: int) -> int:
-    """Clients that share a forward."""
-    if settings.together == "auto":
-        return clients if device.type == "cuda" and trained_scalars <= TOGETHER_LIMIT else 1
-    return settings.together
 
 
 class Run(Exchanges):
@@ -100,9 +89,7 @@ class Run(Exchanges):
             self.state = self._place(self.method.begin_task(self.state, task, self.backbone, rng))
         trained = select(self.state, *self.training.optims)
         self.result.trained_scalars = sum(v.numel() for v in trained.values())
-        engine = Engine(
-            self.method, self.backbone, self.train, self._plan(), self.memories, self.taught, self.controls
-        )
+        engine = self._engine(self._plan())
         if not done:
             self._survey("begin", engine, clients, task)
             if self.probe:
@@ -136,17 +123,17 @@ class Run(Exchanges):
         shared, down = self._send(drawn)
         losses: dict[int, float] = {}
 
-        def tick(client: int, loss: float, steps: list[Tensor]) -> None:
+        def tick(client: int, loss: float, steps: Tensor) -> None:
             losses[client] = loss
             self.observer.client(task.index, number, loss)
-            self.observer.steps(task.index, number, client, torch.stack(steps).tolist())
+            self.observer.steps(task.index, number, client, steps.tolist())
 
         heard = self.uplink.heard(present, exchange)
         with self.result.phase("training"):
-            sent = engine.train(self.state, heard, Context(task, number, rounds, shared), tick)
+            sent = engine.train(shared, heard, Context(task, number, rounds, shared), tick)
         arrived, rejected, up = self._receive(self.uplink.arrive(sent, present, shared, exchange, losses))
         payloads = [payload.drop(CONTROL) for payload in arrived]
-        self._note_storage(shared)
+        self._note_storage(shared, heard)
         if self.probe and payloads and number == rounds - 1:
             self.probe.trained(self.world, self.method, self.state, payloads, task)
         if payloads:  # else nobody drawn has data, and the state stays
@@ -181,8 +168,8 @@ class Run(Exchanges):
             begin: Tree = {}
             if self.probe:
                 notes["diagnostics"], begin = self.probe.size(), self.probe.begin
-            controls = self.controls.server, self.controls.clients
-            trees = to_trees(Carried(self.state, self.memories, self.taught, begin, *controls))
+            kept = Kept(self.memories, self.taught, self.controls.clients)
+            trees = to_trees(Carried(self.state, kept, self.controls.server, begin))
             self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -194,29 +181,17 @@ class Run(Exchanges):
             return 0, 0
         notes = snapshot.notes
         carried = from_trees(snapshot.trees)
-        self.state, self.memories, self.taught, begin, *_ = carried
-        self.controls.server, self.controls.clients = carried.control, carried.controls
+        self.state, self.controls.server = carried.state, carried.control
+        self.memories, self.taught, self.controls.clients = carried.kept
         if self.probe:
-            self.probe.resume(notes.get("diagnostics", 0), begin)
+            self.probe.resume(notes.get("diagnostics", 0), carried.begin)
         self.ledger.restore(notes["ledger"])
         self.result = replace(self.result, **notes["result"])
         return snapshot.task, snapshot.round
 
     def _plan(self) -> Plan:
-        s, scalars = self.settings, self.result.trained_scalars
-        accelerated = self.backbone.device.type == "cuda"
-        together = group_size(s, self.backbone.device, self.world.partition.clients, scalars)
-        offload = accelerated and scalars > TOGETHER_LIMIT
-        return Plan(
-            s.epochs,
-            s.batch_size,
-            get_augment(s.augment),
-            self.seed,
-            together,
-            s.cache_queries,
-            256 if accelerated else 64,
-            offload,
-        )
+        clients, scalars = self.world.partition.clients, self.result.trained_scalars
+        return plan_of(self.settings, self.seed, self.backbone.device, clients, scalars)
 
     def _participants(self, clients: list[Client], task: Task, number: int) -> list[Client]:
         """The clients drawn for a round, at least one."""

@@ -14,6 +14,8 @@ from fczoo.federation.settings import Settings
 from fczoo.reports.run_folder import FAILURE, RESULT
 from fczoo.runner.lending import Lent
 
+CLIENTS = "clients"  # --cluster spread=clients
+
 
 @dataclass(frozen=True)
 class Conduct:
@@ -23,25 +25,35 @@ class Conduct:
     skip_failed: bool = False  # carry on after a run that fails
     loggers: tuple[str, ...] = ()
     diagnostics: bool = False
-    jobs: int = 1  # runs side by side, each in a process of its own
+    jobs: int = 1  # runs side by side, each in a process of its own; or workers for the clients of each
     accept_changed_code: bool = False  # go on in a folder that other source began
     executor: str = "cores"  # where they go on
     cluster: tuple[tuple[str, str], ...] = ()  # what is asked of a cluster
 
     @property
+    def spreads_clients(self) -> bool:
+        """Whether the runs go on in turn in this process, their clients on a cluster."""
+        return self.executor == "ray" and dict(self.cluster).get("spread") == CLIENTS
+
+    @property
+    def away(self) -> bool:
+        """Whether whole runs go on on a cluster."""
+        return self.executor != "cores" and not self.spreads_clients
+
+    @property
     def in_turn(self) -> bool:
         """Whether the runs go on in this process."""
-        return self.executor == "cores" and self.jobs == 1
+        return self.spreads_clients or (self.executor == "cores" and self.jobs == 1)
 
     def here(self, settings: Settings) -> Settings:
         """The settings with which this process opens data and weights: of runs that go on elsewhere it only
         has to describe them.
         """
-        return settings if self.executor == "cores" else replace(settings, device="cpu")
+        return replace(settings, device="cpu") if self.away else settings
 
     def device(self, settings: Settings) -> str:
         """The device of the runs, which a machine that only hands them out need not have."""
-        elsewhere = self.executor != "cores" and settings.device != "auto"
+        elsewhere = self.away and settings.device != "auto"
         return settings.device if elsewhere else str(pick_device(settings.device))
 
     @property

@@ -21,9 +21,10 @@ from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client, Rows, image_draws, stacked_batch
 from fczoo.federation.controls import Controls
 from fczoo.federation.downlink import broadcast
-from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.engine import Engine
 from fczoo.federation.local_training import CONTROL, make_local_training
 from fczoo.federation.optimizers import Still
+from fczoo.federation.plan import Plan
 from fczoo.federation.settings import Settings
 from fczoo.federation.sums import gathered
 

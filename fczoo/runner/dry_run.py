@@ -16,7 +16,7 @@ from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
 from fczoo.data.stream import DOMAINS, Stream, make_tasks
 from fczoo.federation.device import DTYPES, pick_device
-from fczoo.federation.rounds import group_size
+from fczoo.federation.plan import group_size
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.federation.stream import open_stream, split
 from fczoo.reports.words import option_word, word_table

@@ -32,6 +32,7 @@ from fczoo.reports.run_folder import (
 from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.reports.text import write_summary
 from fczoo.runner.cell import Cell, Conduct
+from fczoo.runner.clients_on_ray import clients_on_ray
 from fczoo.runner.lending import Lent, lend
 from fczoo.runner.progress import Progress, logged
 from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process
@@ -115,9 +116,11 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
             progress.ended(cell)
 
         if conduct.in_turn:
+            workers = locks.enter_context(clients_on_ray(conduct, out)) if conduct.spreads_clients else None
             for cell in cells:
                 with Interrupts(out) as interrupts:
-                    run_cell(cell, opened(cell.settings), conduct, interrupts.obey, progress)
+                    elsewhere = workers(cell) if workers else None
+                    run_cell(cell, opened(cell.settings), conduct, interrupts.obey, progress, elsewhere)
                 over(cell)
         else:
             del bench

@@ -6,6 +6,7 @@ Ray's own retries are off: a run whose worker dies is begun once more here, afte
 import logging
 import os
 import re
+import secrets
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.options import quoted
-from fczoo.runner.cell import Cell, Conduct
+from fczoo.runner.cell import CLIENTS, Cell, Conduct
 from fczoo.runner.cluster import Command, command_in, work_on_node
 from fczoo.runner.workers import Outcome
 
@@ -24,6 +25,17 @@ NEW = "new"  # --cluster address=new: a cluster of this machine alone, which end
 
 def workers(count: int, conduct: Conduct, out: Path) -> Sequence["RayWorker"]:
     """One worker a task that may be waiting or running at the same time.
+
+    Raises FczooError as ``join`` does.
+    """
+    ray, options = join(conduct)
+    task = ray.remote(**options, max_retries=0)(work_on_node)
+    command = command_in(out)
+    return [RayWorker(task, command) for _ in range(count)]
+
+
+def join(conduct: Conduct) -> tuple[Any, dict[str, Any]]:
+    """Ray, within a cluster, and what each of its workers asks of it.
 
     Raises FczooError where Ray is missing or no cluster answers, or an option of --cluster is unknown.
     """
@@ -34,12 +46,20 @@ def workers(count: int, conduct: Conduct, out: Path) -> Sequence["RayWorker"]:
     except ImportError as error:
         raise FczooError("--executor ray needs Ray; run pip install 'fczoo[ray]'") from error
     wanted = dict(conduct.cluster)
-    address, gpus = wanted.pop("address", NEW), wanted.pop("gpus", "0")
+    address, gpus, spread = wanted.pop("address", NEW), wanted.pop("gpus", "0"), wanted.pop("spread", "runs")
     if other := wanted.keys() - {"threads"}:
-        raise FczooError(f"--cluster for Ray takes address, threads and gpus; not {', '.join(sorted(other))}")
+        named = ", ".join(sorted(other))
+        raise FczooError(f"--cluster for Ray takes address, threads, gpus and spread; not {named}")
     if not re.fullmatch(r"\d{1,3}(\.\d{1,4})?", gpus, re.ASCII):
         raise FczooError(f"--cluster gpus is {quoted(gpus)}; it must be a number such as 1 or 0.5")
-    _check_there(address)
+    if spread not in ("runs", CLIENTS):
+        raise FczooError(f"--cluster spread is {quoted(spread)}; it must be runs or {CLIENTS}")
+    if (
+        address == NEW
+    ):  # a word of its own, by which its processes know each other; Ray would leave it in a file
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    else:
+        _check_there(address)
     try:
         ray.init(
             address="local" if address == NEW else address,
@@ -52,10 +72,7 @@ def workers(count: int, conduct: Conduct, out: Path) -> Sequence["RayWorker"]:
         raise FczooError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
     own = {name: value for name, value in os.environ.items() if name.startswith("FCZOO_")}
     environment = {"env_vars": {**own, "OMP_NUM_THREADS": str(conduct.threads)}}
-    resources: dict[str, Any] = {"num_cpus": conduct.threads, "num_gpus": float(gpus)}
-    task = ray.remote(**resources, max_retries=0, runtime_env=environment)(work_on_node)
-    command = command_in(out)
-    return [RayWorker(task, command) for _ in range(count)]
+    return ray, {"num_cpus": conduct.threads, "num_gpus": float(gpus), "runtime_env": environment}
 
 
 def _check_there(address: str) -> None:

@@ -9,6 +9,7 @@ from fczoo.federation.benchmark import Bench
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.observer import Several
+from fczoo.federation.spread import Elsewhere
 from fczoo.reports.run_folder import FAILURE, LOG
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.progress import Progress, Shown, logged, say
@@ -23,19 +24,20 @@ def run_cell(
     conduct: Conduct,
     obey: Callable[[], None],
     progress: Progress | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> None:
     """Run a cell: one that is finished is kept, one that was broken off goes on after its last saved round.
 
     ``obey`` is called after every saved round and may raise Interrupted. Whatever else is raised also stands
     in ``failed.json``; with ``conduct.skip_failed`` it is only told. ``progress`` is that of a grid whose
-    runs take turns.
+    runs take turns, ``elsewhere`` where its clients act if not here.
     """
     with logged(cell.folder / LOG):
         if kept(cell):
             return
         (cell.place / FAILURE).unlink(missing_ok=True)
         try:
-            _run(cell, bench, conduct, obey, progress)
+            _run(cell, bench, conduct, obey, progress, elsewhere)
         except Interrupted:
             raise
         except Exception as error:
@@ -54,16 +56,20 @@ def kept(cell: Cell) -> bool:
 
 
 def _run(
-    cell: Cell, bench: Bench, conduct: Conduct, obey: Callable[[], None], progress: Progress | None
+    cell: Cell,
+    bench: Bench,
+    conduct: Conduct,
+    obey: Callable[[], None],
+    progress: Progress | None,
+    elsewhere: Elsewhere | None,
 ) -> None:
     checkpoint, portable = Checkpoint(cell.checkpoint, obey), bench.settings.portable()
     with ExitStack() as stack:
         trackers = [stack.enter_context(Logging(name, cell.place, portable)) for name in conduct.loggers]
         files = stack.enter_context(Recorder(cell.place))
         probe = Probe(cell.place) if conduct.diagnostics else None
-        bench.run(
-            cell.method, cell.seed, Several([files, Shown(cell, progress), *trackers]), checkpoint, probe
-        )
+        observer = Several([files, Shown(cell, progress), *trackers])
+        bench.run(cell.method, cell.seed, observer, checkpoint, probe, elsewhere)
     checkpoint.remove()
 
 

@@ -15,7 +15,8 @@ from fczoo.data.views import ImageStore, get_augment
 from fczoo.federation.batches import Client
 from fczoo.federation.device import DTYPES, pick_device
 from fczoo.federation.downlink import broadcast
-from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.engine import Engine
+from fczoo.federation.plan import Plan
 from fczoo.federation.settings import Settings
 from fczoo.runner.cost import random_backbone
 

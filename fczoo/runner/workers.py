@@ -130,8 +130,8 @@ class _Grid:
 _opened: dict[Settings, Bench] = {}  # in a worker: the benchmark that it ran last
 
 
-def _bench(cell: Cell) -> Bench:
-    """The cell's benchmark: what was lent is mapped, else it is opened."""
+def bench_of(cell: Cell) -> Bench:
+    """In a worker: the cell's benchmark; what was lent is mapped, else it is opened."""
     if cell.settings not in _opened:
         _opened.clear()
         _opened[cell.settings] = cell.lent.open() if cell.lent else Bench.open(cell.settings)
@@ -143,7 +143,7 @@ def work(cell: Cell, conduct: Conduct, obey: Callable[[], None]) -> Outcome:
     try:
         # should the parent be gone, nobody else begins this run meanwhile
         with gathered(), only_process(cell.place):
-            run_cell(cell, _bench(cell), conduct, obey)
+            run_cell(cell, bench_of(cell), conduct, obey)
     except Interrupted:
         return Outcome("stopped")
     except Exception as error:

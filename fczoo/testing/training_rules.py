@@ -148,7 +148,7 @@ def _recalled(call: Call, method: Method, backbone: Backbone) -> Context:
     if not isinstance(method, Remembers):
         return ctx
     with torch.no_grad():
-        data = call.engine.images_of(client)
+        data = call.engine.side.images_of(client)
         return replace(ctx, memory=method.prepare(backbone, data, ctx))
 
 

@@ -8,7 +8,8 @@ import torch
 from fczoo import Batch, Context, Method
 from fczoo.data.views import AUGMENTS, Augment
 from fczoo.federation.batches import Client
-from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.engine import Engine
+from fczoo.federation.plan import Plan
 from helpers_engine import TASK, Toy
 
 

@@ -17,7 +17,7 @@ from fczoo.core.registry import AGGREGATORS, ATTACKS, METHODS
 from fczoo.federation import rounds
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.diagnostics import Probe
-from fczoo.federation.engine import Engine
+from fczoo.federation.learning import Learning
 from fczoo.federation.uplink import Uplink
 from fczoo.testing.world import small_method, toy_bench
 from helpers_device import PRETEND, PretendDevice, moved, pretend_device
@@ -157,7 +157,7 @@ def test_uploads_that_wait_in_host_memory_mix_no_devices() -> None:
 def waits_of_steps(device: PretendDevice, method: Method, **settings: Any) -> Counter[tuple[str, str]]:
     """Waits within the training steps of two tasks, once the query features of all images are known."""
     found = Counter[tuple[str, str]]()
-    steps = Engine._steps
+    steps = Learning.steps
 
     def watched(*args: Any) -> None:
         before = device.waits.copy()
@@ -166,7 +166,7 @@ def waits_of_steps(device: PretendDevice, method: Method, **settings: Any) -> Co
 
     bench = moved(bench_of(method, **settings))
     bench.train.query(torch.arange(len(bench.train.labels)))
-    with mock.patch.object(Engine, "_steps", watched):
+    with mock.patch.object(Learning, "steps", watched):
         bench.run(method)
     return found
 
@@ -184,7 +184,7 @@ def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
     """Where the view is fixed, the teacher's outputs are looked up image by image: the one wait left."""
     with pretend_device() as device:
         waits = waits_of_steps(device, method_of("lwf"), augment="none")
-    assert set(waits) == {("to the host", "engine.py:_with_teacher")}
+    assert set(waits) == {("to the host", "learning.py:_with_teacher")}
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from fczoo.core.schedules import SCHEDULES
 from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
-from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.engine import Engine
+from fczoo.federation.plan import Plan
 from helpers_engine import TASK, Toy
 
 

@@ -17,9 +17,10 @@ from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.controls import Controls
-from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.engine import Engine
 from fczoo.federation.local_training import CONTROL, make_local_training
 from fczoo.federation.observer import Silent
+from fczoo.federation.plan import Plan
 from fczoo.federation.rounds import Run
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import fczoo
 from fczoo import Method, Optim, Training, Tree, create_method, whole
-from fczoo.federation.engine import Plan
 from fczoo.federation.observer import Silent
+from fczoo.federation.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Surveying(Counted):
 def test_surveyed_sums_are_those_of_the_data_in_one_place(
     make_bench, watch, batch_of, monkeypatch, pass_size
 ):
-    monkeypatch.setattr("fczoo.federation.rounds.Plan", lambda *a: replace(Plan(*a), pass_size=pass_size))
+    monkeypatch.setattr("fczoo.federation.plan.Plan", lambda *a: replace(Plan(*a), pass_size=pass_size))
     method, bench = Surveying(), make_bench()
     run = watch(bench, method)
     assert [c.moment for c in run.calls] == ["begin", "train", "train", "end"] * 3

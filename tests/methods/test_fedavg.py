@@ -9,7 +9,8 @@ from fczoo import Batch, Task
 from fczoo.core.tree import select
 from fczoo.data.views import Augment
 from fczoo.federation.batches import Rows
-from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.engine import Engine
+from fczoo.federation.plan import Plan
 from fczoo.functional.losses import task_cross_entropy
 from helpers_methods import CLOSE, batch
 
@@ -45,8 +46,8 @@ def test_heads_alone_learn_from_frozen_features_without_the_images(make_bench, s
     assert method.training().inputs == ["query"]
     run = watch(bench, method)
     call = run.rounds[0]
-    engine = Engine(method, bench.backbone, bench.train, Plan(1, 100, Augment(), seed=0))
-    whole = engine._batch([Rows(torch.cat([c.index for c in call.clients]))])
+    side = Engine(method, bench.backbone, bench.train, Plan(1, 100, Augment(), seed=0)).side
+    whole = side.batch([Rows(torch.cat([c.index for c in call.clients]))])
     train = {k: v.clone().requires_grad_() for k, v in select(call.state, "head.").items()}
 
     def gradient(data: Batch) -> list[Tensor]:
@@ -56,7 +57,7 @@ def test_heads_alone_learn_from_frozen_features_without_the_images(make_bench, s
 
     central = gradient(Batch(*(v[0] for v in whole)))
     parts = [
-        (len(c.index), gradient(Batch(*(v[0] for v in engine._batch([Rows(c.index)]))))) for c in call.clients
+        (len(c.index), gradient(Batch(*(v[0] for v in side.batch([Rows(c.index)]))))) for c in call.clients
     ]
     total = sum(n for n, _ in parts)
     for i, value in enumerate(central):

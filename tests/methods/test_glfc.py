@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from fczoo import Context, Task, Tree, create_method
 from fczoo.core.tree import select
 from fczoo.data.views import Augment
-from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.engine import Engine
 from fczoo.federation.local_images import LocalImages
+from fczoo.federation.plan import Plan
 from fczoo.functional.exemplars import mean_entropy
 from fczoo.functional.herding import herding
 from fczoo.functional.inversion import image_gradient, lenet, lenet_logits, mismatch, read_label, reconstruct
@@ -64,7 +65,7 @@ def client_of(bench, method, task: Task) -> tuple[Engine, LocalImages, Tree]:
     client = bench.clients(task)[0]
     return (
         engine,
-        engine.images_of(client),
+        engine.side.images_of(client),
         method.begin_task({}, task, bench.backbone, torch.Generator().manual_seed(0)),
     )
 
@@ -142,7 +143,7 @@ def test_images_of_a_task_in_which_a_client_was_never_drawn_become_exemplars(mak
     for task in (tasks[0], tasks[2]):
         engine, _, state = client_of(bench, method, task)
         client = bench.clients(task)[0]
-        data = engine.images_of(client)
+        data = engine.side.images_of(client)
         memory = method.prepare(bench.backbone, data, Context(task, 0, 1, state, memory))
     kept = bench.train.labels[memory["exemplar.index"]]
     assert kept.unique().tolist() == list(range(5)) and memory["learned"].tolist() == [True] * 5 + [False] * 2

@@ -13,7 +13,8 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Payload
 from fczoo.data.views import AUGMENTS
 from fczoo.federation.batches import Client
-from fczoo.federation.engine import Engine, Plan
+from fczoo.federation.engine import Engine
+from fczoo.federation.plan import Plan
 from fczoo.functional.lora import merged_pairs
 from helpers_golden import F64, F64L, Identity, error, golden
 

@@ -173,7 +173,7 @@ def test_a_ray_cluster_that_does_not_answer_is_one_line(tmp_path):
     pytest.importorskip("ray", reason="needs Ray")
     for value, says in {
         "address=127.0.0.1:1": "no Ray cluster answers at 127.0.0.1:1",
-        "colour=red": "takes address, threads and gpus; not colour",
+        "colour=red": "takes address, threads, gpus and spread; not colour",
         "gpus=half": "gpus is 'half'",
     }.items():
         words = ["--executor", "ray", "--cluster", value]

@@ -1,0 +1,220 @@
+"""Clients of a run on a Ray cluster, or on one that is started on this machine.
+
+Each worker is an actor that opens backbone and data once. One that dies is begun again by Ray, where there is
+room; the clients for which it was to answer are asked of another one. Since workers keep nothing of clients,
+neither changes a number.
+"""
+
+import logging
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fczoo.core.errors import FczooError
+from fczoo.core.place import at, place
+from fczoo.federation.client_side import Asked
+from fczoo.federation.spread import Answering, Elsewhere
+from fczoo.runner.cell import Cell, Conduct
+from fczoo.runner.cluster import Command, check_node, command_in
+from fczoo.runner.on_ray import join
+from fczoo.runner.progress import say
+from fczoo.runner.run_cell import described
+from fczoo.runner.workers import bench_of
+
+log = logging.getLogger("fczoo")
+
+AHEAD = 2  # groups a worker that may be asked before the first answer is there: answers wait in memory
+TRIES = 3  # of clients at which workers die
+PATIENCE = 60.0  # seconds without a worker after which it is said that the cluster has no room
+
+
+@contextmanager
+def clients_on_ray(conduct: Conduct, out: Path) -> Iterator[Callable[[Cell], Elsewhere]]:
+    """The workers of a cluster: for each run, those who answer for its clients.
+
+    The server has as many threads as each worker, so that numbers are those of one process with so many.
+    Raises FczooError where no cluster answers, or it has no room for a single worker.
+    """
+    ray, options = join(conduct)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(conduct.threads)
+        count = min(conduct.jobs, _room(ray.cluster_resources(), options))
+        actor = ray.remote(**options, max_restarts=-1, max_task_retries=0)(Worker)
+        command = command_in(out)
+        workers = Workers(ray, [actor.remote(command, conduct.threads) for _ in range(count)])
+        yield lambda cell: partial(workers.answers, ray.put(cell))
+    finally:
+        torch.set_num_threads(threads)
+        ray.shutdown()
+
+
+def _room(there: dict[str, float], asked: dict[str, Any]) -> int:
+    """Workers for which a cluster has room at a time. Raises FczooError where there is none."""
+    shares = {"CPU": asked["num_cpus"], "GPU": asked["num_gpus"]}
+    room = min(int(there.get(name, 0) / share) for name, share in shares.items() if share)
+    if not room:
+        has = f"{there.get('CPU', 0):g} processors and {there.get('GPU', 0):g} GPUs"
+        raise FczooError(
+            f"the Ray cluster has {has}, too few for one worker; lower --cluster threads or gpus"
+        )
+    return room
+
+
+@dataclass(frozen=True)
+class Said:
+    """What came of asking a worker: plain values, since an exception may not survive the way back."""
+
+    answer: bytes
+    error: str = ""
+    warnings: Sequence[tuple[int, str, str]] = ()  # level, text, place
+
+
+class Worker:
+    """In an actor: answers for clients of the run that it is asked about."""
+
+    def __init__(self, command: Command, threads: int):
+        self.command, self.threads = command, threads
+        self.cell: Cell | None = None
+        self.question: Any = None  # reference to the last one, which all clients of a round share
+
+    def ready(self) -> None:
+        """Returns once the actor is there."""
+
+    def answer(self, cell: Cell, question: list[Any], group: bytes) -> Said:
+        """What a group answers to a question, of which the one reference is handed over."""
+        with _Warnings() as warnings:
+            try:
+                self._open(cell)
+                return Said(self.answering.answer(self._asked(question[0]), group), "", warnings.told)
+            except Exception as error:
+                return Said(b"", described(error), warnings.told)
+
+    def _open(self, cell: Cell) -> None:
+        if cell != self.cell:
+            os.chdir(self.command.here)
+            torch.set_num_threads(self.threads)
+            check_node(cell)
+            self.answering, self.cell = Answering(bench_of(cell), cell.method, cell.seed), cell
+            self.question = None
+
+    def _asked(self, question: Any) -> Asked:
+        if question != self.question:
+            import ray
+
+            self.asked, self.question = self.answering.heard(ray.get(question)), question
+        return self.asked
+
+
+class _Warnings(logging.Handler):
+    """Keeps what is warned of inside, which nobody would see here."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[tuple[int, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append((record.levelno, record.getMessage(), place()))
+
+    def __enter__(self) -> "_Warnings":
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self)
+
+
+class Workers:
+    """Actors, and which of them are free."""
+
+    def __init__(self, ray: Any, actors: Sequence[Any]):
+        self.ray, self.count = ray, len(actors)
+        self.free: list[Any] = []
+        self.busy: dict[Any, Any] = {}  # reference to an answer that will come -> actor
+        self.coming: dict[Any, Any] = {}  # reference to a word that an actor is there -> actor
+        for actor in actors:
+            self._await(actor)
+
+    def answers(self, cell: Any, question: bytes, groups: Iterable[bytes], /) -> Iterator[bytes]:
+        """See ``Elsewhere``; ``cell`` is a reference to the run.
+
+        Raises FczooError for what a worker says has failed, and for clients at which workers die.
+        """
+        asked = [self.ray.put(question)]
+        waiting = deque(enumerate(groups))
+        out: dict[Any, tuple[int, bytes]] = {}
+        done: dict[int, bytes] = {}
+        deaths = Counter[int]()
+        for number in range(len(waiting)):
+            while True:
+                while self.free and waiting and waiting[0][0] < number + AHEAD * self.count:
+                    group, actor = waiting.popleft(), self.free.pop()
+                    reference = actor.answer.remote(cell, asked, group[1])
+                    self.busy[reference], out[reference] = actor, group
+                if number in done:
+                    break
+                reference, said = self._next()
+                if reference not in out:  # an actor is there, or has done with what nobody waits for
+                    continue
+                group = out.pop(reference)
+                if isinstance(said, Said):
+                    done[group[0]] = _content(said)
+                    continue
+                deaths[group[0]] += 1
+                if deaths[group[0]] == TRIES:
+                    raise FczooError(f"workers died {TRIES} times at the same clients: {said}")
+                say(f"a worker died ({said}); its clients are asked once more")
+                waiting.appendleft(group)
+            yield done.pop(number)
+
+    def _await(self, actor: Any) -> None:
+        """Note an actor once it is there; Ray begins one that died again as soon as there is room."""
+        self.coming[actor.ready.options(max_task_retries=-1).remote()] = actor
+
+    def _next(self) -> tuple[Any, Said | str | None]:
+        """What comes next: an answer, the death of the worker that was to give it, or a free worker."""
+        while not (come := self.ray.wait([*self.busy, *self.coming], timeout=PATIENCE)[0]):
+            if not self.busy:
+                say("the Ray cluster has no room for a worker yet")
+        (reference,) = come
+        if actor := self.coming.pop(reference, None):
+            self._has_come(actor, reference)
+            return reference, None
+        actor = self.busy.pop(reference)
+        try:
+            said: Said = self.ray.get(reference)
+        except self.ray.exceptions.RayError as error:
+            self._await(actor)
+            full = isinstance(error, self.ray.exceptions.OutOfMemoryError)
+            return reference, "memory ran out on its node; take fewer --jobs" if full else type(
+                error
+            ).__name__
+        self.free.append(actor)
+        return reference, said
+
+    def _has_come(self, actor: Any, reference: Any) -> None:
+        """An actor is there, or never will be. Raises FczooError when none is left."""
+        try:
+            self.ray.get(reference)
+            self.free.append(actor)
+        except self.ray.exceptions.RayError as error:
+            if not (self.coming or self.busy or self.free):
+                reason = " ".join(str(error).split())
+                raise FczooError(f"no worker of the Ray cluster is left: {reason}") from error
+
+
+def _content(said: Said) -> bytes:
+    """The answer; warnings are told here. Raises FczooError where there is none."""
+    for level, text, where in said.warnings:
+        with at(where):
+            log.log(level, "%s", text)
+    if said.error:
+        raise FczooError(said.error)
+    return said.answer
