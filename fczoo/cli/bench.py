@@ -125,6 +125,7 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.cli.config import merged, read_config, request
     from fczoo.cli.plan import SETTINGS, plan
     from fczoo.cli.resumed import remember, resumed
+    from fczoo.cli.terminal import fitted
     from fczoo.reports.columns import SHORT
     from fczoo.reports.runs import read_experiments
     from fczoo.reports.text import sections
@@ -164,7 +165,7 @@ def bench(config: Path | None, **given: Any) -> None:
     )
     remember(out, jobs)
     folders, failed = run_grid(jobs, out, conduct)
-    click.echo(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}")
+    click.echo(fitted(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}"))
     if failed:
         raise FczooError(
             f"{failed} of the runs failed; the table says which and why, and the same command tries them "

@@ -65,9 +65,10 @@ def report(
             write_all_figures(folders, figures)
         click.echo(f"Written to {html}{f' and {figures}' if figures else ''}")
     else:
+        from fczoo.cli.terminal import fitted
         from fczoo.reports.text import report as tables
 
-        click.echo(tables(folders, style))
+        click.echo(fitted(tables(folders, style)))
 
 
 @click.command()

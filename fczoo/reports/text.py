@@ -13,6 +13,7 @@ from fczoo.reports.describe import conditions, describe, notes
 from fczoo.reports.formats import to_csv, to_json, to_latex, to_markdown, to_text
 from fczoo.reports.runs import Experiment, read_experiments
 from fczoo.reports.tables import Table, make_table
+from fczoo.reports.words import columns
 
 MARKS = {
     "text": ("* best, ° second", "~"),
@@ -58,15 +59,15 @@ def sections(experiments: Sequence[Experiment], style: str, groups: Sequence[Seq
 
 def legend(tables: Sequence[Table], style: str) -> str:
     """What columns and marks mean."""
-    columns = dict.fromkeys(column for table in tables for column in table.columns)
-    meanings = "; ".join(f"{column.name}: {column.meaning}" for column in columns)
+    shown = dict.fromkeys(column for table in tables for column in table.columns)
+    meanings = "; ".join(f"{column.name}: {column.meaning}" for column in shown)
     entries = [entry for table in tables for row in table.rows for entry in row if entry]
     ranked = ""
     if any(entry.mark for entry in entries):
         marks, sign = MARKS[style]
         tested = any(len(entry.by_seed) > 1 for entry in entries)
         ranked = f"{marks}, {sign} {TEST}. " if tested else f"{marks} (one seed: no difference is tested). "
-    return textwrap.fill(f"{ranked}{meanings}.", 120)
+    return textwrap.fill(f"{ranked}{meanings}.", min(columns() or 120, 120))
 
 
 def write_summary(folder: Path) -> None:

@@ -1,5 +1,7 @@
 """Values of options and settings in words, and plain tables of words."""
 
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,6 +24,11 @@ def setting_word(name: str, value: Any) -> str:
     if value is None and name.endswith("_per_class"):
         return "all"
     return option_word(value)
+
+
+def columns() -> int | None:
+    """Width of the terminal that the output goes to, if it goes to one."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def plain_table(rows: Iterable[Sequence[str]]) -> str:

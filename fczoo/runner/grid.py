@@ -109,7 +109,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         for cell in cells:
             cell.place.mkdir(parents=True, exist_ok=True)
         warn_of_short_schedules(cells)
-        progress = locks.enter_context(Progress(cells, bar=conduct.in_turn))
+        progress = locks.enter_context(Progress(cells))
 
         def over(cell: Cell) -> None:
             _summarise(cell.folder)
@@ -125,7 +125,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         else:
             del bench
             opened.cache_clear()  # the workers map what was lent
-            run_side_by_side(_unfinished(cells, over), conduct, out, over)
+            run_side_by_side(_unfinished(cells, over), conduct, out, over, progress.follow)
         for folder in places:
             _summarise(folder)  # a run may have been ended between its last result and the summary
     return list(places), sum((cell.place / FAILURE).exists() for cell in cells)

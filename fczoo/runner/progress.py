@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from fczoo.core.method import Method
+from fczoo.core.metrics import all_metrics
 from fczoo.federation.observer import Silent
 from fczoo.federation.result import Result, read_result
 from fczoo.reports.run_folder import ABOUT, FAILURE, LOG, RESULT
@@ -45,17 +46,18 @@ def logged(file: Path) -> Iterator[None]:
 class Progress:
     """How many of a grid's runs have ended, which is the best, and how long the others may take."""
 
-    def __init__(self, cells: Sequence[Cell], bar: bool):
+    def __init__(self, cells: Sequence[Cell]):
         self.total, self.begin = len(cells), time.monotonic()
         self.kept = sum(cell.finished for cell in cells)  # by an earlier command
         self.over = 0  # ended
         self.best: dict[Path, tuple[float, str]] = {}  # of each setting: A_N and the run
+        self.seen: dict[Cell, tuple[int, Result | None]] = {}  # time of a run's file, and what stood there
         folders = list(dict.fromkeys(cell.folder for cell in cells))
         place = folders[0] / LOG if len(folders) == 1 else f"{LOG} beside each {ABOUT}"
         protocols = sorted({str(cell.settings.protocol) for cell in cells if cell.settings.protocol})
         followed = f", protocol {' and '.join(protocols)}" if protocols else ""
         say(f"{self.total} run{'s' * (self.total > 1)}{followed}; log: {place}")
-        shown = bar and (sys.stderr.isatty() or "ipykernel" in sys.modules)  # a notebook is no terminal
+        shown = sys.stderr.isatty() or "ipykernel" in sys.modules  # a notebook is no terminal
         self.bar = tqdm(total=self.total, disable=not shown, leave=False, smoothing=0, bar_format=BAR)
 
     def __enter__(self) -> "Progress":
@@ -69,7 +71,10 @@ class Progress:
         if not (cell.finished or (cell.place / FAILURE).exists()):
             return
         self.over += 1
-        self.move(0.0)
+        if cell in self.seen:
+            self._read(cell)
+        else:
+            self.move(0.0)
         if cell.finished:
             a_n = read_result(cell.place / RESULT).metrics["A_N"]
             if a_n > self.best.get(cell.folder, (-1.0, ""))[0]:  # not where it is NaN
@@ -79,6 +84,35 @@ class Progress:
             if best := self.best.get(cell.folder):
                 parts.append(f"best so far {best[0]:.1f} %, {best[1]}")
             say("; ".join([*parts, *self._left()]))
+
+    def follow(self, cells: Iterable[Cell]) -> None:
+        """Tell of runs that go on in other processes what these have left in their folders since."""
+        parts, words = 0.0, []
+        for cell in cells:
+            result = self._read(cell)
+            if result is not None:
+                parts += len(result.accuracy) / len(result.task_sizes)
+            words.append(f"{cell.label} {result.metrics['A_N']:.1f} %" if result else cell.label)
+        self.bar.set_description_str(f"{self.over} of {self.total} runs", refresh=False)
+        self.bar.set_postfix_str(", ".join(words), refresh=False)
+        self.move(parts)
+
+    def _read(self, cell: Cell) -> Result | None:
+        """What a run has come to; tasks that are new in it are told."""
+        try:
+            written = (cell.place / RESULT).stat().st_mtime_ns
+        except FileNotFoundError:
+            self.seen.setdefault(cell, (0, None))
+            return None
+        before, known = self.seen.get(cell, (0, None))
+        if written == before:
+            return known
+        result = read_result(cell.place / RESULT)
+        if cell in self.seen:
+            for done in range(len(known.accuracy) if known else 0, len(result.accuracy)):
+                say(after_task(cell, result, done + 1))
+        self.seen[cell] = written, result
+        return result
 
     def move(self, part: float) -> None:
         """The bar, ``part`` of the way through the run that goes on."""
@@ -118,11 +152,17 @@ class Shown(Silent):
 
     def task(self, result: Result) -> None:
         _tell_warnings()
-        done, tasks = len(result.accuracy), len(result.task_sizes)
-        a_t = f"{result.metrics['A_N']:.1f} % over the classes seen"
-        say(f"{self.cell.numbered}: task {done} of {tasks}, {a_t}, {result.seconds:.0f} s")
+        done = len(result.accuracy)
+        (say if self.progress else log.info)(after_task(self.cell, result, done))  # else ``follow`` says it
         if self.progress and not self.rounds:
-            self.progress.move(done / tasks)
+            self.progress.move(done / len(result.task_sizes))
+
+
+def after_task(cell: Cell, result: Result, done: int) -> str:
+    """What a run has come to after so many tasks."""
+    a_t = all_metrics(result.accuracy[:done], result.test_counts)["A_N"]
+    tasks = f"task {done} of {len(result.task_sizes)}"
+    return f"{cell.numbered}: {tasks}, {a_t:.1f} % over the classes seen, {result.seconds:.0f} s"
 
 
 def _tell_warnings() -> None:

@@ -7,7 +7,7 @@ Executor NAME is the module ``fczoo.runner.on_NAME``, which has ``workers(count,
 
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -53,9 +53,14 @@ class Worker(Protocol):
 
 
 def run_side_by_side(
-    cells: Sequence[Cell], conduct: Conduct, out: Path, done: Callable[[Cell], None]
+    cells: Sequence[Cell],
+    conduct: Conduct,
+    out: Path,
+    done: Callable[[Cell], None],
+    meanwhile: Callable[[Iterable[Cell]], None],
 ) -> None:
-    """Run ``cells``, ``conduct.jobs`` of them at a time; ``done`` is called here after each.
+    """Run ``cells``, ``conduct.jobs`` of them at a time; ``done`` is called here after each, and
+    ``meanwhile`` again and again with those that go on.
 
     Raises FczooError for an executor that cannot be used here, for a run that fails, unless failures are
     skipped, after the other workers have saved their round; and Interrupted after SIGINT or SIGTERM.
@@ -63,12 +68,14 @@ def run_side_by_side(
     executor = import_module(f"fczoo.runner.on_{conduct.executor}")
     workers: Sequence[Worker] = executor.workers(min(conduct.jobs, len(cells)), conduct, out)
     grid = _Grid(deque(cells), conduct, workers)
-    _run(grid, out, done)
+    _run(grid, out, done, meanwhile)
     if grid.failure:
         raise grid.failure
 
 
-def _run(grid: "_Grid", out: Path, done: Callable[[Cell], None]) -> None:
+def _run(
+    grid: "_Grid", out: Path, done: Callable[[Cell], None], meanwhile: Callable[[Iterable[Cell]], None]
+) -> None:
     with Interrupts(out) as interrupts:
         try:
             while grid.running or (grid.waiting and not grid.failure and not interrupts.wish):
@@ -77,6 +84,7 @@ def _run(grid: "_Grid", out: Path, done: Callable[[Cell], None]) -> None:
                         worker.stop()
                 else:
                     grid.begin()
+                meanwhile([cell for _, cell in grid.running.values()])
                 for cell in grid.ended():
                     done(cell)
         finally:

@@ -18,8 +18,8 @@ def bench(out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "fczoo", "bench", "--out", str(out), *TINY, *more]
 
 
-def on_terminal(command: list[str]) -> str:
-    """All that a command writes to a terminal of 140 columns."""
+def on_terminal(command: list[str], columns: int = 140) -> str:
+    """All that a command writes to a terminal of so many columns."""
     import fcntl
     import struct
     import termios
@@ -27,8 +27,9 @@ def on_terminal(command: list[str]) -> str:
     child, screen = pty.fork()
     if not child:
         time.sleep(0.2)  # until the terminal has its size
-        os.execv(command[0], command)
-    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
+        named = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        os.execve(command[0], command, named)  # the terminal has them
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     written = b""
     try:
         while part := os.read(screen, 1 << 16):
@@ -50,6 +51,30 @@ def test_a_terminal_shows_tasks_runs_time_and_the_best(tmp_path: Path) -> None:
     bars = [line for line in lines if line.startswith("run 2 of 2, fedavg seed 0  ")]
     assert any(re.search(r"67 % .* gone, \d\d:\d\d to go, task 2, round 1, loss [\d.]+", bar) for bar in bars)
     assert f"2 runs; log: {tmp_path / 'run' / 'log.txt'}" in lines
+
+
+def test_one_bar_shows_all_runs_that_go_on_in_other_processes(tmp_path: Path) -> None:
+    words = ["--methods", "hgp", "--seeds", "0,1,2", "--jobs", "2", "--rounds", "3"]
+    lines = re.split(r"[\r\n]+", on_terminal([*bench(tmp_path / "run"), *words]))
+    bars = [line for line in lines if re.match(r"\d of 3 runs ", line.strip()) and " gone, " in line]
+    assert any(re.search(r"hgp seed \d [\d.]+ %, hgp seed \d", bar) for bar in bars)
+    shares = [int(re.search(r"(\d+) % \|", bar)[1]) for bar in bars]
+    assert shares == sorted(shares) and set(shares) - {0, 33, 67, 100}  # tasks count, not whole runs alone
+    task = re.compile(r"run (\d) of 3, hgp seed \d: task (\d) of 3, [\d.]+ % over")
+    told = [m.groups() for m in (task.search(line) for line in lines) if m]
+    assert sorted(told) == [(str(run), str(t)) for run in (1, 2, 3) for t in (1, 2, 3)]
+
+
+def test_on_a_narrow_terminal_sentences_break_at_words(tmp_path: Path) -> None:
+    command = bench(tmp_path / "run", "--methods", "fedncm", "--seeds", "0,1")
+    screen = on_terminal(command, 70)
+    table = screen[screen.index("digits: 3 tasks") :].splitlines()
+    assert [line for line in table if len(line) > 70 and "  " not in line and "/" not in line] == []
+    (row,) = [line for line in table if line.startswith("fedncm ")]
+    assert len(row) > 70  # a row is one line
+    kept = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert max(map(len, kept.stdout.splitlines())) > 115
+    assert " ".join(kept.stdout.split()) == " ".join("\n".join(table).split())
 
 
 def test_without_a_terminal_there_are_lines_and_a_log(tmp_path: Path) -> None:

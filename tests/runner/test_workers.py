@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,11 @@ def test_runs_side_by_side_give_the_numbers_of_runs_in_turn(tmp_path):
     assert len(numbers(tmp_path / "turn")) == 4
     assert numbers(tmp_path / "side") == numbers(tmp_path / "turn")
     assert "4 of 4 runs ended" in said and "leaked" not in said
+    for method, seed in product(("fedncm", "hgp"), (0, 1)):
+        told = re.findall(rf"run \d of 4, {method} seed {seed}: task (\d) of 3, ([\d.]+) %", said)
+        result = numbers(tmp_path / "side")[f"{method}/seed{seed}/result.json"]
+        assert [task for task, _ in told] == ["1", "2", "3"]
+        assert float(told[-1][1]) == pytest.approx(result["metrics"]["A_N"], abs=0.06)
     assert json.loads((tmp_path / "side" / "bench.json").read_text())["hardware"]["threads"] == 1
 
 
