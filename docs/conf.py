@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,6 +33,5 @@ html_show_sourcelink = False
 
 
 def setup(app: Sphinx) -> None:
-    """Write the generated pages before Sphinx looks for sources; diagrams are shown as they are written."""
-    app.add_lexer("mermaid", TextLexer)
+    """Write the generated pages before Sphinx looks for sources."""
     pages.write(Path(app.srcdir) / "generated")
