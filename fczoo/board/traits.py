@@ -66,7 +66,7 @@ def traits(line: Line) -> Traits:
     if method is None:
         return Traits(UNKNOWN, UNKNOWN, sent, (UNKNOWN,))
     training = method.training()
-    trained = _trained(training.trained)
+    trained = words_of(training.trained)
     if not line.competes:
         family = "upper bound"
     elif training.exemplars:
@@ -76,7 +76,8 @@ def traits(line: Line) -> Traits:
     return Traits(family, "kept" if training.exemplars else "none", sent, trained or ("nothing",))
 
 
-def _trained(prefixes: Iterable[str]) -> tuple[str, ...]:
+def words_of(prefixes: Iterable[str]) -> tuple[str, ...]:
+    """What tensors with these prefixes are, each word once."""
     words = [prefix.partition(".")[0].partition("_")[0] for prefix in prefixes]
     return tuple(dict.fromkeys(TRAINED.get(word, word) for word in words))
 

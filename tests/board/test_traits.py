@@ -5,8 +5,9 @@ import json
 import pytest
 
 from fczoo.board.pages import candidates
-from fczoo.board.traits import changes, traits
+from fczoo.board.traits import TRAINED, changes, traits, words_of
 from fczoo.core.files import write_json
+from fczoo.core.registry import METHODS, create_method
 from fczoo.reports.runs import read_experiments
 
 
@@ -26,6 +27,12 @@ def test_words_of_a_method(method, family, exemplars, trained, make_run, tmp_pat
     found = traits(experiment.lines[0])
     assert (found.family, found.exemplars, found.trained) == (family, exemplars, trained)
     assert found.sent == ("parameters", "counts")  # as the run counted them
+
+
+@pytest.mark.parametrize("name", METHODS.names("fczoo.methods") + METHODS.names("fczoo.baselines"))
+def test_what_a_method_trains_has_a_word(name):
+    """A prefix that TRAINED does not have would stand in the filter as it is."""
+    assert set(words_of(create_method(name).training().trained)) <= set(TRAINED.values())
 
 
 def test_an_upper_bound_is_a_family_of_its_own(make_run, tmp_path):

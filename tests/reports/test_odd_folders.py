@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
@@ -16,6 +17,14 @@ def test_a_method_may_have_any_sign_in_its_name(make_run, tmp_path):
     make_run(tmp_path / "run", {"x_{^}$$": {0: 70.0}})
     done = reported(str(tmp_path / "run"), "--html", str(tmp_path / "page.html"))
     assert done.exit_code == 0 and "x_{^}$$" in (tmp_path / "page.html").read_text()
+
+
+def test_what_looks_like_a_formula_is_drawn_as_it_is(make_run, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib (extra plot) is not installed")
+    make_run(tmp_path / "run", {"$x_{^}$": {0: 70.0}})
+    words = ["--html", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
+    assert reported(str(tmp_path / "run"), *words).exit_code == 0
+    assert (tmp_path / "figures" / "time.pdf").is_file()
 
 
 def test_a_description_without_data_set_is_named(make_run, tmp_path):
