@@ -188,6 +188,9 @@ def test_six_curves_at_most_are_coloured_and_all_can_be_reached_by_keys(site: Pa
         out.lit = [...board.querySelectorAll("tr.lit")].map(row => row.dataset.label);
         key("ArrowRight"); key("ArrowDown"); out.next = tip.textContent;
         key("Escape"); out.gone = tip.hidden;
+        const mark = svg.querySelector("[data-label=pilora] circle:last-of-type").getBoundingClientRect();
+        const place = {clientX: mark.x + mark.width / 2, clientY: mark.y + mark.height / 2, bubbles: true};
+        svg.dispatchEvent(new window.PointerEvent("pointermove", place)); out.hover = tip.textContent;
         board.querySelector("tr[data-label=fedavg] a").focus();
         out.pointed = [...svg.querySelectorAll(".series.lit")].map(g => g.dataset.label);
         return out;
@@ -198,6 +201,7 @@ def test_six_curves_at_most_are_coloured_and_all_can_be_reached_by_keys(site: Pa
     assert found["focused"] and found["shown"] and found["gone"]
     assert found["tip"] == "hgptasks learned 1: 90 ± 0 over 3 seeds" and set(found["lit"]) == {"hgp"}
     assert found["next"] == "codaptasks learned 2: 74.5 ± 0.5 over 3 seeds"
+    assert found["hover"] == "piloratasks learned 2: 73 ± 0.5 over 3 seeds"
     assert found["pointed"] == ["fedavg"]
 
 

@@ -91,7 +91,8 @@ class Board {
   leaders() {
     // the best row of each family, then the next best
     const rows = this.rows.filter((row) => !row.hidden);
-    const first = rows.filter((row, i) => rows.findIndex((other) => other.dataset.family === row.dataset.family) === i);
+    const families = rows.map((row) => row.dataset.family);
+    const first = rows.filter((row, i) => families.indexOf(row.dataset.family) === i);
     const labels = [...new Set([...first, ...rows])].slice(0, COLOURED);
     return rows.filter((row) => labels.includes(row)).map((row) => row.dataset.label);
   }

@@ -136,7 +136,8 @@ class Chart {
 
   line(one) {
     const slot = this.slot(one.label);
-    const group = element("g", { class: `series${slot < 0 ? "" : ` chosen c${slot}`}`, "data-label": one.label }, this.svg);
+    const kind = slot < 0 ? "series" : `series chosen c${slot}`;
+    const group = element("g", { class: kind, "data-label": one.label }, this.svg);
     if (this.board.lit === one.label) group.classList.add("lit");
     const there = one.points.filter((p) => p.drawn);
     const at = (p, y) => `${this.x.at(p.x).toFixed(1)} ${this.y.at(y).toFixed(1)}`;
