@@ -26,7 +26,8 @@ def claims(
     name: str | None, paper: str | None, running: str | None, seeds: str, jobs: str, results: Path
 ) -> None:
     """What the papers claim, and what runs here say of it: all claims, or NAME with numbers and commands."""
-    from fczoo.papers.claims import get_claim, listing, page
+    from fczoo.papers.claim_pages import listing, page
+    from fczoo.papers.claims import get_claim
 
     if running is None:
         click.echo(page(get_claim(name), results) if name else listing(results, paper))

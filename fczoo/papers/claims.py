@@ -1,12 +1,12 @@
-"""What the papers claim: of two printed rows the first is better. Our runs say whether it holds here."""
+"""What papers claim: of two methods or rows the first is better. Our runs say whether it holds here."""
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 from scipy.stats import t as student
@@ -17,9 +17,8 @@ from fczoo.core.registry import METHODS, create_method
 from fczoo.papers.cards import Card, card_name, cards
 from fczoo.papers.printed import Number, Paper, get_paper, plain_split
 from fczoo.reports.columns import COLUMNS, Column
-from fczoo.reports.runs import Experiment, Line, experiments_below
+from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.tables import LEVEL, Entry, entry_of, significant
-from fczoo.reports.words import word_table
 
 Verdict = Literal["holds", "does not hold", "not told apart"]
 STRONG = 0.2  # Dirichlet's beta below which the papers speak of strong skew (they print 0.1 and 0.05)
@@ -29,70 +28,48 @@ SMALL = {"alpha=6": "quantity:2", "alpha=2": "quantity:1", "beta=0.05": "dirichl
 
 @dataclass(frozen=True)
 class Side:
-    """A printed row in this program's names."""
+    """A method, with the options that set it apart."""
 
-    number: Number
     method: str
     options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Claim:
-    """The row ``better`` of a table is above ``worse``, or below it where less is better."""
+class Claim(ABC):
+    """Of two sides, the first is above the second in one figure, or below it where less is better."""
 
     name: str
     says: str
-    paper: str
-    table: str
-    dataset: str
-    partition: str
-    metric: str
-    better: str
-    worse: str
 
     @property
-    def source(self) -> Paper:
-        return get_paper(self.paper)
+    @abstractmethod
+    def cited(self) -> str:
+        """Who says it, and where."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def sides(self) -> tuple[Side, Side]:
-        """The better and the worse row, each with the options that set it apart from other rows."""
-        first, second = (self._number(row) for row in (self.better, self.worse))
-        (a, ours), (b, theirs) = (self._method(n) for n in (first, second))
-        between = ours.keys() | theirs.keys() if a == b else set()
-        return (
-            Side(first, a, {**self._usual(a, between), **ours}),
-            Side(second, b, {**self._usual(b, between), **theirs}),
-        )
+        """The better and the worse side."""
 
     @property
+    @abstractmethod
     def column(self) -> Column:
-        name = self.sides[0].number.metric_here
-        assert name is not None
-        return COLUMNS[name]
+        """The figure."""
 
     @property
-    def gain(self) -> float:
-        """By how much the paper prints the first row above the second, in points."""
-        first, second = (side.number.value for side in self.sides)
-        return self._signed(first - second)
-
-    @property
+    @abstractmethod
     def small(self) -> str | None:
         """Partition of the run in minutes, on digits; None: the data set's own."""
-        return SMALL.get(self.partition)
 
     @property
+    @abstractmethod
     def regime(self) -> str:
         """The kind of split about which the claim is; a run on another kind says nothing of it."""
-        return regime(self.sides[0].number.spec)
 
-    def cards(self) -> list[Card]:
-        """The cards behind both rows, with the commands at the paper's scale; none for another network."""
-        known, paper = cards(), self.source
-        rows = [(paper.row(side.number), side.number) for side in self.sides]
-        names = [card_name(paper, row, number) for row, number in rows if not row.why]
-        return [known[name] for name in names if name in known]
+    @property
+    def runnable(self) -> bool:
+        """Whether both systems are implemented."""
+        return all(side.method in METHODS.names() for side in self.sides)
 
     def verdicts(self, experiments: Sequence[Experiment]) -> list[tuple[Verdict, str]]:
         """What every experiment with both rows says, and by how much: differences paired over seeds."""
@@ -132,6 +109,102 @@ class Claim:
     def _signed(self, difference: float) -> float:
         return difference if self.column.better == "high" else -difference
 
+
+@dataclass(frozen=True)
+class PlainClaim(Claim):
+    """What a paper says of its method beside a plainer one, which none of the printed tables holds."""
+
+    by: str  # the paper
+    figure: str
+    better: Mapping[str, Any]  # method, and options
+    worse: Mapping[str, Any]
+    partition: str | None = None
+
+    @property
+    def cited(self) -> str:
+        return self.by
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        first, second = (Side(s["method"], s.get("options", {})) for s in (self.better, self.worse))
+        return first, second
+
+    @property
+    def column(self) -> Column:
+        return COLUMNS[self.figure]
+
+    @property
+    def small(self) -> str | None:
+        return self.partition
+
+    @property
+    def regime(self) -> str:
+        return regime(self.partition or "dirichlet:0.5")
+
+
+@dataclass(frozen=True)
+class PrintedClaim(Claim):
+    """A paper prints the row ``better`` of a table above ``worse``."""
+
+    paper: str
+    table: str
+    dataset: str
+    partition: str
+    metric: str
+    better: str
+    worse: str
+
+    @property
+    def source(self) -> Paper:
+        return get_paper(self.paper)
+
+    @property
+    def cited(self) -> str:
+        return f"{self.source.name} {self.table}"
+
+    @property
+    def numbers(self) -> tuple[Number, Number]:
+        """Both printed numbers."""
+        return self._number(self.better), self._number(self.worse)
+
+    @cached_property
+    def sides(self) -> tuple[Side, Side]:
+        """The better and the worse row, each with the options that set it apart from other rows."""
+        (a, ours), (b, theirs) = (self._method(n) for n in self.numbers)
+        between = ours.keys() | theirs.keys() if a == b else set()
+        return Side(a, {**self._usual(a, between), **ours}), Side(b, {**self._usual(b, between), **theirs})
+
+    @property
+    def runnable(self) -> bool:
+        return all(self._method(number)[0] in METHODS.names() for number in self.numbers)
+
+    @property
+    def column(self) -> Column:
+        name = self.numbers[0].metric_here
+        assert name is not None
+        return COLUMNS[name]
+
+    @property
+    def gain(self) -> float:
+        """By how much the paper prints the first row above the second, in points."""
+        first, second = (number.value for number in self.numbers)
+        return self._signed(first - second)
+
+    @property
+    def small(self) -> str | None:
+        return SMALL.get(self.partition)
+
+    @property
+    def regime(self) -> str:
+        return regime(self.numbers[0].spec)
+
+    def cards(self) -> list[Card]:
+        """The cards behind both rows, with the commands at the paper's scale; none for another network."""
+        known, paper = cards(), self.source
+        rows = [(paper.row(number), number) for number in self.numbers]
+        names = [card_name(paper, row, number) for row, number in rows if not row.why]
+        return [known[name] for name in names if name in known]
+
     def _number(self, row: str) -> Number:
         wanted = (self.table, self.dataset, self.partition, self.metric, row)
         for n in self.source.numbers:
@@ -168,7 +241,8 @@ def regime(spec: str) -> str:
 def claims() -> dict[str, Claim]:
     """All claims by name."""
     content = json.loads((files("fczoo.assets") / "claims.json").read_text())
-    return {about["name"]: Claim(**about) for about in content}
+    kinds = [PrintedClaim(**about) if "table" in about else PlainClaim(**about) for about in content]
+    return {claim.name: claim for claim in kinds}
 
 
 def get_claim(name: str) -> Claim:
@@ -176,53 +250,6 @@ def get_claim(name: str) -> Claim:
     if name not in claims():
         raise FczooError(f"no claim is called {name!r}; {nearest(name, list(claims()))}")
     return claims()[name]
-
-
-def listing(results: Path, paper: str | None = None) -> str:
-    """A line a claim: what is said, what is printed, and how often it holds in runs below ``results``."""
-    experiments = experiments_below(results)
-    if paper is not None:
-        get_paper(paper)
-    rows = [
-        (c.name, _source(c), f"{c.gain:+.1f}", _counted(c, experiments), c.says)
-        for c in claims().values()
-        if paper in (None, c.paper) and runnable(c)
-    ]
-    left = [c.name for c in claims().values() if paper in (None, c.paper) and not runnable(c)]
-    text = word_table(rows, ["claim", "source", "printed gain", "here", "what it says"])
-    return f"{text}\n\nOf systems that are not implemented: {', '.join(left)}." if left else text
-
-
-def page(claim: Claim, results: Path) -> str:
-    """A claim with its numbers, the commands behind it, and what every run says."""
-    verdicts = claim.verdicts(experiments_below(results))
-    first, second = claim.sides
-    lines = [
-        f"{claim.name}: {claim.says}.",
-        f"{_source(claim)}, {claim.dataset}, {claim.partition}: {claim.metric} {first.number.value:g} "
-        f"({first.number.method}) and {second.number.value:g} ({second.number.method}).",
-        "At the paper's scale:",
-        *(f"  fczoo reproduce {name}" for name in dict.fromkeys(card.name for card in claim.cards())),
-        f"In minutes: fczoo claims --run {claim.name}",
-        *(f"{verdict}: {said}" for verdict, said in verdicts),
-    ]
-    return "\n".join(lines if verdicts else [*lines, "never run"])
-
-
-def _source(claim: Claim) -> str:
-    return f"{claim.source.name} {claim.table}"
-
-
-def runnable(claim: Claim) -> bool:
-    """Whether both systems are implemented."""
-    known = METHODS.names()
-    return all(claim._method(claim._number(row))[0] in known for row in (claim.better, claim.worse))
-
-
-def _counted(claim: Claim, experiments: Sequence[Experiment]) -> str:
-    found = [verdict for verdict, _ in claim.verdicts(experiments)]
-    words = [f"{v} {found.count(v)}x" if found.count(v) > 1 else v for v in dict.fromkeys(found)]
-    return ", ".join(words) or "never run"
 
 
 def _is(line: Line, side: Side) -> bool:

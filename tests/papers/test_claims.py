@@ -8,7 +8,7 @@ from click.testing import CliRunner
 import fczoo.runner.grid
 from fczoo import create_method
 from fczoo.cli.app import main
-from fczoo.papers.claims import claims, get_claim, regime, runnable
+from fczoo.papers.claims import PlainClaim, PrintedClaim, claims, get_claim, regime
 from fczoo.reports.runs import read_experiments
 from helpers_runs import write_run
 
@@ -19,19 +19,40 @@ def said(*arguments: str, code: int = 0) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("name", [name for name, claim in claims().items() if runnable(claim)])
+PRINTED = {name: claim for name, claim in claims().items() if isinstance(claim, PrintedClaim)}
+
+
+@pytest.mark.parametrize("name", [name for name, claim in PRINTED.items() if claim.runnable])
 def test_every_claim_is_what_the_paper_prints(name):
-    claim = get_claim(name)
+    claim = PRINTED[name]
     assert claim.gain > 0, "the row that is called better is not printed as better"
-    followed = [side for side in claim.sides if not claim.source.row(side.number).why]
+    followed = [number for number in claim.numbers if not claim.source.row(number).why]
     assert len(claim.cards()) == len(followed), "one of its rows has no command at the paper's scale"
     ours, theirs = claim.sides
     assert (ours.method, ours.options) != (theirs.method, theirs.options)
 
 
 def test_there_are_enough_claims_over_all_papers():
-    assert sum(map(runnable, claims().values())) >= 40
-    assert {claim.paper for claim in claims().values()} == {"pilora", "hgp", "fcilpt", "fppl"}
+    assert sum(claim.runnable for claim in PRINTED.values()) >= 40
+    assert {claim.paper for claim in PRINTED.values()} == {"pilora", "hgp", "fcilpt", "fppl"}
+
+
+@pytest.mark.parametrize("name", claims().keys() - PRINTED.keys())
+def test_every_plain_claim_sets_two_methods_apart(name):
+    claim = get_claim(name)
+    assert isinstance(claim, PlainClaim) and claim.runnable and claim.by
+    made = [create_method(side.method, **side.options) for side in claim.sides]
+    assert made[0] != made[1]
+    assert f"{claim.by}; {claim.figure}." in said(name)
+    assert name in said() and name not in said("--paper", "hgp")
+
+
+def test_a_plain_claim_is_judged_like_a_printed_one(tmp_path):
+    run(tmp_path / "a", "fedavg", {0: 52.0, 1: 60.0, 2: 68.0}, tune="head", head_init="means")
+    run(tmp_path / "b", "fedavg", {0: 40.0, 1: 50.0, 2: 60.0}, tune="head", head_init="default")
+    run(tmp_path / "c", "fedavg", {0: 40.0, 1: 50.0, 2: 60.0}, tune="head", lr=0.5, head_init="default")
+    ((verdict, text),) = get_claim("head-means").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
 
 
 def run(folder: Path, method: str, by_seed: dict[int, float], **options) -> None:
