@@ -55,7 +55,8 @@ def partition(
     settings = Settings.for_dataset(dataset or "digits", **given)
     _ = settings.partitioner  # a misspelt one is told before data are looked for
 
-    from fczoo.cli.show_partition import check_plot, describe_split, write_export, write_plot, write_table
+    from fczoo.cli.pictures import check_plot
+    from fczoo.cli.show_partition import describe_split, write_export, write_plot, write_table
     from fczoo.federation.stream import open_stream
 
     if plot:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from fczoo.core.errors import FczooError
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 
@@ -85,17 +84,6 @@ def write_export(path: Path, partition: Partition, stream: Stream) -> None:
         )
         + "\n"
     )
-
-
-def check_plot(path: Path) -> None:
-    """Raise FczooError without matplotlib, and for a kind of picture that it does not write."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise FczooError("a heat map needs matplotlib; run pip install 'fczoo[plot]'") from error
-    kinds = sorted(Figure().canvas.get_supported_filetypes())
-    if path.suffix.removeprefix(".").lower() not in kinds:
-        raise FczooError(f"--plot {path} names no kind of picture; end it in one of .{', .'.join(kinds)}")
 
 
 def write_plot(path: Path, partition: Partition, stream: Stream) -> None:

@@ -39,6 +39,13 @@ from fczoo.core.registry import METHODS
     required=True,
     help="trials as they end, and tuned.json; the same command carries on there",
 )
+@grouped(
+    OUTPUT,
+    "--plot",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="a picture, such as FILE.png, of how much each option matters",
+)
 @grouped(OUTPUT, "--jobs", metavar="auto|int", default="1", help="methods side by side  [1]")
 def tune(
     methods: str,
@@ -47,17 +54,21 @@ def tune(
     held_out: float,
     seed: int,
     out: Path,
+    plot: Path | None,
     jobs: str,
     **given: Any,
 ) -> None:
     """Search the options of each method with the same effort, on no test image; see `fczoo bench --tuned`."""
     from fczoo.cli.arguments import parse_jobs, words
+    from fczoo.cli.pictures import check_plot, write_importance
     from fczoo.core.options import spaces
     from fczoo.federation.settings import Settings
     from fczoo.reports.words import option_word, word_table
     from fczoo.runner.tuning import TUNED, Effort
     from fczoo.runner.tuning import tune as search
 
+    if plot is not None:
+        check_plot(plot)
     settings = Settings.for_dataset(given.pop("dataset") or "digits", **given)
     settings.check()
     named = words(methods, "--methods")
@@ -75,6 +86,8 @@ def tune(
         f"\nA_N in % after the first {first_tasks} tasks, on training images held out; {effort_words}.\n"
         f"Written to {out / TUNED}"
     )
+    if plot is not None:
+        write_importance(plot, tuned)
 
 
 def _short(value: Any) -> Any:

@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
-from fczoo import Settings
+from fczoo import FczooError, Settings
 from fczoo.cli.app import main
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
 from fczoo.federation.stream import whole_stream
-from fczoo.runner.tuning import TUNED, Effort, _around, _stream, read_tuned
+from fczoo.reports.drawing import COLOURS
+from fczoo.runner.tuning import TUNED, Effort, Tuned, _around, _stream, read_tuned
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
 
@@ -69,6 +71,30 @@ def test_a_search_goes_on_where_it_ended_and_finds_what_an_unbroken_one_finds(fo
     run(*short, "--trials", "1")
     run(*short, "--trials", "3")
     assert read_tuned(tmp_path / TUNED).methods["fedridge"] == read_tuned(found / TUNED).methods["fedridge"]
+
+
+def test_a_picture_shows_how_much_each_option_matters(found, tmp_path, monkeypatch):
+    from PIL import Image
+
+    from fczoo.cli import pictures
+
+    tuned = read_tuned(found / TUNED)
+    pictures.write_importance(tmp_path / "two.png", with_shares(tuned, {"ridge": 0.75, "scaled": 0.25}))
+    with Image.open(tmp_path / "two.png") as image:
+        pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+    colours = [tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in COLOURS[:2]]
+    areas = [(pixels == colour).all(1).sum() for colour in colours]
+    assert areas[0] / areas[1] == pytest.approx(3, rel=0.1)
+    with pytest.raises(FczooError, match="nothing to show"):
+        pictures.write_importance(tmp_path / "none.png", with_shares(tuned, {}))
+    short = ["tune", "--methods", "fedridge", *TINY, "--out", str(tmp_path / "out")]
+    assert "names no kind of picture" in refused(*short, "--plot", str(tmp_path / "plot.xyz"))
+    assert not (tmp_path / "out").exists()
+
+
+def with_shares(tuned: Tuned, shares: dict[str, float]) -> Tuned:
+    methods = {name: replace(found, importance=shares) for name, found in tuned.methods.items()}
+    return replace(tuned, methods=methods)
 
 
 def test_bench_takes_the_values_and_says_so(found, tmp_path):
