@@ -77,13 +77,12 @@ def rounds(jobs: str, methods: str, more: tuple[str, ...]) -> None:
 @main.command()
 @click.option("--numbers", default="10,100,1000,10000", show_default=True, help="Numbers of clients.")
 @click.option("--tasks", default=100, show_default=True)
-@click.option("--method", default="fedavg", show_default=True)
-def clients(numbers: str, tasks: int, method: str) -> None:
-    """Seconds and memory of rounds of ten participants among ever more clients."""
+def clients(numbers: str, tasks: int) -> None:
+    """Time and memory of rounds of ten participants among ever more clients."""
     script = str(Path(__file__).with_name("scale_clients.py"))
     rows = []
     for number in numbers.split(","):
-        words = [sys.executable, script, number, str(tasks), method]
+        words = [sys.executable, script, number, str(tasks)]
         told = subprocess.run(words, env=one_thread(), check=True, capture_output=True, text=True).stdout
         rows.append({"clients": number, **json.loads(told)})
     print(tabulate(rows, headers="keys", disable_numparse=True))

@@ -110,7 +110,7 @@ def test_a_run_goes_on_elsewhere_that_was_begun_here(make_bench, small_method, t
     assert outcome(rest)["state"] == outcome(here)["state"]
 
 
-@pytest.mark.parametrize("name", ["lwf", "glfc", "icarl"])
+@pytest.mark.parametrize("name", ["lwf", "icarl"])
 def test_what_clients_keep_is_given_and_returned(make_bench, small_method, watch, name):
     """The same question twice has the same answer, the run's; what is given stays as it is."""
     record = watch(make_bench(augment="none"), small_method(name))
