@@ -90,12 +90,13 @@ class Worker:
 
     def answer(self, cell: Cell, question: list[Any], group: bytes) -> Said:
         """What a group answers to a question, of which the one reference is handed over."""
-        with _Warnings() as warnings:
-            try:
-                self._open(cell)
+        warnings = _Warnings()
+        try:
+            self._open(cell)  # of which the command itself has been warned
+            with warnings:
                 return Said(self.answering.answer(self._asked(question[0]), group), "", warnings.told)
-            except Exception as error:
-                return Said(b"", described(error), warnings.told)
+        except Exception as error:
+            return Said(b"", described(error), warnings.told)
 
     def _open(self, cell: Cell) -> None:
         if cell != self.cell:
