@@ -83,7 +83,7 @@ def clients(numbers: str, tasks: int) -> None:
     rows = []
     for number in numbers.split(","):
         words = [sys.executable, script, number, str(tasks)]
-        told = subprocess.run(words, env=one_thread(), check=True, capture_output=True, text=True).stdout
+        told = subprocess.run(words, env=one_thread(), check=True, stdout=subprocess.PIPE, text=True).stdout
         rows.append({"clients": number, **json.loads(told)})
     print(tabulate(rows, headers="keys", disable_numparse=True))
 

@@ -32,7 +32,7 @@ log = logging.getLogger("fczoo")
 
 AHEAD = 2  # groups a worker that may be asked before the first answer is there: answers wait in memory
 TRIES = 3  # of clients at which workers die
-PATIENCE = 60.0  # seconds without a worker after which it is said that the cluster has no room
+PATIENCE = 60.0  # seconds without a worker after which that is said
 
 
 @contextmanager
@@ -183,7 +183,7 @@ class Workers:
         """What comes next: an answer, the death of the worker that was to give it, or a free worker."""
         while not (come := self.ray.wait([*self.busy, *self.coming], timeout=PATIENCE)[0]):
             if not self.busy:
-                say("the Ray cluster has no room for a worker yet")
+                say("no worker of the Ray cluster is there yet")
         (reference,) = come
         if actor := self.coming.pop(reference, None):
             self._has_come(actor, reference)

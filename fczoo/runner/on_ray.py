@@ -54,10 +54,10 @@ def join(conduct: Conduct) -> tuple[Any, dict[str, Any]]:
         raise FczooError(f"--cluster gpus is {quoted(gpus)}; it must be a number such as 1 or 0.5")
     if spread not in ("runs", CLIENTS):
         raise FczooError(f"--cluster spread is {quoted(spread)}; it must be runs or {CLIENTS}")
-    if (
-        address == NEW
-    ):  # a word of its own, by which its processes know each other; Ray would leave it in a file
+    if address == NEW:
+        # a word by which its processes know each other, which Ray would leave in a file
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_worker_niceness", "0")  # else other work on the machine goes first
     else:
         _check_there(address)
     try:

@@ -72,7 +72,7 @@ def answering(process: int) -> list[int]:
 
 
 def until(there: Callable[[], list], bench: subprocess.Popen) -> list:
-    for _ in range(4000):
+    for _ in range(12000):
         if found := there():
             return found
         assert bench.poll() is None, bench.communicate()[1]
@@ -122,7 +122,7 @@ def test_a_command_that_is_killed_goes_on_with_the_same_bits(in_turn, tmp_path):
     assert numbers(out) == numbers(expected) and losses(out) == losses(expected)
 
 
-def test_what_a_worker_says_has_failed_is_one_line(tmp_path):
+def test_what_cannot_be_is_one_line(tmp_path):
     """A cluster without room for a worker; a word of --cluster that cannot be."""
     for value, says in {
         "threads=4000": "too few for one worker",
