@@ -51,12 +51,13 @@ def jobs_of(request: Request) -> dict[Path, Job]:
         raise FczooError(
             "--attackers is given without --attack, so nobody would be hostile; give both or none"
         )
+    executor = request.get("executor", "cores")
     datasets, partitions = specs(given.pop("dataset", "digits")), specs(given.pop("partition", None))
     if not datasets:
         raise FczooError("--dataset is empty; see `fczoo list datasets`")
     grid = [
         Settings.for_dataset(dataset, partition=partition, **given, **followed)
-        for dataset, followed in [(dataset, _followed(dataset, given)) for dataset in datasets]
+        for dataset, followed in [(d, followed_here(d, given, executor)) for d in datasets]
         for partition in partitions or (None,)
     ]
     jobs: dict[Path, Job] = {}
@@ -81,16 +82,18 @@ def jobs_of(request: Request) -> dict[Path, Job]:
     return jobs
 
 
-def _followed(dataset: str, given: Mapping[str, Any]) -> dict[str, str]:
+def followed_here(dataset: str, given: Mapping[str, Any], executor: str = "cores") -> dict[str, str]:
     """Without a GPU, and where nothing is said of a protocol, ``quick``: other schedules take days there.
 
-    Digits have it as their own.
+    Digits have it as their own. What a cluster's nodes have this machine does not know.
     """
     from fczoo.federation.device import pick_device  # imports torch
 
     if DATASETS.get(dataset).name == "digits" or given.keys() & {"protocol", "as_released"}:
         return {}
-    return {"protocol": "quick"} if pick_device(given.get("device", "auto")).type == "cpu" else {}
+    device = given.get("device", "auto")
+    slow = device == "cpu" or (device == "auto" and pick_device("auto").type == "cpu")
+    return {"protocol": "quick"} if slow and executor == "cores" else {}
 
 
 def _source(tuned: Tuned | None, methods: Sequence[str]) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def report(
         from fczoo.cli.terminal import fitted
         from fczoo.reports.text import report as tables
 
-        click.echo(fitted(tables(folders, style)))
+        text = tables(folders, style)
+        click.echo(fitted(text) if style == "text" else text)
 
 
 @click.command()

@@ -61,6 +61,7 @@ def tune(
     """Search the options of each method with the same effort, on no test image; see `fczoo bench --tuned`."""
     from fczoo.cli.arguments import parse_jobs, words
     from fczoo.cli.pictures import check_plot, write_importance
+    from fczoo.cli.plan import followed_here
     from fczoo.core.options import spaces
     from fczoo.federation.settings import Settings
     from fczoo.reports.words import option_word, word_table
@@ -69,7 +70,9 @@ def tune(
 
     if plot is not None:
         check_plot(plot)
-    settings = Settings.for_dataset(given.pop("dataset") or "digits", **given)
+    dataset = given.pop("dataset") or "digits"
+    said = {name: value for name, value in given.items() if value is not None}
+    settings = Settings.for_dataset(dataset, **said, **followed_here(dataset, said))
     settings.check()
     named = words(methods, "--methods")
     every = [name for name in METHODS.names() if spaces(METHODS.get(name))]

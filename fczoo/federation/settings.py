@@ -104,9 +104,9 @@ class Settings:
     )
     local: str | None = option(None, "fedprox:MU or scaffold, for any method; none: plain", group=TRAINING)
     train_per_class: int | None = option(
-        None, "first training images of each class; none: all", low=1, group=DATA
+        None, "first training images of each class, of its domains by turns; none: all", low=1, group=DATA
     )
-    test_per_class: int | None = option(None, "first test images of each class; none: all", low=1, group=DATA)
+    test_per_class: int | None = option(None, "the same of test images; none: all", low=1, group=DATA)
     stored_size: int | None = option(
         None, "side in pixels at which image files are kept; none: the data set's own", low=1, group=DATA
     )

@@ -4,7 +4,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, Literal
@@ -12,8 +12,10 @@ from typing import Any, Literal
 from scipy.stats import t as student
 
 from fczoo.core.errors import FczooError
-from fczoo.core.options import nearest
+from fczoo.core.files import through_json
+from fczoo.core.options import nearest, spaces
 from fczoo.core.registry import METHODS, create_method
+from fczoo.functional.heads import PromptedHead
 from fczoo.papers.cards import Card, card_name, cards
 from fczoo.papers.printed import Number, Paper, get_paper, plain_split
 from fczoo.reports.columns import COLUMNS, Column
@@ -77,10 +79,15 @@ class Claim(ABC):
         for experiment in experiments:
             if self.regime not in ("any", regime(experiment.about.partition["spec"])):
                 continue
-            ours, theirs = ([x for x in experiment.lines if _is(x, side)] for side in self.sides)
+            ours, theirs = ([x for x in experiment.lines if self.matches(x, side)] for side in self.sides)
             pairs = [(a, b) for a in ours for b in theirs if a is not b and self._comparable(a, b)]
             found += [self._verdict(experiment, a, b) for a, b in pairs]
         return found
+
+    def matches(self, line: Line, side: Side) -> bool:
+        """Whether a row is the side: its method, with its options."""
+        result = line.results[0]
+        return result.method == side.method and _has(result.options, side.options)
 
     def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
         first, second = (entry_of(line, self.column) or Entry({}) for line in (ours, theirs))
@@ -140,6 +147,16 @@ class PlainClaim(Claim):
     @property
     def regime(self) -> str:
         return regime(self.partition or "dirichlet:0.5")
+
+    def matches(self, line: Line, side: Side) -> bool:
+        """As ever, and no ablation: but for what is tuned, the method as it comes on the data set."""
+        result = line.results[0]
+        if not super().matches(line, side):
+            return False
+        made = create_method(side.method, result.settings["dataset"])
+        tuned = {*spaces(type(made)), *(f.name for f in fields(PromptedHead)), *side.options}
+        usual = {k: v for k, v in through_json(asdict(made)).items() if k not in tuned}
+        return _has(result.options, {k: v for k, v in usual.items() if not k.startswith("lr")})
 
 
 @dataclass(frozen=True)
@@ -252,6 +269,5 @@ def get_claim(name: str) -> Claim:
     return claims()[name]
 
 
-def _is(line: Line, side: Side) -> bool:
-    result = line.results[0]
-    return result.method == side.method and all(result.options.get(k) == v for k, v in side.options.items())
+def _has(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(options.get(k) == v for k, v in wanted.items())

@@ -33,7 +33,9 @@ def submit(place: Path, archive: Path, enter: bool = True) -> tuple[int, list[st
     """
     found = [_named(runs, place) for runs in read_runs([place])]
     entered = read_archive(archive) if archive.exists() else []
-    faults = [fault for runs in found for fault in _faults(runs, entered, archive)]
+    faults = [
+        fault for i, runs in enumerate(found) for fault in _faults(runs, [*entered, *found[:i]], archive)
+    ]
     if enter and not faults:
         archive.parent.mkdir(parents=True, exist_ok=True)
         write_archive([*entered, *found], archive)

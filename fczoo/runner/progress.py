@@ -56,6 +56,7 @@ class Progress:
         place = folders[0] / LOG if len(folders) == 1 else f"{LOG} beside each {ABOUT}"
         protocols = sorted({str(cell.settings.protocol) for cell in cells if cell.settings.protocol})
         followed = f", protocol {' and '.join(protocols)}" if protocols else ""
+        followed += " (--protocol none: the data set's own schedule)" if "quick" in protocols else ""
         say(f"{self.total} run{'s' * (self.total > 1)}{followed}; log: {place}")
         shown = sys.stderr.isatty() or "ipykernel" in sys.modules  # a notebook is no terminal
         self.bar = tqdm(total=self.total, disable=not shown, leave=False, smoothing=0, bar_format=BAR)

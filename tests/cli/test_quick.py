@@ -32,7 +32,9 @@ def begun(images: Path, *more: str) -> tuple[str | None, str]:
     done = CliRunner().invoke(main, [*words, *more])
     assert done.exit_code == 0, done.output
     about = read_about(out)
-    assert ("1 run, protocol quick; log" in done.stderr) == (about.settings["protocol"] == "quick")
+    assert ("1 run, protocol quick (--protocol none" in done.stderr) == (
+        about.settings["protocol"] == "quick"
+    )
     return about.settings["protocol"], about.methods["fppl"]["head_init"]
 
 
@@ -55,12 +57,15 @@ def test_the_protocol_is_quick(images: Path, said: list[str], expected: tuple[st
 def test_digits_have_it_as_their_own_and_a_gpu_another(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fczoo.cli.plan import jobs_of
 
-    def protocol(dataset: str) -> str | None:
-        (job,) = jobs_of({"methods": "fedncm", "dataset": dataset, "set": {}}).values()
+    def protocol(dataset: str, **said: str) -> str | None:
+        (job,) = jobs_of({"methods": "fedncm", "dataset": dataset, "set": {}, **said}).values()
         return job.settings.protocol
 
     assert protocol("digits") is None and protocol("cifar100") == "quick"
+    assert protocol("cifar100", executor="slurm") is None and protocol("cifar100", device="cuda") is None
+    with pytest.raises(FczooError, match="--device is 'foo'"):
+        protocol("cifar100", device="foo")
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: True)
-    assert protocol("cifar100") is None
+    assert protocol("cifar100") is None and protocol("cifar100", device="cpu") == "quick"
     with pytest.raises(FczooError, match="did you mean cifar100"):
         protocol("cifar1000")

@@ -47,6 +47,16 @@ def test_every_plain_claim_sets_two_methods_apart(name):
     assert name in said() and name not in said("--paper", "hgp")
 
 
+def test_an_ablation_does_not_pass_for_the_method_in_a_plain_claim(tmp_path):
+    run(tmp_path / "a", "fedncm", {0: 40.0, 1: 50.0, 2: 60.0})
+    run(tmp_path / "b", "fecam", {0: 52.0, 1: 60.0, 2: 68.0}, covariance="diagonal")
+    assert get_claim("fecam-ncm").verdicts(read_experiments([tmp_path])) == []
+    run(tmp_path / "c", "fecam", {0: 52.0, 1: 60.0, 2: 68.0})
+    assert [verdict for verdict, _ in get_claim("fecam-ncm").verdicts(read_experiments([tmp_path]))] == [
+        "holds"
+    ]
+
+
 def test_a_plain_claim_is_judged_like_a_printed_one(tmp_path):
     run(tmp_path / "a", "fedavg", {0: 52.0, 1: 60.0, 2: 68.0}, tune="head", head_init="means")
     run(tmp_path / "b", "fedavg", {0: 40.0, 1: 50.0, 2: 60.0}, tune="head", head_init="default")

@@ -87,6 +87,14 @@ def test_a_folder_by_the_name_of_another_is_to_be_renamed(folder, archive, make_
     assert f"{archive} has other runs in a folder called mine; rename this one" in done.stderr
 
 
+def test_the_same_run_does_not_enter_twice_at_once(folder, archive):
+    shutil.copytree(folder, folder.parent / "both" / "one")
+    shutil.copytree(folder, folder.parent / "both" / "two")
+    done = submitted(folder.parent / "both", archive)
+    assert done.exit_code == 1 and not archive.exists()
+    assert len([line for line in done.stderr.splitlines() if "stands in" in line]) == 4
+
+
 def test_a_dry_run_enters_nothing(folder, archive):
     done = submitted(folder, archive, "--dry-run")
     assert done.exit_code == 0 and done.output == f"4 runs may enter {archive}\n" and not archive.exists()
