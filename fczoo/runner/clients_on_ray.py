@@ -149,31 +149,33 @@ class Workers:
         Raises FczooError for what a worker says has failed, and for clients at which workers die.
         """
         asked = [self.ray.put(question)]
-        waiting = deque(enumerate(groups))
+        todo, again = enumerate(groups), deque[tuple[int, bytes]]()
+        first = next(todo, None)  # one group is made ahead, the others when a worker is free
         out: dict[Any, tuple[int, bytes]] = {}
         done: dict[int, bytes] = {}
-        deaths = Counter[int]()
-        for number in range(len(waiting)):
-            while True:
-                while self.free and waiting and waiting[0][0] < number + AHEAD * self.count:
-                    group, actor = waiting.popleft(), self.free.pop()
-                    reference = actor.answer.remote(cell, asked, group[1])
-                    self.busy[reference], out[reference] = actor, group
-                if number in done:
-                    break
-                reference, said = self._next()
-                if reference not in out:  # an actor is there, or has done with what nobody waits for
-                    continue
-                group = out.pop(reference)
-                if isinstance(said, Said):
-                    done[group[0]] = _content(said)
-                    continue
-                deaths[group[0]] += 1
-                if deaths[group[0]] == TRIES:
-                    raise FczooError(f"workers died {TRIES} times at the same clients: {said}")
-                say(f"a worker died ({said}); its clients are asked once more")
-                waiting.appendleft(group)
-            yield done.pop(number)
+        deaths, number = Counter[int](), 0
+        while first or again or out or done:
+            while self.free and (again or (first and first[0] < number + AHEAD * self.count)):
+                group, actor = again.popleft() if again else first, self.free.pop()
+                first = next(todo, None) if group is first else first
+                reference = actor.answer.remote(cell, asked, group[1])
+                self.busy[reference], out[reference] = actor, group
+            if number in done:
+                yield done.pop(number)
+                number += 1
+                continue
+            reference, said = self._next()
+            if reference not in out:  # an actor is there, or has done with what nobody waits for
+                continue
+            group = out.pop(reference)
+            if isinstance(said, Said):
+                done[group[0]] = _content(said)
+                continue
+            deaths[group[0]] += 1
+            if deaths[group[0]] == TRIES:
+                raise FczooError(f"workers died {TRIES} times at the same clients: {said}")
+            say(f"a worker died ({said}); its clients are asked once more")
+            again.append(group)
 
     def _await(self, actor: Any) -> None:
         """Note an actor once it is there; Ray begins one that died again as soon as there is room."""
