@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -149,15 +150,15 @@ class Workers:
         Raises FczooError for what a worker says has failed, and for clients at which workers die.
         """
         asked = [self.ray.put(question)]
-        todo, again = enumerate(groups), deque[tuple[int, bytes]]()
-        first = next(todo, None)  # one group is made ahead, the others when a worker is free
+        todo = enumerate(groups)
+        waiting = deque(islice(todo, 1))  # one group is made ahead, the others when a worker is free
         out: dict[Any, tuple[int, bytes]] = {}
         done: dict[int, bytes] = {}
         deaths, number = Counter[int](), 0
-        while first or again or out or done:
-            while self.free and (again or (first and first[0] < number + AHEAD * self.count)):
-                group, actor = again.popleft() if again else first, self.free.pop()
-                first = next(todo, None) if group is first else first
+        while waiting or out or done:
+            while self.free and waiting and waiting[0][0] < number + AHEAD * self.count:
+                group, actor = waiting.popleft(), self.free.pop()
+                waiting.extend(islice(todo, not waiting))
                 reference = actor.answer.remote(cell, asked, group[1])
                 self.busy[reference], out[reference] = actor, group
             if number in done:
@@ -175,7 +176,7 @@ class Workers:
             if deaths[group[0]] == TRIES:
                 raise FczooError(f"workers died {TRIES} times at the same clients: {said}")
             say(f"a worker died ({said}); its clients are asked once more")
-            again.append(group)
+            waiting.appendleft(group)
 
     def _await(self, actor: Any) -> None:
         """Note an actor once it is there; Ray begins one that died again as soon as there is room."""
