@@ -5,6 +5,7 @@ import inspect
 import re
 import shutil
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,6 +15,7 @@ from tabulate import tabulate
 
 import fczoo
 import fczoo.testing
+from fczoo.board.heading import heading
 from fczoo.cli.app import main
 from fczoo.cli.listing import KINDS, REGISTRIES, listing
 from fczoo.cli.show import exchange, show, tuned_words
@@ -22,12 +24,17 @@ from fczoo.core.method import OPTIONAL, Method
 from fczoo.core.options import describe_type, quirks, spaces
 from fczoo.core.registry import METHODS, PROTOCOLS, RELEASES, create_method
 from fczoo.core.types import Batch, Context, ServerContext, Training
+from fczoo.papers.compare import plus_minus
+from fczoo.reports.columns import COLUMNS
+from fczoo.reports.runs import Experiment, read_experiments
+from fczoo.reports.tables import entry_of
 from fczoo.reports.words import option_word
 
 DATASET = "digits"
 """Where what a method sends is measured."""
 
 READINGS = Path(__file__).with_name("readings.md")
+RESULTS = ("A_N", "Avg", "forgetting")
 
 
 def write(folder: Path) -> None:
@@ -104,7 +111,32 @@ def _method_page(cls: type[Method]) -> str:
             "## Readings that are not offered",
             _table(rows, ["what", "where it is so", "what fczoo does"]),
         ]
+    if rows := _results(cls.name):
+        about = (
+            "Small runs, far from any paper. What may be concluded, and which of them started their "
+            "heads at random, stands beside [all results](../../results.md)."
+        )
+        head = ["benchmark", "row", *RESULTS, "seeds"]
+        parts += ["## Results", about, _table(rows, head)]
     return "\n\n".join([*parts, "## Citation", f"{cls.paper}."])
+
+
+@cache
+def _experiments() -> list[Experiment]:
+    return read_experiments([Path(__file__).parents[1] / "results" / "results.csv"])
+
+
+def _results(method: str) -> list[tuple[str, ...]]:
+    """The method's rows in all tables of the repository's results."""
+    rows = []
+    for experiment in _experiments():
+        words = heading(experiment)
+        for line in experiment.lines:
+            if line.results[0].method == method:
+                entries = [entry_of(line, COLUMNS[name]) for name in RESULTS]
+                figures = [plus_minus(entry.mean, entry.std) if entry else "" for entry in entries]
+                rows.append((f"{words.title}; {words.subtitle}", line.label, *figures, str(len(line.seeds))))
+    return rows
 
 
 def _options_table(cls: type[Any]) -> str:
