@@ -1,9 +1,12 @@
 """Pictures that a command writes beside what it prints."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fczoo.core.errors import FczooError
-from fczoo.runner.tuning import Tuned
+
+if TYPE_CHECKING:
+    from fczoo.runner.tuning import Tuned  # imports torch
 
 NAMED = 0.08  # share of a bar from which on its option stands in it
 
@@ -19,7 +22,7 @@ def check_plot(path: Path) -> None:
         raise FczooError(f"--plot {path} names no kind of picture; end it in one of .{', .'.join(kinds)}")
 
 
-def write_importance(path: Path, tuned: Tuned) -> None:
+def write_importance(path: Path, tuned: "Tuned") -> None:
     """A bar a method: the share of its score's variance that each option explains, where ``check_plot`` has
     nothing against the path.
 

@@ -118,7 +118,7 @@ def test_heat_map_without_matplotlib(tmp_path, monkeypatch):
     done = CliRunner().invoke(main, ["partition", *SPLIT, "--plot", str(tmp_path / "p.png")])
     assert (
         done.exit_code == 1
-        and done.stderr == "Error: a heat map needs matplotlib; run pip install 'fczoo[plot]'\n"
+        and done.stderr == "Error: a picture needs matplotlib; run pip install 'fczoo[plot]'\n"
     )
 
 
