@@ -38,7 +38,7 @@ def test_the_head_starts_at_the_means_of_the_features_that_it_reads(
     call = next(c for c in run.rounds if c.ctx.task.index == 1)
     begin = next(c for c in run.calls if c.ctx.task.index == 1 and c.moment == "begin")
     data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
-    features = run.method.features(run.bench.backbone, begin.state, data)
+    features = run.method.trained_features(run.bench.backbone, begin.state, data)
     for c in (3, 4):
         mean = features[data.y == c].mean(0)
         torch.testing.assert_close(call.state["head.weight"][c], F.normalize(mean, dim=0), **CLOSE)
