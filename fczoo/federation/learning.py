@@ -133,7 +133,7 @@ class Learning:
             return batch
         index: list[list[int]] = []
         if self.plan.augment.fixed:
-            index = [pad(r.positions, batch.w.shape[1]).tolist() for r in rows]
+            index = torch.stack([pad(r.positions, batch.w.shape[1]) for r in rows]).tolist()
             told = [(learner.taught, i) for learner, own in zip(active, index, strict=True) for i in own]
             if all(i in taught for taught, i in told):
                 outputs = torch.stack([taught[i] for taught, i in told])

@@ -43,6 +43,11 @@ def logged(file: Path) -> Iterator[None]:
         handler.close()
 
 
+def in_notebook() -> bool:
+    """Whether a notebook's kernel runs this: it is no terminal, and shows a bar all the same."""
+    return "ipykernel" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+
+
 class Progress:
     """How many of a grid's runs have ended, which is the best, and how long the others may take."""
 
@@ -58,7 +63,7 @@ class Progress:
         followed = f", protocol {' and '.join(protocols)}" if protocols else ""
         followed += " (--protocol none: the data set's own schedule)" if "quick" in protocols else ""
         say(f"{self.total} run{'s' * (self.total > 1)}{followed}; log: {place}")
-        shown = sys.stderr.isatty() or "ipykernel" in sys.modules  # a notebook is no terminal
+        shown = sys.stderr.isatty() or in_notebook()
         self.bar = tqdm(total=self.total, disable=not shown, leave=False, smoothing=0, bar_format=BAR)
 
     def __enter__(self) -> "Progress":

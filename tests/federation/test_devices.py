@@ -184,8 +184,7 @@ def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
     """Where the view is fixed, the teacher's outputs are looked up image by image: the one wait left."""
     with pretend_device() as device:
         waits = waits_of_steps(device, method_of("lwf"), augment="none")
-    ((kind, where),) = set(waits)
-    assert kind == "to the host" and where.startswith("learning.py:")
+    assert set(waits) == {("to the host", "learning.py:_with_teacher")}
 
 
 @pytest.mark.slow

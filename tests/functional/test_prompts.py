@@ -14,7 +14,7 @@ from helpers_methods import CLOSE, DIM, batch
 # --- L2P
 
 
-def test_l2p_unchosen_slots_stay(make_bench, small_method, watch):
+def test_l2p_unchosen_slots_stay(make_bench, small_method, watch, batch_of):
     """Gradient zero, so Adam does not move them, nor does averaging."""
     run = watch(make_bench(), small_method("l2p", size=6, chosen=1))
     used = set()
@@ -22,6 +22,8 @@ def test_l2p_unchosen_slots_stay(make_bench, small_method, watch):
         for p, m in product(call.payloads, range(6)):
             if not torch.equal(p["pool.key"][m], call.state["pool.key"][m]):
                 used.add(m)
+        for client in call.clients:
+            assert batch_of(run.method, run.bench.train, client.index).query.shape[1] == DIM
     untouched = set(range(6)) - used
     start = run.rounds[0].state
     assert used and untouched

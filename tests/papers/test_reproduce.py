@@ -183,8 +183,7 @@ def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
         str(tmp_path / "run"),
     ]
     out = printed("reproduce", "hgp/cifar100/dirichlet:0.5", *cut)
-    lines = [line for line in out.splitlines() if line]
-    last = lines[-1]
+    last = out.splitlines()[-1]
     start = "hgp/cifar100/dirichlet:0.5: not reproduced: differs from the print in "
     assert last.startswith(f"{start}backbone vit_nano_32 (paper: {B16})")
     for words in (
@@ -196,4 +195,4 @@ def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
     ):
         assert words in last
     assert last.count("(paper: ") == 7 and "hgp.clip none (code: 1)" in last
-    assert "does not say what a seed moves" in lines[-2]
+    assert "does not say what a seed moves" in out.splitlines()[-2]

@@ -4,45 +4,27 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import helpers_bench
 from fczoo.runner.cell import Conduct
+from helpers_bench import ended, numbers
 
 pytest.importorskip("ray", reason="needs Ray")
 pytestmark = pytest.mark.slow
 SMALL = ["--train-per-class", "8", "--test-per-class", "5", "--tasks", "2", "--rounds", "2", "--epochs", "1"]
 ON_RAY = ["--executor", "ray", "--cluster", "spread=clients", "--jobs", "2"]
-OF_THE_RUN = ("seconds", "phases", "peak_memory", "sha256")
 
 
-def start(out: Path, methods: str, *options: str) -> subprocess.Popen:
+def start(out: Path, methods: str, *options: str) -> subprocess.Popen[str]:
     """A bench whose home is beside its run folder."""
-    command = [sys.executable, "-m", "fczoo", "bench", "--methods", methods, *SMALL, *options]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(out.parent)}
-    words = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
-    return subprocess.Popen([*command, "--out", str(out)], **words)
-
-
-def ended(process: subprocess.Popen) -> tuple[int, str]:
-    """Exit code and what was said on stderr."""
-    try:
-        _, said = process.communicate(timeout=240)
-        return process.returncode, said
-    finally:
-        process.kill()
-
-
-def numbers(out: Path) -> dict[str, dict]:
-    found = {}
-    for file in sorted(out.rglob("result.json")):
-        result = json.loads(file.read_text())
-        found[str(file.relative_to(out))] = {k: v for k, v in result.items() if k not in OF_THE_RUN}
-    return found
+    return helpers_bench.start(
+        out, methods, *SMALL, *options, env={**helpers_bench.ONE_THREAD, "HOME": str(out.parent)}
+    )
 
 
 def losses(out: Path) -> list[tuple]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
@@ -143,8 +144,8 @@ def test_dry_run_reads_a_weight_file_in_the_folder(tmp_path: Path, monkeypatch: 
     whole, small = (next(li for li in p.stdout.splitlines() if li.startswith("fedavg  ")) for p in pages)
     trained, gflop = whole.split()[1], float(whole.split()[4])
     assert int(trained.replace(",", "")) > sum(v.numel() for v in vit.parameters())
-    # 197 tokens against 5; products of attention are counted since torch 2.15
-    assert 36 < gflop / float(small.split()[4]) < 48
+    counted = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)  # products of attention, too
+    assert 36 < gflop / float(small.split()[4]) < (48 if counted else 42)  # 197 tokens against 5
 
 
 @pytest.mark.parametrize(
