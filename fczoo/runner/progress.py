@@ -45,7 +45,8 @@ def logged(file: Path) -> Iterator[None]:
 
 def in_notebook() -> bool:
     """Whether a notebook's kernel runs this: it is no terminal, and shows a bar all the same."""
-    return "ipykernel" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    shells = sys.modules.get("IPython")  # ipykernel may be imported without it
+    return shells is not None and "ipykernel" in sys.modules and shells.get_ipython() is not None
 
 
 class Progress:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -98,3 +99,17 @@ def test_without_a_terminal_there_are_lines_and_a_log(tmp_path: Path) -> None:
     assert [line for line in told if line.startswith("run ")] == [
         line for line in done.stderr.splitlines() if line.startswith("run ")
     ]
+
+
+@pytest.mark.parametrize("shell, shown", [("none", False), ("outside of a kernel", False), ("a kernel's", True)])
+def test_a_bar_is_for_a_notebook_alone(monkeypatch, shell: str, shown: bool):
+    """ipykernel may be imported without IPython, and both without a kernel that runs."""
+    from fczoo.runner.progress import in_notebook
+
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    if shell != "none":
+        shells = ModuleType("IPython")
+        shells.get_ipython = lambda: object() if shown else None
+        monkeypatch.setitem(sys.modules, "IPython", shells)
+    assert in_notebook() is shown
