@@ -101,7 +101,7 @@ def test_without_a_terminal_there_are_lines_and_a_log(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("shell, shown", [("none", False), ("outside of a kernel", False), ("a kernel's", True)])
+@pytest.mark.parametrize("shell, shown", [("none", False), ("no kernel", False), ("kernel", True)])
 def test_a_bar_is_for_a_notebook_alone(monkeypatch, shell: str, shown: bool):
     """ipykernel may be imported without IPython, and both without a kernel that runs."""
     from fczoo.runner.progress import in_notebook
