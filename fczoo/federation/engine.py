@@ -55,15 +55,7 @@ class Engine:
 
         A client whose loss or weights are not finite any more sends nothing: its payload is empty.
         """
-        side = self.side
-
-        def images(place: int) -> int:
-            client = clients[place]
-            return len(side.learned(client, self.memories.get(client.number, {}), ctx))
-
-        by_length = sorted(range(len(clients)), key=images, reverse=True)  # similar lengths share a group
-        together = 1 if isinstance(self.method, Remembers) else self.plan.together
-        groups = [by_length[start : start + together] for start in range(0, len(by_length), together)]
+        groups = self._groups(clients, ctx)
         asked = Asked(None, state, self.controls.server, ctx)
         payloads: dict[int, Payload] = {}
         answers = self._answers(asked, [[clients[i] for i in group] for group in groups])
@@ -106,6 +98,18 @@ class Engine:
     def with_exemplars(self, client: Client) -> Client:
         """The client with its images of the task and its exemplars, each once."""
         return self.side.with_exemplars(client, self.memories.get(client.number, {}))
+
+    def _groups(self, clients: Sequence[Client], ctx: Context) -> list[list[int]]:
+        """Places among ``clients`` of those that share a forward: similar lengths, the longest first."""
+        side = self.side
+
+        def images(place: int) -> int:
+            client = clients[place]
+            return len(side.learned(client, self.memories.get(client.number, {}), ctx))
+
+        by_length = sorted(range(len(clients)), key=images, reverse=True)
+        together = 1 if isinstance(self.method, Remembers) else self.plan.together
+        return [by_length[start : start + together] for start in range(0, len(by_length), together)]
 
     def _answers(self, asked: Asked, groups: Sequence[Sequence[Client]]) -> Iterator[Answer]:
         """What groups of clients answer, in their order, as each is asked for; nobody is in two groups."""

@@ -143,14 +143,14 @@ class Run(Exchanges):
                 merged = {k: v.to(self.backbone.device) for k, v in merged.items()}
                 ctx = self._server_context("server", task, number, payloads)
                 self.state = self._place(self.method.server_update(self.state, merged, ctx))
-        mean_loss = statistics.fmean(losses[p.client] for p in payloads) if payloads else None
+        told = [losses[p.client] for p in payloads if p.client in losses]  # real sites may keep them back
         self.observer.round(
             {
                 "task": task.index,
                 "round": number,
                 "clients": [c.number for c in present],
                 "rejected": rejected,
-                "loss": mean_loss,
+                "loss": statistics.fmean(told) if told else None,
                 "bytes_up": up,
                 "bytes_down": down,
                 "seconds": time.perf_counter() - started,

@@ -8,7 +8,9 @@ answer for any client, and answers the same where another one has died.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
 
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
@@ -42,7 +44,7 @@ class Spread(Engine):
 
     def _answers(self, asked: Asked, groups: Sequence[Sequence[Client]]) -> Iterator[Answer]:
         held = (_group(clients, self._kept_by(asked, clients)) for clients in groups)
-        for answer in self.elsewhere(_question(asked), held):
+        for answer in self.elsewhere(question_of(asked), held):
             yield self._read(answer)
 
     def _read(self, content: bytes) -> Answer:
@@ -56,16 +58,14 @@ class Answering:
     """Answers for the clients of one run."""
 
     def __init__(self, world: World, method: Method, seed: int):
-        uplink, self.settings = world.uplink(method, seed), world.settings
-        store = uplink.attackers.store(world.stream, world.partition, world.train)
+        self.uplink, self.settings = world.uplink(method, seed), world.settings
+        store = self.uplink.attackers.store(world.stream, world.partition, world.train)
         plan = plan_of(world.settings, seed, world.backbone.device, world.partition.clients, 0)
-        self.side = ClientSide(method, world.backbone, store, plan, uplink.rule, Optimizers)
+        self.side = ClientSide(method, world.backbone, store, plan, self.uplink.rule, Optimizers)
 
     def heard(self, question: bytes) -> Asked:
         """What is asked. Raises ValueError for bytes that are damaged or no question."""
-        trees, notes = unpack(QUESTION, question, self.side.backbone.device)
-        ctx = Context(Task(**notes["task"]), notes["round"], notes["rounds"], trees["state"])
-        return Asked(notes["boundary"], trees["state"], trees["control"], ctx)
+        return asked_in(question, self.side.backbone.device)[0]
 
     def answer(self, asked: Asked, group: bytes) -> bytes:
         """What a group of clients answers. Raises ValueError for bytes that are damaged or no group."""
@@ -83,12 +83,19 @@ class Answering:
         return pack(ANSWER, {**payloads, **kept_trees(answer.kept), "losses": steps}, about)
 
 
-def _question(asked: Asked) -> bytes:
-    """A question whose state is all that the clients know of the server."""
+def question_of(asked: Asked, **more: Any) -> bytes:
+    """A question whose state is all that the clients know of the server; ``more`` are plain values."""
     ctx = asked.ctx
     where = {"task": asdict(ctx.task), "round": ctx.round, "rounds": ctx.rounds}
-    notes = {"boundary": asked.boundary, **where}
+    notes = {"boundary": asked.boundary, **where, **more}
     return pack(QUESTION, {"state": asked.state, "control": asked.control}, notes)
+
+
+def asked_in(question: bytes, device: torch.device) -> tuple[Asked, dict[str, Any]]:
+    """What is asked, and all plain values of the question. Raises ValueError for bytes that are none."""
+    trees, notes = unpack(QUESTION, question, device)
+    ctx = Context(Task(**notes["task"]), notes["round"], notes["rounds"], trees["state"])
+    return Asked(notes["boundary"], trees["state"], trees["control"], ctx), notes
 
 
 def _group(clients: Sequence[Client], kept: Kept) -> bytes:

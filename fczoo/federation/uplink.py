@@ -120,10 +120,8 @@ class Uplink:
         losses: Mapping[int, float] = MappingProxyType({}),
     ) -> Arrival:
         """What reaches the server of what clients sent. Raises Stopped when too few uploads are sound."""
-        training = self.training
-        optims = training.active_optims(exchange.task, exchange.round, exchange.balanced)
-        trained = {} if exchange.survey else select(shared, *optims)
-        sent = self._sent(sent, trained, shared, exchange)
+        training, trained = self.training, self._trained(shared, exchange)
+        sent = self._sent(sent, shared, exchange)
         guard = Guard(self.method.name, training, self.settings.min_clients)
         by_client = {payload.client: payload for payload in sent}
         images = {c.number: len(c.index) for c in asked}
@@ -169,7 +167,7 @@ class Uplink:
         size, sound, reasons = Counter[str](), list[Payload](), dict[int, str]()
         uploads = 0
         for payload in sent:
-            (arrived,) = self._sent([payload], {}, shared, exchange)
+            (arrived,) = self._sent([payload], shared, exchange)
             size.update(bytes_by_content(training, [arrived]))
             uploads += bool(arrived)
             if reason := guard.fault(arrived, payload.client, images[payload.client], form, exchange.task):
@@ -182,9 +180,17 @@ class Uplink:
         far = far_apart(sound, training.uploads, exchange.task)
         return Arrival(sound, rejected, dict(size), uploads, far), total.tree
 
-    def _sent(
-        self, made: Sequence[Payload], trained: Tree, shared: Tree, exchange: Exchange
-    ) -> list[Payload]:
+    def protected(self, made: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
+        """What honest clients send of what they have made, the server having sent ``shared``."""
+        return self.privacy.protect(made, self._trained(shared, exchange), self.training, exchange)
+
+    def _sent(self, made: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
         """What clients send of what they have made, the hostile ones included."""
-        protected = self.privacy.protect(made, trained, self.training, exchange)
-        return self.attackers.forge(protected, shared, exchange)
+        return self.attackers.forge(self.protected(made, shared, exchange), shared, exchange)
+
+    def _trained(self, shared: Tree, exchange: Exchange) -> Tree:
+        """What clients train in an exchange, as it begins."""
+        if exchange.survey:
+            return {}
+        optims = self.training.active_optims(exchange.task, exchange.round, exchange.balanced)
+        return select(shared, *optims)

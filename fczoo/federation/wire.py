@@ -53,6 +53,14 @@ def unpack(form: str, content: bytes, device: torch.device | str = "cpu") -> tup
         raise ValueError(str(error)) from error
 
 
+def form_of(content: bytes) -> str | None:
+    """Which format bytes claim to have. Raises ValueError for bytes that are damaged."""
+    try:
+        return _metadata(content).get("format")
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
 def _metadata(content: bytes) -> dict[str, str]:
     """What a safetensors file says of itself: eight bytes, the length of a JSON header, then the header."""
     (length,) = struct.unpack("<Q", content[:8].ljust(8, b"\xff"))

@@ -1,0 +1,216 @@
+"""Sites that die, are silent, send rubbish, or differ from what was agreed."""
+
+from dataclasses import replace
+
+import pytest
+
+from fczoo import FczooError
+from fczoo.federation.wire import form_of
+from fczoo.sites.messages import CALL, ENROLMENT, REFUSAL, Call, Enrolment, Refusal, read, written
+from fczoo.sites.site import Site
+from helpers_sites import NAMES, Here, own_world, server_of, simulated, sites_of
+
+
+class Dying(Here):
+    """Every site loses its process before each second exchange, and the server all answers of each third."""
+
+    def __init__(self, begun, sites):
+        super().__init__(sites)
+        self.begun, self.exchanges, self.lost = begun, 0, 0
+
+    def __call__(self, questions, /):
+        self.exchanges += 1
+        if self.exchanges % 2 == 0:
+            self.sites |= {number: self.begun(number) for number in questions}
+        answers = super().__call__(questions)
+        if self.exchanges % 3 == 0:
+            self.lost += 1
+            self.sites |= {number: self.begun(number) for number in questions}
+            assert super().__call__(questions) == answers  # bit for bit
+        return answers
+
+
+@pytest.mark.parametrize("name", ["icarl", "lwf", "glfc", "fedcof"])
+def test_killed_sites_go_on_from_their_folders(make_bench, small_method, tmp_path, name):
+    method, bench = small_method(name), make_bench(epochs=1, local="scaffold" if name == "lwf" else None)
+
+    def begun(number: int) -> Site:
+        return Site(own_world(bench, number), method, 0, number, tmp_path / str(number))
+
+    way = Dying(begun, sites_of(bench, method, tmp_path))
+    there, here = server_of(bench, method, way), simulated(bench, method)
+    assert repr(there.run().accuracy) == repr(here.run().accuracy)
+    assert way.lost
+
+
+def test_a_silent_site_is_one_that_drops_out(make_bench, small_method, tmp_path):
+    bench, method = make_bench(epochs=1), small_method("fedavg")
+
+    class Deaf(Here):
+        def __call__(self, questions, /):
+            answers = dict(super().__call__(questions))
+            if len(self.passed) == 6:  # the first round, after three enrolments
+                del answers[1]
+            return answers
+
+    run = server_of(bench, method, Deaf(sites_of(bench, method, tmp_path)))
+    result = run.run()
+    assert result.rejected == [{"task": 0, "moment": 0, "client": 1, "reason": "dropped out"}]
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"nothing", b"\0" * 100])
+def test_damaged_answers_are_told_and_left_out(make_bench, small_method, tmp_path, caplog, rubbish):
+    bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
+
+    class Broken(Here):
+        def __call__(self, questions, /):
+            answers = dict(super().__call__(questions))
+            return answers if len(self.passed) == 3 else {**answers, 2: rubbish}
+
+    run = server_of(bench, method, Broken(sites_of(bench, method, tmp_path)))
+    result = run.run()
+    assert {entry["client"] for entry in result.rejected} == {2}
+    assert "site lyon sent no upload" in caplog.text
+
+
+def test_an_answer_to_another_question_is_left_out(make_bench, small_method, tmp_path, caplog):
+    bench, method = make_bench(epochs=1, rounds=2), small_method("fedavg")
+
+    class Late(Here):
+        def __call__(self, questions, /):
+            answers = dict(super().__call__(questions))
+            if len(self.passed) == 9:  # the second round gets what site 0 said in the first
+                answers[0] = next(a for k, q, a in self.passed[3:] if k == 0)
+            return answers
+
+    result = server_of(bench, method, Late(sites_of(bench, method, tmp_path))).run()
+    assert [entry["client"] for entry in result.rejected] == [0]
+    assert "it answers another question" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("enrolment", "words"),
+    [
+        (Enrolment([1, 1], [0]), "tasks or classes that the schedule does not have"),
+        (Enrolment([1, 1, 1], [7]), "tasks or classes that the schedule does not have"),
+        (Enrolment([1, 1, 10**12], None), "site paris sent no enrolment: images"),
+    ],
+)
+def test_enrolments_that_cannot_be_are_refused(make_bench, small_method, enrolment, words):
+    def way(questions):
+        return dict.fromkeys(questions, written(ENROLMENT, enrolment))
+
+    with pytest.raises(FczooError, match=words):
+        server_of(make_bench(), small_method("fedavg"), way)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"batch_size": 5}, "setting batch_size is 5 here and 4 at the server"),
+        ({"min_class_count": 3}, "setting min_class_count is 3 here and 1 at the server"),
+    ],
+)
+def test_sites_with_other_settings_refuse(make_bench, small_method, tmp_path, changed, words):
+    """Also a server's that would have them protect less than they have agreed to."""
+    method, bench = small_method("fedncm"), make_bench()
+    sites = sites_of(bench, method, tmp_path)
+    sites[1] = sites_of(make_bench(**changed), method, tmp_path / "other")[1]
+    with pytest.raises(FczooError, match=f"^site rome: {words}"):
+        server_of(bench, method, Here(sites))
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"class list": [*"aBcdefg"]}, "class list, entry 2 is b here and B at the server"),
+        ({"class list": [*"abcdef"]}, "class list, entry 7 is g here and missing at the server"),
+        (
+            {"schedule": [["a"], ["b"], [*"cdefg"]]},
+            "length of schedule, entry 1 is 3 here and 1 at the server",
+        ),
+        ({"version": {"torch": "1.0"}}, "version torch is .* here and 1.0 at the server"),
+        ({"method": {"name": "fedncm"}}, "method name is fedavg here and fedncm at the server"),
+        ({"seed": 1}, "seed is 0 here and 1 at the server"),
+    ],
+)
+def test_sites_with_other_terms_refuse(make_bench, small_method, tmp_path, terms, words):
+    bench, method = make_bench(), small_method("fedavg")
+
+    class Other(Here):
+        def __call__(self, questions, /):
+            return super().__call__({site: changed(call) for site, call in questions.items()})
+
+    def changed(content: bytes) -> bytes:
+        call, _ = read(CALL, content, Call)
+        new = {k: {**call.terms[k], **v} if isinstance(v, dict) else v for k, v in terms.items()}
+        return written(CALL, Call(call.run, {**call.terms, **new}))
+
+    with pytest.raises(FczooError, match=f"^site paris: {words}; give both the same$"):
+        server_of(bench, method, Other(sites_of(bench, method, tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("joint", {}, "pools the images"),
+        ("fedavg", {"attack": "sign-flip", "attackers": 0.4}, "attack is of simulations alone"),
+        ("fedavg", {"drop_rate": 0.1}, "drop_rate is of simulations alone"),
+        ("fedavg", {"dp_clip": 1.0, "dp_noise": 1.0}, "dp_secure = true"),
+    ],
+)
+def test_what_cannot_be_between_sites_is_refused(make_bench, small_method, tmp_path, name, settings, words):
+    with pytest.raises(FczooError, match=words):
+        sites_of(make_bench(**settings), small_method(name), tmp_path)
+
+
+def test_questions_of_another_run_and_rubbish_are_refused(make_bench, small_method, tmp_path):
+    bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
+    sites = sites_of(bench, method, tmp_path)
+    way = Here(sites)
+    server_of(bench, method, way, "first").run()
+    question = next(q for _, q, _ in way.passed if form_of(q) != CALL)
+    server_of(bench, method, way, "second")
+    for content, words in ((question, "not enrolled in this run"), (b"nothing", "damaged")):
+        answer = sites[0].answer(content)
+        assert form_of(answer) == REFUSAL
+        assert words in read(REFUSAL, answer, Refusal)[0].reason
+
+
+def test_no_text_of_an_unforeseen_error_leaves(make_bench, small_method, tmp_path, monkeypatch):
+    bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
+    sites = sites_of(bench, method, tmp_path)
+    run = server_of(bench, method, Here(sites))
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("patient 4711")
+
+    monkeypatch.setattr(sites[1], "_client", failing)
+    with pytest.raises(FczooError, match=r"^site rome: RuntimeError at the site, see what it has logged$"):
+        run.run()
+
+
+def test_a_damaged_folder_of_a_site_is_named(make_bench, small_method, tmp_path):
+    bench, method = make_bench(), small_method("fedavg")
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "kept.safetensors").write_bytes(b"nothing")
+    with pytest.raises(FczooError, match=r"kept\.safetensors is no file of a site"):
+        sites_of(bench, method, tmp_path)
+
+
+def test_a_class_that_no_site_has_is_no_answer(make_bench, small_method, tmp_path):
+    """As in a simulation; a task of which nobody has an image is refused."""
+    bench, method = make_bench(epochs=1), small_method("fedncm")
+    run = server_of(bench, method, Here(sites_of(bench, method, tmp_path)))
+    assert run.world.held(bench.stream.tasks[-1]).all()
+    sites = sites_of(bench, method, tmp_path / "again")
+    for site in sites.values():
+        site.world = replace(site.world, partition=none_of_the_last(site.world.partition))
+    with pytest.raises(FczooError, match="no site has an image of task 3"):
+        server_of(bench, method, Here(sites))
+    assert len(NAMES) == 3
+
+
+def none_of_the_last(partition):
+    empty = [own[:0] for own in partition.tasks[-1]]
+    return replace(partition, tasks=(*partition.tasks[:-1], type(partition.tasks[-1])(empty)))

@@ -1,0 +1,65 @@
+"""Runs between sites, of which each has its own images alone: the numbers of a simulation with that split."""
+
+import pytest
+import torch
+
+from fczoo.core.registry import METHODS
+from helpers_sites import Here, server_of, simulated, sites_of
+
+ALIKE = ("accuracy", "metrics", "bytes_up", "bytes_down", "client_rounds", "uploaded", "rejected", "privacy")
+BY_NUMBER = ("pip", "ranpac", "stsae")  # they draw for each image by its number in the data set
+METHODS_OF_SITES = [n for n in METHODS.names() if METHODS.get(n)().training().scope != "pooled"]
+
+
+def both(make_bench, method, folder, **settings):
+    """The simulated run, and that between sites, both over."""
+    here = simulated(make_bench(epochs=1, **settings), method)
+    bench = make_bench(epochs=1, **settings)
+    there = server_of(bench, method, Here(sites_of(bench, method, folder)))
+    here.run()
+    there.run()
+    return here, there
+
+
+def same(here, there):
+    """The accuracy of every task, the state and all that is counted."""
+    for name in ALIKE:
+        assert repr(getattr(there.result, name)) == repr(getattr(here.result, name)), name
+    assert there.state.keys() == here.state.keys()
+    for name, value in here.state.items():
+        torch.testing.assert_close(there.state[name], value, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS_OF_SITES if n not in BY_NUMBER])
+def test_numbers_are_those_of_a_simulation(make_bench, small_method, tmp_path, name):
+    """For every method, with clients that are not drawn and one that has nothing of a task."""
+    same(*both(make_bench, small_method(name), tmp_path, participation=0.7, augment="crop"))
+
+
+@pytest.mark.parametrize("name", BY_NUMBER)
+def test_methods_that_draw_by_number_run_between_sites(make_bench, small_method, tmp_path, name):
+    here, there = both(make_bench, small_method(name), tmp_path)
+    assert there.state.keys() == here.state.keys() and len(there.result.accuracy) == 3
+    assert there.result.bytes_up == here.result.bytes_up and not there.result.rejected
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedavg", {"dp_clip": 0.05}),
+        ("pilora", {"min_class_count": 3}),
+        ("fedproto", {"min_class_count": 4}),
+        ("fedncm", {"outliers": 3.0}),
+        ("lwf", {"local": "scaffold", "augment": "none"}),
+        ("icarl", {"local": "scaffold"}),
+        ("hgp", {"aggregator": "median", "together": 3}),
+    ],
+)
+def test_settings_act_as_in_a_simulation(make_bench, small_method, tmp_path, name, settings):
+    """Clipping, withholding, outliers, control variates, fixed views with remembered teachers."""
+    here, there = both(make_bench, small_method(name), tmp_path, **settings)
+    same(here, there)
+    plain = simulated(make_bench(epochs=1), small_method(name))
+    plain.run()
+    differs = any(not torch.equal(plain.state[k], value) for k, value in here.state.items())
+    assert differs or "outliers" in settings, "the setting does nothing here"
