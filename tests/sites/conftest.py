@@ -1,0 +1,24 @@
+"""Images in folders, and an agreement on them."""
+
+from pathlib import Path
+
+import pytest
+
+from fczoo.sites.agreement import write_agreement
+from helpers_site_folders import SETTINGS, TASKS, write_images
+from helpers_sites import NAMES
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """See ``write_images``."""
+    root = tmp_path_factory.mktemp("images")
+    write_images(root)
+    return root
+
+
+@pytest.fixture
+def agreed(tmp_path: Path) -> Path:
+    """Folder of an agreement."""
+    write_agreement(tmp_path / "agreed", "hgp", NAMES, TASKS, SETTINGS)
+    return tmp_path / "agreed"

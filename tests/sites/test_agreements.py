@@ -1,0 +1,109 @@
+"""Sites with folders of images, and the three files on which they agree."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from fczoo import FczooError, create_method
+from fczoo.sites.agreement import read_agreement, write_agreement
+from fczoo.sites.folders import open_server, open_site
+from fczoo.sites.messages import CALL, REFUSAL, Call, Refusal, read, written
+from helpers_site_folders import CLASSES, SETTINGS, TASKS, simulated_folders
+from helpers_sites import NAMES, Here
+
+
+def way_of(agreed, data, folder):
+    agreement = read_agreement(agreed)
+    return Here({k: open_site(agreement, n, data / n, folder / n) for k, n in enumerate(agreement.sites)})
+
+
+@pytest.mark.parametrize("method", ["hgp", "icarl"])
+def test_folders_of_sites_give_the_numbers_of_a_simulation(agreed, data, tmp_path, method):
+    run = agreed / "run.toml"
+    run.write_text(run.read_text().replace('"hgp"', f'"{method}"'))
+    there = open_server(read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path)).run()
+    here = simulated_folders(agreed, data).run(create_method(method))
+    assert there.metrics["A_N"] == pytest.approx(here.metrics["A_N"], abs=1e-5)
+    np.testing.assert_allclose(np.concatenate(there.accuracy), np.concatenate(here.accuracy), atol=1e-5)
+    assert there.bytes_up == here.bytes_up > 0
+
+
+def test_a_class_list_in_another_order_changes_labels_alone(agreed, data, tmp_path):
+    """Original labels follow the list, tasks the schedule, and the order of the images neither."""
+    first = open_server(read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path / "a")).run()
+    (agreed / "classes.txt").write_text("\n".join(reversed(CLASSES)))
+    second = open_server(read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path / "b")).run()
+    assert first.class_order == [5, 1, 0, 4, 3, 2] and second.class_order == [0, 4, 5, 1, 2, 3]
+    assert first.accuracy == second.accuracy
+
+
+def test_a_site_with_another_schedule_refuses(agreed, data, tmp_path):
+    site = open_site(read_agreement(agreed), "lyon", data / "lyon", tmp_path / "lyon")
+    terms = {**site.terms, "schedule": [["bee", "fox"], *site.terms["schedule"][1:]]}
+    answer = site.answer(written(CALL, Call("a run", terms)))
+    reason = read(REFUSAL, answer, Refusal)[0].reason
+    assert reason == "schedule, entry 1, entry 1 is fox here and bee at the server; give both the same"
+
+
+def test_a_folder_that_is_no_class_is_named(agreed, data, tmp_path):
+    shutil.copytree(data / "lyon", tmp_path / "images")
+    (tmp_path / "images" / "bee").rename(tmp_path / "images" / "Bee")
+    with pytest.raises(FczooError, match=r"images/Bee is of no class in classes\.txt"):
+        open_site(read_agreement(agreed), "lyon", tmp_path / "images", tmp_path / "lyon")
+
+
+def test_the_server_needs_test_images_of_every_class(agreed, data, tmp_path):
+    shutil.copytree(data / "test", tmp_path / "test")
+    shutil.rmtree(tmp_path / "test" / "eel")
+    with pytest.raises(FczooError, match=r"no test image of class eel in .*test"):
+        open_server(read_agreement(agreed), tmp_path / "test", Here({}))
+
+
+def test_a_class_of_which_no_site_has_images_is_told(agreed, data, tmp_path):
+    (agreed / "classes.txt").write_text("\n".join([*CLASSES, "gnu"]))
+    tasks = {"tasks": [*map(list, TASKS), ["gnu"]]}
+    (agreed / "schedule.json").write_text(json.dumps(tasks))
+    shutil.copytree(data / "test", tmp_path / "test")
+    shutil.copytree(data / "test" / "ant", tmp_path / "test" / "gnu")
+    with pytest.raises(FczooError, match="no site has an image of task 4"):
+        open_server(read_agreement(agreed), tmp_path / "test", way_of(agreed, data, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("classes.txt", "ant\nbee\nant\n", "names class ant twice"),
+        ("classes.txt", "", "is empty"),
+        ("classes.txt", "../etc\n", "cannot name a folder"),
+        ("classes.txt", "\n".join(CLASSES[:-1]), "names class fox, which classes.txt lacks"),
+        ("classes.txt", "\n".join([*CLASSES, "gnu"]), "has no task for class gnu"),
+        ("schedule.json", "[]", "is no valid schedule: it holds no JSON object"),
+        ("schedule.json", '{"tasks": [["ant", 1]]}', "is no valid schedule: tasks"),
+        ("schedule.json", json.dumps({"tasks": [*TASKS, ["ant"]]}), "names class ant twice"),
+        ("schedule.json", json.dumps({"tasks": [*TASKS, []]}), "has a task without classes"),
+        ("run.toml", "method = 1", "is no valid run.toml: method"),
+        ("run.toml", "nonsense", "is no valid run.toml"),
+        ("run.toml", 'method = "hgp"\nsites = ["a", "a"]', "sites must be a list of different names"),
+        ("run.toml", 'method = "hpg"\nsites = ["a"]', "no method is called 'hpg'"),
+        ("run.toml", 'method = "hgp"\nsites = ["a"]\n[settings]\nclients = 4', "they are the sites"),
+        ("run.toml", 'method = "hgp"\nsites = ["a"]\n[settings]\nround = 4', "no option 'round'"),
+        ("run.toml", 'method = "joint"\nsites = ["a"]', "pools the images"),
+    ],
+)
+def test_files_of_an_agreement_are_checked(agreed, file, content, words):
+    (agreed / file).write_text(content)
+    with pytest.raises(FczooError, match=words) as caught:
+        read_agreement(agreed)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_agreement_is_not_overwritten(agreed):
+    with pytest.raises(FczooError, match="exists already"):
+        write_agreement(agreed, "hgp", NAMES, TASKS, SETTINGS)
+
+
+def test_no_site_has_another_name(agreed, data, tmp_path):
+    with pytest.raises(FczooError, match="no site is called 'london'"):
+        open_site(read_agreement(agreed), "london", data / "lyon", tmp_path)
