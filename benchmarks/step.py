@@ -8,7 +8,9 @@ method adds is stepped, PIL transforms image by image in the training thread, an
 a second forward a step. Both train the same tensors on the same images with the same loss, and end with
 the method's pass for class statistics, if it has one. The reference keeps one model for all its clients.
 Sides take turns after a warm-up, and a ratio is the median over the turns. Peak memory is measured in a
-process of its own a side. Weights are random, images synthetic: nothing is fetched.
+process of its own a side. ``of GEMM`` is the rate of fczoo's operations in matrix products and attention, as
+a part of the rate of the backbone's largest product alone, in the same precision and with as many threads:
+what is not 1 goes to everything else. Weights are random, images synthetic: nothing is fetched.
 """
 
 import ctypes
@@ -27,6 +29,7 @@ from typing import Any
 
 import click
 import torch
+import torch.nn.functional as F
 from step_sides import (
     AUGMENT,
     CONFIGS,
@@ -44,10 +47,12 @@ from step_sides import (
 )
 from tabulate import tabulate
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from fczoo import create_method
 from fczoo.core.backbone import Backbone
 from fczoo.data.views import AUGMENTS, DRAWS, Augment, ImageStore, get_augment
+from fczoo.federation.device import DTYPES
 from fczoo.federation.environment import peak_memory, reset_peak_memory, versions
 
 
@@ -79,6 +84,28 @@ def peak_mib(case: Case, variant: Variant | None) -> float:
     return (peak["cuda"] if case.device == "cuda" else peak.get("run", math.nan) - before) / 2**20
 
 
+def gemm_rate(case: Case, precision: str) -> float:
+    """Operations a second of the largest product in a block, for one batch: its best of many turns."""
+    config, dtype = CONFIGS[case.backbone], DTYPES[precision]
+    rows = case.batch_size * (1 + (config.image_size // config.patch_size) ** 2)
+    x = torch.randn(rows, config.dim, device=case.device, dtype=dtype)
+    weight = torch.randn(config.mlp_dim, config.dim, device=case.device, dtype=dtype)
+    taken = []
+    for _ in range(30):
+        begin = case.now()
+        for _ in range(10):
+            F.linear(x, weight)
+        taken.append((case.now() - begin) / 10)
+    return 2 * rows * config.dim * config.mlp_dim / min(taken)
+
+
+def operations(run: Side) -> int:
+    """Of one round, in matrix products and attention."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
 def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dict[str, Any]]:
     """One row a variant. ``gain`` and ``difference`` compare it with the first one of its precision."""
     check_gradients(case)
@@ -89,6 +116,7 @@ def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dic
     if memory:
         with ProcessPoolExecutor(1, get_context("forkserver"), max_tasks_per_child=1) as pool:
             peaks = {v: round(pool.submit(peak_mib, case, v).result()) for v in sides}
+    rates = {p: gemm_rate(case, p) for p in {v.precision for v in variants}}
     rows = []
     for v in variants:
         first = next(other for other in variants if other.precision == v.precision)
@@ -97,6 +125,7 @@ def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dic
             "image-steps/s": speed[v],
             "reference": speed[None],
             "ratio": speedup(times[None], times[v]),
+            "of GEMM": operations(sides[v]) / statistics.median(times[v]) / rates[v.precision],
             "MiB": peaks.get(v),
             "reference MiB": peaks.get(None),
             "gain": speedup(times[first], times[v]),

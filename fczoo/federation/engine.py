@@ -18,6 +18,7 @@ from fczoo.federation.controls import Controls
 from fczoo.federation.learning import MakeSteps
 from fczoo.federation.optimizers import Optimizers
 from fczoo.federation.plan import Plan
+from fczoo.federation.waiting import on_disk
 
 Tick = Callable[[int, float, Tensor], None]
 """Is told a client's number, its mean loss and those of its steps [n] when its training ends."""
@@ -64,7 +65,9 @@ class Engine:
             for client, (mean, steps) in answer.losses.items():
                 tick(client, mean, steps)
             sent = answer.payloads
-            if self.plan.offload:
+            if self.plan.waiting == "disk":
+                sent = [on_disk(p) for p in sent]
+            elif self.plan.waiting == "host":
                 sent = [p.holding({k: v.cpu() for k, v in p.items()}) for p in sent]
             payloads |= zip(group, sent, strict=True)
         return [payloads[i] for i in range(len(clients))]

@@ -1,6 +1,7 @@
 """How clients train, of all that a run's settings say."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -9,6 +10,8 @@ from fczoo.federation.settings import Settings
 
 TOGETHER_LIMIT = 4_000_000
 """Trained scalars a client, above which clients train one at a time unless told otherwise."""
+MEMORY_LIMIT = 250_000_000
+"""Trained scalars of all clients of a round, above which their uploads wait on a disk: 1 GB in float32."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,18 @@ class Plan:
     together: int = 1  # clients that share one forward
     cache_queries: bool = False  # query features of the test view, also where training views are random
     pass_size: int = 64  # batch of passes without training
-    offload: bool = False  # payloads wait in host memory, so that the device holds one client at a time
+    # where payloads wait for the merge: elsewhere than on the device, that holds one client at a time
+    waiting: Literal["device", "host", "disk"] = "device"
 
 
 def plan_of(settings: Settings, seed: int, device: torch.device, clients: int, trained_scalars: int) -> Plan:
     """The plan of a run of ``clients`` clients, each of which trains so many numbers."""
     s, accelerated = settings, device.type == "cuda"
+    waiting: Literal["device", "host", "disk"] = "device"
+    if s.drawn(clients) * trained_scalars > MEMORY_LIMIT:
+        waiting = "disk"
+    elif accelerated and trained_scalars > TOGETHER_LIMIT:
+        waiting = "host"
     return Plan(
         s.epochs,
         s.batch_size,
@@ -36,7 +45,7 @@ def plan_of(settings: Settings, seed: int, device: torch.device, clients: int, t
         group_size(s, device, clients, trained_scalars),
         s.cache_queries,
         256 if accelerated else 64,
-        accelerated and trained_scalars > TOGETHER_LIMIT,
+        waiting,
     )
 
 

@@ -143,13 +143,14 @@ def test_aggregators_and_attacks_mix_no_devices(spec: str) -> None:
         assert moved(bench).run(method).accuracy == bench.run(method).accuracy
 
 
-def test_uploads_that_wait_in_host_memory_mix_no_devices() -> None:
+@pytest.mark.parametrize("waiting", ["host", "disk"])
+def test_uploads_that_wait_elsewhere_mix_no_devices(waiting: str) -> None:
     """What an accelerator does with large uploads."""
     method, plan = small_method("hgp"), rounds.Run._plan
     bench = bench_of(method, 1, attack="gaussian:1", attackers=0.34, outliers=3.0, aggregator="norm_clip")
     with (
         pretend_device(),
-        mock.patch.object(rounds.Run, "_plan", lambda run: replace(plan(run), offload=True)),
+        mock.patch.object(rounds.Run, "_plan", lambda run: replace(plan(run), waiting=waiting)),
     ):
         assert moved(bench).run(method).accuracy == bench.run(method).accuracy
 

@@ -1,0 +1,86 @@
+"""Where rounds on many workers stop scaling, computed from what was measured on few.
+
+    python benchmarks/simulate.py --client-seconds 5 --download-mb 22 --upload-mb 22 --merge-ms 30
+
+A round as ``--cluster spread=clients`` has it: each worker gets the broadcast over the server's one link,
+then takes the next client as soon as it is free; uploads come back over the same link, one after another. The
+server hands out clients, and reads and merges uploads, one after another while others still train. Clients
+are not equally fast: ``--spread`` is the standard deviation of the logarithm of their seconds.
+
+Measure the costs with ``scale.py round`` (seconds a round) and ``fczoo show METHOD`` (bytes a client).
+"""
+
+import heapq
+import itertools
+
+import click
+import numpy as np
+from tabulate import tabulate
+
+
+def words(_: click.Context, __: click.Parameter, value: str) -> list[int]:
+    return [int(word) for word in value.split(",")]
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--workers", default="8,64,512", callback=words)
+@click.option("--clients", default="10,100,1000,10000", callback=words, help="Clients of a round.")
+@click.option("--client-seconds", default=5.0, help="Median time that a client trains.")
+@click.option("--spread", default=0.2, help="Of clients' times, see above.")
+@click.option("--download-mb", default=1.0, help="Broadcast to a worker.")
+@click.option("--upload-mb", default=1.0, help="Of a client.")
+@click.option("--link-mb-s", default=1000.0, help="Rate of the server's link, MB/s.")
+@click.option("--merge-ms", default=5.0, help="The server reads, checks and adds one upload.")
+@click.option("--dispatch-ms", default=20.0, help="What handing one client to a worker costs the server.")
+def main(workers: list[int], clients: list[int], **costs: float) -> None:
+    """Seconds and speed-up of one round, and what it waits for most."""
+    rows = []
+    for number in clients:
+        for count in workers:
+            seconds, alone, busy = one_round(number, count, **costs)
+            most = max(busy, key=lambda name: busy[name])
+            shares = [f"{100 * part / seconds:.0f}" for part in busy.values()]
+            rows.append([number, count, f"{seconds:.1f}", f"{alone / seconds:.1f}", *shares, most])
+    head = ["clients", "workers", "seconds", "speed-up", "workers busy, %", "link busy, %", "server busy, %"]
+    print(tabulate(rows, [*head, "busiest"], disable_numparse=True))
+
+
+def one_round(
+    clients: int,
+    workers: int,
+    *,
+    client_seconds: float,
+    spread: float,
+    download_mb: float,
+    upload_mb: float,
+    link_mb_s: float,
+    merge_ms: float,
+    dispatch_ms: float,
+) -> tuple[float, float, dict[str, float]]:
+    """Seconds of a round, those of all clients in one process, and for how long each part of it was busy."""
+    trains = client_seconds * np.exp(spread * np.random.default_rng(0).standard_normal(clients))
+    waiting = iter(trains.tolist())
+    down, up, taking_part = download_mb / link_mb_s, upload_mb / link_mb_s, min(workers, clients)
+    link, server, order = taking_part * down, 0.0, itertools.count()
+    events = [((worker + 1) * down, next(order), "free") for worker in range(taking_part)]
+    while events:
+        now, _, happened = heapq.heappop(events)
+        if happened == "trained":
+            link = max(link, now) + up
+            heapq.heappush(events, (link, next(order), "arrived"))
+            happened = "free"
+        if happened == "arrived":
+            server = max(server, now) + merge_ms / 1000
+        elif (seconds := next(waiting, None)) is not None:
+            server = max(server, now) + dispatch_ms / 1000
+            heapq.heappush(events, (server + seconds, next(order), "trained"))
+    busy = {
+        "workers": float(trains.sum()) / taking_part,
+        "link": taking_part * down + clients * up,
+        "server": clients * (dispatch_ms + merge_ms) / 1000,
+    }
+    return server, float(trains.sum()), busy
+
+
+if __name__ == "__main__":
+    main()

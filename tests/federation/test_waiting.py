@@ -1,0 +1,83 @@
+"""Uploads that wait on a disk for the merge."""
+
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from fczoo import Payload, Settings
+from fczoo.federation import rounds
+from fczoo.federation.plan import plan_of
+from fczoo.federation.waiting import on_disk
+from fczoo.testing.world import small_method, toy_bench
+
+KINDS = {
+    "floats": torch.tensor([[1.5, -0.0], [float("nan"), 3e-39]]),
+    "half": torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16),
+    "wide": torch.tensor([1 / 3], dtype=torch.float64),
+    "labels": torch.tensor([5, -1]),
+    "flags": torch.tensor([True, False, True]),
+    "one number": torch.tensor(2.5),
+    "nothing": torch.empty(0, 3),
+    "turned": torch.arange(6.0).view(2, 3).T,
+}
+
+
+def test_what_waits_is_what_came(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
+    back = on_disk(Payload(KINDS, client=3, num_samples=7))
+    assert (back.client, back.num_samples, list(back)) == (3, 7, list(KINDS))
+    for name, value in KINDS.items():
+        assert back[name].dtype == value.dtype and back[name].shape == value.shape
+        assert torch.equal(back[name], value) or name == "floats"
+    assert back["floats"].view(torch.int32).equal(KINDS["floats"].view(torch.int32))
+    assert not list(tmp_path.rglob("*.*"))  # no name is left behind
+
+
+def test_nothing_waits_as_nothing(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
+    assert not on_disk(Payload({}, client=1))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says how much memory is of no file")
+def test_what_waits_takes_no_memory(monkeypatch, tmp_path: Path):
+    """Six uploads of 40 MB: less than two of them are in memory that no file backs."""
+
+    def anonymous() -> int:
+        said = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(said["RssAnon"].split()[0]) * 1024
+
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
+    before = anonymous()
+    kept = [on_disk(Payload({"w": torch.full((10_000_000,), float(k))}, k)) for k in range(6)]
+    assert sum(float(p["w"].mean()) for p in kept) == 15
+    assert anonymous() - before < 2 * 40_000_000
+
+
+def test_a_run_is_the_same(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
+    method, plan = small_method("hgp"), rounds.Run._plan
+    settings = {"aggregator": "median", "outliers": 3.0}
+    expected = toy_bench(**settings).run(method)
+    with (
+        mock.patch.object(rounds.Run, "_plan", lambda run: replace(plan(run), waiting="disk")),
+        mock.patch("fczoo.federation.engine.on_disk", side_effect=on_disk) as waited,
+    ):
+        found = toy_bench(**settings).run(method)
+    assert waited.called
+    assert found.accuracy == expected.accuracy
+
+
+@pytest.mark.parametrize(
+    "participants, scalars, waits", [(10, 25_000_000, "device"), (11, 25_000_000, "disk"), (10, 0, "device")]
+)
+def test_a_gigabyte_waits_on_a_disk(participants: int, scalars: int, waits: str):
+    settings = Settings(dataset="digits", clients=100, participation=float(participants))
+    assert plan_of(settings, 0, torch.device("cpu"), 100, scalars).waiting == waits
+
+
+def test_an_accelerator_keeps_large_uploads_in_host_memory():
+    settings = Settings(dataset="digits")
+    assert plan_of(settings, 0, torch.device("cuda"), 2, 5_000_000).waiting == "host"
