@@ -13,11 +13,9 @@ NAMED = 0.08  # share of a bar from which on its option stands in it
 
 def check_plot(path: Path) -> None:
     """Raise FczooError without matplotlib, and for a kind of picture that it does not write."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise FczooError("a picture needs matplotlib; run pip install 'fczoo[plot]'") from error
-    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    from fczoo.reports.drawing import pyplot
+
+    kinds = sorted(pyplot().Figure().canvas.get_supported_filetypes())
     if path.suffix.removeprefix(".").lower() not in kinds:
         raise FczooError(f"--plot {path} names no kind of picture; end it in one of .{', .'.join(kinds)}")
 

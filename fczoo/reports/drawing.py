@@ -47,7 +47,7 @@ def pyplot() -> Any:
     try:
         from matplotlib import pyplot, use
     except ImportError as error:
-        raise FczooError("plots need matplotlib; pip install 'fczoo[plot]'") from error
+        raise FczooError("a picture needs matplotlib; run pip install 'fczoo[plot]'") from error
     use("agg")
     return pyplot
 

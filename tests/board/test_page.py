@@ -153,7 +153,10 @@ def test_the_page_needs_no_matplotlib_and_its_pictures_say_so(page, monkeypatch)
     assert reported(page.parent / "runs", out).read_text() == page.read_text()
     words = ["report", str(page.parent / "runs"), "--html", str(out), "--figures", str(page.parent / "never")]
     done = CliRunner().invoke(main, words)
-    assert done.exit_code == 1 and done.stderr == "Error: plots need matplotlib; pip install 'fczoo[plot]'\n"
+    assert (
+        done.exit_code == 1
+        and done.stderr == "Error: a picture needs matplotlib; run pip install 'fczoo[plot]'\n"
+    )
 
 
 DRAWN = """
