@@ -135,11 +135,17 @@ def toy_bench(dtype: torch.dtype = torch.float64, domains: bool = False, **setti
 def small_method(name: str, **options: Any) -> Method:
     """A method by name whose whole numbers are replaced by their roots, which is fast and keeps their order.
 
+    Numbers of steps are replaced by the roots of these.
     ``options`` are set as given. Raises FczooError for an unknown method or option.
     """
     roots = {
-        f.name: max(math.isqrt(f.default), f.metadata.get("low") or 0)
+        f.name: max(_root(f.name, f.default), f.metadata.get("low") or 0)
         for f in fields(METHODS.get(name))
         if type(f.default) is int
     }
     return create_method(name, **{**roots, **options})
+
+
+def _root(option: str, default: int) -> int:
+    root = math.isqrt(default)
+    return math.isqrt(root) if "steps" in option else root

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,23 +116,44 @@ def test_everything_that_waits_is_counted() -> None:
     assert waits == {"to the device": 1, "to the host": 3, "value": 3, "shape": 2}
 
 
+@contextmanager
+def waits_of_steps(device: PretendDevice) -> Iterator[Counter[tuple[str, str]]]:
+    """Where training steps wait for the device."""
+    found = Counter[tuple[str, str]]()
+    steps = Learning.steps
+
+    def watched(*args: Any) -> None:
+        before = device.waits.copy()
+        steps(*args)
+        found.update(device.waits - before)
+
+    with mock.patch.object(Learning, "steps", watched):
+        yield found
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("together, augment", [(1, "none"), (3, "crop")])
 @pytest.mark.parametrize("name", METHODS.names())
-def test_method_mixes_no_devices(name: str, together: int, tmp_path: Path) -> None:
-    """Attacked, guarded, protected, killed after the first round and resumed: the accuracy is the CPU's."""
+def test_method_mixes_no_devices(name: str, together: int, augment: str, tmp_path: Path) -> None:
+    """Attacked, guarded, protected, killed after the first round and resumed: the accuracy is the CPU's.
+
+    Where views are random, a training step waits for nothing: the host only queues work, even the loss is
+    read once a round.
+    """
     method = method_of(name)
     settings = {"attack": "gaussian:1", "attackers": 0.34, "together": together, **protection(method)}
-    bench = bench_of(method, **settings)
+    bench = bench_of(method, augment=augment, **settings)
     expected = bench.run(method)
     path = tmp_path / "checkpoint.safetensors"
-    with pretend_device():
+    with pretend_device() as device, waits_of_steps(device) as waits:
         there = moved(bench)
+        there.train.query(torch.arange(len(there.train.labels)))
         with pytest.raises(Killed):
             there.run(method, checkpoint=Checkpoint(path, kill), probe=Probe(tmp_path))
         result = there.run(method, checkpoint=Checkpoint(path), probe=Probe(tmp_path))
     assert result.accuracy == expected.accuracy
     assert result.rejected == expected.rejected
+    assert augment == "none" or not waits
 
 
 @pytest.mark.parametrize("spec", [*ROBUST, *(f"attack {name}" for name in ATTACKS.names())])
@@ -155,36 +178,11 @@ def test_uploads_that_wait_elsewhere_mix_no_devices(waiting: str) -> None:
         assert moved(bench).run(method).accuracy == bench.run(method).accuracy
 
 
-def waits_of_steps(device: PretendDevice, method: Method, **settings: Any) -> Counter[tuple[str, str]]:
-    """Waits within the training steps of two tasks, once the query features of all images are known."""
-    found = Counter[tuple[str, str]]()
-    steps = Learning.steps
-
-    def watched(*args: Any) -> None:
-        before = device.waits.copy()
-        steps(*args)
-        found.update(device.waits - before)
-
-    bench = moved(bench_of(method, **settings))
-    bench.train.query(torch.arange(len(bench.train.labels)))
-    with mock.patch.object(Learning, "steps", watched):
-        bench.run(method)
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("together", [1, 3])
-@pytest.mark.parametrize("name", METHODS.names())
-def test_a_training_step_waits_for_nothing(name: str, together: int) -> None:
-    """The host only queues work: even the loss is read once a round."""
-    with pretend_device() as device:
-        assert not waits_of_steps(device, method_of(name), augment="crop", together=together)
-
-
 def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
     """Where the view is fixed, the teacher's outputs are looked up image by image: the one wait left."""
-    with pretend_device() as device:
-        waits = waits_of_steps(device, method_of("lwf"), augment="none")
+    method = method_of("lwf")
+    with pretend_device() as device, waits_of_steps(device) as waits:
+        moved(bench_of(method, augment="none")).run(method)
     assert set(waits) == {("to the host", "learning.py:_with_teacher")}
 
 
