@@ -2,6 +2,7 @@
 
 import os
 import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,10 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 def versions() -> dict[str, str]:
     """Versions that can change a number."""
-    import numpy
-    import timm
-    import torchvision
-
-    modules = {"torch": torch, "torchvision": torchvision, "timm": timm, "numpy": numpy}
+    others = ("torchvision", "timm", "numpy")  # not imported for it: that takes two seconds
     return {
         "fczoo": __version__,
         "python": platform.python_version(),
-        **{k: m.__version__ for k, m in modules.items()},
+        "torch": torch.__version__,
+        **{name: version(name) for name in others},
     }

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.stats import ttest_rel
-
 from fczoo.reports.columns import COLUMNS, Column
 from fczoo.reports.runs import Experiment, Line
 
@@ -102,4 +100,6 @@ def p_value(a: Entry, b: Entry) -> float | None:
     differences = [a.by_seed[s] - b.by_seed[s] for s in seeds]
     if max(differences) - min(differences) < 1e-9:  # the test divides by their spread
         return 0.0 if abs(differences[0]) > 1e-9 else 1.0
+    from scipy.stats import ttest_rel  # takes a second
+
     return float(ttest_rel([a.by_seed[s] for s in seeds], [b.by_seed[s] for s in seeds]).pvalue)

@@ -98,8 +98,13 @@ def test_told_to_stop_the_jobs_save_their_round(slurm, tmp_path):
     bench.send_signal(signal.SIGTERM)
     code, said = ended(bench)
     assert code == 128 + signal.SIGTERM and "Traceback" not in said, said
-    told = subprocess.run(["squeue", "-h", "-o", "%A"], env=slurm, capture_output=True, text=True)
-    assert not told.stdout.split()
+    listed = ["squeue", "-h", "-o", "%A"]
+    for _ in range(20):  # Slurm takes a moment to see that a job's process has ended
+        queue = subprocess.run(listed, env=slurm, capture_output=True, text=True).stdout.split()
+        if not queue:
+            break
+        time.sleep(1)
+    assert not queue
     assert list((tmp_path / "run").rglob("checkpoint.safetensors"))
 
 
