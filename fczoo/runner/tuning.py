@@ -6,6 +6,7 @@ not keep old data cannot tune on tasks that have not come yet (Chaudhry et al., 
 with A-GEM, ICLR 2019).
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -26,6 +27,7 @@ from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.federation.benchmark import Bench
 from fczoo.federation.code import code_of
+from fczoo.federation.observer import Observer, Silent
 from fczoo.federation.settings import Settings
 from fczoo.federation.stream import split, whole_stream
 from fczoo.runner.progress import say
@@ -87,11 +89,11 @@ def tune(methods: Sequence[str], settings: Settings, effort: Effort, out: Path, 
     steps = len(_opened(own, effort).stream.train.labels) * own.rounds * own.epochs
     search = partial(_search, settings=own, effort=effort, out=out)
     if jobs == 1:
-        found = dict(map(search, methods))
+        found = dict(map(partial(search, observer=Silent()), methods))
     else:
         _opened.cache_clear()  # every worker opens its own
         with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}) as workers:
-            found = dict(workers.map(search, methods))
+            found = dict(workers.map(partial(search, observer=Led(os.getpid())), methods))
     tuned = Tuned(settings=own.portable(), effort=asdict(effort), image_steps=steps, methods=found)
     write_record(out / TUNED, FORMAT, msgspec.to_builtins(tuned))
     return tuned
@@ -102,7 +104,21 @@ def read_tuned(path: Path) -> Tuned:
     return read_record(path, "file of fczoo tune", Tuned, FORMAT)
 
 
-def _search(name: str, settings: Settings, effort: Effort, out: Path) -> tuple[str, TunedMethod]:
+@dataclass(frozen=True)
+class Led(Silent):
+    """In a worker: ends it after the round in which the command that began it has died, as by a kill."""
+
+    command: int  # its process
+
+    def round(self, record: dict[str, Any]) -> None:
+        """What ended is in the search's file; the trial that is broken off is made again."""
+        if os.getppid() != self.command:
+            os._exit(1)  # loky's worker would wait for more work after an exception
+
+
+def _search(
+    name: str, settings: Settings, effort: Effort, out: Path, observer: Observer
+) -> tuple[str, TunedMethod]:
     """All trials of one method, kept in ``NAME.db`` as they end; the first has the method's own values."""
     try:
         import optuna
@@ -132,7 +148,7 @@ def _search(name: str, settings: Settings, effort: Effort, out: Path) -> tuple[s
         score = 0.0
         try:
             method = create_method(name, settings.dataset, **{**usual, **values})
-            score = bench.run(method, effort.seed).metrics["A_N"]
+            score = bench.run(method, effort.seed, observer).metrics["A_N"]
         except FczooError as error:  # it diverged, or its values do not go together: that counts as a trial
             trial.set_user_attr("error", str(error))
         study.tell(trial, score)

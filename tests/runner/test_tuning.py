@@ -1,6 +1,11 @@
 """``fczoo tune``: no test image is seen, the effort is equal, and ``bench`` takes what was found."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +35,35 @@ def refused(*arguments: str) -> str:
     assert done.exit_code != 0
     assert len(done.output.strip().splitlines()) == 1
     return done.output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
+def test_workers_end_with_a_command_that_is_killed(tmp_path: Path):
+    """They would go on with all trials of their methods."""
+    words = ["--methods", "fedavg,fedclm", "--trials", "50", "--jobs", "2", "--out", str(tmp_path)]
+    command = subprocess.Popen([sys.executable, "-m", "fczoo", "tune", *words], start_new_session=True)
+    wait_for(lambda: len(list(tmp_path.glob("*.db"))) == 2)
+    command.kill()
+    command.wait()
+    wait_for(lambda: not living(command.pid))
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if happened():
+            return
+        time.sleep(0.2)
+    raise AssertionError("it did not happen within two minutes")
+
+
+def living(group: int) -> bool:
+    """Whether a process of the group still lives."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")
