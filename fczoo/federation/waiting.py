@@ -41,7 +41,7 @@ def _append(file: IO[bytes], value: Tensor) -> int:
     """Write a tensor at the end of a file; returns where it begins."""
     start = math.ceil(file.tell() / ALIGNED) * ALIGNED
     file.write(bytes(start - file.tell()))
-    file.write(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    file.write(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return start
 
 
