@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,30 +11,28 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 
-SMALL = ["--train-per-class", "6", "--test-per-class", "2", "--tasks", "2", "--clients", "2"]
-SMALL += ["--rounds", "1", "--epochs", "1", "--out", "run"]
-USED = {  # kind -> how a run uses it
-    "method": ["--methods", "mine_too", "--partition", "iid"],
-    "partitioner": ["--methods", "fedncm", "--partition", "mine_too:2"],
-    "aggregator": ["--methods", "fedavg", "--set", "fedavg.tune=head", "--aggregator", "mine_too:0.2"],
-    "attack": [
+USED = [  # how a run uses all kinds at once
+    *(
         "--methods",
-        "fedavg",
-        "--set",
-        "fedavg.tune=head",
-        "--attack",
-        "mine_too:0.2",
-        "--attackers",
-        "0.5",
-    ],
-    "dataset": ["--methods", "fedncm", "--dataset", "mine_too", "--data-root", "data"],
-}
+        "my_method",
+        "--partition",
+        "my_partitioner:2",
+        "--dataset",
+        "my_dataset",
+        "--data-root",
+        "data",
+    ),
+    *("--aggregator", "my_aggregator:0.2", "--attack", "my_attack:0.2", "--attackers", "0.5"),
+    *("--train-per-class", "6", "--test-per-class", "2", "--tasks", "2", "--clients", "2"),
+    *("--rounds", "1", "--epochs", "1", "--out", "run"),
+]
+KINDS = ("method", "partitioner", "aggregator", "attack", "dataset")
 
 
-def python(*arguments: str, cwd: Path, site: Path | None = None) -> str:
-    environment = {**os.environ, "FCZOO_HOME": str(cwd / "home")} | (
-        {"PYTHONPATH": str(site)} if site else {}
-    )
+def python(*arguments: str, cwd: Path, site: Sequence[Path] = ()) -> str:
+    environment = {**os.environ, "FCZOO_HOME": str(cwd / "home")}
+    if site:
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, site))
     command = [sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,22 +40,30 @@ def python(*arguments: str, cwd: Path, site: Path | None = None) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", USED)
-def test_a_new_plugin_passes_its_test_and_is_seen(kind: str, tmp_path: Path) -> None:
-    folder, site = tmp_path / "fczoo-mine-too", tmp_path / "site"
-    said = python("-m", "fczoo", "new", kind, "mine_too", cwd=tmp_path)
-    assert said == f"Written to {folder.name}. Next: pip install -e {folder.name} && pytest {folder.name}\n"
-    files = {"fczoo_mine_too.py", "test_mine_too.py", "pyproject.toml"}
-    assert {path.name for path in folder.iterdir()} == files
-    assert " passed" in python("-m", "pytest", "-p", "no:cacheprovider", cwd=folder)
+def test_new_plugins_pass_their_tests_and_are_seen(tmp_path: Path) -> None:
+    site, folders = tmp_path / "site", [tmp_path / f"fczoo-my-{kind}" for kind in KINDS]
+    for kind, folder in zip(KINDS, folders, strict=True):
+        said = python("-m", "fczoo", "new", kind, f"my_{kind}", cwd=tmp_path)
+        name = folder.name
+        assert said == f"Written to {name}. Next: pip install -e {name} && pytest {name}\n"
+        files = {f"fczoo_my_{kind}.py", f"test_my_{kind}.py", "pyproject.toml"}
+        assert {path.name for path in folder.iterdir()} == files
+    tests = [
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        *(f"{folder.name}/test_my_{kind}.py" for kind, folder in zip(KINDS, folders, strict=True)),
+    ]
+    assert " passed" in python(*tests, cwd=tmp_path, site=[*folders])
 
     install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
-    python(*install, str(folder), cwd=tmp_path)
-    assert "mine_too" in python("-m", "fczoo", "list", f"{kind}s", cwd=tmp_path, site=site)
-    if kind == "dataset":
-        write = "from pathlib import Path; from test_mine_too import imitation; imitation(Path('../data'))"
-        python("-c", write, cwd=folder)
-    printed = python("-m", "fczoo", "bench", *USED[kind], *SMALL, cwd=tmp_path, site=site)
+    python(*install, *map(str, folders), cwd=tmp_path)
+    for kind in KINDS:
+        assert f"my_{kind}" in python("-m", "fczoo", "list", f"{kind}s", cwd=tmp_path, site=[site])
+    write = "from pathlib import Path; from test_my_dataset import imitation; imitation(Path('../data'))"
+    python("-c", write, cwd=tmp_path / "fczoo-my-dataset")
+    printed = python("-m", "fczoo", "bench", *USED, cwd=tmp_path, site=[site])
     assert "Written to run" in printed and (tmp_path / "run" / "bench.json").is_file()
 
 
