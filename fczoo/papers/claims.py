@@ -149,13 +149,17 @@ class PlainClaim(Claim):
         return regime(self.partition or "dirichlet:0.5")
 
     def matches(self, line: Line, side: Side) -> bool:
-        """As ever, and no ablation: but for what is tuned, the method as it comes on the data set."""
+        """As ever, and no ablation: but for what is tuned, the method as it comes on the data set.
+
+        An option that the run does not know came later, as another name or for something new.
+        """
         result = line.results[0]
         if not super().matches(line, side):
             return False
         made = create_method(side.method, result.settings["dataset"])
         tuned = {*spaces(type(made)), *(f.name for f in fields(PromptedHead)), *side.options}
-        usual = {k: v for k, v in through_json(asdict(made)).items() if k not in tuned}
+        options = through_json(asdict(made)).items()
+        usual = {k: v for k, v in options if k not in tuned and k in result.options}
         return _has(result.options, {k: v for k, v in usual.items() if not k.startswith("lr")})
 
 

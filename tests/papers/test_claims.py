@@ -57,6 +57,14 @@ def test_an_ablation_does_not_pass_for_the_method_in_a_plain_claim(tmp_path):
     ]
 
 
+def test_an_option_that_came_later_keeps_no_run_from_a_plain_claim(tmp_path):
+    run(tmp_path / "a", "fedncm", {0: 40.0, 1: 50.0, 2: 60.0})
+    before = {"ridge": 1.0, "scaled": False, "normalise": False, "features": "plain"}  # now lift
+    write_run(tmp_path / "b", {"fedridge": {0: 52.0, 1: 60.0, 2: 68.0}}, before, partition="dirichlet:0.5")
+    ((verdict, _),) = get_claim("ridge-ncm").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds"
+
+
 def test_a_plain_claim_is_judged_like_a_printed_one(tmp_path):
     run(tmp_path / "a", "fedavg", {0: 52.0, 1: 60.0, 2: 68.0}, tune="head", head_init="means")
     run(tmp_path / "b", "fedavg", {0: 40.0, 1: 50.0, 2: 60.0}, tune="head", head_init="default")
