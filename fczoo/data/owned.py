@@ -12,9 +12,11 @@ class Owned(Sequence[np.ndarray]):
 
     def __init__(self, parts: Iterable[np.ndarray]):
         listed = list(parts)
-        self.positions = np.concatenate([np.empty(0, dtype=np.int64), *listed])  # of all clients in turn
+        self.positions = _compact(np.concatenate([np.empty(0, dtype=np.int64), *listed]))  # of all in turn
         self.sizes = np.array([len(part) for part in listed], dtype=np.int64)  # [clients] images
-        self._starts = np.concatenate([[0], np.cumsum(self.sizes)])  # [clients + 1] in ``positions``
+        self._starts = _compact(
+            np.concatenate([[0], np.cumsum(self.sizes)])
+        )  # [clients + 1] in ``positions``
 
     @staticmethod
     def of(parts: Iterable[np.ndarray]) -> "Owned":
@@ -24,7 +26,7 @@ class Owned(Sequence[np.ndarray]):
     def within(self, order: np.ndarray) -> "Owned":
         """The same images by their place in ``order``, ascending, instead of their position."""
         other = copy(self)
-        other.positions = np.searchsorted(order, self.positions)
+        other.positions = _compact(np.searchsorted(order, self.positions))
         return other
 
     def __len__(self) -> int:
@@ -40,7 +42,14 @@ class Owned(Sequence[np.ndarray]):
         if not -len(self) <= client < len(self):
             raise IndexError(client)
         client %= len(self)
-        return self.positions[self._starts[client] : self._starts[client + 1]]
+        return self.positions[self._starts[client] : self._starts[client + 1]].astype(np.int64)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[client] for client in range(len(self)))
+
+
+def _compact(numbers: np.ndarray) -> np.ndarray:
+    """The numbers in half the memory, if they fit."""
+    small = np.iinfo(np.int32)
+    fit = small.min <= numbers.min(initial=0) and numbers.max(initial=0) <= small.max
+    return numbers.astype(np.int32) if fit else numbers

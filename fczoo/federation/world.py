@@ -62,9 +62,14 @@ class World:
 
     def held(self, task: Task) -> torch.Tensor:
         """[task.stop] whether any client has had images of each class so far."""
-        owned = np.concatenate([own.positions for own in self._places[: task.index + 1]])
-        labels = torch.from_numpy(self.stream.train.labels[owned])
-        return torch.bincount(labels, minlength=task.stop)[: task.stop] > 0
+        return self._held[task.index, : task.stop]
+
+    @cached_property
+    def _held(self) -> torch.Tensor:
+        """[T, C] whether any client has had images of each class by each task; asked for at every answer."""
+        labels, classes = self.stream.train.labels, self.stream.tasks[-1].stop
+        of_task = [np.bincount(labels[own.positions], minlength=classes) > 0 for own in self._places]
+        return torch.from_numpy(np.logical_or.accumulate(of_task))
 
     @cached_property
     def _places(self) -> tuple[Owned, ...]:

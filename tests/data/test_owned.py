@@ -36,7 +36,13 @@ def test_a_partition_costs_no_array_a_client():
     partition = Partition("toy", "by hand", 0, (0,), ([PARTS[1]] * 10_000,))
     (owned,) = partition.tasks
     arrays = [value for value in vars(owned).values() if isinstance(value, np.ndarray)]
-    assert sum(array.nbytes for array in arrays) == 8 * (0 + 10_000 + 10_001)
+    assert sum(array.nbytes for array in arrays) == 8 * 10_000 + 4 * 10_001
+
+
+def test_what_does_not_fit_is_kept_whole():
+    """A foreign file may name any position; it is refused for what it says, not for its remainder."""
+    far = 2**32 + 5
+    assert [part.tolist() for part in Owned([np.array([-1, 7]), np.array([far])])] == [[-1, 7], [far]]
 
 
 @pytest.mark.parametrize("joined", [(), (3, 3)])
