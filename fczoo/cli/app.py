@@ -13,6 +13,7 @@ from fczoo.cli.claims import claims
 from fczoo.cli.data import data, partition
 from fczoo.cli.look import doctor, list_command, show
 from fczoo.cli.new import new
+from fczoo.cli.site import site
 from fczoo.cli.tables import compare, papers, report, reproduce
 from fczoo.cli.tune import tune
 from fczoo.core.errors import FczooError
@@ -92,5 +93,6 @@ for command in (
     show,
     doctor,
     new,
+    site,
 ):
     main.add_command(command)

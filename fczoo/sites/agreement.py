@@ -101,7 +101,7 @@ def read_agreement(folder: Path) -> Agreement:
     method = create_method(run.method, **run.options)
     settings = Settings.for_dataset(
         DATASET,
-        **{"participation": 1.0, **run.settings},
+        **run.settings,
         clients=len(run.sites),
         tasks=tuple(len(task) for task in tasks),
         class_order=tuple(classes.index(name) for task in tasks for name in task),

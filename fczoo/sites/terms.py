@@ -9,9 +9,10 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.data.stream import Stream
-from fczoo.federation.code import code_of, digest
+from fczoo.federation.code import code_of, digest, digest_of
 from fczoo.federation.environment import versions
 from fczoo.federation.settings import Settings
+from fczoo.federation.uplink import Uplink
 
 OWN = ("data_root", "backbone", "device", "together")  # settings that each may have as it likes
 SIMULATED = ("attack", "drop_rate", "train_per_class", "joining")  # settings that only a simulation can have
@@ -26,7 +27,11 @@ def terms_of(s: Settings, stream: Stream, backbone: Backbone, method: Method, se
         "seed": seed,
         "setting": {name: value for name, value in asdict(s).items() if name not in OWN},
         "backbone": backbone.sha256,
-        "version": {**versions(), "source of fczoo": digest(code_of(s, method))},
+        "version": {
+            **versions(),
+            "source of fczoo": digest(code_of(s, method)),
+            "source of its sites": digest_of("fczoo.sites.site"),
+        },
     }
     plain: dict[str, Any] = through_json(terms)
     return plain
@@ -54,6 +59,7 @@ def check_sites(settings: Settings, method: Method) -> None:
         raise FczooError(
             "noise from the seed can be taken off again by a server that knows it; say dp_secure = true"
         )
+    Uplink(method, settings, 0, settings.clients).check()
 
 
 def _class_list(stream: Stream) -> list[str]:

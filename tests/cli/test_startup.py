@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 for words in (
     ["--version"], ["--help"], ["bench", "--help"], ["leaderboard", "--help"], ["submit", "--help"],
+    ["site", "start", "--help"],
     ["list"], ["list", "methods"], ["list", "baselines"],
     ["list", "datasets"], ["list", "partitioners"], ["list", "aggregators"], ["list", "attacks"],
     ["list", "protocols"], ["list", "releases"], ["list", "quirks"], ["list", "backbones"],

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from fczoo import FczooError, create_method
+from fczoo.cli.app import main
 from fczoo.sites.agreement import read_agreement, write_agreement
 from fczoo.sites.folders import open_server, open_site
 from fczoo.sites.messages import CALL, REFUSAL, Call, Refusal, read, written
@@ -89,6 +92,7 @@ def test_a_class_of_which_no_site_has_images_is_told(agreed, data, tmp_path):
         ("run.toml", 'method = "hpg"\nsites = ["a"]', "no method is called 'hpg'"),
         ("run.toml", 'method = "hgp"\nsites = ["a"]\n[settings]\nclients = 4', "they are the sites"),
         ("run.toml", 'method = "hgp"\nsites = ["a"]\n[settings]\nround = 4', "no option 'round'"),
+        ("run.toml", 'method = "hgp"\nsites = ["a"]\n[settings]\ndp_clip = 1.0', "--dp-clip covers updates"),
         ("run.toml", 'method = "joint"\nsites = ["a"]', "pools the images"),
     ],
 )
@@ -107,3 +111,10 @@ def test_an_agreement_is_not_overwritten(agreed):
 def test_no_site_has_another_name(agreed, data, tmp_path):
     with pytest.raises(FczooError, match="no site is called 'london'"):
         open_site(read_agreement(agreed), "london", data / "lyon", tmp_path)
+
+
+def test_without_flower_a_run_over_it_is_refused(agreed, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    words = ["site", "init", str(tmp_path / "out"), "--agreed", str(agreed), "--address", "localhost:1"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1 and "pip install 'fczoo[flower]'" in done.output

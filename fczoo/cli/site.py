@@ -1,0 +1,79 @@
+"""``fczoo site``: runs between institutions, each of which keeps its images."""
+
+from pathlib import Path
+
+import click
+
+from fczoo.core.errors import FczooError
+
+
+@click.group()
+def site() -> None:
+    """Runs between institutions that keep their images, over Flower."""
+
+
+@site.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--agreed",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of classes.txt, schedule.json and run.toml.",
+)
+@click.option("--address", required=True, metavar="HOST:PORT", help="Where all sites reach the server.")
+def init(out: Path, agreed: Path, address: str) -> None:
+    """Write OUT: a folder for the server and one for each site, with keys and certificates.
+
+    Give each site its own folder, and nobody another one's: it holds the key by which the server knows the
+    site.
+    """
+    from fczoo.sites.flower import write_federation
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise FczooError(f"--address {address} is no HOST:PORT; give one such as server.example.org:9443")
+    agreement = write_federation(out, agreed, host, int(port))
+    click.echo(f"Written to {out}: {', '.join(['server', *agreement.sites])}. Next, at each of them:")
+    click.echo("  fczoo site start FOLDER --images DIR")
+
+
+@site.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--images",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of class folders: a site's own images, or the server's test images.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    help="Server: seconds for which it waits for a site before the round goes on without it.",
+)
+def start(folder: Path, images: Path, patience: float) -> None:
+    """Be the site whose FOLDER it is, until stopped; or the server, until the run is over."""
+    from fczoo.sites.flower import LOG
+    from fczoo.sites.flower import start as begin
+
+    click.echo(f"Begun; Ctrl-C ends it. What Flower says is in {folder / LOG}")
+    ended = begin(folder, images, patience)
+    if ended is not None:
+        result, sent = ended.result, ended.result.bytes_up + ended.result.bytes_down
+        click.echo(result.table())
+        click.echo(f"A_N {result.metrics['A_N']:.1f}; in {folder / 'result.json'}")
+        click.echo(
+            f"{ended.seconds:.0f} s; {ended.wire / 1e6:.2f} MB on the wire, {sent / 1e6:.2f} MB of tensors"
+        )
+
+
+@site.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def status(folder: Path) -> None:
+    """Say how the run of the server with this FOLDER gets on, while it is up."""
+    from fczoo.sites.flower import status as runs
+
+    for run in runs(folder):
+        traffic = run["network-traffic"]["total-bytes"] / 1e6
+        click.echo(f"run {run['run-id']}: {run['status']}, {run['elapsed']:.0f} s, {traffic:.1f} MB")

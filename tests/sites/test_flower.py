@@ -1,0 +1,163 @@
+"""A server and three nodes of Flower on this machine, with TLS and keys: the numbers of a simulation."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from socket import socket
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fczoo import create_method
+from fczoo.cli.app import main
+from fczoo.federation.result import read_result
+from fczoo.federation.wire import unpack
+from fczoo.sites.flower import LOG
+from fczoo.sites.site import KEPT
+from helpers_site_folders import simulated_folders
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+
+LONGEST = 420.0  # seconds for which anything is waited for
+
+
+@contextmanager
+def process(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command of fczoo with all that it starts, ended afterwards."""
+    with log.open("ab") as out:
+        command = [sys.executable, "-m", "fczoo", "site", "start", *words]
+        started = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+        try:
+            yield started
+        finally:
+            kill(started)
+
+
+def kill(started: subprocess.Popen[bytes]) -> None:
+    """The process and all of its group, at once."""
+    with suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+
+
+def wait(for_what: Callable[[], object], log: Path) -> None:
+    end = time.monotonic() + LONGEST
+    while not for_what():
+        assert time.monotonic() < end, log.read_text()[-3000:]
+        time.sleep(0.5)
+
+
+def answered(kept: Path) -> bool:
+    """Whether a site has answered a question of its first task."""
+    return kept.exists() and unpack(KEPT, kept.read_bytes())[1]["moment"][0] == 0
+
+
+def said(folder: Path) -> str:
+    """What Flower has said to a site."""
+    return (folder / LOG).read_text() if (folder / LOG).exists() else ""
+
+
+def free_port() -> int:
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def init(out: Path, agreed: Path, port: int) -> None:
+    done = CliRunner().invoke(
+        main, ["site", "init", str(out), "--agreed", str(agreed), "--address", f"localhost:{port}"]
+    )
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+def test_three_nodes_of_which_one_dies_and_strangers_are_refused(agreed, data, tmp_path):
+    halves = [["fox", "bee", "ant"], ["eel", "dog", "cat"]]
+    (agreed / "schedule.json").write_text(json.dumps({"tasks": halves}))
+    port, out, other = free_port(), tmp_path / "federation", tmp_path / "other"
+    init(out, agreed, port)
+    init(other, agreed, port)
+    shutil.copy(out / "rome" / "ca.crt", other / "rome")  # so that Rome's stranger lacks a key alone
+    log, kept = tmp_path / "log", out / "paris" / "kept" / "kept.safetensors"
+
+    def start(images: str, folder: Path, *more: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        return process(log, str(folder), "--images", str(data / images), *more)
+
+    with start("test", out / "server", "--patience", "400") as server:
+        with start("rome", other / "rome"):
+            wait(lambda: "Failed to activate SuperNode" in said(other / "rome"), log)
+            with start("paris", other / "paris") as stranger:
+                assert stranger.wait(LONGEST) == 1
+            assert "is not the one for which this folder was written" in log.read_text()
+        with start("rome", out / "rome"), start("lyon", out / "lyon"):
+            with start("paris", out / "paris") as paris:
+                wait(lambda: answered(kept) or server.poll() is not None, log)
+                kill(paris)
+            assert server.poll() is None, log.read_text()[-3000:]
+            done = CliRunner().invoke(main, ["site", "status", str(out / "server")])
+            assert done.exit_code == 0 and ": running, " in done.output, done.output
+            with start("paris", out / "paris"):
+                wait(lambda: server.poll() is not None, log)
+    assert server.returncode == 0, log.read_text()[-3000:]
+    there = read_result(out / "server" / "result.json")
+    here = simulated_folders(agreed, data).run(create_method("hgp"))
+    assert there.rejected == []
+    assert there.metrics["A_N"] == pytest.approx(here.metrics["A_N"], abs=1e-5)
+    np.testing.assert_allclose(np.concatenate(there.accuracy), np.concatenate(here.accuracy), atol=1e-5)
+    assert "MB on the wire" in log.read_text()
+    assert (there.bytes_up, there.bytes_down) == (here.bytes_up, here.bytes_down)
+    assert not list(other.glob("*/kept/*"))
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_ends_with_its_reason(agreed, data, tmp_path):
+    """Flower's own command to begin a run has exit status 0 then."""
+    init(tmp_path / "federation", agreed, free_port())
+    shutil.copytree(data / "test", tmp_path / "test")
+    shutil.rmtree(tmp_path / "test" / "eel")
+    folder = tmp_path / "federation" / "server"
+    with process(tmp_path / "log", str(folder), "--images", str(tmp_path / "test")) as server:
+        wait(lambda: server.poll() is not None, tmp_path / "log")
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert server.returncode == 1
+    assert last.startswith("Error: the run has finished as failed: no test image of class eel in "), last
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["init", "OUT", "--agreed", "AGREED", "--address", "nowhere"], "--address nowhere is no HOST:PORT"),
+        (["init", "AGREED", "--agreed", "AGREED", "--address", "a:1"], "exists already"),
+        (["init", "OUT", "--agreed", "OUT", "--address", "a:1"], "cannot read the class list"),
+        (["start", "AGREED", "--images", "AGREED"], "no folder of a site at"),
+    ],
+)
+def test_words_that_do_not_fit_are_refused_in_one_line(agreed, tmp_path, words, said):
+    places = {"OUT": str(tmp_path / "out"), "AGREED": str(agreed)}
+    done = CliRunner().invoke(main, ["site", *(places.get(word, word) for word in words)])
+    assert done.exit_code == 1 and said in done.output
+    assert sum(line.startswith("Error") for line in done.output.splitlines()) == 1
+
+
+def test_a_site_that_cannot_be_opened_says_so_where_it_is(agreed, data, tmp_path):
+    init(tmp_path / "federation", agreed, 9443)
+    shutil.copytree(data / "lyon" / "bee", tmp_path / "images" / "Bee")
+    place = str(tmp_path / "federation" / "lyon")
+    done = CliRunner().invoke(main, ["site", "start", place, "--images", str(tmp_path / "images")])
+    assert done.exit_code == 1 and "images/Bee is of no class in classes.txt" in done.output
+
+
+def test_keys_are_for_their_owners_alone(agreed, tmp_path):
+    init(tmp_path / "federation", agreed, 9443)
+    for key in (tmp_path / "federation").rglob("*.key"):
+        assert key.stat().st_mode & 0o077 == 0
+    sent = {file.name for file in (tmp_path / "federation" / "server" / "app").rglob("*") if file.is_file()}
+    assert sent == {"pyproject.toml", "__init__.py", "apps.py"}  # all of which nodes get
