@@ -114,7 +114,7 @@ def test_heat_map(tmp_path):
 
 
 def test_heat_map_without_matplotlib(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = CliRunner().invoke(main, ["partition", *SPLIT, "--plot", str(tmp_path / "p.png")])
     assert (
         done.exit_code == 1
