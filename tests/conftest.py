@@ -2,7 +2,7 @@
 folders."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,7 @@ def watch_() -> Callable[..., Record]:
     return watch
 
 
-@cache
+@lru_cache(4)  # tests of a method follow each other; all of them would take gigabytes
 def subject_of(name: str) -> Subject:
     return Subject(small_method(name))
 

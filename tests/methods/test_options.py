@@ -4,7 +4,7 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import fields
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -132,7 +132,7 @@ def other_values(name: str) -> Iterator[tuple[str, Any]]:
             yield field.name, 0.05
 
 
-@cache
+@lru_cache(4)  # what is compared with what; all of it would take gigabytes
 def observed(name: str, options: tuple, settings: tuple) -> Tree:
     """Uploads, states and logits of a run with some options and settings."""
     small = {"rounds": 1, "epochs": 1, "batch_size": 8, **dict(settings)}
