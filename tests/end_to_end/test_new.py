@@ -1,6 +1,7 @@
 """``fczoo new``: every kind of plug-in is written, passes its own test, is installed, listed and run."""
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,21 +12,11 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 
-USED = [  # how a run uses all kinds at once
-    *(
-        "--methods",
-        "my_method",
-        "--partition",
-        "my_partitioner:2",
-        "--dataset",
-        "my_dataset",
-        "--data-root",
-        "data",
-    ),
-    *("--aggregator", "my_aggregator:0.2", "--attack", "my_attack:0.2", "--attackers", "0.5"),
-    *("--train-per-class", "6", "--test-per-class", "2", "--tasks", "2", "--clients", "2"),
-    *("--rounds", "1", "--epochs", "1", "--out", "run"),
-]
+USED = shlex.split("""
+    --methods my_method --partition my_partitioner:2 --dataset my_dataset --data-root data
+    --aggregator my_aggregator:0.2 --attack my_attack:0.2 --attackers 0.5
+    --train-per-class 6 --test-per-class 2 --tasks 2 --clients 2 --rounds 1 --epochs 1 --out run
+""")  # how a run uses all kinds at once
 KINDS = ("method", "partitioner", "aggregator", "attack", "dataset")
 
 
@@ -48,14 +39,8 @@ def test_new_plugins_pass_their_tests_and_are_seen(tmp_path: Path) -> None:
         assert said == f"Written to {name}. Next: pip install -e {name} && pytest {name}\n"
         files = {f"fczoo_my_{kind}.py", f"test_my_{kind}.py", "pyproject.toml"}
         assert {path.name for path in folder.iterdir()} == files
-    tests = [
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        *(f"{folder.name}/test_my_{kind}.py" for kind, folder in zip(KINDS, folders, strict=True)),
-    ]
-    assert " passed" in python(*tests, cwd=tmp_path, site=[*folders])
+    tests = [f"{folder.name}/test_my_{kind}.py" for kind, folder in zip(KINDS, folders, strict=True)]
+    assert " passed" in python("-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=tmp_path, site=folders)
 
     install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
     python(*install, *map(str, folders), cwd=tmp_path)
