@@ -6,7 +6,6 @@ Smith et al., CVPR 2023.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
@@ -17,6 +16,8 @@ from fczoo.core.tree import Tree, drop
 from fczoo.core.types import Batch, Context, Task, Training
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
+from fczoo.functional.orthogonal import gram_schmidt, orthonormal
+from fczoo.functional.prompts import component_weights
 
 PARTS = ("prompt", "key", "attention")  # P, K, A
 
@@ -106,12 +107,8 @@ class CODAPrompt(PromptedHead):
         return backbone(batch.x, self.prefixes(tree, batch.query))
 
     def weights(self, tree: Tree, block: int, query: Tensor) -> Tensor:
-        """Weights alpha [B, m] in [-1, 1] of the m components so far, for queries q [B, D].
-
-        Cosine between the attended query q * A_m and the key K_m.
-        """
-        attended = F.normalize(query[:, None] * self._rows(tree, block, "attention"), dim=-1)
-        return (attended * F.normalize(self._rows(tree, block, "key"), dim=-1)).sum(-1)
+        """Weights alpha [B, m] of the m components so far, for queries q [B, D]."""
+        return component_weights(query, self._rows(tree, block, "attention"), self._rows(tree, block, "key"))
 
     def prefixes(self, tree: Tree, query: Tensor) -> Tree:
         """Key and value prefixes of each image and block, [B, length, D]."""
@@ -137,23 +134,3 @@ class CODAPrompt(PromptedHead):
 
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         return head_logits(tree, self.features(backbone, tree, batch))
-
-
-def orthonormal(old: Tensor, draws: Tensor) -> Tensor:
-    """Unit rows [m, D] from ``draws`` [m, D], orthogonal to each other and to the rows ``old`` [n, D]."""
-    basis, scale = torch.linalg.qr(torch.cat([old, draws]).double().mT)
-    completed: Tensor = (basis * scale.diagonal().sign()).mT[len(old) :]
-    return completed.to(draws)
-
-
-def gram_schmidt(old: Tensor, draws: Tensor) -> Tensor:
-    """Classical Gram-Schmidt as released: rows [m, D] of length 1 from ``draws`` [m, D] and ``old`` [n, D].
-
-    From each draw its projections on all earlier rows are subtracted at once. Where these are not orthogonal
-    to each other, the result is not orthogonal to them either.
-    """
-    rows = list(old)
-    for draw in draws:
-        projections = [(draw @ row) / (row @ row) * row for row in rows]
-        rows.append(draw - torch.stack(projections).sum(0) if projections else draw)
-    return F.normalize(torch.stack(rows[len(old) :]), dim=-1)

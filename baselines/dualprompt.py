@@ -1,9 +1,6 @@
-"""DualPrompt in federated learning: Complementary Prompting for Rehearsal-free Continual Learning.
+"""DualPrompt in federated learning: Complementary Prompting for Rehearsal-free Continual Learning."""
 
-Wang et al., ECCV 2022.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +13,8 @@ from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Evidence, Finding, Task, Training
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, highest
-
-PARTS = "kv"
+from fczoo.functional.past import joined_past
+from fczoo.functional.prompts import choice_shares, cosine, highest, reshaped_prefixes
 
 
 @register_method("dualprompt")
@@ -76,8 +72,7 @@ class DualPrompt(PromptedHead):
 
     def training(self) -> Training:
         optims = self.optims(self.optim(self.lr), "general.", "expert.")
-        inputs = ["images", "query"]
-        return Training(optims, inputs, self.head_uploads(), clip_norm=self.clip)
+        return Training(optims, ["images", "query"], self.head_uploads(), clip_norm=self.clip)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if not state:
@@ -89,19 +84,18 @@ class DualPrompt(PromptedHead):
                 return torch.empty(*shape, dim).uniform_(-1, 1, generator=rng)
 
             general = {
-                f"general.{i}.{p}": rows(self.general_length) for i in self.general_blocks for p in PARTS
+                f"general.{i}.{p}": rows(self.general_length) for i in self.general_blocks for p in "kv"
             }
             slots = {
-                f"{i}.{p}": rows(task.count, self.expert_length) for i in self.expert_blocks for p in PARTS
+                f"{i}.{p}": rows(task.count, self.expert_length) for i in self.expert_blocks for p in "kv"
             }
             slots["key"] = rows(task.count)
             first = {f"expert.{k}": v[0] for k, v in slots.items()}
             others = {f"next.{k}": v[1:] for k, v in slots.items()}
             return {**general, **first, **others, **self.start_head(task, dim, rng)}
-        moved = drop(state, "past.", "next.", "expert.")
+        moved = {**drop(state, "past.", "next.", "expert."), **joined_past(state, "expert.", "past.")}
         for name, done in select(state, "expert.").items():
-            past, future = name.replace("expert.", "past.", 1), name.replace("expert.", "next.", 1)
-            moved[past] = torch.cat([state[past], done[None]]) if past in state else done[None]
+            future = name.replace("expert.", "next.", 1)
             moved[name] = done if self.warm_start and name != "expert.key" else state[future][0]
             moved[future] = state[future][1:]
         return moved
@@ -118,16 +112,12 @@ class DualPrompt(PromptedHead):
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         chosen = self.match(tree, batch.query)
-        names = [k.removeprefix("expert.") for k in select(tree, "expert.") if k != "expert.key"]
-        experts = {name: self._slots(tree, name)[chosen] for name in names}
-        return self._features(backbone, tree, batch, experts)
+        return self._features(backbone, tree, batch, lambda name: self._slots(tree, name)[chosen])
 
     def trained_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         """Features [B, D] with the current task's expert prompts."""
-        experts = {}
-        for name, rows in drop(select(tree, "expert."), "expert.key").items():
-            experts[name.removeprefix("expert.")] = rows.expand(len(batch.y), *rows.shape)
-        return self._features(backbone, tree, batch, experts)
+        size = len(batch.y)
+        return self._features(backbone, tree, batch, lambda name: tree[f"expert.{name}"].expand(size, -1, -1))
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
         state = evidence.state
@@ -139,19 +129,8 @@ class DualPrompt(PromptedHead):
         return highest(cosine(query, self._slots(state, "key")), 1)[:, 0]
 
     def prefixes(self, keys: Tensor, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value prefixes [B, L, D] of each image; with ``reshape_bug`` mixed as in released code.
-
-        ``weight`` [B] is 1 for images and 0 for the padding after them, which takes no part in the mixing.
-        """
-        if not self.reshape_bug:
-            return keys, values
-        size, real = len(keys), weight.sum().long()
-        place = torch.arange(
-            2 * size, device=keys.device
-        )  # in the released code's list: all keys, all values
-        place = torch.where(place < real, place, size + place - real).clamp(max=2 * size - 1)
-        mixed = gather_prompts(torch.cat([keys, values]), place.view(size, 2))
-        return mixed[:, 0], mixed[:, 1]
+        """Key and value prefixes [B, L, D] of each image; ``weight`` [B] is 0 for padding."""
+        return reshaped_prefixes(keys, values, weight) if self.reshape_bug else (keys, values)
 
     def _slots(self, state: Tree, name: str) -> Tensor:
         """Finished and current slots in task order, [t + 1, ...]; all of them with ``match_all_slots``."""
@@ -159,9 +138,12 @@ class DualPrompt(PromptedHead):
         parts.append(state[f"expert.{name}"][None])
         return torch.cat([*parts, state[f"next.{name}"]] if self.match_all_slots else parts)
 
-    def _features(self, backbone: Backbone, tree: Tree, batch: Batch, experts: Tree) -> Tensor:
+    def _features(
+        self, backbone: Backbone, tree: Tree, batch: Batch, expert: Callable[[str], Tensor]
+    ) -> Tensor:
+        """Features [B, D] with the prefixes [B, L_e, D] that ``expert`` gives for ``2.k``, and so on."""
         plugs = {k.replace("general.", "prefix.", 1): v for k, v in select(tree, "general.").items()}
         for i in self.expert_blocks:
-            keys, values = self.prefixes(experts[f"{i}.k"], experts[f"{i}.v"], batch.w)
+            keys, values = self.prefixes(expert(f"{i}.k"), expert(f"{i}.v"), batch.w)
             plugs |= {f"prefix.{i}.k": keys, f"prefix.{i}.v": values}
         return backbone(batch.x, plugs)

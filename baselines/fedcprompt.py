@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from fczoo.baselines.codap import CODAPrompt
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop
 from fczoo.core.types import Batch, Context
+from fczoo.functional.prompts import component_weights
 
 
 @register_method("fedcprompt")
@@ -77,5 +77,4 @@ class FedCPrompt(CODAPrompt):
         attention = self._rows(tree, block, "attention")
         if self.attention_softmax:
             attention = attention.softmax(-1)
-        attended = F.normalize(query[:, None] * attention, dim=-1)
-        return (attended * F.normalize(self._rows(tree, block, "key"), dim=-1)).sum(-1)
+        return component_weights(query, attention, self._rows(tree, block, "key"))

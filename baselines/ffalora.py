@@ -14,6 +14,7 @@ from fczoo.core.types import Batch, Context, OptimizerName, Task, Training
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
+from fczoo.functional.past import joined_past
 
 PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
 
@@ -62,10 +63,7 @@ class FFALoRA(LinearHead):
         fresh = {k if k.endswith(".b") else k.replace("lora.", "fixed.", 1): v for k, v in pairs.items()}
         if not state:
             return {**fresh, **self.start_head(task, backbone.dim, rng)}
-        past = {}
-        for name, value in select(state, "fixed.", "lora.").items():
-            earlier = f"past.{name.partition('.')[2]}"
-            past[earlier] = torch.cat([state[earlier], value[None]]) if earlier in state else value[None]
+        past = {**joined_past(state, "fixed.", "past."), **joined_past(state, "lora.", "past.")}
         return {**drop(state, "fixed.", "lora."), **past, **fresh}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:

@@ -3,9 +3,9 @@
 Salami et al., ICLR 2025.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,17 +18,9 @@ from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Moment, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.grams import layer_grams, over, regression_mean, regression_mean_of_b, times
 from fczoo.functional.heads import LinearHead, head_logits, kept_rows
-from fczoo.functional.lora import fused_pairs, fused_plugs
+from fczoo.functional.lora import by_turns, fused_pairs, fused_plugs, layer_of
 from fczoo.functional.losses import task_cross_entropy
-
-RATES: dict[str, dict[str, Any]] = {  # HGP, appendix H, its middle column
-    "cifar100": {"lr": 1e-4, "rank": 16},
-    "imagenet_r": {"lr": 1e-3, "rank": 32},
-    "imagenet_a": {"lr": 1e-2, "rank": 4},
-    "eurosat": {"lr": 3e-3, "rank": 1},
-    "cars196": {"lr": 1e-2, "rank": 8},
-    "cub200": {"lr": 3e-2, "rank": 1, "gamma_head": 0.3},
-}
+from fczoo.functional.past import joined_past
 
 
 @register_method("lorm")
@@ -55,7 +47,14 @@ class LoRM(LinearHead):
     matrix of the layer's inputs, its entries beside the diagonal multiplied by $\gamma$.
     """
     private = ("total.", "full.")
-    tuned = RATES
+    tuned = {  # HGP, appendix H, its middle column
+        "cifar100": {"lr": 1e-4, "rank": 16},
+        "imagenet_r": {"lr": 1e-3, "rank": 32},
+        "imagenet_a": {"lr": 1e-2, "rank": 4},
+        "eurosat": {"lr": 3e-3, "rank": 1},
+        "cars196": {"lr": 1e-2, "rank": 8},
+        "cub200": {"lr": 3e-2, "rank": 1, "gamma_head": 0.3},
+    }
 
     rank: int = option(4, "LoRA rank r", low=1)
     blocks: tuple[int, ...] | None = option(None, "blocks with LoRA; none: all", low=0)
@@ -82,11 +81,7 @@ class LoRM(LinearHead):
         fresh = fused_pairs(backbone, blocks, self.rank, rng, "lorm.blocks")
         if not state:
             return {**fresh, **self.start_head(task, backbone.dim, rng)}
-        past: Tree = {}
-        for name, value in select(state, "lora_").items():
-            earlier = f"past_{name}"
-            past[earlier] = torch.cat([state[earlier], value[None]]) if earlier in state else value[None]
-        return {**drop(state, "full."), **past, **fresh}
+        return {**drop(state, "full."), **joined_past(state, "lora_", "past_lora_"), **fresh}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         features = self.trained_features(backbone, {**ctx.shared, **train}, batch)
@@ -151,13 +146,3 @@ class LoRM(LinearHead):
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
-
-
-def by_turns(task: Task, round: int) -> Collection[str]:
-    """B in a task's first round, A in the second, and so on; always the head."""
-    return ("lora_a." if round % 2 else "lora_b."), "head."
-
-
-def layer_of(name: str) -> str:
-    """``blocks.0.mlp.fc1`` of ``lora_a.blocks.0.mlp.fc1``."""
-    return name.partition(".")[2]

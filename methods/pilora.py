@@ -31,7 +31,8 @@ from fczoo.core.types import (
     Training,
 )
 from fczoo.functional.gaussians import class_sums
-from fczoo.functional.lora import frozen_pairs, lora_cosines, lora_pairs, merged_pairs
+from fczoo.functional.lora import lora_cosines, lora_pairs, merged_pairs
+from fczoo.functional.past import joined_past
 
 
 @register_method("pilora")
@@ -139,7 +140,7 @@ class PILoRA(Method):
         return frozenset({"begin"}) if self.head_tune else frozenset()
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        past = frozen_pairs(state)
+        past = joined_past(state, "lora.", "past.")
         lora = lora_pairs(backbone, self.blocks, self.rank, rng, "pilora.blocks")
         table = self._table(state) if state else 0.1 * torch.randn(task.classes, backbone.dim, generator=rng)
         rest = {"frozen.before": table[: task.start], "frozen.after": table[task.stop :]}

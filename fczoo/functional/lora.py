@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA)."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fczoo.core.backbone import LAYERS, Backbone
 from fczoo.core.tree import Tree, select
+from fczoo.core.types import Task
 
 
 def lora_pairs(
@@ -73,13 +74,14 @@ def fused_plugs(tree: Tree) -> Tree:
     return plugs
 
 
-def frozen_pairs(state: Tree) -> Tree:
-    """``past.X.a`` [t, r, D] and ``past.X.b`` [t, D, r] of all t tasks, the current one included."""
-    past = {}
-    for name, value in select(state, "lora.").items():
-        earlier = name.replace("lora.", "past.", 1)
-        past[earlier] = torch.cat([state[earlier], value[None]]) if earlier in state else value[None]
-    return past
+def layer_of(name: str) -> str:
+    """The layer of one of ``fused_pairs``: ``blocks.0.mlp.fc1`` of ``lora_a.blocks.0.mlp.fc1``."""
+    return name.partition(".")[2]
+
+
+def by_turns(task: Task, round: int) -> Collection[str]:
+    """``Training.active``: B in a task's first round, A in the second, and so on; always the head."""
+    return ("lora_a." if round % 2 else "lora_b."), "head."
 
 
 def merged_pairs(tree: Tree, merge: Literal["sum", "factor_sum", "first"]) -> Tree:

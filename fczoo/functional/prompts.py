@@ -14,6 +14,15 @@ def cosine(query: Tensor, keys: Tensor) -> Tensor:
     return F.normalize(query, dim=-1) @ F.normalize(keys, dim=-1).mT
 
 
+def component_weights(query: Tensor, attention: Tensor, keys: Tensor) -> Tensor:
+    """alpha_m = cos(q * A_m, K_m) [B, M] in [-1, 1] (CODA-Prompt; Smith et al., CVPR 2023).
+
+    Queries q [B, D], attention vectors A and keys K [M, D] of M prompt components.
+    """
+    attended = F.normalize(query[:, None] * attention, dim=-1)
+    return (attended * F.normalize(keys, dim=-1)).sum(-1)
+
+
 def highest(scores: Tensor, number: int) -> Tensor:
     """Positions [..., number] of the largest scores, largest first; of equal ones the first."""
     return scores.argsort(dim=-1, descending=True, stable=True)[..., :number]
@@ -27,6 +36,19 @@ def gather_prompts(table: Tensor, index: Tensor) -> Tensor:
     """
     rows: Tensor = F.embedding(index, table.flatten(1)).unflatten(-1, table.shape[1:])
     return rows
+
+
+def reshaped_prefixes(keys: Tensor, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Key and value prefixes as released code of DualPrompt (JH-LEE-KR) mixes them up by a reshape.
+
+    It lists the keys [B, L, D] of all images, then their values; image i gets entries 2i and 2i + 1, whatever
+    they are. ``weight`` [B] is 1 for images and 0 for the padding after them, which takes no part.
+    """
+    size, real = len(keys), weight.sum().long()
+    place = torch.arange(2 * size, device=keys.device)
+    place = torch.where(place < real, place, size + place - real).clamp(max=2 * size - 1)
+    mixed = gather_prompts(torch.cat([keys, values]), place.view(size, 2))
+    return mixed[:, 0], mixed[:, 1]
 
 
 def choice_shares(evidence: Evidence, chosen: Callable[[Batch], Tensor], size: int) -> Mapping[str, Finding]:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from fczoo import Batch, FczooError, create_method
 from fczoo.core.backbone import Backbone
 from fczoo.core.tree import drop, select
+from fczoo.functional.orthogonal import gram_schmidt, orthonormal
 from helpers_methods import CLOSE, DIM, batch
 
 # --- L2P
@@ -174,8 +175,6 @@ def test_codap_draws_new_rows_orthogonal_to_the_old(record):
 
 
 def test_codap_classical_gram_schmidt_is_orthogonal_to_orthonormal_rows_only(noise):
-    from fczoo.baselines.codap import gram_schmidt, orthonormal
-
     old, draws = orthonormal(noise(0, DIM), noise(3, DIM)), noise(2, DIM)
     torch.testing.assert_close(gram_schmidt(old, draws), orthonormal(old, draws), **CLOSE)
     trained = old + 0.3 * noise(3, DIM)
@@ -185,8 +184,6 @@ def test_codap_classical_gram_schmidt_is_orthogonal_to_orthonormal_rows_only(noi
 
 def test_codap_by_hand_classical_gram_schmidt():
     """Old row (2, 0), draws (1, 1): shadow (1, 0), remainder (0, 1)."""
-    from fczoo.baselines.codap import gram_schmidt
-
     assert gram_schmidt(torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 1.0]])).tolist() == [[0.0, 1.0]]
 
 
