@@ -11,10 +11,11 @@ from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Evidence, Finding, Task, Training
+from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.past import joined_past
-from fczoo.functional.prompts import choice_shares, cosine, highest, reshaped_prefixes
+from fczoo.functional.prompts import choice_shares, highest, reshaped_prefixes
 
 
 @register_method("dualprompt")
@@ -105,7 +106,7 @@ class DualPrompt(PromptedHead):
         loss = task_cross_entropy(logits, batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
-        return loss - self.pull * batch.mean(cosine(batch.query, train["expert.key"][None])[:, 0]), {}
+        return loss - self.pull * batch.mean(cosines(batch.query, train["expert.key"][None])[:, 0]), {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
@@ -126,7 +127,7 @@ class DualPrompt(PromptedHead):
 
     def match(self, state: Tree, query: Tensor) -> Tensor:
         """Number of the task [B] whose key is nearest to each image's query, of the tasks trained so far."""
-        return highest(cosine(query, self._slots(state, "key")), 1)[:, 0]
+        return highest(cosines(query, self._slots(state, "key")), 1)[:, 0]
 
     def prefixes(self, keys: Tensor, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Key and value prefixes [B, L, D] of each image; ``weight`` [B] is 0 for padding."""

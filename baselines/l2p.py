@@ -9,20 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
-from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, Evidence, Finding, Task, Training
-from fczoo.functional.heads import PromptedHead, head_logits
+from fczoo.functional.cosine import cosines
+from fczoo.functional.heads import head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, highest
+from fczoo.functional.prompt_pool import PromptPool
+from fczoo.functional.prompts import choice_shares, gather_prompts, highest
 
 
 @register_method("l2p")
 @dataclass(frozen=True)
-class L2P(PromptedHead):
+class L2P(PromptPool):
     """A pool of input prompts for all tasks; each image takes those with keys nearest to its frozen feature.
 
     Trained and sent: the pool with its keys, and the linear head; averaged slot by slot, although a slot
@@ -43,9 +44,6 @@ class L2P(PromptedHead):
         "cub200": {"lr": 3e-1},
     }
 
-    size: int = option(10, "prompts M in the pool", low=1)
-    chosen: int = option(5, "prompts N chosen for an image", low=1)
-    length: int = option(5, "tokens L_p of a prompt", low=1)
     lr: float = option(
         1.875e-3,
         "learning rate, Adam (0.03 scaled by batch/256, for batches of 16)",
@@ -73,14 +71,6 @@ class L2P(PromptedHead):
         False, "drop the term that moves the keys: they keep their random start", quirk="fed-mammoth"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chosen > self.size:
-            raise FczooError(
-                f"l2p.chosen is {self.chosen}, more than the {self.size} prompts of the pool; "
-                f"lower it or raise l2p.size"
-            )
-
     def training(self) -> Training:
         optims = self.optims(self.optim(self.lr), "pool.")
         if self.lora:
@@ -94,8 +84,7 @@ class L2P(PromptedHead):
         dim = backbone.dim
         rows = torch.zeros(self.chosen * self.length, dim)
         start = {
-            "pool.prompt": torch.empty(self.size, self.length, dim).uniform_(-1, 1, generator=rng),
-            "pool.key": torch.empty(self.size, dim).uniform_(-1, 1, generator=rng),
+            **self.start_pool(dim, -1, 1, rng),
             "position": rows.normal_(0, 0.02, generator=rng) if self.positions == "random" else rows,
             **self.start_head(task, dim, rng),
         }
@@ -121,7 +110,7 @@ class L2P(PromptedHead):
 
     def choose(self, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cosine similarities to all keys [B, M] and numbers of the N chosen prompts [B, N]."""
-        similarity = cosine(batch.query, tree["pool.key"])
+        similarity = cosines(batch.query, tree["pool.key"])
         chosen = highest(similarity, self.chosen)
         if self.selection == "batch":
             votes = (F.one_hot(chosen, self.size).sum(1) * batch.w[:, None]).sum(0)

@@ -13,10 +13,10 @@ from fczoo.core.payload import Payload, per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
+from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import moment_sums
 from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.prompts import cosine
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples lie evenly in [0, 1)
 
@@ -70,7 +70,7 @@ class PIP(DualPrompt):
             loss = (real * loss + injected) / (real + copies)
         if self.no_key_loss:
             return loss, {}
-        return loss - self.pull * batch.mean(cosine(batch.query, train["expert.key"][None])[:, 0]), {}
+        return loss - self.pull * batch.mean(cosines(batch.query, train["expert.key"][None])[:, 0]), {}
 
     def injected(self, train: Tree, batch: Batch, ctx: Context) -> Tensor:
         """Sum of the cross-entropy of the three prototypes of each held class, over the task's classes."""

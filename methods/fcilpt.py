@@ -10,27 +10,20 @@ from torch import Tensor
 
 from fczoo.aggregators.usage import sort_by_usage
 from fczoo.core.backbone import Backbone
-from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import (
-    Batch,
-    Context,
-    Evidence,
-    Finding,
-    ServerAggregator,
-    Task,
-    Training,
-)
-from fczoo.functional.heads import PromptedHead, head_logits
-from fczoo.functional.prompts import choice_shares, cosine, gather_prompts, highest
+from fczoo.core.types import Batch, Context, Evidence, Finding, ServerAggregator, Task, Training
+from fczoo.functional.cosine import cosines
+from fczoo.functional.heads import head_logits
+from fczoo.functional.prompt_pool import PromptPool
+from fczoo.functional.prompts import choice_shares, gather_prompts, highest
 
 
 @register_method("fcilpt")
 @dataclass(frozen=True)
-class FCILPT(PromptedHead):
+class FCILPT(PromptPool):
     """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by use first.
 
     Trained: the pool with its keys, a prompt that is always used, and the linear head; nothing is frozen at
@@ -53,9 +46,7 @@ class FCILPT(PromptedHead):
         "tinyimagenet": {"size": 24, "chosen": 8, "common_length": 1},
     }
 
-    size: int = option(10, "prompts M in the pool", low=1)
     chosen: int = option(5, "prompts N chosen for an image (0: the common prompt alone, an ablation)", low=0)
-    length: int = option(5, "tokens L_p of a prompt", low=1)
     common_length: int = option(5, "tokens L_c of the prompt that is always used", low=0)
     lr: float = option(
         2e-3,
@@ -89,14 +80,6 @@ class FCILPT(PromptedHead):
         "code, whose population this is",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chosen > self.size:
-            raise FczooError(
-                f"fcilpt.chosen is {self.chosen}, more than the {self.size} prompts of the pool; "
-                f"lower it or raise fcilpt.size"
-            )
-
     def remark(self) -> str:
         kept = "clients without new images train again on their last ones"
         if self.old_clients == "idle":
@@ -116,16 +99,9 @@ class FCILPT(PromptedHead):
         if state:
             return state
         low, high = (-1.0, 1.0) if self.init == "symmetric" else (0.0, 0.01)
-
-        def rows(*shape: int) -> Tensor:
-            return torch.empty(*shape, backbone.dim).uniform_(low, high, generator=rng)
-
-        pool = {
-            "pool.prompt": rows(self.size, self.length),
-            "pool.key": rows(self.size),
-            "common": rows(self.common_length),
-        }
-        return {**pool, **self.start_head(task, backbone.dim, rng)}
+        pool = self.start_pool(backbone.dim, low, high, rng)
+        common = torch.empty(self.common_length, backbone.dim).uniform_(low, high, generator=rng)
+        return {**pool, "common": common, **self.start_head(task, backbone.dim, rng)}
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         similarity, chosen = self.choose(backbone, train, batch)
@@ -160,7 +136,7 @@ class FCILPT(PromptedHead):
     def choose(self, backbone: Backbone, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cosine similarities and numbers of the N keys nearest to each query, [B, N] each, nearest first."""
         query = batch.query if self.query == "cls" else backbone.class_token().expand_as(batch.query)
-        similarity = cosine(query, tree["pool.key"])
+        similarity = cosines(query, tree["pool.key"])
         chosen = highest(similarity, self.chosen)
         return similarity.gather(1, chosen), chosen
 

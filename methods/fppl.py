@@ -1,7 +1,4 @@
-"""FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework.
-
-He et al., arXiv 2411.01904.
-"""
+"""FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +13,13 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree, drop, select
+from fczoo.core.tree import Tree, drop
 from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
+from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
-from fczoo.functional.heads import PromptedHead, head_logits
+from fczoo.functional.heads import PromptedHead, fit_head, head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.prompts import cosine
+from fczoo.functional.past import joined_past
 
 
 @register_method("fppl")
@@ -45,8 +43,7 @@ class FPPL(PromptedHead):
     $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P)) \bigr)_y
     - \lambda \log \frac{e^{\cos(f, G_y) / \tau}}{\sum_{c \in C_t} e^{\cos(f, G_c) / \tau}}$$
 
-    $G_c$ is the plain mean of the clients' prototypes of a class. After each round the server trains the head
-    by cross-entropy on all prototypes.
+    $G_c$ is the plain mean of the clients' prototypes of a class.
     """
     frozen = ("past.",)
     private = ("local.",)
@@ -82,9 +79,7 @@ class FPPL(PromptedHead):
         dim = backbone.dim
         unknown = {"prototype.mean": torch.zeros(task.size, dim), "prototype.known": torch.zeros(task.size)}
         if state:  # the new prompt starts as a copy of the last one, which is frozen
-            past = {k.replace("prompt.", "past.", 1): v[None] for k, v in select(state, "prompt.").items()}
-            past = {k: torch.cat([state[k], v]) if k in state else v for k, v in past.items()}
-            return {**state, **unknown, **past}
+            return {**state, **unknown, **joined_past(state, "prompt.", "past.")}
         keys = torch.empty(task.count, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)  # psi
         prompts = {}
         for i in self.blocks:
@@ -101,7 +96,7 @@ class FPPL(PromptedHead):
 
     def contrast(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
         """L_ur: InfoNCE against the known global prototypes of the current task; 0 while none is known."""
-        similarity = cosine(features, ctx.shared["prototype.mean"])
+        similarity = cosines(features, ctx.shared["prototype.mean"])
         known, own = ctx.shared["prototype.known"], batch.y - ctx.task.start
         logits = torch.where(known > 0, similarity / self.temperature, torch.finfo(similarity.dtype).min)
         used = batch.w * known[own]
@@ -129,7 +124,10 @@ class FPPL(PromptedHead):
         if not self.debias:
             return state
         used = slice(None) if self.pool else now
-        return {**state, **self._debias(state, mean[used], label[used], ctx.rng)}
+        head = fit_head(
+            state, mean[used], label[used], self.server_epochs, self.server_lr, self.server_batch, ctx.rng
+        )
+        return {**state, **head}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
@@ -139,27 +137,13 @@ class FPPL(PromptedHead):
 
         The tasks' prompts are mixed by the softmax of the scaled cosine between query and key.
         """
-        prompts = {}
-        for i in self.blocks:
-            past = [tree[f"past.{i}"]] if f"past.{i}" in tree else []
-            prompts[i] = torch.cat([*past, tree[f"prompt.{i}"][None]])  # [t, L_p, D]
-        seen = len(prompts[self.blocks[0]])
-        weights = (tree["fusion.scale"] * cosine(query, tree["fusion.key"][:seen])).softmax(-1)
+        prompts = joined_past(tree, "prompt.", "past.")  # [t, L_p, D] each
+        seen = len(prompts[f"past.{self.blocks[0]}"])
+        weights = (tree["fusion.scale"] * cosines(query, tree["fusion.key"][:seen])).softmax(-1)
         if self.fusion == "hard":
             weights = F.one_hot(weights.argmax(-1), seen).to(weights)
-        return {f"deep.{i}": torch.einsum("bt,tld->bld", weights, p) for i, p in prompts.items()}
+        fused = {k: torch.einsum("bt,tld->bld", weights, p) for k, p in prompts.items()}
+        return {k.replace("past.", "deep.", 1): p for k, p in fused.items()}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         return backbone(batch.x, self.fused_prompts(tree, batch.query))
-
-    def _debias(self, state: Tree, x: Tensor, y: Tensor, rng: torch.Generator) -> Tree:
-        """The head trained on prototypes, one sample each; cross-entropy over the classes that have one."""
-        classes, target = y.unique(return_inverse=True)
-        head = {k: v.clone().requires_grad_() for k, v in select(state, "head.").items()}
-        optimizer = torch.optim.Adam(head.values(), self.server_lr)
-        for _ in range(self.server_epochs):
-            for drawn in torch.randperm(len(y), generator=rng, device=rng.device).split(self.server_batch):
-                optimizer.zero_grad()
-                F.cross_entropy(head_logits(head, x[drawn])[:, classes], target[drawn]).backward()
-                optimizer.step()
-        return {k: v.detach() for k, v in head.items()}

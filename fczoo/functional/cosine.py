@@ -1,4 +1,4 @@
-"""Heads of cosines, and losses on them (LUCIR; Hou et al., CVPR 2019)."""
+"""Cosines, heads made of them, and losses on such heads (LUCIR; Hou et al., CVPR 2019)."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from fczoo.core.types import Batch, Task
 
 
 def cosines(features: Tensor, weights: Tensor) -> Tensor:
-    """Cosines [B, C] between features [B, D] and class weights [C, D]."""
+    """Cosines [B, C] between features [B, D] and class weights [C, D], or between queries and keys."""
     return F.normalize(features, dim=-1) @ F.normalize(weights, dim=-1).mT
 
 

@@ -16,6 +16,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import Uploads, per_class
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Moment, Optim, OptimizerName, ServerContext, Task
+from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 
 
@@ -140,7 +141,7 @@ def nearest_mean(features: Tensor, means: Tensor, has_mean: Tensor, distance: st
     ``has_mean`` [C] is false get the lowest number, so that they are never predicted.
     """
     if distance == "cosine":
-        score = F.normalize(features, dim=-1) @ F.normalize(means, dim=-1).mT
+        score = cosines(features, means)
     else:
         score = -(features[:, None] - means).square().sum(-1)
     return torch.where(has_mean, score, torch.finfo(score.dtype).min)
@@ -183,4 +184,22 @@ def train_head(
             optimizer.step()
         if cosine:
             schedule.step()
+    return {k: v.detach() for k, v in head.items()}
+
+
+def fit_head(
+    head: Tree, x: Tensor, y: Tensor, epochs: int, lr: float, batch_size: int, rng: torch.Generator
+) -> Tree:
+    """The head after ``epochs`` of Adam over features ``x`` [n, D] and labels ``y`` [n], shuffled each time.
+
+    Cross-entropy over the classes that have a feature; rows of the others keep their values.
+    """
+    classes, target = y.unique(return_inverse=True)
+    head = {k: v.clone().requires_grad_() for k, v in select(head, "head.").items()}
+    optimizer = torch.optim.Adam(head.values(), lr)
+    for _ in range(epochs):
+        for drawn in torch.randperm(len(y), generator=rng, device=rng.device).split(batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(head_logits(head, x[drawn])[:, classes], target[drawn]).backward()
+            optimizer.step()
     return {k: v.detach() for k, v in head.items()}

@@ -9,11 +9,6 @@ from torch import Tensor
 from fczoo.core.types import Batch, Evidence, Finding
 
 
-def cosine(query: Tensor, keys: Tensor) -> Tensor:
-    """Cosine similarity [B, M] of queries [B, D] and keys [M, D]."""
-    return F.normalize(query, dim=-1) @ F.normalize(keys, dim=-1).mT
-
-
 def component_weights(query: Tensor, attention: Tensor, keys: Tensor) -> Tensor:
     """alpha_m = cos(q * A_m, K_m) [B, M] in [-1, 1] (CODA-Prompt; Smith et al., CVPR 2023).
 

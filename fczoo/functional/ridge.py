@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
@@ -15,6 +14,7 @@ from fczoo.core.method import Method
 from fczoo.core.payload import per_class, whole
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
+from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 
 WIDE = 5000  # random features, above which an upload takes more than 200 MB
@@ -92,7 +92,7 @@ class Analytic(Method):
         phi = self.lifted(state, self.features(backbone, state, batch))
         weight = state["answer.weight"][: task.stop]
         if self.read_out() == "cosine":
-            scores = F.normalize(phi, dim=-1) @ F.normalize(weight, dim=-1).mT
+            scores = cosines(phi, weight)
         else:
             scores = phi @ weight.mT + state["answer.bias"][: task.stop]
         held = state["moment.count"][: task.stop] > 0
