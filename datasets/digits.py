@@ -20,9 +20,9 @@ class Digits(Dataset):
         tasks=5,
         clients=5,
         partition="dirichlet:0.5",
-        rounds=3,
-        epochs=2,
-        batch_size=16,
+        rounds=2,
+        epochs=1,
+        batch_size=8,
         augment="none",
     )
 
