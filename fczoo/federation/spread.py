@@ -32,8 +32,8 @@ QUESTION, GROUP, ANSWER = "fczoo-question-1", "fczoo-group-1", "fczoo-answer-1"
 class Elsewhere(Protocol):
     """The way to those who answer for clients."""
 
-    def __call__(self, question: bytes, groups: Iterable[bytes], /) -> Iterator[bytes]:
-        """The answers of groups of clients to one question, in the order of the groups."""
+    def __call__(self, question: bytes, groups: Iterable[bytes], count: int, /) -> Iterator[bytes]:
+        """The answers of ``count`` groups of clients to one question, in the order of the groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Spread(Engine):
 
     def _answers(self, asked: Asked, groups: Sequence[Sequence[Client]]) -> Iterator[Answer]:
         held = (_group(clients, self._kept_by(asked, clients)) for clients in groups)
-        for answer in self.elsewhere(question_of(asked), held):
+        for answer in self.elsewhere(question_of(asked), held, len(groups)):
             yield self._read(answer)
 
     def _read(self, content: bytes) -> Answer:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,7 +31,9 @@ from fczoo.runner.workers import bench_of
 
 log = logging.getLogger("fczoo")
 
-AHEAD = 2  # groups a worker that may be asked before the first answer is there: answers wait in memory
+AHEAD = 2  # blocks a worker that may be asked before the first answer is there: answers wait in memory
+BLOCK = 4_000_000  # bytes of the answers to one call
+PARTS = 4  # of a worker's share of the groups that are left: a call is about one
 TRIES = 3  # of clients at which workers die
 PATIENCE = 60.0  # seconds without a worker after which that is said
 
@@ -73,7 +75,7 @@ def _room(there: dict[str, float], asked: dict[str, Any]) -> int:
 class Said:
     """What came of asking a worker: plain values, since an exception may not survive the way back."""
 
-    answer: bytes
+    answers: Sequence[bytes]
     error: str = ""
     warnings: Sequence[tuple[int, str, str]] = ()  # level, text, place
 
@@ -89,15 +91,16 @@ class Worker:
     def ready(self) -> None:
         """Returns once the actor is there."""
 
-    def answer(self, cell: Cell, question: list[Any], group: bytes) -> Said:
-        """What a group answers to a question, of which the one reference is handed over."""
+    def answer(self, cell: Cell, question: list[Any], groups: Sequence[bytes]) -> Said:
+        """What groups answer to a question, of which the one reference is handed over."""
         warnings = _Warnings()
         try:
             self._open(cell)  # of which the command itself has been warned
             with warnings:
-                return Said(self.answering.answer(self._asked(question[0]), group), "", warnings.told)
+                asked = self._asked(question[0])
+                return Said([self.answering.answer(asked, group) for group in groups], "", warnings.told)
         except Exception as error:
-            return Said(b"", described(error), warnings.told)
+            return Said([], described(error), warnings.told)
 
     def _open(self, cell: Cell) -> None:
         if cell != self.cell:
@@ -133,6 +136,34 @@ class _Warnings(logging.Handler):
         logging.getLogger().removeHandler(self)
 
 
+class Block(NamedTuple):
+    """Groups of clients that are asked in one call."""
+
+    number: int
+    groups: Sequence[bytes]
+
+
+class Blocks(Iterator[Block]):
+    """Groups in blocks: a call costs some milliseconds, whether it is about one group or many.
+
+    They become smaller towards the end, so that all workers end at about the same time. The first ones are
+    single groups, until it is known how long an answer is.
+    """
+
+    def __init__(self, groups: Iterable[bytes], count: int, workers: int):
+        self.groups, self.left, self.workers = iter(groups), count, workers
+        self.number, self.longest = -1, BLOCK  # bytes of the longest answer to the last call
+
+    def __next__(self) -> Block:
+        size = min(self.left // (PARTS * self.workers), BLOCK // self.longest)
+        groups = list(islice(self.groups, max(1, size)))
+        if not groups:
+            raise StopIteration
+        self.left -= len(groups)
+        self.number += 1
+        return Block(self.number, groups)
+
+
 class Workers:
     """Actors, and which of them are free."""
 
@@ -144,39 +175,39 @@ class Workers:
         for actor in actors:
             self._await(actor)
 
-    def answers(self, cell: Any, question: bytes, groups: Iterable[bytes], /) -> Iterator[bytes]:
+    def answers(self, cell: Any, question: bytes, groups: Iterable[bytes], count: int, /) -> Iterator[bytes]:
         """See ``Elsewhere``; ``cell`` is a reference to the run.
 
         Raises FczooError for what a worker says has failed, and for clients at which workers die.
         """
-        asked = [self.ray.put(question)]
-        todo = enumerate(groups)
-        waiting = deque(islice(todo, 1))  # one group is made ahead, the others when a worker is free
-        out: dict[Any, tuple[int, bytes]] = {}
-        done: dict[int, bytes] = {}
+        asked, todo = [self.ray.put(question)], Blocks(groups, count, self.count)
+        waiting = deque(islice(todo, 1))  # one block is made ahead, the others when a worker is free
+        out: dict[Any, Block] = {}
+        done: dict[int, Sequence[bytes]] = {}
         deaths, number = Counter[int](), 0
         while waiting or out or done:
-            while self.free and waiting and waiting[0][0] < number + AHEAD * self.count:
-                group, actor = waiting.popleft(), self.free.pop()
+            while self.free and waiting and waiting[0].number < number + AHEAD * self.count:
+                block, actor = waiting.popleft(), self.free.pop()
                 waiting.extend(islice(todo, not waiting))
-                reference = actor.answer.remote(cell, asked, group[1])
-                self.busy[reference], out[reference] = actor, group
+                reference = actor.answer.remote(cell, asked, block.groups)
+                self.busy[reference], out[reference] = actor, block
             if number in done:
-                yield done.pop(number)
+                yield from done.pop(number)
                 number += 1
                 continue
             reference, said = self._next()
             if reference not in out:  # an actor is there, or has done with what nobody waits for
                 continue
-            group = out.pop(reference)
+            block = out.pop(reference)
             if isinstance(said, Said):
-                done[group[0]] = _content(said)
+                done[block.number] = answers = _content(said)
+                todo.longest = max(map(len, answers))
                 continue
-            deaths[group[0]] += 1
-            if deaths[group[0]] == TRIES:
+            deaths[block.number] += 1
+            if deaths[block.number] == TRIES:
                 raise FczooError(f"workers died {TRIES} times at the same clients: {said}")
             say(f"a worker died ({said}); its clients are asked once more")
-            waiting.appendleft(group)
+            waiting.appendleft(block)
 
     def _await(self, actor: Any) -> None:
         """Note an actor once it is there; Ray begins one that died again as soon as there is room."""
@@ -214,11 +245,11 @@ class Workers:
                 raise FczooError(f"no worker of the Ray cluster is left: {reason}") from error
 
 
-def _content(said: Said) -> bytes:
-    """The answer; warnings are told here. Raises FczooError where there is none."""
+def _content(said: Said) -> Sequence[bytes]:
+    """The answers; warnings are told here. Raises FczooError where there are none."""
     for level, text, where in said.warnings:
         with at(where):
             log.log(level, "%s", text)
     if said.error:
         raise FczooError(said.error)
-    return said.answer
+    return said.answers

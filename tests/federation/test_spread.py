@@ -40,12 +40,13 @@ class Workers:
         self.workers = [Answering(bench(), method, 0) for _ in range(2)]
         self.groups = 0
 
-    def __call__(self, question: bytes, groups: Iterable[bytes], /) -> Iterator[bytes]:
+    def __call__(self, question: bytes, groups: Iterable[bytes], count: int, /) -> Iterator[bytes]:
         answers = {}
         for number, group in reversed(list(enumerate(groups))):
             worker = self.workers[self.groups % 2]
             answers[number] = worker.answer(worker.heard(question), group)
             self.groups += 1
+        assert len(answers) == count
         yield from (answers[number] for number in sorted(answers))
 
 

@@ -1,7 +1,6 @@
 """Who is asked for which clients, by a stand-in for Ray: order, deaths, what a worker has to say."""
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from fczoo.core.errors import FczooError
 from fczoo.core.place import at, place
-from fczoo.runner.clients_on_ray import AHEAD, TRIES, Said, Workers, _room, _Warnings
+from fczoo.runner.clients_on_ray import AHEAD, BLOCK, PARTS, TRIES, Blocks, Said, Workers, _room, _Warnings
 
 
 class Reference:
@@ -43,8 +42,8 @@ class Ray:
         class OutOfMemoryError(RayError):
             pass
 
-    def __init__(self, give: Callable[[bytes], Said], actors: int = 2, comes: bool = True):
-        self.asked = deque[bytes]()
+    def __init__(self, give: Callable[[list[bytes]], Said], actors: int = 2, comes: bool = True):
+        self.asked: list[list[bytes]] = []
 
         def ready() -> None:
             if not comes:
@@ -53,7 +52,7 @@ class Ray:
         made = [type("Actor", (), {})() for _ in range(actors)]
         for actor in made:
             actor.ready = Call(self, ready, True)
-            actor.answer = Call(self, lambda cell, question, group: give(group), False)
+            actor.answer = Call(self, lambda cell, question, groups: give(groups), False)
         self.workers = Workers(self, made)
 
     def put(self, value: Any) -> Any:
@@ -66,33 +65,57 @@ class Ray:
         return reference.give()
 
     def answers(self, count: int) -> list[bytes]:
-        return list(self.workers.answers(None, b"question", [b"%d" % i for i in range(count)]))
+        return list(self.workers.answers(None, b"question", numbered(count), count))
+
+
+def numbered(count: int) -> list[bytes]:
+    """So many groups."""
+    return [b"%d" % i for i in range(count)]
 
 
 def test_answers_come_in_the_order_of_the_groups():
-    ray = Ray(lambda group: Said(group * 2))
-    assert ray.answers(7) == [b"%d%d" % (i, i) for i in range(7)]
+    ray = Ray(lambda groups: Said([group * 2 for group in groups]))
+    for count in (7, 50):
+        assert ray.answers(count) == [b"%d%d" % (i, i) for i in range(count)]
+    assert max(map(len, ray.asked)) > 1
     assert ray.answers(0) == [] and ray.answers(1) == [b"00"]
 
 
 def test_only_so_many_answers_wait():
-    ray = Ray(lambda group: Said(group))
-    coming = ray.workers.answers(None, b"question", [b"%d" % i for i in range(50)])
+    """Answers of a block's length, so that each is one call."""
+    ray = Ray(lambda groups: Said([group + bytes(BLOCK // 2) for group in groups]))
+    coming = ray.workers.answers(None, b"question", numbered(50), 50)
     for number in range(10):
-        assert next(coming) == b"%d" % number
-        assert max(map(int, ray.asked)) < number + 1 + 2 * AHEAD
+        assert next(coming).rstrip(b"\0") == b"%d" % number
+        assert all(int(group) < number + 1 + 2 * AHEAD for block in ray.asked for group in block)
+
+
+def test_blocks_are_an_even_part_of_what_is_left_within_bounds():
+    """20 groups, one worker: of 19 a quarter would be 4, of which 3 answers fit; then 3 of 13, 2 of 10."""
+    blocks = Blocks(numbered(20), 20, 1)
+    sizes = [len(next(blocks).groups)]
+    blocks.longest = BLOCK // 3
+    sizes += [len(next(blocks).groups) for _ in range(2)]
+    blocks.longest = 1
+    left = list(blocks)
+    assert PARTS == 4 and sizes == [1, 3, 3]
+    assert [len(block.groups) for block in left] == [3, 2, 2, 1, 1, 1, 1, 1, 1]
+    assert [block.number for block in left] == list(range(3, 12)) and left[0].groups[0] == b"7"
+    blocks = Blocks(numbered(2), 2, 1)
+    blocks.longest = 2 * BLOCK
+    assert [block.groups for block in blocks] == [[b"0"], [b"1"]]
 
 
 def test_clients_whose_worker_died_are_asked_of_another(capsys):
-    deaths = [b"1", b"1", b"3"]
+    deaths = [b"1", b"1", b"49"]
 
-    def give(group: bytes) -> Said:
-        if group in deaths:
-            deaths.remove(group)
+    def give(groups: list[bytes]) -> Said:
+        if groups[-1] in deaths:
+            deaths.remove(groups[-1])
             raise Ray.exceptions.RayError
-        return Said(group)
+        return Said(groups)
 
-    assert Ray(give).answers(5) == [b"0", b"1", b"2", b"3", b"4"]
+    assert Ray(give).answers(50) == numbered(50)
     assert capsys.readouterr().err.count("a worker died (RayError)") == 3
 
 
@@ -100,10 +123,10 @@ def test_clients_whose_worker_died_are_asked_of_another(capsys):
     ("error", "says"), [("RayError", "RayError"), ("OutOfMemoryError", "take fewer --jobs")]
 )
 def test_clients_at_which_workers_die_again_and_again_end_the_run(error, says):
-    def give(group: bytes) -> Said:
-        if group == b"1":
+    def give(groups: list[bytes]) -> Said:
+        if b"1" in groups:
             raise getattr(Ray.exceptions, error)
-        return Said(group)
+        return Said(groups)
 
     with pytest.raises(FczooError, match=f"died {TRIES} times at the same clients: .*{says}"):
         Ray(give).answers(3)
@@ -117,10 +140,10 @@ def test_workers_that_never_come_end_the_run():
 def test_what_a_worker_has_to_say_is_said_here(caplog):
     told, places = ((logging.WARNING, "little room", "task 1, client 2"),), []
     caplog.handler.addFilter(lambda record: places.append(place()) or True)
-    assert Ray(lambda group: Said(group, warnings=told)).answers(1) == [b"0"]
+    assert Ray(lambda groups: Said(groups, warnings=told)).answers(1) == [b"0"]
     assert caplog.messages == ["little room"] and places == ["task 1, client 2"]
     with pytest.raises(FczooError, match="ValueError: odd"):
-        Ray(lambda group: Said(b"", "ValueError: odd")).answers(1)
+        Ray(lambda groups: Said([], "ValueError: odd")).answers(1)
 
 
 def test_a_worker_keeps_its_warnings():
