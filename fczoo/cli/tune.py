@@ -1,5 +1,6 @@
 """``fczoo tune``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from fczoo.core.registry import METHODS
     required=True,
     shell_complete=complete(METHODS, ("all",)),
     help="names, separated by commas, or all; see `fczoo list methods`",
+)
+@grouped(
+    RUNS,
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="METHOD.FIELD=VALUE",
+    help="hyper-parameter that is not searched: all trials have it, and so has what is found",
 )
 @grouped(RUNS, "--trials", type=click.IntRange(1, 10_000), default=16, help="trials of each method  [16]")
 @grouped(
@@ -49,6 +58,7 @@ from fczoo.core.registry import METHODS
 @grouped(OUTPUT, "--jobs", metavar="auto|int", default="1", help="methods side by side  [1]")
 def tune(
     methods: str,
+    changes: Sequence[str],
     trials: int,
     first_tasks: int,
     held_out: float,
@@ -59,9 +69,10 @@ def tune(
     **given: Any,
 ) -> None:
     """Search the options of each method with the same effort, on no test image; see `fczoo bench --tuned`."""
-    from fczoo.cli.arguments import parse_jobs, words
+    from fczoo.cli.arguments import parse_changes, parse_jobs, words
     from fczoo.cli.pictures import check_plot, write_importance
     from fczoo.cli.plan import followed_here
+    from fczoo.core.errors import FczooError
     from fczoo.core.options import spaces
     from fczoo.federation.settings import Settings
     from fczoo.reports.words import option_word, word_table
@@ -75,9 +86,13 @@ def tune(
     settings = Settings.for_dataset(dataset, **said, **followed_here(dataset, said))
     settings.check()
     named = words(methods, "--methods")
+    fixed = parse_changes(changes)
     every = [name for name in METHODS.names() if spaces(METHODS.get(name))]
+    searched = every if named == ["all"] else named
+    if others := sorted(fixed.keys() - searched):
+        raise FczooError(f"--set names {', '.join(others)}, not among --methods; add or leave out")
     effort = Effort(trials, first_tasks, held_out, seed)
-    tuned = search(every if named == ["all"] else named, settings, effort, out, parse_jobs(jobs))
+    tuned = search(searched, settings, effort, out, parse_jobs(jobs), fixed)
     rows = []
     for name, found in tuned.methods.items():
         values = ", ".join(f"{k}={option_word(_short(v))}" for k, v in found.values.items())

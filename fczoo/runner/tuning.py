@@ -34,6 +34,7 @@ from fczoo.runner.progress import say
 
 FORMAT = "fczoo-tuned-1"
 TUNED = "tuned.json"
+EMPTY: Mapping[str, Mapping[str, Any]] = {}
 ORDER = 1_000_000  # added to the seed: class orders and splits of trials are not those of later runs
 
 
@@ -68,15 +69,24 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     methods: dict[str, TunedMethod]
 
 
-def tune(methods: Sequence[str], settings: Settings, effort: Effort, out: Path, jobs: int = 1) -> Tuned:
+def tune(
+    methods: Sequence[str],
+    settings: Settings,
+    effort: Effort,
+    out: Path,
+    jobs: int = 1,
+    given: Mapping[str, Mapping[str, Any]] = EMPTY,
+) -> Tuned:
     """Search each method's own space; ``jobs`` methods at a time. What was tried before in ``out`` is kept.
+
+    ``given`` has, by method, options that are not searched: every trial has them, and so has what is found.
 
     Raises FczooError for a method that has nothing to tune, and for settings that cannot be tuned on.
     """
     for name in methods:
         if not spaces(METHODS.get(name)):
             raise FczooError(f"{name} says of no option where to look for its values; leave it out")
-        create_method(name, settings.dataset, **settings.method_options(name))
+        create_method(name, settings.dataset, **{**settings.method_options(name), **given.get(name, {})})
     if settings.partition.startswith("file:"):
         raise FczooError("--partition file:... is a split of other tasks than those of trials; name a rule")
     own = replace(
@@ -87,7 +97,7 @@ def tune(methods: Sequence[str], settings: Settings, effort: Effort, out: Path, 
     )
     out.mkdir(parents=True, exist_ok=True)
     steps = len(_opened(own, effort).stream.train.labels) * own.rounds * own.epochs
-    search = partial(_search, settings=own, effort=effort, out=out)
+    search = partial(_search, settings=own, effort=effort, out=out, given=given)
     if jobs == 1:
         found = dict(map(partial(search, observer=Silent()), methods))
     else:
@@ -117,7 +127,12 @@ class Led(Silent):
 
 
 def _search(
-    name: str, settings: Settings, effort: Effort, out: Path, observer: Observer
+    name: str,
+    settings: Settings,
+    effort: Effort,
+    out: Path,
+    given: Mapping[str, Mapping[str, Any]],
+    observer: Observer,
 ) -> tuple[str, TunedMethod]:
     """All trials of one method, kept in ``NAME.db`` as they end; the first has the method's own values."""
     try:
@@ -125,9 +140,10 @@ def _search(
     except ImportError as error:
         raise FczooError("fczoo tune needs Optuna; run pip install 'fczoo[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    usual = settings.method_options(name)
+    fixed = given.get(name, {})
+    usual = {**settings.method_options(name), **fixed}
     own = asdict(create_method(name, settings.dataset, **usual))
-    space = _around(spaces(METHODS.get(name)), own)
+    space = {**_around(spaces(METHODS.get(name)), own), **{option: [own[option]] for option in fixed}}
     study = optuna.create_study(
         storage=f"sqlite:///{out / f'{name}.db'}", study_name=name, load_if_exists=True, direction="maximize"
     )
@@ -161,7 +177,7 @@ def _search(
         default_score=tried[0].value or 0.0,
         space=space,
         trials=[{"values": t.params, "score": t.value, **t.user_attrs} for t in tried],
-        importance=_importance(study, len(space)),
+        importance=_importance(study, len(space) - len(fixed)),
         code=code_of(settings, method),
     )
 

@@ -158,6 +158,16 @@ def test_set_beats_tuned(found, tmp_path):
     assert about["methods"]["fedncm"]["distance"] == "cosine"
 
 
+def test_what_is_set_is_not_searched_but_part_of_what_is_found(tmp_path):
+    head = ["--set", "fedavg.tune=head", "--set", "fedavg.lr_backbone=0.5"]
+    run("tune", "--methods", "fedavg", *TINY, "--trials", "3", *head, "--out", str(tmp_path))
+    (found,) = read_tuned(tmp_path / TUNED).methods.values()
+    assert found.space["tune"] == ["head"] and found.space["lr_backbone"] == [0.5]
+    assert [t["values"]["tune"] for t in found.trials] == ["head"] * 3
+    assert len({t["values"]["lr"] for t in found.trials}) == 3
+    assert found.values["tune"] == "head" and found.values["lr_backbone"] == 0.5
+
+
 def test_a_space_is_widened_to_the_value_that_the_method_has():
     space = {"lr": (1e-3, 1e-1, "log"), "kind": ["a", "b"]}
     assert _around(space, {"lr": 0.5, "kind": "c"}) == {"lr": [1e-3, 0.5, "log"], "kind": ["a", "b", "c"]}
@@ -170,6 +180,8 @@ def test_what_cannot_be_tuned_is_one_line(found, tmp_path):
     )
     assert "made with other settings" in other
     assert "nope" in refused("tune", "--methods", "nope", "--out", str(tmp_path))
+    apart = ["--set", "hgp.lr=1", "--out", str(tmp_path)]
+    assert "hgp, not among --methods" in refused("tune", "--methods", "fedncm", *apart)
     assert "too few to hold any out" in refused(
         "tune", "--methods", "fedncm", "--train-per-class", "1", "--out", str(tmp_path)
     )
