@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from fczoo.baselines.finetune import TunedWithStatistics
-from torch import Tensor
 
 from fczoo.aggregators.rows import gaussian_mixture, keep_latest
 from fczoo.core.backbone import Backbone
@@ -17,23 +16,14 @@ from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import (
-    Batch,
-    Context,
-    Moment,
-    ServerAggregator,
-    ServerContext,
-    Task,
-    Training,
-)
-from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, no_gaussians, pooled
-from fczoo.functional.heads import train_head
-from fczoo.functional.losses import normalised_cross_entropy
+from fczoo.core.types import Batch, Context, Moment, ServerAggregator, ServerContext, Task, Training
+from fczoo.functional.calibration import Calibrated
+from fczoo.functional.gaussians import gaussians, moment_sums, no_gaussians, pooled
 
 
 @register_method("ccvr")
 @dataclass(frozen=True)
-class CCVR(TunedWithStatistics):
+class CCVR(Calibrated, TunedWithStatistics):
     """FedAvg whose server trains the head again, on features drawn from Gaussians of the clients' classes.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count, mean and
@@ -67,17 +57,6 @@ class CCVR(TunedWithStatistics):
     )
     calibrated: Literal["current", "all"] = option(
         "current", "classes drawn and calibrated: the task's, or all seen, as they were (paper)"
-    )
-    logit_norm: float | None = option(
-        0.1, "temperature of normalised logits in the server's loss; none: plain logits (paper)", low=1e-6
-    )
-    per_class: int = option(256, "features drawn per class and epoch; also the batch size", low=1)
-    server_epochs: int = option(5, "epochs of the calibration", low=1)
-    server_lr: float = option(
-        0.01,
-        "its learning rate, SGD with momentum 0.9 and cosine over the epochs",
-        low=0,
-        tune=(1e-4, 1e-1, "log"),
     )
     triple_pass: bool = option(
         False,
@@ -126,7 +105,7 @@ class CCVR(TunedWithStatistics):
         gauss = select(state, "gauss.")
         if self.gaussian == "pooled":
             gauss = pooled(gauss)
-        return {**state, **self.calibrated_head(state, gauss, ctx.task, ctx.rng)}
+        return {**state, **self._calibrated(state, gauss, ctx)}
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
         if moment == "begin":
@@ -142,7 +121,7 @@ class CCVR(TunedWithStatistics):
         new = self._gaussians(sums, ctx.task, single=False)
         new["gauss.client"] = torch.full_like(new["gauss.label"], -1)  # of all clients together
         gauss = keep_latest(state, new, "gauss.")
-        return {**state, **gauss, **self.calibrated_head(state, gauss, ctx.task, ctx.rng)}
+        return {**state, **gauss, **self._calibrated(state, gauss, ctx)}
 
     @property
     def _passes(self) -> int:
@@ -153,27 +132,8 @@ class CCVR(TunedWithStatistics):
         sums = {k: self._passes * v for k, v in sums.items()}
         return gaussians(sums, task.start, single)
 
-    def calibrated_head(self, head: Tree, gauss: Tree, task: Task, rng: torch.Generator) -> Tree:
-        """The head trained on drawn features; rows of other classes keep their values.
-
-        Classes of a single image have no spread and are left out; where there is no other, nothing is
-        returned.
-        """
+    def _calibrated(self, head: Tree, gauss: Tree, ctx: ServerContext) -> Tree:
+        """The head, calibrated on all classes but those of a single image, which have no spread."""
         gauss = {k: v[gauss["gauss.count"] > 1] for k, v in gauss.items()}
-        if not len(gauss["gauss.label"]):
-            return {}
-        number = self.per_class * len(gauss["gauss.label"].unique())
-
-        def loss(logits: Tensor, labels: Tensor) -> Tensor:
-            return normalised_cross_entropy(logits, labels, self.logit_norm)
-
-        classes = (0 if self.calibrated == "all" else task.start, task.stop)
-        return train_head(
-            head,
-            classes,
-            lambda: draw_features(gauss, number, rng),
-            loss,
-            self.server_epochs,
-            self.server_lr,
-            self.per_class,
-        )
+        first = 0 if self.calibrated == "all" else ctx.task.start
+        return self.calibrated_head(head, gauss, (first, ctx.task.stop), ctx.rng)

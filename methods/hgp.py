@@ -1,11 +1,7 @@
-"""HGP: Federated Class-Incremental Learning with Hierarchical Generative Prototypes.
-
-Salami et al., arXiv 2406.02447.
-"""
+"""HGP: hierarchical generative prototypes. Salami et al., arXiv 2406.02447."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
@@ -18,15 +14,17 @@ from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
-from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, no_gaussians
-from fczoo.functional.heads import PromptedHead, head_logits, train_head
-from fczoo.functional.losses import normalised_cross_entropy, task_cross_entropy
+from fczoo.functional.calibration import Calibrated
+from fczoo.functional.gaussians import gaussians, moment_sums, no_gaussians
+from fczoo.functional.heads import PromptedHead, head_logits
+from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.pixels import raw_images
+from fczoo.functional.prompts import drawn_prefixes
 
 
 @register_method("hgp")
 @dataclass(frozen=True)
-class HGP(PromptedHead):
+class HGP(Calibrated, PromptedHead):
     """Clients train prefixes and a head; the server rebalances the head on features drawn from Gaussians.
 
     Trained: key and value prefixes in the first blocks, one set for all tasks, and the linear head. Sent:
@@ -79,25 +77,14 @@ class HGP(PromptedHead):
     rebalance: Literal["all", "current", "old", "none"] = option(
         "all", "classes whose head rows the server rebalances (the paper's ablation)"
     )
-    server_epochs: int = option(5, "epochs E_r of the rebalance", low=1)
-    server_lr: float = option(
-        0.01, "its learning rate, SGD with momentum 0.9", low=0, tune=(1e-4, 1e-1, "log")
-    )
     server_cosine: bool = option(True, "cosine over its epochs (paper and early code; late code: none)")
-    per_class: int = option(256, "features drawn per seen class and epoch; also the batch size", low=1)
     draw: Literal["epoch", "round"] = option(
         "epoch", "draw the features anew in each of the server's epochs (code), or once a round (Alg. 1)"
     )
     spread: float = option(3.0, "factor on the drawn features' variance", low=0)
-    logit_norm: float | None = option(
-        0.1,
-        "temperature of normalised logits in the rebalance loss (code); none: plain logits (paper)",
-        low=1e-6,
-    )
     class_weights: Literal["uniform", "counts"] = option(
         "uniform", "omega: classes drawn equally (code) or by their counts (eq. 6)"
     )
-
     keep_single: bool = option(
         True,
         "keep a class of which a client has one image, with the spread of its other classes",
@@ -120,7 +107,7 @@ class HGP(PromptedHead):
             return state
         backbone.check_blocks(self.blocks, "hgp.blocks")
         return {
-            **self._prefixes(backbone.dim, rng),
+            **drawn_prefixes(self.blocks, self.prefix_len, backbone.dim, self.init, rng),
             **self.start_head(task, backbone.dim, rng),
             **no_gaussians(backbone.dim),
         }
@@ -154,30 +141,8 @@ class HGP(PromptedHead):
         first = task.start if self.rebalance == "current" else 0
         last = {"old": task.start, "none": 0}.get(self.rebalance, task.stop)
         inside = (state["gauss.label"] >= first) & (state["gauss.label"] < last)
-        if not inside.any():
-            return {}
         gauss = {k: v[inside] for k, v in select(state, "gauss.").items()}
-        number, by_count = self.per_class * len(gauss["gauss.label"].unique()), self.class_weights == "counts"
-
-        def drawn() -> tuple[Tensor, Tensor]:
-            return draw_features(gauss, number, rng, self.spread, by_count)
-
-        return train_head(
-            state,
-            (first, last),
-            cache(drawn) if self.draw == "round" else drawn,
-            lambda logits, labels: normalised_cross_entropy(logits, labels, self.logit_norm),
-            self.server_epochs,
-            self.server_lr,
-            self.per_class,
-            self.server_cosine,
+        by_count, once = self.class_weights == "counts", self.draw == "round"
+        return self.calibrated_head(
+            state, gauss, (first, last), rng, self.spread, by_count, once, self.server_cosine
         )
-
-    def _prefixes(self, dim: int, rng: torch.Generator) -> Tree:
-        def prefix() -> Tensor:
-            if self.init == "normal":
-                return 0.02 * torch.randn(self.prefix_len, dim, generator=rng)
-            bound = dim**-0.5 if self.init == "uniform" else 0.0
-            return torch.empty(self.prefix_len, dim).uniform_(-bound, bound, generator=rng)
-
-        return {f"prefix.{i}.{part}": prefix() for i in self.blocks for part in "kv"}

@@ -1,12 +1,35 @@
-"""Choosing prompts by the frozen feature of an image."""
+"""Prompts and prefixes: where they start, and how an image's frozen feature chooses among them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Evidence, Finding
+
+
+def drawn_prefixes(
+    blocks: Sequence[int],
+    length: int,
+    dim: int,
+    init: Literal["normal", "uniform", "zeros"],
+    rng: torch.Generator,
+) -> Tree:
+    """``prefix.{i}.k`` and ``prefix.{i}.v`` [L, D] of some blocks, as a run starts.
+
+    From N(0, 0.02^2), from U(-1/sqrt D, 1/sqrt D), or zeros.
+    """
+
+    def prefix() -> Tensor:
+        if init == "normal":
+            return 0.02 * torch.randn(length, dim, generator=rng)
+        bound = dim**-0.5 if init == "uniform" else 0.0
+        return torch.empty(length, dim).uniform_(-bound, bound, generator=rng)
+
+    return {f"prefix.{i}.{part}": prefix() for i in blocks for part in "kv"}
 
 
 def component_weights(query: Tensor, attention: Tensor, keys: Tensor) -> Tensor:
