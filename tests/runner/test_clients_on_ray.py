@@ -2,10 +2,12 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,8 @@ ON_RAY = ["--executor", "ray", "--cluster", "spread=clients", "--jobs", "2"]
 
 def start(out: Path, methods: str, *options: str) -> subprocess.Popen[str]:
     """A bench whose home is beside its run folder."""
-    return helpers_bench.start(
-        out, methods, *SMALL, *options, env={**helpers_bench.ONE_THREAD, "HOME": str(out.parent)}
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(out.parent)}
+    return helpers_bench.start(out, methods, *SMALL, *options, env=env)
 
 
 def losses(out: Path) -> list[tuple]:
@@ -89,6 +90,42 @@ def test_a_worker_that_dies_in_the_middle_of_a_round_changes_no_bit(in_turn, tmp
     assert losses(out) == losses(expected)
     assert json.loads((out / "bench.json").read_text())["hardware"]["threads"] == 1
     assert not (tmp_path / ".ray").exists()  # no word of access is left behind
+
+
+TWO_NODES = """
+import sys
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+second = cluster.add_node(num_cpus=1)
+print(cluster.address, second.all_processes["raylet"][0].process.pid, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A cluster of this machine, a worker a node: its address, and the process of the second node."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # nobody else on the network may join it
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    command, pipe = [sys.executable, "-c", TWO_NODES], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as cluster:
+        yield cluster.stdout.readline().split()
+
+
+def test_a_node_that_is_lost_in_the_middle_of_a_round_changes_no_bit(in_turn, two_nodes, tmp_path):
+    out, (address, second) = tmp_path / "run", two_nodes
+    bench = start(out, "hgp", *ON_RAY, "--cluster", f"address={address}")
+    until(lambda: answering(int(second)), bench)
+    for process in family(int(second)):
+        os.kill(process, signal.SIGKILL)
+    code, said = ended(bench)
+    assert code == 0, said
+    assert said.count("a worker died") == 1 and "Traceback" not in said
+    expected = in_turn("hgp")
+    assert len(numbers(out)) == 1 and numbers(out) == numbers(expected)
+    assert losses(out) == losses(expected)
 
 
 def test_a_command_that_is_killed_goes_on_with_the_same_bits(in_turn, tmp_path):
