@@ -60,7 +60,7 @@ SETTINGS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("fedprotip", "cifar100"): (10, 5, 0, 1, 1, 20, 5, 64, "dirichlet 0.5", IN21K, "crop", 2),
     ("fedprotip", "imagenet_r"): (10, 5, 0, 1, 1, 50, 5, 64, "dirichlet 0.5", IN21K, "crop", 2),
     ("fedprotip", "domainnet"): ("domains", 5, 0, 1, 1, 20, 5, 64, "dirichlet 0.5", IN21K, "crop", 2),
-    ("quick", "digits"): (5, 5, 0, 1, 1, 3, 2, 16, "dirichlet 0.5", "vit_nano_32", "none", 1),
+    ("quick", "digits"): (5, 5, 0, 1, 1, 2, 1, 8, "dirichlet 0.5", "vit_nano_32", "none", 1),
 }
 APPENDIX_H = """
             cifar100        imagenet_r      imagenet_a      eurosat         cars196         cub200

@@ -29,7 +29,16 @@ class Quick(Protocol):
         test_per_class=20,
     )
     datasets = {
-        "digits": same("fczoo: all images", tasks=5, clients=5, train_per_class=None, test_per_class=None)
+        "digits": same(
+            "fczoo: the data set's own",
+            tasks=5,
+            clients=5,
+            rounds=2,
+            epochs=1,
+            batch_size=8,
+            train_per_class=None,
+            test_per_class=None,
+        )
     }
     any_dataset = True
     starts = same("fczoo", head_init="means", head_tune=True, pooled="cls")
