@@ -55,12 +55,14 @@ def sites_of(bench: Bench, method: Method, folder: Path) -> dict[int, Site]:
     return sites
 
 
-def server_of(bench: Bench, method: Method, way: Here, run: str = "a run") -> SitesRun:
+def server_of(
+    bench: Bench, method: Method, way: Here, run: str = "a run", folder: Path | None = None
+) -> SitesRun:
     """The server of a bench, which has the test images alone."""
     stream = bench.stream
     none = Images(stream.train.pixels[:0], stream.train.labels[:0])
     known = replace(stream, train=none, train_index=np.arange(0))
-    return begin(bench.settings, known, bench.backbone, bench.test, method, 0, Sites(NAMES, way, run))
+    return begin(bench.settings, known, bench.backbone, bench.test, method, 0, Sites(NAMES, way, run), folder)
 
 
 def simulated(bench: Bench, method: Method) -> Run:

@@ -61,6 +61,14 @@ def form_of(content: bytes) -> str | None:
         raise ValueError(str(error)) from error
 
 
+def seal_of(content: bytes) -> str:
+    """SHA-256 of what bytes hold, by which they are known again; ``unpack`` finds out whether it is theirs.
+
+    It is not that of the bytes: safetensors may write the same content in another order.
+    """
+    return str(_metadata(content)["sha256"])
+
+
 def _metadata(content: bytes) -> dict[str, str]:
     """What a safetensors file says of itself: eight bytes, the length of a JSON header, then the header."""
     (length,) = struct.unpack("<Q", content[:8].ljust(8, b"\xff"))

@@ -12,7 +12,6 @@ from fczoo.data.image_files import ImageFiles, class_folders
 from fczoo.data.stream import Stream, make_tasks
 from fczoo.federation.benchmark import open_stores
 from fczoo.federation.device import DTYPES, pick_device
-from fczoo.federation.observer import Observer
 from fczoo.federation.settings import Settings
 from fczoo.sites.agreement import CLASSES, DATASET, Agreement
 from fczoo.sites.server import Sites, SitesRun, Way, begin
@@ -38,8 +37,8 @@ def open_site(agreement: Agreement, name: str, images: Path, folder: Path) -> Si
     return Site(world, agreement.method, agreement.seed, number, folder)
 
 
-def open_server(agreement: Agreement, images: Path, way: Way, observer: Observer | None = None) -> SitesRun:
-    """The server's run, once all sites have enrolled, with test images of every class.
+def open_server(agreement: Agreement, images: Path, way: Way, folder: Path | None = None) -> SitesRun:
+    """The server's run, once all sites have enrolled, with test images of every class; see ``begin``.
 
     Raises FczooError for a class without them, where a site refuses, and for whatever else is wrong.
     """
@@ -51,7 +50,7 @@ def open_server(agreement: Agreement, images: Path, way: Way, observer: Observer
         raise FczooError(f"no test image of class {name} in {images}; the server needs some of every class")
     (store,) = open_stores((test,), backbone, settings.test_crop)
     given = settings, stream, backbone, store, agreement.method, agreement.seed
-    return begin(*given, Sites(agreement.sites, way), observer)
+    return begin(*given, Sites(agreement.sites, way), folder)
 
 
 def _backbone(s: Settings) -> Backbone:

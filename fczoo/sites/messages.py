@@ -4,7 +4,6 @@ The server calls all sites to enrol, then asks them as it would ask workers (``f
 name of the run. A site answers with its enrolment, with an upload, or says why it refuses.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,10 +30,11 @@ class Damaged(ValueError):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A run begins."""
+    """A run begins, or goes on after its server has ended."""
 
     run: str  # its name, of which there is no second
     terms: dict[str, Any]  # see ``terms_of``
+    goes_on: bool = False
 
 
 class Enrolment(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Enrolment(msgspec.Struct, frozen=True):
 class About(msgspec.Struct, frozen=True):
     """What a site says beside the tensors of its upload."""
 
-    question: str  # SHA-256 of what was asked
+    question: str  # seal of what was asked, see ``wire.seal_of``
     images: Count  # behind the upload
     loss: float | None  # mean of its training; None: there was none, or it does not say
     exemplars: list[Count]  # images that it keeps of those of each task
@@ -57,11 +57,6 @@ class Refusal(msgspec.Struct, frozen=True):
     """Why a site does not take part."""
 
     reason: str
-
-
-def digest_of(content: bytes) -> str:
-    """SHA-256 of a question, by which it is known again."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def written(form: str, about: msgspec.Struct, tensors: Tree | None = None) -> bytes:

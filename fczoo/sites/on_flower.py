@@ -53,8 +53,8 @@ def serve(grid: Grid, context: Context) -> None:
         agreement = read_agreement(Path(str(told["agreement"])))
         numbers = read_json(folder / "nodes.json", "list of nodes")
         nodes = {k: int(numbers[name]) for k, name in enumerate(agreement.sites)}
-        run = open_server(agreement, images, Nodes(grid, nodes, float(str(told["patience"]))))
-        run.run().save(folder / "result.json")
+        way = Nodes(grid, nodes, float(str(told["patience"])))
+        open_server(agreement, images, way, folder).run_to(folder / "result.json")
     except FczooError as error:
         write_json(folder / "failed.json", {"reason": str(error)})
         raise

@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -18,15 +19,18 @@ from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.carried import Kept
+from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.client_side import Answer, Asked
 from fczoo.federation.device import reproducible
 from fczoo.federation.engine import Engine
-from fczoo.federation.observer import Observer, Silent
+from fczoo.federation.observer import Silent
 from fczoo.federation.plan import Plan
 from fczoo.federation.result import Result
 from fczoo.federation.rounds import Run
 from fczoo.federation.settings import Settings
 from fczoo.federation.spread import question_of
+from fczoo.federation.wire import seal_of
+from fczoo.sites.begun import Beginning, Begun
 from fczoo.sites.messages import (
     CALL,
     ENROLMENT,
@@ -35,7 +39,6 @@ from fczoo.sites.messages import (
     Call,
     Damaged,
     Enrolment,
-    digest_of,
     placed,
     read,
     refused,
@@ -62,12 +65,12 @@ class Sites:
     way: Way
     run: str = field(default_factory=lambda: secrets.token_hex(16))
 
-    def enrolled(self, terms: Mapping[str, Any], stream: Stream) -> list[Enrolment]:
-        """What sites say as they enrol for a run on the tasks of ``stream``.
+    def enrolled(self, terms: Mapping[str, Any], stream: Stream, goes_on: bool) -> list[Enrolment]:
+        """What sites say as they enrol for a run on the tasks of ``stream``, or for one that goes on.
 
         Raises FczooError naming one that refuses, is silent or says what cannot be.
         """
-        call = written(CALL, Call(self.run, dict(terms)))
+        call = written(CALL, Call(self.run, dict(terms), goes_on))
         answers, found = self.way(dict.fromkeys(range(len(self.names)), call)), []
         for number, name in enumerate(self.names):
             if number not in answers:
@@ -96,7 +99,7 @@ class Sites:
         try:
             self._check(number, answer)
             about, tensors = read(UPLOAD, answer, About)
-            if about.question != digest_of(question):
+            if about.question != seal_of(question):
                 raise Damaged("it answers another question")
             return about, tensors
         except Damaged as error:
@@ -150,14 +153,20 @@ class AtSites(Engine):
 class SitesRun(Run):
     """The rounds of a run between sites."""
 
-    def __init__(self, world: Known, method: Method, seed: int, observer: Observer, sites: Sites):
-        super().__init__(world, method, seed, observer, None, None)
+    def __init__(self, world: Known, method: Method, seed: int, sites: Sites, checkpoint: Checkpoint | None):
+        super().__init__(world, method, seed, Silent(), checkpoint, None)
         self.known, self.sites = world, sites
 
     def run(self) -> Result:
-        """All tasks. Raises FczooError where a site refuses, and where too few answer."""
+        """All tasks that are left. Raises FczooError where a site refuses, and where too few answer."""
         with reproducible(self.settings.deterministic):
             return super().run()
+
+    def run_to(self, outcome: Path) -> None:
+        """As ``run``, with the result in a file; after that no saved round is needed any more."""
+        self.run().save(outcome)
+        if self.checkpoint:
+            self.checkpoint.remove()
 
     def _engine(self, plan: Plan) -> Engine:
         given = self.method, self.backbone, self.train, plan, self.memories, self.taught, self.controls
@@ -175,15 +184,23 @@ def begin(
     method: Method,
     seed: int,
     sites: Sites,
-    observer: Observer | None = None,
+    folder: Path | None = None,
 ) -> SitesRun:
     """A run for which all sites have enrolled.
 
-    Of ``stream`` the classes, the tasks and the test images count; the server has no training images.
-    Raises FczooError where a site refuses or is silent.
+    Of ``stream`` the classes, the tasks and the test images count; the server has no training images. In
+    ``folder`` the run is saved after every round, and goes on from there if it ends before it is over.
+    Raises FczooError where a site refuses or is silent, and where what goes on is not what began.
     """
     check_sites(settings, method)
     terms = terms_of(settings, stream, backbone, method, seed)
-    enrolments = sites.enrolled(terms, stream)
+    beginning = Beginning(folder) if folder else None
+    begun = beginning.run(terms) if beginning else None
+    if begun:
+        sites = replace(sites, run=begun)
+    enrolments = sites.enrolled(terms, stream, goes_on=bool(begun))
+    if beginning:
+        beginning.enrolled(sites.names, Begun(sites.run, dict(terms), enrolments), goes_on=bool(begun))
     world = server_world(settings, stream, backbone, test, enrolments)
-    return SitesRun(world, method, seed, observer or Silent(), sites)
+    checkpoint = beginning.checkpoint if beginning else None
+    return SitesRun(world, method, seed, sites, checkpoint)

@@ -1,6 +1,7 @@
 """A site: one institution with its images, and what it keeps from one question to the next."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from fczoo.federation.carried import Kept, kept_in, kept_trees
 from fczoo.federation.client_side import Asked
 from fczoo.federation.device import reproducible
 from fczoo.federation.spread import Answering
-from fczoo.federation.wire import pack, unpack
+from fczoo.federation.wire import pack, seal_of, unpack
 from fczoo.federation.world import World
 from fczoo.sites.messages import (
     CALL,
@@ -31,7 +32,6 @@ from fczoo.sites.messages import (
     Damaged,
     Enrolment,
     Refusal,
-    digest_of,
     is_call,
     question_in,
     read,
@@ -41,7 +41,7 @@ from fczoo.sites.terms import check_sites, check_terms, terms_of
 
 log = logging.getLogger("fczoo")
 
-KEPT = "fczoo-site-1"
+KEPT = "fczoo-site-2"
 
 
 class Standing(NamedTuple):
@@ -50,8 +50,7 @@ class Standing(NamedTuple):
     run: str = ""  # none: it has not enrolled
     moment: tuple[int, float] = (-1, 0)  # task and place in it of the last exchange
     kept: Kept = Kept({}, {}, {})
-    question: str = ""  # digest of the last one that was answered
-    answer: bytes = b""
+    answers: Mapping[str, bytes] = {}  # by the seal of the question: what may be asked again
 
 
 class Site:
@@ -59,8 +58,8 @@ class Site:
 
     Images, memories, exemplars, teachers' outputs and control variates stay here. Uploads are clipped, made
     noisy or withheld here, by the site's own settings, before they become bytes. What is kept is on disk
-    before an answer leaves, and a question that comes again gets the same answer: a site that is killed
-    goes on with its folder, and changes no number.
+    before an answer leaves, and a question that comes again gets the same answer: a site or server that is
+    killed goes on with its folder, and changes no number.
     """
 
     def __init__(self, world: World, method: Method, seed: int, number: int, folder: Path):
@@ -90,8 +89,10 @@ class Site:
 
     def _enrol(self, call: Call, _: Tree) -> bytes:
         """Take part in a run, if it is the one that was agreed; nothing is kept of an earlier one."""
-        check_terms(self.terms, call.terms)
+        check_terms(self.terms, call.terms, "at the server")
         if call.run != self.standing.run:
+            if call.goes_on:
+                raise FczooError("the site has kept nothing of this run; begin it anew")
             self._stand(Standing(call.run))
         images = [len(own[self.number]) for own in self.world.partition.tasks]
         return written(ENROLMENT, Enrolment(images, self._classes()))
@@ -105,11 +106,11 @@ class Site:
 
     def _act(self, content: bytes) -> bytes:
         asked, run = question_in(content, self.world.backbone.device)
-        standing, question = self.standing, digest_of(content)
+        standing, question = self.standing, seal_of(content)
         if run != standing.run:
             raise FczooError("the site has not enrolled in this run; begin the run anew")
-        if question == standing.question:
-            return standing.answer
+        if question in standing.answers:
+            return standing.answers[question]
         moment = self._moment(asked)
         kept = standing.kept
         if moment[0] != standing.moment[0]:  # what a teacher has said and control variates are of one task
@@ -117,13 +118,19 @@ class Site:
         upload, kept, loss = self._done(asked, kept)
         about = About(question, upload.num_samples, loss, self._exemplars(kept))
         answer = written(UPLOAD, about, upload.tensors)
-        self._stand(Standing(run, moment, kept, question, answer))
+        self._stand(Standing(run, moment, kept, {**self._unsaved(asked), question: answer}))
         return answer
+
+    def _unsaved(self, asked: Asked) -> Mapping[str, bytes]:
+        """Answers for which a server that goes on may ask again: it saves after rounds and after tasks."""
+        task, place = self.standing.moment
+        saved = task != asked.ctx.task.index or place in range(asked.ctx.rounds)
+        return {} if saved else self.standing.answers
 
     def _moment(self, asked: Asked) -> tuple[int, float]:
         """Where an exchange stands in the schedule.
 
-        Raises FczooError for one that is not in it, and for one that comes again, but for the last: what a
+        Raises FczooError for one that is not in it, and for one that comes again as another question: what a
         site promises of its noise holds for as many uploads as the schedule has.
         """
         ctx = asked.ctx
@@ -166,9 +173,12 @@ class Site:
 
     def _stand(self, standing: Standing) -> None:
         """Note where the site stands, on disk first."""
-        answer = {"bytes": torch.from_numpy(np.frombuffer(bytearray(standing.answer), np.uint8))}
-        notes = {"run": standing.run, "moment": standing.moment, "question": standing.question}
-        write_safely(self.path, pack(KEPT, {**kept_trees(standing.kept), "answer": answer}, notes))
+        answers = {
+            question: torch.from_numpy(np.frombuffer(bytearray(answer), np.uint8))
+            for question, answer in standing.answers.items()
+        }
+        notes = {"run": standing.run, "moment": standing.moment}
+        write_safely(self.path, pack(KEPT, {**kept_trees(standing.kept), "answers": answers}, notes))
         self.standing = standing
 
     def _load(self) -> Standing:
@@ -177,9 +187,9 @@ class Site:
             return Standing()
         try:
             trees, notes = unpack(KEPT, self.path.read_bytes(), self.world.backbone.device)
-            answer = trees["answer"]["bytes"].numpy().tobytes()
+            answers = {question: value.numpy().tobytes() for question, value in trees["answers"].items()}
             task, place = notes["moment"]
-            return Standing(notes["run"], (task, place), kept_in(trees), notes["question"], answer)
+            return Standing(notes["run"], (task, place), kept_in(trees), answers)
         except (ValueError, KeyError) as error:
             problem = f"{self.path} is no file of a site: {first_line(error)}"
             raise FczooError(f"{problem}; remove it, and begin the run anew") from error

@@ -37,13 +37,13 @@ def terms_of(s: Settings, stream: Stream, backbone: Backbone, method: Method, se
     return plain
 
 
-def check_terms(own: Mapping[str, Any], called: Mapping[str, Any]) -> None:
-    """Raise FczooError naming the first term that is another at the server that calls."""
-    here, there = (dict(_leaves("", terms)) for terms in (own, called))
+def check_terms(own: Mapping[str, Any], other: Mapping[str, Any], where: str) -> None:
+    """Raise FczooError naming the first term that is another ``where`` the other ones are."""
+    here, there = (dict(_leaves("", terms)) for terms in (own, other))
     for place in sorted(here.keys() | there.keys(), key=lambda place: (place not in here, place)):
         ours, theirs = here.get(place, "missing"), there.get(place, "missing")
         if ours != theirs:
-            raise FczooError(f"{place} is {ours} here and {theirs} at the server; give both the same")
+            raise FczooError(f"{place} is {ours} here and {theirs} {where}; give both the same")
 
 
 def check_sites(settings: Settings, method: Method) -> None:
