@@ -9,7 +9,7 @@ from fczoo.core.errors import FczooError
 
 @click.group()
 def site() -> None:
-    """Runs between institutions that keep their images, over Flower."""
+    """Runs between institutions that keep their images, over Flower or NVIDIA FLARE."""
 
 
 @site.command()
@@ -35,6 +35,29 @@ def init(out: Path, agreed: Path, address: str) -> None:
     agreement = write_federation(out, agreed, host, int(port))
     click.echo(f"Written to {out}: {', '.join(['server', *agreement.sites])}. Next, at each of them:")
     click.echo("  fczoo site start FOLDER --images DIR")
+
+
+@site.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--agreed",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of classes.txt, schedule.json and run.toml.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    help="Seconds for which the server waits for a site before the round goes on without it.",
+)
+def job(out: Path, agreed: Path, patience: float) -> None:
+    """Write OUT: a job for institutions that have NVIDIA FLARE already, in place of init and start."""
+    from fczoo.sites.flare import write_job
+
+    write_job(out, agreed, patience)
+    click.echo(f"Written to {out}. Next: nvflare job submit -j {out}")
 
 
 @site.command()

@@ -118,3 +118,11 @@ def test_without_flower_a_run_over_it_is_refused(agreed, tmp_path, monkeypatch):
     words = ["site", "init", str(tmp_path / "out"), "--agreed", str(agreed), "--address", "localhost:1"]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 1 and "pip install 'fczoo[flower]'" in done.output
+
+
+def test_without_flare_no_job_is_written(agreed, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvflare.apis.controller_spec", None)
+    monkeypatch.delitem(sys.modules, "fczoo.sites.flare", raising=False)
+    done = CliRunner().invoke(main, ["site", "job", str(tmp_path / "out"), "--agreed", str(agreed)])
+    assert done.exit_code == 1 and "pip install 'fczoo[flare]'" in done.output
+    assert not (tmp_path / "out").exists()

@@ -79,7 +79,7 @@ def init(out: Path, agreed: Path, port: int) -> None:
 
 
 @pytest.mark.slow
-def test_three_nodes_of_which_one_dies_and_strangers_are_refused(agreed, data, tmp_path):
+def test_three_nodes_with_a_node_and_the_server_killed_and_strangers_refused(agreed, data, tmp_path):
     halves = [["fox", "bee", "ant"], ["eel", "dog", "cat"]]
     (agreed / "schedule.json").write_text(json.dumps({"tasks": halves}))
     port, out, other = free_port(), tmp_path / "federation", tmp_path / "other"
@@ -91,7 +91,10 @@ def test_three_nodes_of_which_one_dies_and_strangers_are_refused(agreed, data, t
     def start(images: str, folder: Path, *more: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
         return process(log, str(folder), "--images", str(data / images), *more)
 
-    with start("test", out / "server", "--patience", "400") as server:
+    def serve() -> AbstractContextManager[subprocess.Popen[bytes]]:
+        return start("test", out / "server", "--patience", "400")
+
+    with serve() as first:
         with start("rome", other / "rome"):
             wait(lambda: "Failed to activate SuperNode" in said(other / "rome"), log)
             with start("paris", other / "paris") as stranger:
@@ -99,12 +102,13 @@ def test_three_nodes_of_which_one_dies_and_strangers_are_refused(agreed, data, t
             assert "is not the one for which this folder was written" in log.read_text()
         with start("rome", out / "rome"), start("lyon", out / "lyon"):
             with start("paris", out / "paris") as paris:
-                wait(lambda: answered(kept) or server.poll() is not None, log)
+                wait(lambda: answered(kept) or first.poll() is not None, log)
                 kill(paris)
-            assert server.poll() is None, log.read_text()[-3000:]
+            assert first.poll() is None, log.read_text()[-3000:]
             done = CliRunner().invoke(main, ["site", "status", str(out / "server")])
             assert done.exit_code == 0 and ": running, " in done.output, done.output
-            with start("paris", out / "paris"):
+            kill(first)
+            with serve() as server, start("paris", out / "paris"):
                 wait(lambda: server.poll() is not None, log)
     assert server.returncode == 0, log.read_text()[-3000:]
     there = read_result(out / "server" / "result.json")

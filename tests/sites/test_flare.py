@@ -1,0 +1,140 @@
+"""A server and three clients of NVIDIA FLARE (its proof of concept, on this machine): as in a simulation."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fczoo import create_method
+from fczoo.cli.app import main
+from fczoo.federation.result import read_result
+from fczoo.federation.wire import unpack
+from fczoo.sites.site import KEPT
+from helpers_site_folders import simulated_folders
+from helpers_sites import NAMES
+
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (extra flare)")
+
+PORTS = 8002, 8003  # which FLARE's proof of concept takes
+LONGEST = 420.0  # seconds for which anything is waited for
+ADMIN = "admin@nvidia.com"
+
+
+class Poc:
+    """FLARE's proof of concept in a folder of its own."""
+
+    def __init__(self, folder: Path):
+        self.kits = folder / "poc" / "example_project" / "prod_00"
+        (folder / "home").mkdir()
+        here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        own = {"HOME": str(folder / "home"), "NVFLARE_POC_WORKSPACE": str(folder / "poc"), "PATH": here}
+        self.environment = {**os.environ, **own}
+        self.said("poc", "prepare", "-c", *NAMES, "--force")
+
+    def said(self, *words: str) -> Any:
+        """What a command of FLARE says as JSON."""
+        command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *words]
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=LONGEST, check=False
+        )
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        assert lines and "data" in lines[-1], done.stdout + done.stderr
+        return lines[-1]["data"]
+
+    def allow(self, agreed: Path, images: Path) -> None:
+        """What each participant does: it lets fczoo act, and has the agreed files and its images at hand."""
+        for name in ("server", *NAMES):
+            local, place = self.kits / name / "local", self.kits / name / "fczoo"
+            resources = json.loads((local / "resources.json.default").read_text())
+            resources["class_allow_list"].append("fczoo.sites.flare")
+            resources["allow_log_streaming"] = False
+            (local / "resources.json").write_text(json.dumps(resources))
+            shutil.copytree(agreed, place / "agreed")
+            (place / "images").symlink_to(images / ("test" if name == "server" else name))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        try:
+            self.said("poc", "start", "--timeout", "200")
+            yield
+        finally:
+            with suppress(AssertionError, subprocess.TimeoutExpired):
+                self.said("poc", "stop")
+            self.kill()
+
+    def kill(self, of: str = "", what: str = "") -> int:
+        """End processes at once, with the folder of a participant and a word in their command; how many."""
+        import psutil  # FLARE needs it, too
+
+        ended = 0
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if any(word.startswith(str(self.kits / of)) for word in words) and what in " ".join(words):
+                with suppress(psutil.Error):
+                    process.kill()
+                    ended += 1
+        return ended
+
+    def submit(self, job: Path) -> str:
+        """Number of a job that is under way."""
+        return str(self.said("job", "submit", "-j", str(job), *self.kit)["job_id"])
+
+    def status(self, number: str, outcome: Path) -> str:
+        """Status of a job once it is over; its files are in ``outcome``."""
+        said = self.said("job", "wait", number, "--timeout", str(int(LONGEST)), *self.kit)
+        self.said("job", "download", number, "-o", str(outcome), *self.kit)
+        return str(said["status"])
+
+    @property
+    def kit(self) -> tuple[str, str]:
+        return "--startup-kit", str(self.kits / ADMIN)
+
+
+def answered(kept: Path) -> bool:
+    """Whether a site has answered a question of its first task."""
+    return kept.exists() and unpack(KEPT, kept.read_bytes())[1]["moment"][0] == 0
+
+
+@pytest.mark.slow
+def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulation(agreed, data, tmp_path):
+    for port in PORTS:
+        with socket() as probe:
+            if not probe.connect_ex(("127.0.0.1", port)):
+                pytest.skip(f"something else listens at port {port}, which FLARE's proof of concept takes")
+    job = tmp_path / "job"
+    done = CliRunner().invoke(main, ["site", "job", str(job), "--agreed", str(agreed), "--patience", "300"])
+    assert done.exit_code == 0, done.output
+    flare = Poc(tmp_path)
+    flare.allow(agreed, data)
+    resources = flare.kits / "rome" / "local" / "resources.json"
+    quiet = resources.read_text()
+    with flare.running():
+        resources.write_text(quiet.replace('"allow_log_streaming": false', '"allow_log_streaming": true'))
+        assert flare.status(flare.submit(job), tmp_path / "refused") == "FINISHED:EXECUTION_EXCEPTION"
+        log = next((tmp_path / "refused").rglob("log.txt")).read_text()
+        assert "site rome: its log goes to the server; say allow_log_streaming = false" in log
+        resources.write_text(quiet)
+        cut, end = flare.submit(job), time.monotonic() + LONGEST
+        while not answered(flare.kits / "lyon" / "fczoo" / "kept" / "kept.safetensors"):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert flare.kill("lyon", "worker_process")
+        assert flare.status(cut, tmp_path / "cut") != "FINISHED:COMPLETED"
+        assert flare.status(flare.submit(job), tmp_path / "outcome") == "FINISHED:COMPLETED"
+    (found,) = (tmp_path / "outcome").rglob("result.json")
+    there, here = read_result(found), simulated_folders(agreed, data).run(create_method("hgp"))
+    assert there.rejected == []
+    assert there.metrics["A_N"] == pytest.approx(here.metrics["A_N"], abs=1e-5)
+    np.testing.assert_allclose(np.concatenate(there.accuracy), np.concatenate(here.accuracy), atol=1e-5)
+    assert (there.bytes_up, there.bytes_down) == (here.bytes_up, here.bytes_down)
