@@ -38,7 +38,10 @@ class Beginning:
         if not self.checkpoint.path.exists():
             return None
         begun = self._read()
-        check_terms(terms, begun.terms, f"in the run that {self.path} is of")
+        try:
+            check_terms(terms, begun.terms, "in the run that goes on")
+        except FczooError as error:
+            raise FczooError(f"{error}, or {self._anew}") from error
         return begun.run
 
     def enrolled(self, names: Sequence[str], begun: Begun, goes_on: bool) -> None:
@@ -51,10 +54,15 @@ class Beginning:
             return
         for name, before, now in zip(names, self._read().enrolments, begun.enrolments, strict=True):
             if before != now:
-                raise FczooError(f"site {name} has other images than when the run began; bring them back")
+                problem = f"site {name} has other images than when the run began"
+                raise FczooError(f"{problem}; bring them back, or {self._anew}")
+
+    @property
+    def _anew(self) -> str:
+        return f"remove {self.checkpoint.path} to begin anew"
 
     def _read(self) -> Begun:
         try:
             return typed(read_json(self.path, "beginning of a run"), Begun)
         except ValueError as error:
-            raise FczooError(f"{self.path} is no beginning of a run: {error}") from error
+            raise FczooError(f"{self.path} is no beginning of a run: {error}; {self._anew}") from error

@@ -73,7 +73,7 @@ class Rounds(Controller):  # type: ignore[misc]
         self, sites: Sequence[str], stop: Signal, fl_ctx: FLContext, questions: Mapping[int, bytes], /
     ) -> dict[int, bytes]:
         """What sites answer within the time; those that are asked the same are asked at once."""
-        answers = {}
+        answers: dict[int, bytes] = {}
         for question in dict.fromkeys(questions.values()):
             asked = [sites[number] for number, content in questions.items() if content == question]
             task = Task("answer", Shareable({BYTES: question}), timeout=self.patience)
