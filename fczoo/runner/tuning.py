@@ -26,7 +26,7 @@ from fczoo.data.dataset import Images, rows
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.federation.benchmark import Bench
-from fczoo.federation.code import code_of
+from fczoo.federation.code import code_of, digest
 from fczoo.federation.observer import Observer, Silent
 from fczoo.federation.settings import Settings
 from fczoo.federation.stream import split, whole_stream
@@ -57,7 +57,7 @@ class TunedMethod(msgspec.Struct, frozen=True, kw_only=True):
     space: dict[str, Any]
     trials: list[dict[str, Any]]  # values and score of each; 0 and the reason where a run failed
     importance: dict[str, Number]  # share of the score's variance that an option explains (fANOVA)
-    code: dict[str, str]  # SHA-256 of the modules that took part
+    code: str  # SHA-256 of the modules that took part, as in the versions of a run
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +178,7 @@ def _search(
         space=space,
         trials=[{"values": t.params, "score": t.value, **t.user_attrs} for t in tried],
         importance=_importance(study, len(space) - len(fixed)),
-        code=code_of(settings, method),
+        code=digest(code_of(settings, method)),
     )
 
 

@@ -140,6 +140,8 @@ def test_bench_takes_the_values_and_says_so(found, tmp_path):
         about["methods"]["fedridge"]["ridge"] == read_tuned(found / TUNED).methods["fedridge"].values["ridge"]
     )
     assert about["tuned"]["methods"] == ["fedncm", "fedridge"]
+    made_by = json.loads((out / "fedridge" / "seed0" / "result.json").read_text())["versions"]["code"]
+    assert read_tuned(found / TUNED).methods["fedridge"].code == made_by
     run("report", str(out), "--archive", str(tmp_path / "all.csv"))
     assert "values found by fczoo tune" in run("report", str(tmp_path / "all.csv"))
 
