@@ -14,9 +14,9 @@ from fczoo.data.views import Augment
 from fczoo.federation.engine import Engine
 from fczoo.federation.local_images import LocalImages
 from fczoo.federation.plan import Plan
-from fczoo.functional.exemplars import mean_entropy
 from fczoo.functional.herding import herding
 from fczoo.functional.inversion import image_gradient, lenet, lenet_logits, mismatch, read_label, reconstruct
+from fczoo.functional.noticing import mean_entropy
 from helpers_methods import CLOSE, DIM, batch
 from helpers_payload import server_context
 
