@@ -110,9 +110,9 @@ def test_dry_run_says_where_values_come_from() -> None:
     assert done.exit_code == 0, done.output
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
     assert rows["rounds"][:2] == ["7", "given"] and rows["lr"] == ["0.5", "--set"]
-    assert rows["epochs"] == ["2", "data", "set", "local", "epochs", "a", "round"]
+    assert rows["epochs"] == ["1", "data", "set", "local", "epochs", "a", "round"]
     assert rows["server_lr"] == ["0.001", "data", "set"]
-    assert "1,437 training and 360 test images" in done.stdout and f"= {1437 * 7 * 2:,}" in done.stdout
+    assert "1,437 training and 360 test images" in done.stdout and f"= {1437 * 7:,}" in done.stdout
     assert rows["hgp"][:2] == [f"{129_290:,}", "0.519"] and rows["fedncm"][0] == "0"
     assert (
         float(rows["hgp"][-2]) > 0 and rows["hgp"][-1] in ("s", "min") and rows["fedncm"][-2:] == ["0", "s"]
@@ -193,7 +193,7 @@ def test_bench_runs_what_the_protocol_proposes(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     about = json.loads((out / "bench.json").read_text())
     assert list(about["methods"]) == ["pilora", "hgp", "fppl"] and about["seeds"] == [0]
-    assert about["settings"]["protocol"] == "quick" and about["settings"]["batch_size"] == 16
+    assert about["settings"]["protocol"] == "quick" and about["settings"]["batch_size"] == 8
 
 
 def test_a_data_set_of_unequal_tasks_is_measured() -> None:

@@ -25,13 +25,15 @@ def test_steps_grow_with_training_and_images_and_fall_with_clients_and_batch() -
 
 
 def test_a_method_with_a_rate_of_the_data_set_is_named(tmp_path: Path) -> None:
-    (line,) = warned(tmp_path / "run", "--clients", "5")  # 1 round of 1 epoch instead of 3 of 2
-    assert "hgp has server_lr=0.001, chosen on digits for 6 times the steps of this run" in line
+    short = ["--clients", "5", "--batch-size", "32"]  # and 1 round instead of 2, batches of 8
+    (line,) = warned(tmp_path / "run", *short)
+    assert "hgp has server_lr=0.001, chosen on digits for 8 times the steps of this run" in line
     assert "`fczoo tune --methods hgp`" in line
 
 
 @pytest.mark.parametrize(
-    "more", [["--clients", "5", "--set", "hgp.server_lr=0.02"], ["--clients", "5", "--rounds", "3"]]
+    "more",
+    [["--clients", "5", "--batch-size", "32", "--set", "hgp.server_lr=0.02"], ["--clients", "5"]],
 )
 def test_own_rates_and_enough_training_need_no_word(tmp_path: Path, more: list[str]) -> None:
     assert not warned(tmp_path / "run", *more)
