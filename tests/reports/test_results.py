@@ -91,7 +91,7 @@ def test_tables_come_in_the_styles_of_reports(results):
 
 
 def test_a_stepped_run_tells_the_losses_of_single_steps():
-    """Two epochs of batches of 16 a client; their mean is the client's loss."""
+    """Two epochs of batches of 8 a client; their mean is the client's loss."""
 
     class Watched(fczoo.Silent):
         def __init__(self):
@@ -108,7 +108,7 @@ def test_a_stepped_run_tells_the_losses_of_single_steps():
     for task in bench.start(fczoo.create_method("fedavg", "digits", tune="head"), observer=watched):
         told = [losses for t, _, losses in watched.single if t == task.index]
         owned = [len(o) for o in bench.partition.tasks[task.index] if len(o)]
-        assert sorted(map(len, told)) == sorted(2 * math.ceil(n / 16) for n in owned)
+        assert sorted(map(len, told)) == sorted(2 * math.ceil(n / 8) for n in owned)
     assert [sum(ls) / len(ls) for *_, ls in watched.single] == pytest.approx(watched.means, rel=1e-5)
 
 
