@@ -19,8 +19,7 @@ from click.testing import CliRunner
 from fczoo import create_method
 from fczoo.cli.app import main
 from fczoo.federation.result import read_result
-from fczoo.federation.wire import unpack
-from fczoo.sites.site import KEPT
+from fczoo.sites.begun import BEGUN, CHECKPOINT
 from helpers_site_folders import simulated_folders
 from helpers_sites import NAMES
 
@@ -101,11 +100,6 @@ class Poc:
         return "--startup-kit", str(self.kits / ADMIN)
 
 
-def answered(kept: Path) -> bool:
-    """Whether a site has answered a question of its first task."""
-    return kept.exists() and unpack(KEPT, kept.read_bytes())[1]["moment"][0] == 0
-
-
 @pytest.mark.slow
 def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulation(agreed, data, tmp_path):
     for port in PORTS:
@@ -126,12 +120,15 @@ def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulati
         assert "site rome: its log goes to the server; say allow_log_streaming = false" in log
         resources.write_text(quiet)
         cut, end = flare.submit(job), time.monotonic() + LONGEST
-        while not answered(flare.kits / "lyon" / "fczoo" / "kept" / "kept.safetensors"):
+        place = flare.kits / "server" / "fczoo"
+        while not (place / CHECKPOINT).exists():
             assert time.monotonic() < end
             time.sleep(0.1)
-        assert flare.kill("lyon", "worker_process")
+        assert flare.kill("paris", "worker_process")
+        begun = (place / BEGUN).read_text()
         assert flare.status(cut, tmp_path / "cut") != "FINISHED:COMPLETED"
         assert flare.status(flare.submit(job), tmp_path / "outcome") == "FINISHED:COMPLETED"
+        assert (place / BEGUN).read_text() == begun  # it went on
     (found,) = (tmp_path / "outcome").rglob("result.json")
     there, here = read_result(found), simulated_folders(agreed, data).run(create_method("hgp"))
     assert there.rejected == []

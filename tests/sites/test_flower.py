@@ -20,6 +20,7 @@ from fczoo import create_method
 from fczoo.cli.app import main
 from fczoo.federation.result import read_result
 from fczoo.federation.wire import unpack
+from fczoo.sites.begun import BEGUN, CHECKPOINT
 from fczoo.sites.flower import LOG
 from fczoo.sites.site import KEPT
 from helpers_site_folders import simulated_folders
@@ -107,9 +108,15 @@ def test_three_nodes_with_a_node_and_the_server_killed_and_strangers_refused(agr
             assert first.poll() is None, log.read_text()[-3000:]
             done = CliRunner().invoke(main, ["site", "status", str(out / "server")])
             assert done.exit_code == 0 and ": running, " in done.output, done.output
-            kill(first)
-            with serve() as server, start("paris", out / "paris"):
-                wait(lambda: server.poll() is not None, log)
+            with start("paris", out / "paris"):
+                saved = out / "server" / CHECKPOINT
+                wait(lambda: saved.exists() or first.poll() is not None, log)
+                kill(first)
+                assert saved.exists(), log.read_text()[-3000:]
+                begun = (out / "server" / BEGUN).stat().st_mtime_ns
+                with serve() as server:
+                    wait(lambda: server.poll() is not None, log)
+                assert (out / "server" / BEGUN).stat().st_mtime_ns == begun  # it went on
     assert server.returncode == 0, log.read_text()[-3000:]
     there = read_result(out / "server" / "result.json")
     here = simulated_folders(agreed, data).run(create_method("hgp"))
