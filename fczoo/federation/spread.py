@@ -26,7 +26,7 @@ from fczoo.federation.plan import plan_of
 from fczoo.federation.wire import pack, unpack
 from fczoo.federation.world import World
 
-QUESTION, GROUP, ANSWER = "fczoo-question-1", "fczoo-group-1", "fczoo-answer-1"
+QUESTION, GROUP, ANSWER = "fczoo-question-1", "fczoo-group-2", "fczoo-answer-1"
 
 
 class Elsewhere(Protocol):
@@ -58,7 +58,8 @@ class Answering:
     """Answers for the clients of one run."""
 
     def __init__(self, world: World, method: Method, seed: int):
-        self.uplink, self.settings = world.uplink(method, seed), world.settings
+        self.world, self.settings = world, world.settings
+        self.uplink = world.uplink(method, seed)
         store = self.uplink.attackers.store(world.stream, world.partition, world.train)
         plan = plan_of(world.settings, seed, world.backbone.device, world.partition.clients, 0)
         self.side = ClientSide(method, world.backbone, store, plan, self.uplink.rule, Optimizers)
@@ -70,8 +71,8 @@ class Answering:
     def answer(self, asked: Asked, group: bytes) -> bytes:
         """What a group of clients answers. Raises ValueError for bytes that are damaged or no group."""
         trees, notes = unpack(GROUP, group, self.side.backbone.device)
-        index, earlier = trees["index"], trees["earlier"]
-        clients = [Client(k, index[str(k)], partial(earlier.__getitem__, str(k))) for k in notes["clients"]]
+        index, known = trees["index"], (asked.ctx.task, self.side.method.training().scope)
+        clients = [Client(k, index[str(k)], partial(self.world.earlier, k, *known)) for k in notes["clients"]]
         with reproducible(self.settings.deterministic):
             answer = self.side.answer(asked, clients, kept_in(trees))
         payloads = {f"payload.{p.client}": p.tensors for p in answer.payloads}
@@ -100,6 +101,5 @@ def asked_in(question: bytes, device: torch.device) -> tuple[Asked, dict[str, An
 
 def _group(clients: Sequence[Client], kept: Kept) -> bytes:
     index: Tree = {str(client.number): client.index for client in clients}
-    earlier: Tree = {str(client.number): client.earlier for client in clients}
     notes = {"clients": [client.number for client in clients]}
-    return pack(GROUP, {**kept_trees(kept), "index": index, "earlier": earlier}, notes)
+    return pack(GROUP, {**kept_trees(kept), "index": index}, notes)

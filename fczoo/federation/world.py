@@ -53,9 +53,8 @@ class World:
         owned = tasks[0] if scope == "task" else [combine(parts) for parts in zip(*tasks, strict=True)]
         if scope == "pooled":
             owned = [np.unique(np.concatenate(owned))]
-        before = task.index if scope == "task" else 0
         return [
-            Client(k, torch.from_numpy(index), partial(self._earlier, k, before))
+            Client(k, torch.from_numpy(index), partial(self.earlier, k, task, scope))
             for k, index in enumerate(owned)
             if idle or len(index)
         ]
@@ -76,8 +75,9 @@ class World:
         """The partition by positions in the training store."""
         return tuple(task.within(self.stream.train_index) for task in self.partition.tasks)
 
-    def _earlier(self, client: int, tasks: int) -> torch.Tensor:
-        """Positions of a client's images of the first so many tasks."""
+    def earlier(self, client: int, task: Task, scope: Scope) -> torch.Tensor:
+        """Positions of a client's images of the tasks before; none but for the scope "task"."""
+        tasks = task.index if scope == "task" else 0
         none = np.empty(0, dtype=np.int64)
         return torch.from_numpy(np.concatenate([none, *(own[client] for own in self._places[:tasks])]))
 
