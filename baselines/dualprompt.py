@@ -135,9 +135,8 @@ class DualPrompt(PromptedHead):
 
     def _slots(self, state: Tree, name: str) -> Tensor:
         """Finished and current slots in task order, [t + 1, ...]; all of them with ``match_all_slots``."""
-        parts = [state[f"past.{name}"]] if f"past.{name}" in state else []
-        parts.append(state[f"expert.{name}"][None])
-        return torch.cat([*parts, state[f"next.{name}"]] if self.match_all_slots else parts)
+        slots = joined_past(state, f"expert.{name}", f"past.{name}")[f"past.{name}"]
+        return torch.cat([slots, state[f"next.{name}"]]) if self.match_all_slots else slots
 
     def _features(
         self, backbone: Backbone, tree: Tree, batch: Batch, expert: Callable[[str], Tensor]

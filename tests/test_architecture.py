@@ -19,6 +19,7 @@ SETUP.read(ROOT / "setup.cfg")
 PACKAGES = SETUP["options"]["packages"].split()
 FOLDERS = dict(line.split(" = ") for line in SETUP["options"]["package_dir"].strip().splitlines())
 LONGEST = 300  # lines of a file
+LONGEST_METHOD = 149  # of a method's: it is read in one sitting
 
 
 def sources(*folders: str) -> list[Path]:
@@ -98,14 +99,18 @@ def test_import_of_fczoo_imports_no_torch(tmp_path):
     assert "fczoo.core" in loaded and not {"torch", "numpy", "timm", "scipy"} & set(loaded)
 
 
+def longer(limit: int, *folders: str) -> list[str]:
+    """Source files in some folders that have more lines than ``limit``."""
+    files = [file for file in sources(*folders) if len(file.read_text().splitlines()) > limit]
+    return [file.relative_to(ROOT).as_posix() for file in files]
+
+
 def test_no_file_is_too_long():
-    folders = (*set(FOLDERS.values()), "tests", "benchmarks")
-    long = {
-        file.relative_to(ROOT).as_posix()
-        for file in sources(*folders)
-        if len(file.read_text().splitlines()) > LONGEST
-    }
-    assert not long
+    assert not longer(LONGEST, *set(FOLDERS.values()), "tests", "benchmarks")
+
+
+def test_a_method_is_read_in_one_sitting():
+    assert not longer(LONGEST_METHOD, FOLDERS["fczoo.methods"], FOLDERS["fczoo.baselines"])
 
 
 def test_documents_name_files_that_exist():
