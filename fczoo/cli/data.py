@@ -24,6 +24,8 @@ STREAM = (
     "clients",
     "joining",
     "transition",
+    "moving",
+    "task_order",
 )
 """Settings that say which images arrive when and at whom."""
 

@@ -53,7 +53,7 @@ def _method_page(cls: type[Method], dataset: str) -> str:
     parts = [f"{cls.name}: {inspect.getdoc(cls)}", f"Paper: {cls.paper}"]
     parts.append(f"Hyper-parameters on {dataset} (--set {cls.name}.FIELD=VALUE):\n{_options_table(method)}")
     if cls.returning:
-        parts.append("Labels may come back in later tasks (--tasks domains).")
+        parts.append("Labels may come back in later tasks (--tasks domains, --moving, --task-order own).")
     if cls.tuned:
         parts.append(f"Values by data set: {'; '.join(tuned_words(cls))}.")
     return "\n\n".join([*parts, *exchange(method, dataset)])

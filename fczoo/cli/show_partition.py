@@ -126,19 +126,19 @@ def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> st
     for task in stream.tasks:
         here, own = counts[task.index], partition.tasks[task.index]
         sizes = here.sum(1)[here.sum(1) > 0]
-        images = len(stream.positions(stream.train, task))
-        owners = np.unique(np.concatenate(own), return_counts=True)[1]
+        images = stream.train_index[stream.positions(stream.train, task)]
+        owned, owners = np.unique(np.concatenate(own), return_counts=True)
         held = (here[here.sum(1) > 0] > 0).sum(1)
         rows.append(
             (
                 task.index + 1,
                 task.size,
-                images,
+                len(images),
                 partition.present(task.index),
                 len(sizes),
                 f"{sizes.min()} / {np.median(sizes):g} / {sizes.max()}",
                 f"{held.mean():.1f}",
-                images - len(owners),
+                len(np.setdiff1d(images, owned)),
                 int((owners > 1).sum()),
             )
         )

@@ -87,7 +87,8 @@ class Method(ABC):
     private: ClassVar[tuple[str, ...]] = ()  # state prefixes that never leave the server
     # state prefixes of finished tasks, row by row: rows join, none changes
     frozen: ClassVar[tuple[str, ...]] = ()
-    # labels may come back in a later task (--tasks domains): what the server has of them is added to
+    # labels may come back in a later task (--tasks domains, --moving): what the server has of them is added
+    # to. A survey then asks a client for those images alone that it did not have in the task before
     returning: ClassVar[bool] = False
     tuned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # data set -> hyper-parameters that differ there
 

@@ -2,7 +2,7 @@
 
 ``a[t][i]`` is the accuracy, in percent, on the test images of task i after training task t (i <= t,
 counted from 0), with the prediction taken over all classes seen so far; ``n[i]`` is the number of test
-images of task i; T tasks.
+images of task i; T tasks. A task without test images has no accuracy: it is no task of the means over i.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,12 +32,13 @@ def faa(a: Matrix, n: Counts) -> float:
 
     Used by HGP, and by FCILPT and FPPL under the name A_N.
     """
-    return sum(a[-1]) / len(a)
+    return _mean([a[-1][i] for i in _tested(n, len(a))])
 
 
 def abar(a: Matrix, n: Counts) -> float:
     """Abar = 1/T sum_t 1/(t+1) sum_{i<=t} a[t][i]: mean over time of the task means (FPPL, FCILPT)."""
-    return sum(sum(row) / len(row) for row in a) / len(a)
+    rows = [_mean([row[i] for i in _tested(n, len(row))]) for row in a]
+    return sum(rows) / len(rows)
 
 
 def forgetting(a: Matrix, n: Counts) -> float:
@@ -45,12 +46,15 @@ def forgetting(a: Matrix, n: Counts) -> float:
 
     Source: Chaudhry et al.; used by PILoRA and FPPL.
     """
-    terms = drops(a)
+    terms = [drop for drop, images in zip(drops(a), n, strict=False) if images]
     return sum(terms) / len(terms) if terms else 0.0
 
 
 def drops(a: Matrix) -> list[float]:
-    """Terms of ``forgetting``: each earlier task's best accuracy before the last task minus its final one."""
+    """Terms of ``forgetting``: each earlier task's best accuracy before the last task minus its final one.
+
+    NaN of a task without test images.
+    """
     last = len(a) - 1
     return [max(a[t][i] for t in range(i, last)) - a[last][i] for i in range(last)]
 
@@ -60,7 +64,7 @@ def forgetting_first(a: Matrix, n: Counts) -> float:
 
     The last task counts as a term of 0.
     """
-    return sum(a[i][i] - a[-1][i] for i in range(len(a))) / len(a)
+    return _mean([a[i][i] - a[-1][i] for i in _tested(n, len(a))])
 
 
 def forgetting_best(a: Matrix, n: Counts) -> float:
@@ -68,13 +72,22 @@ def forgetting_best(a: Matrix, n: Counts) -> float:
 
     Never negative, since the final row takes part in the maximum.
     """
-    return sum(max(a[t][i] for t in range(i, len(a))) - a[-1][i] for i in range(len(a))) / len(a)
+    return _mean([max(a[t][i] for t in range(i, len(a))) - a[-1][i] for i in _tested(n, len(a))])
 
 
 def backward_transfer(a: Matrix, n: Counts) -> float:
     """BWT = 1/(T-1) sum_{i<T-1} (a[T-1][i] - a[i][i]) (Lopez-Paz and Ranzato). 0 when T = 1."""
-    last = len(a) - 1
-    return sum(a[last][i] - a[i][i] for i in range(last)) / last if last else 0.0
+    changes = [a[-1][i] - a[i][i] for i in _tested(n, len(a) - 1)]
+    return _mean(changes) if changes else 0.0
+
+
+def _tested(n: Counts, tasks: int) -> list[int]:
+    """Which of the first so many tasks have test images."""
+    return [i for i in range(tasks) if n[i]]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
 
 
 METRICS: dict[str, Callable[[Matrix, Counts], float]] = {

@@ -11,7 +11,8 @@ class Task:
     """Classes are numbered in order of arrival, so a task is a range of labels.
 
     Tasks of a class-incremental run bring classes of their own. Those of a domain-incremental run are the
-    domains of the data set: each has all classes, from the first on.
+    domains of the data set: each has all classes, from the first on. Where clients are in different tasks at
+    one time, the tasks of the run are stages: each has all classes that anybody has reached.
     """
 
     index: int
@@ -27,7 +28,7 @@ class Task:
 
     @property
     def returning(self) -> bool:
-        """Whether its labels were there before: it is a later domain of the same classes."""
+        """Whether its labels were there before: it is a later domain of the same classes, or stage."""
         return self.index > 0 and self.start == 0
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -104,17 +104,19 @@ def make_partition(
     joining: int = 0,
     transition: float = 1.0,
     partitioner: Partitioner | None = None,
+    read: Callable[[Path], Partition] | None = None,
 ) -> Partition:
     """Split every task of a stream by a partitioner spec such as ``dirichlet:0.5``, or load ``file:PATH``.
 
     ``clients`` are those at the start; see ``Population`` for the others. ``partitioner`` is what ``spec``
-    means, where that has been read before. Raises FczooError when the split is
-    impossible or the file belongs to other data.
+    means, where that has been read before. ``read`` takes the place of ``load_partition``. Raises FczooError
+    when the split is impossible or the file belongs to other data.
     """
     population, tasks = Population(clients, joining, transition), range(len(stream.tasks))
     joined = tuple(map(population.joined, tasks)) if joining else ()
     if spec.startswith("file:"):
-        return _matching(load_partition(Path(spec[5:])), stream, population.joined(len(tasks) - 1), joined)
+        saved = (read or load_partition)(Path(spec[5:]))
+        return _matching(saved, stream, population.joined(len(tasks) - 1), joined)
     partitioner = partitioner or PARTITIONERS.create(spec)
     if getattr(partitioner, "scope", "task") == "dataset":
         if joining or transition < 1:
@@ -244,7 +246,7 @@ def _matching(partition: Partition, stream: Stream, clients: int, joined: tuple[
         images = stream.train_index[stream.positions(stream.train, task)]
         if not np.isin(owned, images).all():
             problem = f"the saved partition names images that task {task.index + 1} of this run does not have"
-            raise FczooError(f"{problem}; use the same --train-per-class")
+            raise FczooError(f"{problem}; use the same --train-per-class and --task-order")
         nobody, several = nobody + len(images) - len(owned), several + int((owners > 1).sum())
     total = len(stream.train_index)
     if nobody:

@@ -26,7 +26,7 @@ NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)
 class Stream:
     """A data set cut into tasks, its labels renumbered in order of arrival.
 
-    The images say their domain where the domains are the tasks.
+    The images say their domain where the domains are the tasks, and their stage where stages are.
     """
 
     name: str

@@ -101,7 +101,7 @@ def stacked_batch(
 
 def view_batches(method: Method, store: ImageStore, index: Tensor, size: int) -> Iterator[Batch]:
     """The test view of some images [n], in order, in batches of ``size``."""
-    for part in index.split(size):
+    for part in index.split(size) if len(index) else ():
         yield Batch(*(v[0] for v in stacked_batch(method, store, [Rows(part)], Augment())))
 
 

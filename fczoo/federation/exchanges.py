@@ -105,7 +105,10 @@ class Exchanges:
 
     def _survey(self, moment: Moment, engine: Engine, clients: list[Client], task: Task) -> None:
         """Ask clients with data for sums; those of all, added up, are those of the data in one place."""
-        if not isinstance(self.method, Surveys) or moment not in self.method.surveys() or not clients:
+        if not isinstance(self.method, Surveys) or moment not in self.method.surveys():
+            return
+        clients = self.world.unsurveyed(clients, task, self.training.scope)
+        if not clients:
             return
         shared, _ = self._send(clients)
         asked, exchange = Context(task, 0, self.rounds[task.index], {}), Exchange(task, survey=moment)

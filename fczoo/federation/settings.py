@@ -11,13 +11,8 @@ from fczoo.core.options import build, check_options, flag, option
 from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, domains_of, make_aggregator, sources
 from fczoo.data.normalisation import released_norm
 
-GROUPS = DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = (
-    "data",
-    "population",
-    "training",
-    "machine",
-    "robustness",
-)
+GROUPS = "data", "population", "training", "machine", "robustness"
+DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = GROUPS
 """Groups of settings, as ``fczoo bench --help`` lists them."""
 
 MOST_CLIENTS = 1_000_000
@@ -69,6 +64,12 @@ class Settings:
     joining: int = option(0, "new clients at each later task", low=0, high=MOST_CLIENTS, group=POPULATION)
     transition: float = option(
         1.0, "part of the earlier clients that get data of a new task", low=0, high=1, group=POPULATION
+    )
+    moving: int | None = option(
+        None, "clients that go on to the next task at a time, by turns; none: all", low=1, group=POPULATION
+    )
+    task_order: Literal["same", "own"] = option(
+        "same", "all clients go through the tasks in one order, or each in its own", group=POPULATION
     )
     participation: float = option(
         1.0, "part of the clients that train in a round or, above 1, their number", low=0, group=POPULATION
@@ -152,11 +153,7 @@ class Settings:
         group=ROBUSTNESS,
     )
     drop_rate: float = option(
-        0.0,
-        "probability that a client of a round is not heard of again in it",
-        low=0,
-        high=1,
-        group=ROBUSTNESS,
+        0.0, "chance that a client of a round is not heard of again in it", low=0, high=1, group=ROBUSTNESS
     )
     min_clients: int = option(1, "sound uploads without which a run stops", low=1, group=ROBUSTNESS)
     attack: str | None = option(

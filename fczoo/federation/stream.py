@@ -1,6 +1,11 @@
 """The images of a run, cut into tasks and split over clients. Nothing here needs torch."""
 
-from fczoo.data.partition import Partition, make_partition
+from functools import partial
+from pathlib import Path
+
+from fczoo.core.errors import FczooError
+from fczoo.data.asynchronous import by_stage, by_task, in_stages, staged, tasks_by_stage
+from fczoo.data.partition import Partition, load_partition, make_partition
 from fczoo.data.stream import Stream, make_stream
 from fczoo.federation.settings import Settings
 
@@ -10,8 +15,7 @@ def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
 
     Raises FczooError for whatever is missing or impossible.
     """
-    stream = whole_stream(s, pixels)
-    return stream, split(s, stream)
+    return arranged(s, whole_stream(s, pixels))
 
 
 def whole_stream(s: Settings, pixels: bool = True) -> Stream:
@@ -20,8 +24,35 @@ def whole_stream(s: Settings, pixels: bool = True) -> Stream:
     return make_stream(s.dataset, s.root, s.tasks, s.class_order_seed, *kept, s.class_order, pixels)
 
 
-def split(s: Settings, stream: Stream) -> Partition:
-    """Who owns which training image. Raises FczooError when the split is impossible."""
-    return make_partition(
-        stream, s.partition, s.clients, s.partition_seed, s.joining, s.transition, s.partitioner
+def arranged(s: Settings, stream: Stream) -> tuple[Stream, Partition]:
+    """A stream of tasks as clients meet it, and who owns which training image when.
+
+    Where clients are in different tasks at one time, stages take the place of tasks. Raises FczooError when
+    the split is impossible.
+    """
+    split = partial(
+        make_partition,
+        stream,
+        s.partition,
+        s.clients,
+        s.partition_seed,
+        s.joining,
+        s.transition,
+        s.partitioner,
     )
+    if not in_stages(s.moving, s.task_order):
+        return stream, split()
+    if s.joining:
+        problem = "--moving and --task-order are for clients that are there from the start"
+        raise FczooError(f"{problem}; leave out --joining")
+    if s.moving is not None and s.moving >= s.clients:
+        problem = f"--moving {s.moving} is all of the {s.clients} clients"
+        raise FczooError(f"{problem}, which go on together without it; give fewer, or leave it out")
+    order_seed = s.partition_seed if s.task_order == "own" else None
+    places = tasks_by_stage(s.clients, len(stream.tasks), s.moving or s.clients, order_seed)
+
+    def read(path: Path) -> Partition:
+        return by_task(load_partition(path), places)
+
+    partition = by_stage(split(read=read), places)
+    return staged(stream, partition, places), partition

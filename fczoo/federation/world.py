@@ -1,7 +1,7 @@
 """What the runs of one benchmark share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -38,9 +38,11 @@ class World:
             return
         able = ", ".join(name for name in METHODS.names() if METHODS.get(name).returning)
         problem = (
-            f"{method.name} holds that a class belongs to one task, and would overwrite what it has of it"
+            f"{method.name} holds that a class belongs to one task, and would overwrite what it has of it "
+            "when its labels come back"
         )
-        raise FczooError(f"{problem} when its labels come back with --tasks domains; these add to it: {able}")
+        where = "with --tasks domains, --moving or --task-order own"
+        raise FczooError(f"{problem}, as they do {where}; these add to it: {able}")
 
     def clients(self, task: Task, scope: Scope = "task", idle: bool = False) -> list[Client]:
         """The clients that have something to train on, by the method's ``scope``.
@@ -49,7 +51,7 @@ class World:
         """
         first, present = task.index if scope == "task" else 0, self.partition.present(task.index)
         tasks = [own[:present] for own in self._places[first : task.index + 1]]
-        combine = _latest if scope == "latest" else np.concatenate
+        combine = _latest if scope == "latest" else _together
         owned = tasks[0] if scope == "task" else [combine(parts) for parts in zip(*tasks, strict=True)]
         if scope == "pooled":
             owned = [np.unique(np.concatenate(owned))]
@@ -58,6 +60,23 @@ class World:
             for k, index in enumerate(owned)
             if idle or len(index)
         ]
+
+    def unsurveyed(self, clients: Sequence[Client], task: Task, scope: Scope) -> list[Client]:
+        """The clients that have images which they did not have in the task before, without all others.
+
+        Where clients stay in a task, their images come back with their labels; sums must count each once.
+        """
+        if not task.returning:
+            return list(clients)
+        earlier, now = (
+            {c.number: c.index for c in self.clients(t, scope, idle=True)}
+            for t in self.stream.tasks[task.index - 1 : task.index + 1]
+        )
+        found = []
+        for client in clients:
+            again = now[client.number][torch.isin(now[client.number], earlier[client.number])]
+            found.append(replace(client, index=client.index[~torch.isin(client.index, again)]))
+        return [client for client in found if len(client.index)]
 
     def held(self, task: Task) -> torch.Tensor:
         """[task.stop] whether any client has had images of each class so far."""
@@ -76,14 +95,25 @@ class World:
         return tuple(task.within(self.stream.train_index) for task in self.partition.tasks)
 
     def earlier(self, client: int, task: Task, scope: Scope) -> torch.Tensor:
-        """Positions of a client's images of the tasks before; none but for the scope "task"."""
+        """Positions of a client's images of the tasks before, without those that it still has in this one.
+
+        None but for the scope "task".
+        """
         tasks = task.index if scope == "task" else 0
         none = np.empty(0, dtype=np.int64)
-        return torch.from_numpy(np.concatenate([none, *(own[client] for own in self._places[:tasks])]))
+        met = _together([none, *(own[client] for own in self._places[:tasks])])
+        return torch.from_numpy(met[~np.isin(met, self._places[tasks][client])])
 
     def uplink(self, method: Method, seed: int) -> Uplink:
         """The way from the clients to the server in one run."""
         return Uplink(method, self.settings, seed, self.partition.clients)
+
+
+def _together(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The parts one after another; a position of several is where it comes first."""
+    joined = np.concatenate(parts)
+    _, first = np.unique(joined, return_index=True)
+    return joined[np.sort(first)]
 
 
 def _latest(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -81,14 +81,14 @@ class LinearHead(Optimised):
     def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         """The new classes' rows at their means, bias 0.
 
-        Rows of classes that nobody holds stay, and so do all where labels come back: they are trained.
+        Rows of classes that nobody holds stay and, where labels come back, rows that have been trained.
         """
-        if ctx.task.returning:
-            return state
-        weight = state["head.weight"].clone()
+        weight, new = state["head.weight"].clone(), slice(ctx.task.start, ctx.task.stop)
         means = F.normalize(sums["class.sum"], dim=-1)
         held = sums["class.count"] > 0
-        weight[ctx.task.start : ctx.task.stop][held] = means[held].to(weight)
+        if ctx.task.returning:
+            held &= (weight[new] == 0).all(1)
+        weight[new][held] = means[held].to(weight)
         return {**state, "head.weight": weight}
 
 

@@ -9,6 +9,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
 from fczoo.core.options import build
 from fczoo.core.registry import METHODS
+from fczoo.data.asynchronous import in_stages
 from fczoo.federation.settings import Settings
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.words import option_word
@@ -35,6 +36,11 @@ def _data(experiment: Experiment) -> str:
     else:
         order = f"class order seed {s['class_order_seed']}"
     joining = f" and {s['joining']} more a task" if s["joining"] else ""
+    if in_stages(s["moving"], s["task_order"]):
+        number = "" if isinstance(s["tasks"], str) else f"{experiment.task_count} "
+        kind = f"stages of {number}{kind},"
+        joining = f", {s['moving'] or 'all'} of which go on to their next task at a time"
+        joining += ", each in an order of its own" if s["task_order"] == "own" else ""
     spec, sha256 = experiment.about.partition["spec"], experiment.about.partition["sha256"]
     drawn = "by the run's seed" if "partition" in s["vary"] else f"seed {split.seed}, {sha256[:8]}"
     return (

@@ -10,6 +10,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import read_json
 from fczoo.core.options import build
 from fczoo.core.registry import DATASETS, create_method
+from fczoo.data.asynchronous import in_stages
 from fczoo.data.partition import load_partition
 from fczoo.data.stream import DOMAINS
 from fczoo.federation.code import code_of, digest
@@ -148,7 +149,8 @@ def _test_set(cell: Cell, result: Result) -> Iterator[str]:
     if not cell.about.data.get("sha256") or not cell.about.split:
         yield f"{cell.place}: it does not say which images it saw; {AGAIN}"
     cls = DATASETS.get(name)
-    if settings["tasks"] == DOMAINS or cls.official is None:
+    staged = in_stages(settings["moving"], settings["task_order"])
+    if settings["tasks"] == DOMAINS or staged or cls.official is None:
         return
     classes, each, wanted = sum(result.task_sizes), cls.official.test_per_class, settings["test_per_class"]
     if cls.classes and classes != cls.classes:

@@ -18,7 +18,7 @@ from fczoo.data.stream import DOMAINS, Stream, make_tasks
 from fczoo.federation.device import DTYPES, pick_device
 from fczoo.federation.plan import group_size
 from fczoo.federation.settings import GROUPS, Settings
-from fczoo.federation.stream import open_stream, split
+from fczoo.federation.stream import arranged, open_stream
 from fczoo.reports.words import option_word, word_table
 from fczoo.runner.cost import Measured, measure
 from fczoo.runner.grid import Job
@@ -104,7 +104,7 @@ def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
         return (
             f"Data: {error}\nWork is counted for {official.train:,} training images, shared out equally "
             "over the classes.",
-            (stream, split(settings, stream)),
+            arranged(settings, stream),
         )
     stream, partition = open_stream(settings, pixels=False)
     return (

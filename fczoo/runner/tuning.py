@@ -29,7 +29,7 @@ from fczoo.federation.benchmark import Bench
 from fczoo.federation.code import code_of, digest
 from fczoo.federation.observer import Observer, Silent
 from fczoo.federation.settings import Settings
-from fczoo.federation.stream import split, whole_stream
+from fczoo.federation.stream import arranged, whole_stream
 from fczoo.runner.progress import say
 
 FORMAT = "fczoo-tuned-1"
@@ -239,8 +239,7 @@ def _opened(settings: Settings, effort: Effort) -> Bench:
 
 
 def _tuning_stream(settings: Settings, effort: Effort) -> tuple[Stream, Partition]:
-    stream = _stream(settings, effort)
-    return stream, split(settings, stream)
+    return arranged(settings, _stream(settings, effort))
 
 
 def _stream(settings: Settings, effort: Effort) -> Stream:

@@ -115,10 +115,12 @@ class Attackers:
     def mislabel(self, stream: Stream, partition: Partition) -> np.ndarray:
         """Labels of the training images [N], those of the attackers' images false."""
         labels = stream.train.labels.copy()
+        false = np.zeros(len(labels), dtype=bool)  # once and for all: an image may be of several stages
         for task, parts in zip(stream.tasks, partition.tasks, strict=True):
             own = np.isin(stream.train_index, np.concatenate([parts[k] for k in sorted(self.numbers)]))
-            own &= (stream.train.labels >= task.start) & (stream.train.labels < task.stop)
+            own &= ~false & (stream.train.labels >= task.start) & (stream.train.labels < task.stop)
             labels[own] = task.start + task.stop - 1 - labels[own]
+            false |= own
         return labels
 
     def _forged(self, payload: Payload, shared: Tree, exchange: Exchange) -> Payload:

@@ -15,7 +15,8 @@ from fczoo.federation.settings import Settings
 from fczoo.federation.uplink import Uplink
 
 OWN = ("data_root", "backbone", "device", "together")  # settings that each may have as it likes
-SIMULATED = ("attack", "drop_rate", "train_per_class", "joining")  # settings that only a simulation can have
+# settings that only a simulation can have
+SIMULATED = ("attack", "drop_rate", "train_per_class", "joining", "moving", "task_order")
 
 
 def terms_of(s: Settings, stream: Stream, backbone: Backbone, method: Method, seed: int) -> dict[str, Any]:

@@ -161,3 +161,22 @@ def test_the_page_on_metrics_shows_this_very_example() -> None:
     assert set(shown) == set(METRICS) and shown == pytest.approx(BY_HAND, abs=5e-4)
     rows = [re.findall(r"[\d.]+", line)[1:] for line in page.splitlines() if re.match(r"\| \d \|", line)]
     assert [[float(v) for v in row] for row in rows] == A
+
+
+def test_tasks_without_test_images_by_hand() -> None:
+    """The matrix above with a task before the last that nothing was tested on: only Avg has one more A_t."""
+    nan = float("nan")
+    a = [[60.0], [75.0, 90.0], [45.0, 90.0, nan], [30.0, 96.0, nan, 50.0]]
+    assert all_metrics(a, [10, 20, 0, 30]) == pytest.approx(
+        {
+            "A_N": 62.0,
+            "Avg": 70.5,  # A_2 = (450 + 1800) / 30 = 75: (60 + 85 + 75 + 62) / 4 = 282 / 4
+            "FAA": 176 / 3,
+            "Abar": 1612 / 24,  # one more task mean, (45 + 90) / 2 = 67.5: (1207 + 405) / 6, over 4
+            "forgetting": 19.5,  # best before the end: still 75 and 90
+            "forgetting_first": 8.0,
+            "forgetting_best": 15.0,
+            "BWT": -12.0,
+        },
+        abs=1e-12,
+    )

@@ -1,0 +1,161 @@
+"""Runs with clients in different tasks: images come back from stage to stage, and sums count each once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fczoo import FczooError, create_method
+from fczoo.core.registry import METHODS
+from fczoo.core.types import Scope
+from fczoo.data.asynchronous import by_stage, staged, tasks_by_stage
+from fczoo.data.views import ImageStore
+from fczoo.federation.benchmark import Bench
+from fczoo.federation.checkpoint import Checkpoint
+from fczoo.security.attacks import Attackers
+from fczoo.testing import small_method
+
+# tasks of three clients, one of whom goes on at a time
+PLACES = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1], [2, 2, 1], [2, 2, 2]]
+
+
+def in_stages(bench: Bench, moving: int = 1, order_seed: int | None = None) -> Bench:
+    """The toy world with its clients going on by turns."""
+    places = tasks_by_stage(3, 3, moving, order_seed)
+    partition = by_stage(bench.partition, places)
+    stream = staged(bench.stream, partition, places)
+    stores = (ImageStore(part, bench.backbone) for part in (stream.train, stream.test))
+    return Bench(bench.settings, stream, partition, bench.backbone, *stores)
+
+
+def test_stages_of_the_toy_world(make_bench) -> None:
+    assert tasks_by_stage(3, 3, 1).tolist() == PLACES
+
+
+@pytest.mark.parametrize("scope", ["task", "seen", "pooled", "latest"])
+def test_each_client_is_surveyed_on_each_of_its_images_once(make_bench, scope: Scope) -> None:
+    plain, bench = make_bench(), in_stages(make_bench())
+    asked: dict[int, list[int]] = {}
+    for task in bench.stream.tasks:
+        clients = bench.clients(task, scope)
+        for client in clients:
+            assert len(client.index.unique()) == len(client.index)
+        for client in bench.unsurveyed(clients, task, scope):
+            asked.setdefault(client.number, []).extend(client.index.tolist())
+    last = plain.stream.tasks[-1]
+    owned = plain.clients(last, "pooled" if scope == "pooled" else "seen")
+    once = {client.number: sorted(client.index.tolist()) for client in owned}
+    assert {number: sorted(index) for number, index in asked.items()} == once
+
+
+def test_images_of_earlier_tasks_are_not_those_that_a_client_still_has(make_bench) -> None:
+    plain, bench = make_bench(), in_stages(make_bench())
+    for task, places in zip(bench.stream.tasks, PLACES, strict=True):
+        for client in bench.clients(task, idle=True):
+            before = plain.stream.tasks[: places[client.number]]
+            owned = [plain.clients(t, idle=True)[client.number].index for t in before]
+            assert client.earlier.tolist() == [i for part in owned for i in part.tolist()]
+
+
+def test_nothing_is_left_out_of_a_survey_without_stages(make_bench) -> None:
+    for bench in (make_bench(), make_bench(domains=True)):
+        for task in bench.stream.tasks:
+            clients = bench.clients(task)
+            found = bench.unsurveyed(clients, task, "task")
+            assert [c.index.tolist() for c in found] == [c.index.tolist() for c in clients]
+
+
+SUMS = ["fedncm", "fedridge", "afcl", "stsa", "fedlda", "fecam"]
+
+
+@pytest.mark.parametrize("name", SUMS)
+@settings(max_examples=8, deadline=None)
+@given(moving=st.integers(1, 3), order_seed=st.none() | st.integers(0, 99))
+def test_what_is_solved_from_sums_is_that_of_a_run_without_stages(name, moving, order_seed) -> None:
+    from fczoo.testing import toy_bench
+
+    method = small_method(name)
+    runs = []
+    for bench in (toy_bench(), in_stages(toy_bench(), moving, order_seed)):
+        run = bench.start(method)
+        run.run()
+        runs.append(run)
+    plain, ours = runs
+    for key, value in plain.state.items():
+        torch.testing.assert_close(ours.state[key], value, rtol=1e-8, atol=1e-8)
+    assert ours.result.metrics["A_N"] == pytest.approx(plain.result.metrics["A_N"])
+    assert ours.result.uploaded.keys() == plain.result.uploaded.keys()
+
+
+def test_every_method_learns_or_is_refused(make_bench) -> None:
+    bench = in_stages(make_bench(rounds=1, epochs=1))
+    for name in METHODS.names():
+        method = small_method(name)
+        if method.returning:
+            bench.check(method)
+            continue
+        with pytest.raises(FczooError, match=f"^{name} holds .* with --tasks domains, --moving or"):
+            bench.check(method)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedclm", "ewc", "fedlora", "joint", "ranpac", "stsae", "fedcof"])
+def test_a_run_in_stages(make_bench, name: str) -> None:
+    bench = in_stages(make_bench(rounds=1, epochs=1))
+    result = bench.run(small_method(name))
+    assert [len(row) for row in result.accuracy] == [1, 2, 3, 4, 5, 6, 7]
+    assert sum(result.test_counts) == 21 and 0 in result.test_counts  # a stage may bring no class
+    untested = {i for i, count in enumerate(result.test_counts) if not count}
+    assert all(np.isnan(row[i]) == (i in untested) for row in result.accuracy for i in range(len(row)))
+    assert np.isfinite(list(result.metrics.values())).all()
+
+
+def test_rows_of_classes_that_come_later_start_at_their_means(make_bench) -> None:
+    """FedAvg in one round without steps: a class's row is its mean at the clients that have it first."""
+    bench = in_stages(make_bench(rounds=1, epochs=1))
+    method = create_method("fedavg", head_init="means", tune="head", lr=0.0)
+    run = bench.start(method)
+    run.run()
+    weight = run.state["head.weight"]
+    torch.testing.assert_close(weight.norm(dim=1), torch.ones(7).to(weight))
+    trained = in_stages(make_bench(rounds=1, epochs=1)).start(replace(method, lr=0.1))
+    for task in trained:
+        rows = trained.state["head.weight"].norm(dim=1) > 0
+        assert rows[: task.stop][bench.held(task)].all() and not rows[task.stop :].any()
+
+
+def test_labels_of_hostile_clients_are_flipped_once(make_bench) -> None:
+    bench = in_stages(make_bench(attack="label-flip", attackers=0.4))
+    attackers = bench.uplink(create_method("fedavg"), 0).attackers
+    assert isinstance(attackers, Attackers) and attackers.numbers
+    labels, stream = attackers.mislabel(bench.stream, bench.partition), bench.stream
+    stops = [task.stop for task in stream.tasks]
+    for k, parts in enumerate(zip(*bench.partition.tasks, strict=True)):
+        for stage, part in enumerate(parts):
+            own = np.searchsorted(stream.train_index, part)
+            new = own if not stage else own[~np.isin(part, parts[stage - 1])]
+            true = stream.train.labels[new]
+            told = stops[stage] - 1 - true if k in attackers.numbers else true
+            assert labels[new].tolist() == told.tolist()
+
+
+def test_a_run_that_is_stopped_after_each_round_ends_the_same(make_bench, tmp_path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop() -> None:
+        raise Stop
+
+    method, path = small_method("fedclm", tune="head"), tmp_path / "checkpoint"
+    whole, stops = in_stages(make_bench(epochs=1)).run(method), 0
+    while True:
+        bench = in_stages(make_bench(epochs=1))
+        try:
+            resumed = bench.run(method, checkpoint=Checkpoint(path, stop))
+            break
+        except Stop:
+            stops += 1
+    assert stops == 7 * 2 + 6  # every round, and every stage but the last
+    assert repr(resumed.accuracy) == repr(whole.accuracy) and resumed.bytes_up == whole.bytes_up
