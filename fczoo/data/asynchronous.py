@@ -25,7 +25,7 @@ def in_stages(moving: int | None, task_order: str) -> bool:
 def tasks_by_stage(clients: int, tasks: int, moving: int, order_seed: int | None = None) -> np.ndarray:
     """Index of the task in which each client is in each stage, [stages, clients].
 
-    Everybody begins with his first task. Between two stages ``moving`` clients, by turns, go on to their
+    All begin with their first task. Between two stages ``moving`` clients, by turns, go on to their
     next one, until all have reached their last. With ``order_seed`` every client goes through the tasks in
     an order of its own, drawn from it; else all do in the order of their numbers.
     """
