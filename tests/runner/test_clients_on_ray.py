@@ -19,6 +19,7 @@ from helpers_bench import ended, numbers
 pytest.importorskip("ray", reason="needs Ray")
 pytestmark = pytest.mark.slow
 SMALL = ["--train-per-class", "8", "--test-per-class", "5", "--tasks", "2", "--rounds", "2", "--epochs", "1"]
+SMALL += ["--clients", "20"]  # so many that a worker is asked for two at a time
 ON_RAY = ["--executor", "ray", "--cluster", "spread=clients", "--jobs", "2"]
 
 
