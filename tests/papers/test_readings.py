@@ -67,8 +67,8 @@ def test_pilora_with_merge_sum_and_rms_is_not_the_print(run):
     card = "pilora/cifar100/quantity:6"
     found = differ(run(card, options={"merge": "sum", "distance": "rms", "sparse": 0.01}), card)
     assert found == [
-        "pilora.sparse 0.01 (paper: 0)",
         "pilora.distance rms (paper: squared)",
+        "pilora.sparse 0.01 (paper: 0)",
         "pilora.merge sum (paper: factor_sum)",
     ]
 
