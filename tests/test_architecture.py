@@ -80,7 +80,8 @@ def test_only_the_library_is_importable(name, site, tmp_path):
     look = (
         f"from importlib.util import find_spec as f; print(f('fczoo.{name}'), f('fczoo.methods.pilora').name)"
     )
-    assert python("-c", look, cwd=tmp_path).stdout == "None fczoo.methods.pilora\n"
+    done = python("-c", look, cwd=tmp_path)
+    assert done.stdout == "None fczoo.methods.pilora\n", done.stderr
     assert not (site / name).exists() and not (site / "fczoo" / name).exists()
 
 
