@@ -6,6 +6,20 @@ import click
 
 from fczoo.core.errors import FczooError
 
+AGREED = click.option(
+    "--agreed",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of classes.txt, schedule.json and run.toml.",
+)
+PATIENCE = click.option(
+    "--patience",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    help="Server: seconds for which it waits for a site before the round goes on without it.",
+)
+
 
 @click.group()
 def site() -> None:
@@ -14,12 +28,7 @@ def site() -> None:
 
 @site.command()
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--agreed",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Folder of classes.txt, schedule.json and run.toml.",
-)
+@AGREED
 @click.option("--address", required=True, metavar="HOST:PORT", help="Where all sites reach the server.")
 def init(out: Path, agreed: Path, address: str) -> None:
     """Write OUT: a folder for the server and one for each site, with keys and certificates.
@@ -39,19 +48,8 @@ def init(out: Path, agreed: Path, address: str) -> None:
 
 @site.command()
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--agreed",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Folder of classes.txt, schedule.json and run.toml.",
-)
-@click.option(
-    "--patience",
-    type=click.FloatRange(min=1),
-    default=3600.0,
-    show_default=True,
-    help="Seconds for which the server waits for a site before the round goes on without it.",
-)
+@AGREED
+@PATIENCE
 def job(out: Path, agreed: Path, patience: float) -> None:
     """Write OUT: a job for institutions that have NVIDIA FLARE already, in place of init and start."""
     from fczoo.sites.flare import write_job
@@ -68,13 +66,7 @@ def job(out: Path, agreed: Path, patience: float) -> None:
     required=True,
     help="Folder of class folders: a site's own images, or the server's test images.",
 )
-@click.option(
-    "--patience",
-    type=click.FloatRange(min=1),
-    default=3600.0,
-    show_default=True,
-    help="Server: seconds for which it waits for a site before the round goes on without it.",
-)
+@PATIENCE
 def start(folder: Path, images: Path, patience: float) -> None:
     """Be the site whose FOLDER it is, until stopped; or the server, until the run is over."""
     from fczoo.sites.flower import LOG
