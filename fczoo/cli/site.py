@@ -52,8 +52,10 @@ def init(out: Path, agreed: Path, address: str) -> None:
 @PATIENCE
 def job(out: Path, agreed: Path, patience: float) -> None:
     """Write OUT: a job for institutions that have NVIDIA FLARE already, in place of init and start."""
-    from fczoo.sites.flare import write_job
-
+    try:
+        from fczoo.sites.flare import write_job
+    except ImportError as error:
+        raise FczooError("NVIDIA FLARE is not installed; run pip install 'fczoo[flare]'") from error
     write_job(out, agreed, patience)
     click.echo(f"Written to {out}. Next: nvflare job submit -j {out}")
 

@@ -10,23 +10,20 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from nvflare.apis.controller_spec import Task
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.logging.constants import is_log_streaming_allowed
+
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
 from fczoo.sites.agreement import read_agreement
 from fczoo.sites.folders import open_server, open_site
 from fczoo.sites.messages import REFUSAL, Refusal, written
 from fczoo.sites.site import Site
-
-try:
-    from nvflare.apis.controller_spec import Task
-    from nvflare.apis.executor import Executor
-    from nvflare.apis.fl_context import FLContext
-    from nvflare.apis.impl.controller import Controller
-    from nvflare.apis.shareable import Shareable
-    from nvflare.apis.signal import Signal
-    from nvflare.app_common.logging.constants import is_log_streaming_allowed
-except ImportError as error:
-    raise FczooError("NVIDIA FLARE is not installed; run pip install 'fczoo[flare]'") from error
 
 BYTES = "bytes"
 
