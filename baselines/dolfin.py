@@ -10,13 +10,12 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import whole
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree, drop, select
+from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, Moment, ServerContext, Task, Training
 from fczoo.functional.grams import layer_grams, unpacked
 from fczoo.functional.heads import LinearHead, head_logits
-from fczoo.functional.lora import lora_pairs, merged_pairs
+from fczoo.functional.lora import fixed_plugs, lora_pairs, next_pairs, with_fixed
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.past import joined_past
 from fczoo.functional.subspaces import extended, outside_of
 
 
@@ -62,13 +61,11 @@ class DOLFIN(LinearHead):
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         blocks = tuple(range(backbone.depth)) if self.blocks is None else self.blocks
-        pairs = lora_pairs(backbone, blocks, self.rank, rng, "dolfin.blocks", "kv")
-        fresh = {k if k.endswith(".b") else k.replace("lora.", "fixed.", 1): v for k, v in pairs.items()}
+        fresh = with_fixed(lora_pairs(backbone, blocks, self.rank, rng, "dolfin.blocks", "kv"))
         if not state:
             bases = {f"basis.{block}": torch.zeros(backbone.dim, 0, dtype=torch.float64) for block in blocks}
             return {**fresh, **bases, **self.start_head(task, backbone.dim, rng)}
-        past = {**joined_past(state, "fixed.", "past."), **joined_past(state, "lora.", "past.")}
-        return {**drop(state, "fixed.", "lora."), **past, **fresh}
+        return next_pairs(state, fresh)
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         logits = head_logits(train, self.features(backbone, {**ctx.shared, **train}, batch))
@@ -76,17 +73,12 @@ class DOLFIN(LinearHead):
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         """Features [B, D] with the pairs of all tasks."""
-        return backbone(batch.x, self.plugs(tree))
-
-    def plugs(self, tree: Tree) -> Tree:
-        """All tasks' pairs as one a layer."""
-        chosen = {k.replace("fixed.", "lora.", 1): v for k, v in select(tree, "fixed.").items()}
-        return merged_pairs({**select(tree, "lora.", "past."), **chosen}, "sum")
+        return backbone(batch.x, fixed_plugs(tree))
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
         blocks = (name.split(".")[1] for name in select(state, "lora.") if name.endswith(".k.b"))
         layers = {f"blocks.{block}.attn.qkv": block for block in blocks}
-        _, inputs = backbone.tapped(batch.x, list(layers), self.plugs(state))
+        _, inputs = backbone.tapped(batch.x, list(layers), fixed_plugs(state))
         grams = layer_grams({layers[layer]: x for layer, x in inputs.items()}, batch.w, gamma=1.0)
         means = moment == "begin" and self.head_init == "means"
         return {**grams, **(super().survey(moment, backbone, state, batch, task) if means else {})}

@@ -12,9 +12,8 @@ from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, OptimizerName, Task, Training
 from fczoo.functional.heads import LinearHead, head_logits
-from fczoo.functional.lora import lora_pairs
+from fczoo.functional.lora import fixed_plugs, lora_pairs, next_pairs, with_fixed
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.past import joined_past
 
 PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
 
@@ -60,11 +59,9 @@ class FFALoRA(LinearHead):
         for block in self.blocks:
             for part in "kv":
                 pairs[f"lora.{block}.{part}.a"] = pairs[f"lora.{block}.q.a"]
-        fresh = {k if k.endswith(".b") else k.replace("lora.", "fixed.", 1): v for k, v in pairs.items()}
         if not state:
-            return {**fresh, **self.start_head(task, backbone.dim, rng)}
-        past = {**joined_past(state, "fixed.", "past."), **joined_past(state, "lora.", "past.")}
-        return {**drop(state, "fixed.", "lora."), **past, **fresh}
+            return {**with_fixed(pairs), **self.start_head(task, backbone.dim, rng)}
+        return next_pairs(state, with_fixed(pairs))
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         features = self.trained_features(backbone, {**ctx.shared, **train}, batch)
@@ -82,13 +79,8 @@ class FFALoRA(LinearHead):
 
     def plugs(self, tree: Tree) -> Tree:
         """LoRA of all tasks in ``tree`` as one pair a layer: [B_1 .. B_t] [A_1; ..; A_t], or 1/t of it."""
-        plugs: Tree = {}
-        for name, up in select(tree, "lora.").items():
-            layer = name.removeprefix("lora.").removesuffix(".b")
-            down = tree[f"fixed.{layer}.a"]
-            if f"past.{layer}.a" in tree:
-                down = torch.cat([*tree[f"past.{layer}.a"], down])
-                up = torch.cat([*tree[f"past.{layer}.b"], up], 1)
-                up = up / (1 + len(tree[f"past.{layer}.a"])) if self.merge == "mean" else up
-            plugs |= {f"lora.{layer}.a": down, f"lora.{layer}.b": up}
+        plugs = fixed_plugs(tree)
+        if self.merge == "mean":
+            tasks = 1 + max((len(v) for v in select(tree, "past.").values()), default=0)
+            plugs = {k: v / tasks if k.endswith(".b") else v for k, v in plugs.items()}
         return plugs

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import LAYERS, Backbone
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Task
+from fczoo.functional.past import joined_past
 
 
 def lora_pairs(
@@ -32,6 +33,23 @@ def lora_pairs(
         pairs[f"lora.{block}.{part}.a"] = torch.empty(rank, width).uniform_(-bound, bound, generator=rng)
         pairs[f"lora.{block}.{part}.b"] = torch.zeros(out, rank)
     return pairs
+
+
+def with_fixed(pairs: Tree) -> Tree:
+    """New pairs whose A is named ``fixed.X.a``, apart from ``lora.X.b``: clients train B alone."""
+    return {k if k.endswith(".b") else k.replace("lora.", "fixed.", 1): v for k, v in pairs.items()}
+
+
+def next_pairs(state: Tree, fresh: Tree) -> Tree:
+    """The state with a task's new pairs of ``with_fixed``; those that it had are ``past.X`` now."""
+    past = {**joined_past(state, "fixed.", "past."), **joined_past(state, "lora.", "past.")}
+    return {**drop(state, "fixed.", "lora."), **past, **fresh}
+
+
+def fixed_plugs(tree: Tree) -> Tree:
+    """Plugs of pairs of ``with_fixed``, those of all tasks in ``tree`` as one pair a layer."""
+    chosen = {k.replace("fixed.", "lora.", 1): v for k, v in select(tree, "fixed.").items()}
+    return merged_pairs({**select(tree, "lora.", "past."), **chosen}, "sum")
 
 
 def fused_pairs(

@@ -7,6 +7,7 @@ from fczoo.baselines.dolfin import leading_outside
 
 from fczoo import create_method
 from fczoo.core.tree import select
+from fczoo.functional.lora import fixed_plugs
 
 
 def test_directions_by_hand():
@@ -31,7 +32,7 @@ def test_the_first_pairs_read_the_leading_directions_of_all_clients_images(make_
     task = bench.stream.tasks[0]
     index = torch.from_numpy(bench.stream.positions(bench.stream.train, task))
     _, inputs = bench.backbone.tapped(
-        batch_of(method, bench.train, index).x, ["blocks.0.attn.qkv"], method.plugs(run.state)
+        batch_of(method, bench.train, index).x, ["blocks.0.attn.qkv"], fixed_plugs(run.state)
     )
     x = inputs["blocks.0.attn.qkv"].flatten(0, 1)  # what block 0 reads no pair changes
     leading = torch.linalg.eigh(x.mT @ x).eigenvectors[:, -2:]
