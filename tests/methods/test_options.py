@@ -85,7 +85,6 @@ OTHER = {  # where neither half, double, one more nor one less makes a differenc
     ("fedcprompt", "margin"): 0.0,  # closes the hinge
     ("ssil", "ratio"): 0.25,  # as many exemplars as a fourth of the new images are at hand
     ("glfc", "threshold"): 1e6,  # never reached
-    ("lorm", "blocks"): (0, 2),  # in place of all
     ("fot", "growth"): 0.1,  # enough for another direction
     ("fedprotip", "growth"): 0.1,
     ("lga", "reconstructions"): 1,
@@ -130,6 +129,8 @@ def other_values(name: str) -> Iterator[tuple[str, Any]]:
             yield field.name, value / 2 or 0.1
         elif value is None and float in typing.get_args(hints[field.name]):
             yield field.name, 0.05
+        elif value is None and tuple[int, ...] in typing.get_args(hints[field.name]):
+            yield field.name, (0, 2)  # some blocks in place of all
 
 
 @lru_cache(4)  # what is compared with what; all of it would take gigabytes
