@@ -36,12 +36,14 @@ def init(out: Path, agreed: Path, address: str) -> None:
     Give each site its own folder, and nobody another one's: it holds the key by which the server knows the
     site.
     """
+    from fczoo.sites.address import host_and_port
     from fczoo.sites.flower import write_federation
 
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise FczooError(f"--address {address} is no HOST:PORT; give one such as server.example.org:9443")
-    agreement = write_federation(out, agreed, host, int(port))
+    try:
+        host, port = host_and_port(address)
+    except ValueError as error:
+        raise FczooError(f"--address {error}") from error
+    agreement = write_federation(out, agreed, host, port)
     click.echo(f"Written to {out}: {', '.join(['server', *agreement.sites])}. Next, at each of them:")
     click.echo("  fczoo site start FOLDER --images DIR")
 

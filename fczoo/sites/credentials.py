@@ -22,7 +22,7 @@ def write_server_credentials(folder: Path, host: str) -> None:
     """
     authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     root = _certificate("fczoo federation", authority, "fczoo federation", authority, [])
-    own = _certificate(host, key, "fczoo federation", authority, [host, "localhost", "127.0.0.1"])
+    own = _certificate("fczoo server", key, "fczoo federation", authority, [host, "localhost", "127.0.0.1"])
     (folder / CA).write_bytes(root.public_bytes(Encoding.PEM))
     (folder / CERTIFICATE).write_bytes(own.public_bytes(Encoding.PEM))
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

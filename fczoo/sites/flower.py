@@ -19,6 +19,7 @@ import msgspec
 from fczoo.core.errors import FczooError
 from fczoo.core.files import read_json, typed, write_json
 from fczoo.federation.result import Result, read_result
+from fczoo.sites.address import host_and_port
 from fczoo.sites.agreement import CLASSES, RUN, SCHEDULE, Agreement, read_agreement
 from fczoo.sites.folders import open_site
 
@@ -81,7 +82,7 @@ def write_federation(out: Path, agreed: Path, host: str, port: int) -> Agreement
     agreement = read_agreement(agreed)
     if out.exists():
         raise FczooError(f"{out} exists already; choose another folder")
-    if SERVER in agreement.sites or any(Path(name).name != name for name in agreement.sites):
+    if any(Path(name).name != name or name in ("", "..", SERVER) for name in agreement.sites):
         raise FczooError(f"{agreed / RUN}: a site's name must be that of a folder, and not {SERVER!r}")
     for name in (SERVER, *agreement.sites):
         (out / name / AGREED).mkdir(parents=True)
@@ -146,7 +147,9 @@ def need_flower() -> None:
 
 def _place(folder: Path) -> Place:
     try:
-        return typed(read_json(folder / PLACE, "folder of a site"), Place)
+        place = typed(read_json(folder / PLACE, "folder of a site"), Place)
+        host_and_port(place.address)
+        return place
     except ValueError as error:
         raise FczooError(f"{folder / PLACE} is not valid: {error}; write it with fczoo site init") from error
 
@@ -182,11 +185,11 @@ def _node(folder: Path, images: Path, place: Place) -> None:
 
 def _check_server(address: str, authority: Path) -> None:
     """Raise FczooError where a server is up that is not the folder's."""
-    host, _, port = address.rpartition(":")
+    host, port = host_and_port(address)
     context = ssl.create_default_context(cafile=str(authority))
     try:
         with (
-            socket.create_connection((host, int(port)), timeout=10) as plain,
+            socket.create_connection((host, port), timeout=10) as plain,
             context.wrap_socket(plain, server_hostname=host),
         ):
             return
@@ -219,8 +222,8 @@ def _serve(folder: Path, images: Path, place: Place, patience: float) -> Ended:
 @contextmanager
 def _superlink(folder: Path, place: Place) -> Iterator[None]:
     """A server that is up. Raises FczooError where it does not begin."""
-    port = place.address.rpartition(":")[2]
-    command = ["flower-superlink", "--host", "0.0.0.0", "--port", port, "--enable-supernode-auth"]
+    _, port = host_and_port(place.address)
+    command = ["flower-superlink", "--host", "0.0.0.0", "--port", str(port), "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
     command += ["--ssl-keyfile", str(folder / "server.key"), "--disable-runtime-dependency-installation"]
     home = folder / HOME

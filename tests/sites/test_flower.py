@@ -145,7 +145,14 @@ def test_a_run_that_fails_ends_with_its_reason(agreed, data, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["init", "OUT", "--agreed", "AGREED", "--address", "nowhere"], "--address nowhere is no HOST:PORT"),
+        (
+            ["init", "OUT", "--agreed", "AGREED", "--address", "nowhere"],
+            "--address 'nowhere' is no HOST:PORT",
+        ),
+        (["init", "OUT", "--agreed", "AGREED", "--address", "a:\u00b2"], "PORT is a number from 1 to 65535"),
+        (["init", "OUT", "--agreed", "AGREED", "--address", "a:65536"], "PORT is a number from 1 to 65535"),
+        (["init", "OUT", "--agreed", "AGREED", "--address", "münchen.de:1"], "HOST is a name"),
+        (["init", "OUT", "--agreed", "AGREED", "--address", "[::1]:1"], "HOST is a name"),
         (["init", "AGREED", "--agreed", "AGREED", "--address", "a:1"], "exists already"),
         (["init", "OUT", "--agreed", "OUT", "--address", "a:1"], "cannot read the class list"),
         (["start", "AGREED", "--images", "AGREED"], "no folder of a site at"),
@@ -156,6 +163,36 @@ def test_words_that_do_not_fit_are_refused_in_one_line(agreed, tmp_path, words, 
     done = CliRunner().invoke(main, ["site", *(places.get(word, word) for word in words)])
     assert done.exit_code == 1 and said in done.output
     assert sum(line.startswith("Error") for line in done.output.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["", "..", "server", "a/b"])
+def test_a_site_is_called_as_a_folder_can_be(agreed, tmp_path, name):
+    run = (agreed / "run.toml").read_text()
+    (agreed / "run.toml").write_text(run.replace('"lyon"', f'"{name}"'))
+    words = ["site", "init", str(tmp_path / "out"), "--agreed", str(agreed), "--address", "localhost:9443"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1 and "a site's name must be that of a folder" in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_name_of_a_server_may_be_long(agreed, tmp_path):
+    from cryptography.x509 import DNSName, SubjectAlternativeName, load_pem_x509_certificate
+
+    host = ".".join(["a" * 60, "b" * 60, "example", "org"])
+    words = ["site", "init", str(tmp_path / "out"), "--agreed", str(agreed), "--address", f"{host}:9443"]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    certificate = load_pem_x509_certificate((tmp_path / "out" / "server" / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(SubjectAlternativeName).value
+    assert host in names.get_values_for_type(DNSName)
+
+
+def test_a_folder_with_an_address_that_is_none_says_so(agreed, tmp_path):
+    init(tmp_path / "federation", agreed, 9443)
+    place = tmp_path / "federation" / "lyon" / "place.json"
+    place.write_text(place.read_text().replace("localhost:9443", "localhost"))
+    done = CliRunner().invoke(main, ["site", "start", str(place.parent), "--images", str(tmp_path)])
+    assert done.exit_code == 1 and "place.json is not valid: 'localhost' is no HOST:PORT" in done.output
 
 
 def test_a_site_that_cannot_be_opened_says_so_where_it_is(agreed, data, tmp_path):
