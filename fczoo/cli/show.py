@@ -90,7 +90,7 @@ def exchange(method: Method, dataset: str) -> list[str]:
             parts.append(f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}")
     lines = (
         f"{content} ({', '.join(dict.fromkeys(map(_group, names)))}): {tells}"
-        for content, names, tells in disclosed(training, seen.sent)
+        for content, names, tells in disclosed(training, seen.sent.holding({**seen.sent, **seen.surveyed}))
     )
     parts.append("What a server could learn from an upload:\n" + "\n".join(lines))
     if training.separate:

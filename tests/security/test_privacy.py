@@ -221,6 +221,22 @@ def test_show_says_what_a_server_could_learn():
     assert content_of("gauss.count", (), create_method("hgp").training().uploads) == "counts"
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "content"),
+    [
+        ("fedncm", "class.sum", "class means"),
+        ("fedridge", "gram", "second moments"),
+        ("stsae", "part0.sum", "class means"),
+        ("podnet", "class.squares", "class variances"),
+        ("icarl", "kept.sum", "class means"),
+    ],
+)
+def test_show_says_so_of_what_is_sent_at_a_tasks_boundaries_too(name, tensor, content):
+    _, _, told = show(name, "digits").partition("What a server could learn")
+    (line,) = [line for line in told.splitlines() if line.startswith(f"{content} (")]
+    assert tensor in line and DISCLOSES[content] in line
+
+
 def test_what_epsilon_covers_is_said_below_the_table(make_run, tmp_path):
     for name, noise in (("noisy", 2.0), ("plain", 0.0)):
         make_run(tmp_path / name, {"one": {0: 70.0}}, dp_clip=1.0, dp_noise=noise)
