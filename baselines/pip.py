@@ -44,6 +44,8 @@ class PIP(DualPrompt):
     $\ell$ is the head's cross-entropy over the task's classes, $s_c$ the standard deviation.
     """
 
+    tuned = {**DualPrompt.tuned, "cifar100": {"lr": 5e-3}}  # HGP, appendix H
+
     reach: float = option(1 / 3, "largest u, standard deviations between a mean and its copies", low=0)
     code_variance: bool = option(
         False,

@@ -181,6 +181,16 @@ def test_hgp_rates_line_by_line() -> None:
         assert cls.options("pilora", dataset, 0.5)["lr_lora"] == 1e-4
 
 
+def test_methods_own_rates_on_hgps_data_sets_are_in_appendix_h() -> None:
+    """Without a protocol, too, a method has one of its line's rates there; HGP and PILoRA have own papers."""
+    head, *lines = APPENDIX_H.strip().splitlines()
+    for method, *cells in map(str.split, lines):
+        for dataset, cell in zip(head.split(), cells, strict=True):
+            if method not in ("hgp", "pilora"):
+                rate = create_method(method, dataset).lr
+                assert rate in map(float, cell.split(",")), (method, dataset, rate)
+
+
 @pytest.mark.parametrize(
     ("protocol", "dataset", "method", "expected"),
     [
