@@ -5,6 +5,7 @@ from click.testing import CliRunner
 
 from fczoo import FczooError, Settings, create_method
 from fczoo.cli.app import main
+from fczoo.core.options import quirks
 from fczoo.core.registry import METHODS, RELEASES
 from fczoo.runner.grid import create_methods
 
@@ -52,6 +53,16 @@ def test_every_value_fits_and_has_a_source(name: str) -> None:
             assert {k: getattr(built, k) for k in options} == options
 
 
+def test_fed_mammoth_has_every_quirk_that_is_seen_in_it() -> None:
+    """Of its own methods; pip only inherits another's, and one of CCVR's is of full covariances."""
+    release, others = RELEASES.get("fed-mammoth"), {"pip", "triple_pass"}
+    for method in METHODS.names("fczoo.baselines"):
+        for quirk in quirks(METHODS.options(method)):
+            if "fed-mammoth" in quirk.place and not others & {method, quirk.field}:
+                stated = release.methods.get(method, {}).get(quirk.field)
+                assert stated is not None and stated.value == quirk.value, (method, quirk.field)
+
+
 @pytest.mark.parametrize(
     ("name", "dataset", "method", "options"),
     [
@@ -60,6 +71,9 @@ def test_every_value_fits_and_has_a_source(name: str) -> None:
         ("fed-mammoth", "cifar100", "ewc", {"amp_vanish": True, "skip_last_round": True, "lr": 1e-5}),
         ("fed-mammoth", "cifar100", "l2p", {"pooled": "cls+prompt", "no_key_loss": True, "lr": 3e-2}),
         ("fed-mammoth", "cifar100", "pilora", {"unheld": "server", "lr_lora": 1e-4, "means": "running"}),
+        ("fed-mammoth", "cub200", "regmean", {"view": "train", "weight_decay": 0.1, "head_init": "default"}),
+        ("fed-mammoth", "cub200", "lorm", {"view": "train", "weight_decay": 0.0, "optimizer": "adamw"}),
+        ("fed-mammoth", "cars196", "target", {"exclude_last_label": True, "tune": "full", "lr": 1e-4}),
         ("pilora", "cifar100", "pilora", {"merge": "first", "local": "current", "lr_prototype": 2e-3}),
         ("pilora", "tinyimagenet", "pilora", {"schedule": "cosine_late", "lr_lora": 5e-6, "sparse": 0.01}),
         ("fppl", "cub200", "fppl", {"view": "train", "server_batch": 128, "lr": 1e-3}),

@@ -37,7 +37,7 @@ class FedMammoth(Release):
         for name, stated in HGP.datasets.items()
     }
     methods = {
-        **dict.fromkeys(("fedavg", "lwf", "fisheravg", "ccvr", "fedproto"), FULL),
+        "fedavg": FULL,
         "hgp": {
             **HEAD,
             "init": Stated("zeros", "its Gram-Schmidt fills no rows, so all prefixes stay equal"),
@@ -125,7 +125,24 @@ class FedMammoth(Release):
             "unheld": Stated("server", "a class that nobody in the round holds keeps its prototype"),
             "lr_lora": HGP.methods["pilora"]["lr_lora"],
         },
-        "ffalora": {"merge": Stated("mean", "training sees the current task's pair alone")},
+        "fisheravg": {**FULL, "stats_unnormalised": Stated(True, "Fisher information of raw images")},
+        "regmean": {
+            **FULL,
+            "weight_decay": Stated(0.1, "its default"),
+            "view": Stated("train", "Gram matrices of the views in training"),
+        },
+        "lorm": {**HEAD, "view": Stated("train", "Gram matrices of the views in training")},
+        "target": {
+            **FULL,
+            **same("its defaults", strength=25.0, synthesis_rounds=30, warmup=20),
+            "exclude_last_label": Stated(True, "labels are drawn with an exclusive upper end"),
+        },
+        "ffalora": {
+            **same("PyTorch's own start of a linear layer", head_init="default"),
+            **same("its defaults", optimizer="adamw", weight_decay=0.1, rank=16, lr=3e-4),
+            "blocks": Stated(tuple(range(12)), "all blocks"),
+            "merge": Stated("mean", "training sees the current task's pair alone"),
+        },
         "joint": {**FULL, "setting": Stated("central", "one place holds everything")},
     }
     tuned = {
