@@ -113,12 +113,13 @@ def solve_ridge(gram: Tensor, target: Tensor, ridge: float) -> Tensor:
     """W [M, C] with (G + ridge I) W = Q, in float64.
 
     ``gram`` G [M, M] is the sum of outer products of the features, ``target`` Q [M, C] the sum of features of
-    each class. By Cholesky; where G + ridge I is singular (``ridge`` 0), the solution of smallest norm.
+    each class. By Cholesky; with ``ridge`` 0, where G may be singular, the solution of smallest norm.
     """
     matrix = gram.double() + ridge * torch.eye(len(gram), dtype=torch.float64, device=gram.device)
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if not failed:
-        return torch.cholesky_solve(target.double(), factor)
+    if ridge:  # without it a factor of a singular matrix may be found, from rounding alone
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if not failed:
+            return torch.cholesky_solve(target.double(), factor)
     inverse: Tensor = torch.linalg.pinv(matrix, hermitian=True)
     return inverse @ target.double()
 

@@ -58,6 +58,15 @@ def test_without_a_ridge_the_smallest_solution(rng):
     torch.testing.assert_close(found, torch.linalg.pinv(x) @ torch.eye(2, dtype=torch.float64), **TIGHT)
 
 
+def test_without_a_ridge_the_smallest_solution_where_rounding_hides_that_one_direction_lacks(rng):
+    """With an image less than dimensions the factorisation often succeeds, on rounding alone."""
+    for _ in range(10):
+        x = 10 * torch.randn(99, 100, generator=rng, dtype=torch.float64)
+        y = torch.randn(99, 3, generator=rng, dtype=torch.float64)
+        found = solve_ridge(x.mT @ x, x.mT @ y, 0.0)
+        torch.testing.assert_close(found, torch.linalg.pinv(x) @ y, rtol=1e-4, atol=1e-6)
+
+
 def test_labels_that_come_back_are_added(rng):
     task = Task(0, 0, 2, 2, 1)
     method = create_method("fedridge", bias="none", ridge=1.0)
