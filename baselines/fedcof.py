@@ -18,8 +18,7 @@ from fczoo.functional.ridge import Analytic, Score, gram_of_groups, solve_ridge
 @register_method("fedcof")
 @dataclass(frozen=True)
 class FedCOF(Analytic):
-    """Ridge regression from class means alone:
-    how far clients' means of a class lie apart tells its covariance.
+    """Ridge regression from class means alone: how far clients' means lie apart tells the covariances.
 
     Sent once a task: count and feature sum of every class, as in FedNCM. The spread between classes is left
     out of the matrix on purpose; a class needs two clients for its covariance to be learned. The server must

@@ -24,16 +24,16 @@ from fczoo.functional.subspaces import extended, outside_of
 @register_method("fedprotip")
 @dataclass(frozen=True)
 class FedProTIP(FOT):
-    """Clients step outside the subspaces of earlier inputs; which task's subspace holds an image's feature
-    tells which classes compete for it.
+    """Clients step outside the subspaces of earlier inputs; the task of each test image is predicted.
 
-    As FOT, with the projection in every step of a client instead of once a round on the server, so that the
-    bases of the layers are broadcast. After a task clients also send, once, the Gram matrix of their final
-    features, of which each task keeps some leading directions outside those of the tasks before. The
-    released code asks for the task of a whole batch of test images that come from one task; that is another
-    protocol and is not offered: here each image is asked alone. What all features share, such as their
-    mean, falls to the first task's directions, which can then hold most of every image: on digits all
-    answers are of the first task. Compare with ``identity=off``.
+    Which task's subspace holds most of an image's feature tells which classes compete for it. As FOT, with
+    the projection in every step of a client instead of once a round on the server, so that the bases of the
+    layers are broadcast. After a task clients also send, once, the Gram matrix of their final features, of
+    which each task keeps some leading directions outside those of the tasks before. The released code asks
+    for the task of a whole batch of test images that come from one task; that is another protocol and is not
+    offered: here each image is asked alone. What all features share, such as their mean, falls to the first
+    task's directions, which can then hold most of every image: on digits all answers are of the first task.
+    Compare with ``identity=off``.
     """
 
     paper = "Cha et al., FedProTIP, 2025, arXiv 2509.21606"

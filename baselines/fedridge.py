@@ -19,8 +19,7 @@ from fczoo.functional.ridge import Analytic, Score, solve_ridge, with_free_bias
 @register_method("fedridge")
 @dataclass(frozen=True)
 class FedRidge(Analytic):
-    """Ridge regression of one-hot labels on frozen features,
-    exactly as if all images ever seen lay together.
+    """Ridge regression of labels on frozen features, exactly as if all images ever seen lay together.
 
     Trained: nothing. Sent once a task: count and feature sum of every class, and the sum of outer products of
     all features, from which the server solves the regression anew. A class that nobody ever held is no

@@ -23,8 +23,7 @@ RIDGES = tuple(10.0**power for power in range(-8, 9))
 @register_method("ranpac")
 @dataclass(frozen=True)
 class RanPAC(Adaptable):
-    """Ridge regression on random features relu(f R),
-    its ridge chosen anew in every task on images held out.
+    """Ridge regression on random features relu(f R), its ridge chosen in every task on images held out.
 
     Sent once a task: the sums of FedRidge twice, over images to fit and over images held out, which is all
     that the choice needs. An image is held out or not whoever owns it, so the choice, too, is that of the

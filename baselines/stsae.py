@@ -19,8 +19,7 @@ from fczoo.functional.ridge import gram_of_groups
 @register_method("stsae")
 @dataclass(frozen=True)
 class STSAE(STSA):
-    """STSA whose Gram matrix the server estimates from the class
-    sums of random parts of each client's images.
+    """STSA whose Gram matrix is estimated from the class sums of random parts of each client's images.
 
     Sent once a task: count and sum of random features of every class, for each of q parts. How much the sums
     of the parts differ tells how much the features within a class do: on average over the cuts the estimate

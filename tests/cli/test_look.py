@@ -32,6 +32,11 @@ def test_list_names_what_is_there(kind):
     assert any(line.split()[0] == known[kind] for line in printed.splitlines())
 
 
+@pytest.mark.parametrize("kind", ["methods", "baselines", "partitioners", "aggregators", "attacks", "local"])
+def test_what_is_said_of_a_name_in_a_list_is_a_whole_sentence(kind):
+    assert all(line.endswith(".") for line in shown("list", kind).splitlines())
+
+
 def test_show_and_doctor():
     page = shown("show", "hgp")
     for word in (
