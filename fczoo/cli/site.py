@@ -73,8 +73,8 @@ def job(out: Path, agreed: Path, patience: float) -> None:
 @PATIENCE
 def start(folder: Path, images: Path, patience: float) -> None:
     """Be the site whose FOLDER it is, until stopped; or the server, until the run is over."""
-    from fczoo.sites.flower import LOG
     from fczoo.sites.flower import start as begin
+    from fczoo.sites.processes import LOG
 
     click.echo(f"Begun; Ctrl-C ends it. What Flower says is in {folder / LOG}")
     ended = begin(folder, images, patience)

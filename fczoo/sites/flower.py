@@ -1,15 +1,11 @@
-"""Server and nodes of a Flower federation as processes: what they need on disk, and how they are run."""
+"""Server and nodes of a Flower federation: what they need on disk, and how they are run."""
 
 import json
-import os
 import shutil
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,15 +18,10 @@ from fczoo.federation.result import Result, read_result
 from fczoo.sites.address import host_and_port
 from fczoo.sites.agreement import CLASSES, RUN, SCHEDULE, Agreement, read_agreement
 from fczoo.sites.folders import open_site
+from fczoo.sites.processes import HOME, LOG, flwr, running
 
 AGREED, PLACE, KEYS, APP = "agreed", "place.json", "keys", "app"
-LOG, HOME = "flower.log", ".flower"  # what Flower itself has to say, and where its own files go
 SERVER = "server"  # name of the server's folder; no site can have it
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # everybody has what is needed, or cannot take part
-}
 LINK = "fczoo"  # what the commands of Flower call the federation
 BEGUN, LOOK = 120.0, 2.0  # seconds until a server must have begun, and between two looks at a run
 TRIES, PAUSE = 1000, 5.0  # of a node to reach its server, and seconds between them
@@ -133,7 +124,7 @@ def status(folder: Path) -> list[dict[str, Any]]:
     need_flower()
     if _place(folder).name != SERVER or not (folder / HOME / "config.toml").exists():
         raise FczooError(f"{folder} is not that of a server that has begun; see fczoo site start")
-    runs: list[dict[str, Any]] = _flwr(folder.resolve(), "ls", LINK)["runs"]
+    runs: list[dict[str, Any]] = flwr(folder.resolve(), "ls", LINK)["runs"]
     return runs
 
 
@@ -154,12 +145,6 @@ def _place(folder: Path) -> Place:
         raise FczooError(f"{folder / PLACE} is not valid: {error}; write it with fczoo site init") from error
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """Flower's files go into the folder, and its commands are found where this Python is."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **QUIET, "FLWR_HOME": str(folder / HOME), "PATH": path}
-
-
 def _node(folder: Path, images: Path, place: Place) -> None:
     # here, not in a process of Flower's, it says what is wrong
     open_site(read_agreement(folder / AGREED), place.name, images, folder / "kept")
@@ -177,7 +162,7 @@ def _node(folder: Path, images: Path, place: Place) -> None:
         with socket.socket() as free:  # of the node's own processes
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        with _running([*command, "--host", "127.0.0.1", "--port", str(port)], folder) as node:
+        with running([*command, "--host", "127.0.0.1", "--port", str(port)], folder) as node:
             node.wait()
         time.sleep(PAUSE)
     raise FczooError(f"site {place.name} cannot reach the server at {place.address}; see {folder / LOG}")
@@ -202,6 +187,7 @@ def _check_server(address: str, authority: Path) -> None:
 
 def _serve(folder: Path, images: Path, place: Place, patience: float) -> Ended:
     agreement, outcome = read_agreement(folder / AGREED), folder / "result.json"
+    _check_free(host_and_port(place.address)[1])
     for old in (outcome, folder / "failed.json"):
         old.unlink(missing_ok=True)
     with _superlink(folder, place):
@@ -209,7 +195,7 @@ def _serve(folder: Path, images: Path, place: Place, patience: float) -> Ended:
         write_json(folder / "nodes.json", nodes)
         told = {"agreement": str(folder / AGREED), "images": str(images), "folder": str(folder)}
         words = _words({**told, "patience": str(patience)})
-        run = _flwr(folder, "run", str(folder / APP), LINK, "--run-config", words)["run-id"]
+        run = flwr(folder, "run", str(folder / APP), LINK, "--run-config", words)["run-id"]
         while not (about := _about(folder, run))["status"].startswith("finished"):
             time.sleep(LOOK)
     if about["status"] != "finished:completed" or not outcome.exists():
@@ -217,6 +203,17 @@ def _serve(folder: Path, images: Path, place: Place, patience: float) -> Ended:
         reason = read_json(failed, "reason")["reason"] if failed.exists() else f"see {folder / LOG}"
         raise FczooError(f"the run has {about['status'].replace(':', ' as ')}: {reason}")
     return Ended(read_result(outcome), about["network-traffic"]["total-bytes"], about["elapsed"])
+
+
+def _check_free(port: int) -> None:
+    """Raise FczooError where a server cannot listen."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Flower does after a server has ended
+        try:
+            trial.bind(("0.0.0.0", port))
+        except OSError as error:
+            problem = f"the server cannot have port {port}: {error.strerror}"
+            raise FczooError(f"{problem}; end what is there, which may be this server") from error
 
 
 @contextmanager
@@ -231,7 +228,7 @@ def _superlink(folder: Path, place: Place) -> Iterator[None]:
     link = {"address": f"127.0.0.1:{port}", "root-certificates": str(folder / "ca.crt")}
     lines = [f"[superlink.{LINK}]", *(f"{name} = {json.dumps(value)}" for name, value in link.items())]
     (home / "config.toml").write_text("\n".join(["[superlink]", f'default = "{LINK}"', *lines, ""]))
-    with _running(command, folder) as process:
+    with running(command, folder) as process:
         begun = time.monotonic()
         while not _answers(folder):
             if process.poll() is not None or time.monotonic() - begun > BEGUN:
@@ -240,25 +237,9 @@ def _superlink(folder: Path, place: Place) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Flower, which ends with what is done inside."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the process ends, too
-    with (folder / LOG).open("ab") as log:
-        process = subprocess.Popen(command, env=_environment(folder), stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
 def _answers(folder: Path) -> bool:
     try:
-        _flwr(folder, "ls", LINK)
+        flwr(folder, "ls", LINK)
         return True
     except FczooError:
         return False
@@ -266,29 +247,12 @@ def _answers(folder: Path) -> bool:
 
 def _registered(folder: Path, name: str) -> int:
     key = folder / KEYS / f"{name}.pub"
-    return int(_flwr(folder, "supernode", "register", str(key), LINK, "--name", name)["node-id"])
+    return int(flwr(folder, "supernode", "register", str(key), LINK, "--name", name)["node-id"])
 
 
 def _about(folder: Path, run: str) -> dict[str, Any]:
-    about: dict[str, Any] = _flwr(folder, "ls", LINK, "--run-id", run)["runs"][0]
+    about: dict[str, Any] = flwr(folder, "ls", LINK, "--run-id", run)["runs"][0]
     return about
-
-
-def _flwr(folder: Path, *words: str) -> dict[str, Any]:
-    """What a command of Flower says as JSON. Raises FczooError where it fails or says something else.
-
-    Its exit status tells nothing: it is 0 after some errors.
-    """
-    command = ["flwr", *words, "--format", "json"]
-    done = subprocess.run(command, env=_environment(folder), capture_output=True, text=True, check=False)
-    try:
-        said: dict[str, Any] = json.loads(done.stdout)
-        if said.get("success"):
-            return said
-        reason = said.get("error-message") or said
-    except ValueError:
-        reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or done.returncode
-    raise FczooError(f"flwr {words[0]} failed: {' '.join(str(reason).split())}")
 
 
 def _words(told: dict[str, str]) -> str:

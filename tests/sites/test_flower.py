@@ -21,7 +21,7 @@ from fczoo.cli.app import main
 from fczoo.federation.result import read_result
 from fczoo.federation.wire import unpack
 from fczoo.sites.begun import BEGUN, CHECKPOINT
-from fczoo.sites.flower import LOG
+from fczoo.sites.processes import LOG
 from fczoo.sites.site import KEPT
 from helpers_site_folders import simulated_folders
 
@@ -128,6 +128,26 @@ def test_three_nodes_with_a_node_and_the_server_killed_and_strangers_refused(agr
     assert not list(other.glob("*/kept/*"))
 
 
+def listens(port: int) -> bool:
+    with socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_a_server_whose_command_alone_is_killed_is_gone_and_can_begin_again(agreed, data, tmp_path):
+    port, log = free_port(), tmp_path / "log"
+    init(tmp_path / "federation", agreed, port)
+    words = str(tmp_path / "federation" / "server"), "--images", str(data / "test")
+    with process(log, *words) as first:
+        wait(lambda: listens(port) or first.poll() is not None, log)
+        first.kill()
+        wait(lambda: not listens(port), log)
+        with process(log, *words) as second:
+            wait(lambda: listens(port) or second.poll() is not None, log)
+            assert second.poll() is None, log.read_text()
+
+
 @pytest.mark.slow
 def test_a_run_that_fails_ends_with_its_reason(agreed, data, tmp_path):
     """Flower's own command to begin a run has exit status 0 then."""
@@ -193,6 +213,18 @@ def test_a_folder_with_an_address_that_is_none_says_so(agreed, tmp_path):
     place.write_text(place.read_text().replace("localhost:9443", "localhost"))
     done = CliRunner().invoke(main, ["site", "start", str(place.parent), "--images", str(tmp_path)])
     assert done.exit_code == 1 and "place.json is not valid: 'localhost' is no HOST:PORT" in done.output
+
+
+def test_a_second_server_leaves_the_first_ones_files(agreed, data, tmp_path):
+    with socket() as first:
+        first.bind(("0.0.0.0", 0))
+        first.listen()
+        port, server = first.getsockname()[1], tmp_path / "federation" / "server"
+        init(tmp_path / "federation", agreed, port)
+        (server / "result.json").write_text("{}")
+        done = CliRunner().invoke(main, ["site", "start", str(server), "--images", str(data / "test")])
+    assert done.exit_code == 1 and f"Error: the server cannot have port {port}: Address" in done.output
+    assert (server / "result.json").exists()
 
 
 def test_a_site_that_cannot_be_opened_says_so_where_it_is(agreed, data, tmp_path):
