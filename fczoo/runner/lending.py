@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone, ViTConfig
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, first_line
 from fczoo.core.tree import bytes_of
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
@@ -89,7 +89,8 @@ def lend(bench: Bench, folder: Path) -> Lent:
         train, test = (_lend_pixels(images.pixels, folder) for images in (stream.train, stream.test))
         weights, places = _lend_weights(bench.backbone.weights, folder)
     except OSError as error:
-        problem = f"cannot share data and weights with --jobs in {folder}: {error.strerror}"
+        reason = error.strerror or first_line(error)  # of a disk that fills, numpy has no more than words
+        problem = f"cannot share data and weights with --jobs in {folder}: {reason}"
         raise FczooError(
             f"{problem}; free some space, set TMPDIR to another folder, or take --jobs 1"
         ) from error

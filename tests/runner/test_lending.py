@@ -1,5 +1,6 @@
 """A benchmark lent to worker processes: the same bits, from files that all of them map."""
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,3 +70,13 @@ def test_a_folder_that_cannot_be_written_is_one_line(bench: Bench, tmp_path: Pat
     with pytest.raises(FczooError, match=r"cannot share data and weights with --jobs in .*TMPDIR") as caught:
         lend(bench, tmp_path / "missing")
     assert "\n" not in str(caught.value)
+
+
+def test_a_disk_that_fills_is_told(bench: Bench, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(FczooError, match=r": \d+ requested and \d+ written; free some space"):
+            lend(bench, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
