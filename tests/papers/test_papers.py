@@ -119,3 +119,16 @@ def test_a_paper_without_such_data_is_said_to_have_none(make_run, tmp_path):
     assert "has no number for the methods and data sets of these runs" in printed(
         "compare", str(folder), "--paper", "hgp", code=1
     )
+
+
+def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
+    """A row whose head starts at zero, which may be much the better, would not be the paper's."""
+    seen = set()
+    for paper in papers().values():
+        for row in map(paper.row, paper.numbers):
+            if row.method in METHODS.names() and "head_init" in METHODS.options(row.method) and not row.why:
+                stated = paper.protocol.methods.get(row.method, {}).get("head_init")
+                start = row.options.get("head_init", stated and stated.value)
+                assert start == ("means" if row.card == "fedncm" else "default"), (paper.key, row.method)
+                seen.add((paper.key, row.method))
+    assert len(seen) > 30

@@ -77,9 +77,10 @@ class FPPL(Protocol):
                 "released code", open=True, server_lr=1e-3, server_epochs=5, server_batch=128, view="test"
             ),
         },
-        **dict.fromkeys(("fedavg", "ewc", "lwf"), SLOW),
+        **dict.fromkeys(("fedavg", "ewc", "lwf", "slca"), SLOW),
         "glfc": {**SLOW, "memory": Stated(200, "paper: 200 images a client")},
         **dict.fromkeys(("l2p", "dualprompt", "codap"), PROMPT),
+        "fedcprompt": HEAD,
     }
     notes = (
         "The paper shuffles the classes anew for each seed; so does a bench (--vary). The orders themselves "
