@@ -116,10 +116,12 @@ class Privacy:
                 f"--dp-clip covers updates of parameters, but {method.name} also uploads {', '.join(named)}; "
                 f"take a method that does not"
             )
-        if self.least > 1 and "second moments" in others:
+        undivided = {"class means", "class variances"} & {g.content for g in uploads.values()}
+        undivided |= {"second moments"} & others
+        if self.least > 1 and undivided:
             raise FczooError(
-                f"--min-class-count cannot look into the second moments over all classes that {method.name} "
-                f"uploads; leave it at 1"
+                f"--min-class-count cannot look into the {min(undivided)} over all classes that "
+                f"{method.name} uploads; leave it at 1"
             )
         bare = [p for p, group in uploads.items() if group.statistics and "count" not in group.statistics]
         if self.least > 1 and bare:

@@ -212,6 +212,14 @@ def test_every_upload_says_what_it_tells(record, name):
             assert None not in [content_of(n, training.trained, training.uploads) for n in payload]
 
 
+def test_rare_classes_cannot_be_withheld_from_what_covers_all_of_them():
+    """DDE sends the mean feature of all of a client's images, FedRidge their second moments."""
+    for name, content in (("dde", "class means"), ("fedridge", "second moments")):
+        with pytest.raises(FczooError, match=f"--min-class-count cannot look into the {content} over all"):
+            Privacy(0, least=2).check(create_method(name))
+    Privacy(0, least=2).check(create_method("lucir"))
+
+
 def test_show_says_what_a_server_could_learn():
     page = show("hgp", "digits")
     assert (
