@@ -8,6 +8,8 @@ import os
 import re
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from fczoo.runner.cluster import Command, command_in, work_on_node
 from fczoo.runner.workers import Outcome
 
 NEW = "new"  # --cluster address=new: a cluster of this machine alone, which ends with the command
+ANSWER = 20.0  # seconds in which a cluster has let a process join
+JOIN = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False)"
 
 
 def workers(count: int, conduct: Conduct, out: Path) -> Sequence["RayWorker"]:
@@ -76,7 +80,10 @@ def join(conduct: Conduct) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_there(address: str) -> None:
-    """Raise FczooError where nobody listens at HOST:PORT: Ray itself would wait for minutes."""
+    """Raise FczooError where nobody listens at HOST:PORT, or something that is no Ray cluster.
+
+    Ray itself would wait for minutes, and has no limit for it; so a process that can be ended joins first.
+    """
     host, sign, port = address.rpartition(":")
     if not sign or not port.isdecimal() or "/" in host:
         return
@@ -84,6 +91,12 @@ def _check_there(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
         raise FczooError(f"no Ray cluster answers at {address}: {error}") from error
+    try:
+        # how it fails does not matter: whatever is not endless, this process meets and tells as well
+        subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, timeout=ANSWER)
+    except subprocess.TimeoutExpired as error:
+        problem = f"what listens there did not answer as one within {ANSWER:.0f} s"
+        raise FczooError(f"no Ray cluster answers at {address}: {problem}") from error
 
 
 @dataclass

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -184,6 +186,21 @@ def test_a_ray_cluster_that_does_not_answer_is_one_line(tmp_path):
         words = ["--executor", "ray", "--cluster", value]
         code, said = ended(start(tmp_path / value[:3], "fedncm", *TINY, *words, env=dict(os.environ)))
         assert code == 1 and says in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_ray_address_where_something_else_listens_is_one_line(tmp_path):
+    """Ray itself would go on trying without end."""
+    pytest.importorskip("ray", reason="needs Ray")
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{other.server_port}"
+        words = ["--executor", "ray", "--cluster", f"address={address}"]
+        code, said = ended(start(tmp_path / "run", "fedncm", *TINY, *words, env=dict(os.environ)))
+        other.shutdown()
+    (line,) = (line for line in said.splitlines() if "rpc_client" in line or line.startswith("Error"))
+    assert code == 1 and f"no Ray cluster answers at {address}: what listens there" in line
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(
