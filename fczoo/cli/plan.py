@@ -6,13 +6,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fczoo.cli.arguments import parse_seeds, specs, words
+from fczoo.cli.arguments import parse_cluster, parse_seeds, specs, words
 from fczoo.cli.config import Request, merged
 from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import MOVED, Settings
 from fczoo.runner.grid import Job, by_seed, folder_name, folder_of
+from fczoo.runner.on_ray import NEW
 from fczoo.runner.tuning import Tuned, read_tuned
 
 log = logging.getLogger("fczoo")
@@ -51,13 +52,13 @@ def jobs_of(request: Request) -> dict[Path, Job]:
         raise FczooError(
             "--attackers is given without --attack, so nobody would be hostile; give both or none"
         )
-    executor = request.get("executor", "cores")
+    elsewhere = _elsewhere(request)
     datasets, partitions = specs(given.pop("dataset", "digits")), specs(given.pop("partition", None))
     if not datasets:
         raise FczooError("--dataset is empty; see `fczoo list datasets`")
     grid = [
         Settings.for_dataset(dataset, partition=partition, **given, **followed)
-        for dataset, followed in [(d, followed_here(d, given, executor)) for d in datasets]
+        for dataset, followed in [(d, followed_here(d, given, elsewhere)) for d in datasets]
         for partition in partitions or (None,)
     ]
     jobs: dict[Path, Job] = {}
@@ -82,10 +83,10 @@ def jobs_of(request: Request) -> dict[Path, Job]:
     return jobs
 
 
-def followed_here(dataset: str, given: Mapping[str, Any], executor: str = "cores") -> dict[str, str]:
+def followed_here(dataset: str, given: Mapping[str, Any], elsewhere: bool = False) -> dict[str, str]:
     """Without a GPU, and where nothing is said of a protocol, ``quick``: other schedules take days there.
 
-    Digits have it as their own. What a cluster's nodes have this machine does not know.
+    Digits have it as their own. ``elsewhere``: on nodes, and what those have this machine does not know.
     """
     from fczoo.federation.device import pick_device  # imports torch
 
@@ -93,7 +94,14 @@ def followed_here(dataset: str, given: Mapping[str, Any], executor: str = "cores
         return {}
     device = given.get("device", "auto")
     slow = device == "cpu" or (device == "auto" and pick_device("auto").type == "cpu")
-    return {"protocol": "quick"} if slow and executor == "cores" else {}
+    return {"protocol": "quick"} if slow and not elsewhere else {}
+
+
+def _elsewhere(request: Request) -> bool:
+    """Whether runs go on on other machines: Slurm's, or those of a Ray cluster that has an address."""
+    executor = request.get("executor", "cores")
+    asked = dict(parse_cluster(words(request.get("cluster"), "--cluster"), executor))
+    return executor == "slurm" or (executor == "ray" and asked.get("address", NEW) != NEW)
 
 
 def _source(tuned: Tuned | None, methods: Sequence[str]) -> dict[str, Any]:

@@ -54,6 +54,34 @@ def test_the_protocol_is_quick(images: Path, said: list[str], expected: tuple[st
     assert begun(images, "--epochs", "1", *said) == expected
 
 
+@pytest.mark.parametrize(
+    ("executor", "cluster", "expected"),
+    [
+        ("cores", [], "quick"),
+        ("ray", [], "quick"),
+        ("ray", ["threads=2"], "quick"),
+        ("ray", ["address=new", "spread=clients"], "quick"),
+        ("ray", ["address=10.0.0.1:6379"], None),
+        ("slurm", ["threads=2"], None),
+    ],
+)
+def test_a_ray_cluster_of_this_machine_has_the_schedule_of_its_cores(
+    executor: str, cluster: list[str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fczoo.cli.plan import jobs_of
+
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
+    request = {
+        "methods": "fedncm",
+        "dataset": "cifar100",
+        "set": {},
+        "executor": executor,
+        "cluster": cluster,
+    }
+    (job,) = jobs_of(request).values()
+    assert job.settings.protocol == expected
+
+
 def test_digits_have_it_as_their_own_and_a_gpu_another(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fczoo.cli.plan import jobs_of
 
@@ -62,7 +90,7 @@ def test_digits_have_it_as_their_own_and_a_gpu_another(images: Path, monkeypatch
         return job.settings.protocol
 
     assert protocol("digits") is None and protocol("cifar100") == "quick"
-    assert protocol("cifar100", executor="slurm") is None and protocol("cifar100", device="cuda") is None
+    assert protocol("cifar100", device="cuda") is None
     with pytest.raises(FczooError, match="--device is 'foo'"):
         protocol("cifar100", device="foo")
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: True)
