@@ -4,7 +4,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, Literal
@@ -17,7 +17,8 @@ from fczoo.core.options import nearest, spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.functional.heads import PromptedHead
 from fczoo.papers.cards import Card, card_name, cards
-from fczoo.papers.printed import Number, Paper, get_paper, plain_split
+from fczoo.papers.printed import Number, Paper, get_paper, papers, plain_split
+from fczoo.papers.readings import readings
 from fczoo.reports.columns import COLUMNS, Column
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.tables import LEVEL, Entry, entry_of, significant
@@ -34,6 +35,7 @@ class Side:
 
     method: str
     options: Mapping[str, Any]
+    printed: Mapping[str, Any] = field(default_factory=dict)  # values of these in the paper's own text
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,10 @@ class Claim(ABC):
         return found
 
     def matches(self, line: Line, side: Side) -> bool:
-        """Whether a row is the side: its method, with its options."""
+        """Whether a row is the side: its method, with its options or as the paper prints them."""
         result = line.results[0]
-        return result.method == side.method and _has(result.options, side.options)
+        wanted = side.options, {**side.options, **side.printed}
+        return result.method == side.method and any(_has(result.options, options) for options in wanted)
 
     def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
         first, second = (entry_of(line, self.column) or Entry({}) for line in (ours, theirs))
@@ -110,7 +113,8 @@ class Claim(ABC):
         first, second = ours.results[0], theirs.results[0]
         if first.method != second.method:
             return True
-        about = self.sides[0].options.keys() | self.sides[1].options.keys()
+        better, worse = (side.options for side in self.sides)
+        about = {k for k in better.keys() | worse.keys() if better.get(k) != worse.get(k)}
         return all(second.options.get(k) == v for k, v in first.options.items() if k not in about)
 
     def _signed(self, difference: float) -> float:
@@ -193,7 +197,8 @@ class PrintedClaim(Claim):
         """The better and the worse row, each with the options that set it apart from other rows."""
         (a, ours), (b, theirs) = (self._method(n) for n in self.numbers)
         between = ours.keys() | theirs.keys() if a == b else set()
-        return Side(a, {**self._usual(a, between), **ours}), Side(b, {**self._usual(b, between), **theirs})
+        first, second = self.numbers
+        return self._side(first, a, ours, between), self._side(second, b, theirs, between)
 
     @property
     def runnable(self) -> bool:
@@ -233,12 +238,21 @@ class PrintedClaim(Claim):
                 return n
         raise FczooError(f"claim {self.name} names a number that is not printed: {', '.join(wanted)}")
 
+    def _side(self, number: Number, method: str, own: Mapping[str, Any], between: Collection[str]) -> Side:
+        """A row's side; ``own`` options are those that the row itself states."""
+        usual, row = self._usual(method, between), self.source.row(number)
+        printed = {} if row.why else readings(self.source, number)[0].options
+        others = {k: printed[k] for k in usual if k in printed and k not in own}
+        return Side(method, {**usual, **own}, others)
+
     def _usual(self, method: str, between: Collection[str]) -> dict[str, Any]:
         """The method's own values of what any ablation of it changes, so that none passes for the method.
 
-        Rates may differ, as they are tuned, but where the claim is about them.
+        Ablations are those of the claim's paper and of the method's own, which has its name. Rates may
+        differ, as they are tuned, but where the claim is about them.
         """
-        rows = [about for about in self.source.methods.values() if about.get("method") == method]
+        sources = [self.source, *(paper for paper in papers().values() if paper.key == method)]
+        rows = [r for paper in sources for r in paper.methods.values() if r.get("method") == method]
         changed = {k for about in rows for k in about.get("options") or {} if not k.startswith("lr")}
         made = create_method(method)
         return {k: getattr(made, k) for k in sorted(changed | set(between))}

@@ -9,6 +9,7 @@ import fczoo.runner.grid
 from fczoo import create_method
 from fczoo.cli.app import main
 from fczoo.papers.claims import PlainClaim, PrintedClaim, claims, get_claim, regime
+from fczoo.papers.readings import readings
 from fczoo.reports.runs import read_experiments
 from helpers_runs import write_run
 
@@ -30,6 +31,17 @@ def test_every_claim_is_what_the_paper_prints(name):
     assert len(claim.cards()) == len(followed), "one of its rows has no command at the paper's scale"
     ours, theirs = claim.sides
     assert (ours.method, ours.options) != (theirs.method, theirs.options)
+
+
+@pytest.mark.parametrize("name", [name for name, claim in PRINTED.items() if claim.runnable])
+def test_a_claim_knows_the_runs_of_its_commands_at_the_papers_scale(name, tmp_path):
+    claim = PRINTED[name]
+    for number, side in zip(claim.numbers, claim.sides, strict=True):
+        for i, reading in enumerate([] if claim.source.row(number).why else readings(claim.source, number)):
+            folder = tmp_path / f"{number.value}-{i}"
+            write_run(folder, {reading.method: {0: 50.0}}, reading.options, partition="dirichlet:0.5")
+            (experiment,) = read_experiments([folder])
+            assert claim.matches(experiment.lines[0], side), reading.name
 
 
 def test_there_are_enough_claims_over_all_papers():
@@ -114,6 +126,20 @@ def test_an_ablation_does_not_pass_for_the_method(tmp_path):
     run(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0}, rebalance="none")
     run(tmp_path / "b", "l2p", {0: 40.0, 1: 50.0})
     assert get_claim("hgp-l2p").verdicts(read_experiments([tmp_path])) == []
+
+
+def test_an_ablation_of_another_paper_does_not_pass_for_its_method(tmp_path):
+    run(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0})
+    run(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="average")
+    assert get_claim("hgp-pilora").verdicts(read_experiments([tmp_path])) == []
+
+
+def test_rows_as_printed_and_as_released_are_not_compared_with_each_other(tmp_path):
+    run(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, reweight="squared")
+    run(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="distance", ortho=0.0)
+    assert get_claim("pilora-orthogonal").verdicts(read_experiments([tmp_path])) == []
+    run(tmp_path / "c", "pilora", {0: 40.0, 1: 50.0}, reweight="squared", ortho=0.0)
+    assert len(get_claim("pilora-orthogonal").verdicts(read_experiments([tmp_path]))) == 1
 
 
 def test_less_forgetting_is_better(tmp_path):
