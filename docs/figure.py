@@ -12,6 +12,13 @@ from fczoo.runner.cost import measure
 WIDTH, EDGE, LINE = 360, 12, 26
 TRAINED, STATISTICS, STILL = "#3b7dd8", "#e07b39", "#7f7f80"
 LEGEND = (("trained", TRAINED), ("measured", STATISTICS), ("kept as it is", STILL))
+UPLOADS = {
+    "begin": "up as a task begins",
+    "round": "up in a round",
+    "conclude": "up after the rounds",
+    "balanced": "up in a round on exemplars",
+    "end": "up as a task ends",
+}
 BOLD = 'font-weight="600"'
 
 
@@ -69,12 +76,12 @@ def draw(method: Method, dataset: str) -> str:
         canvas.chips(EDGE, [(f"keeps {p.rstrip('.')}", STILL) for p in method.private])
     canvas.frame(0)
     top = canvas.y = canvas.y + 10
-    uploads = [("up in a round", seen.sent.tensors), ("up once a task", seen.surveyed.tensors)]
-    for label, tree in uploads:
+    for moment, label in UPLOADS.items():
+        tree = {**seen.later.get(moment, {}), **seen.sent.get(moment, {})}
         if tree:
             canvas.text(EDGE + 24, f"{label}: {size(tree)}")
             canvas.y += LINE - 2
-            canvas.chips(EDGE + 24, groups(tree, heads(seen.trained)))
+            canvas.chips(EDGE + 24, groups(tree, heads(training.trained)))
     canvas.arrow(EDGE + 8, canvas.y + 2, top + 2)
     top = canvas.y = canvas.y + 8
     if seen.received:

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 import torch
@@ -11,6 +12,7 @@ from tabulate import tabulate
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import describe_type, nearest
+from fczoo.core.payload import Payload
 from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
@@ -24,7 +26,8 @@ from fczoo.core.registry import (
 from fczoo.core.tree import Tree, nbytes
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.reports.words import option_word
-from fczoo.runner.cost import measure
+from fczoo.runner.cost import Measured, measure
+from fczoo.runner.moments import MOMENTS
 from fczoo.security.privacy import disclosed
 
 
@@ -75,22 +78,26 @@ def exchange(method: Method, dataset: str) -> list[str]:
     kept = ", ".join(p.rstrip(".") for p in method.private) or "nothing"
     parts = [f"Averaged by: {training.averaging}. Kept on the server: {kept}."]
     parts.append(
-        f"Measured for the first task of {dataset} on {seen.backbone}, a client with every class of it:"
+        f"Measured in the first two tasks of {dataset} on {seen.backbone}, a client with every class. "
+        f"Its uploads, MB:\n{_moments_table(seen)}"
     )
-    uploads = (
-        ("Sent up in a round", seen.sent.tensors),
-        ("Sent up at the start or end of a task", seen.surveyed.tensors),
-    )
-    for label, tree in (
-        ("Trained", seen.trained),
-        *uploads,
-        ("Held by a client in the second task besides what it trains", seen.held),
-    ):
-        if tree:
-            parts.append(f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}")
+    tables = [("Trained", seen.trained)]
+    for moment, words in MOMENTS.items():
+        first, second = (uploads.get(moment, Payload({})) for uploads in (seen.sent, seen.later))
+        more = {name: value for name, value in second.items() if name not in first}
+        tables += [
+            (f"Sent up {words}", first.tensors),
+            (f"Sent up {words}, {'also ' if first else ''}from the second task on", more),
+        ]
+    tables.append(("Held by a client in the second task besides what it trains", seen.held))
+    parts += [f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}" for label, tree in tables if tree]
+    if seen.remembered:
+        parts.append(f"Remembered by a client from the first task: {', '.join(seen.remembered)}.")
+    every = [upload for uploads in (seen.sent, seen.later) for upload in uploads.values()]
+    sent = Payload({name: value for upload in every for name, value in upload.items()})
     lines = (
         f"{content} ({', '.join(dict.fromkeys(map(_group, names)))}): {tells}"
-        for content, names, tells in disclosed(training, seen.sent.holding({**seen.sent, **seen.surveyed}))
+        for content, names, tells in disclosed(training, sent)
     )
     parts.append("What a server could learn from an upload:\n" + "\n".join(lines))
     if training.separate:
@@ -103,6 +110,21 @@ def exchange(method: Method, dataset: str) -> list[str]:
         "changed."
     )
     return parts
+
+
+def _moments_table(seen: Measured) -> str:
+    """The moments at which a client acts, and the size of its upload in the first and the second task."""
+
+    def size(uploads: Mapping[str, Payload], moment: str) -> str:
+        upload = uploads.get(moment)
+        return "" if upload is None else f"{nbytes(upload.tensors) / 1e6:.3f}" if upload else "nothing"
+
+    rows = [
+        (words, size(seen.sent, moment), size(seen.later, moment))
+        for moment, words in MOMENTS.items()
+        if moment in {**seen.sent, **seen.later}
+    ]
+    return tabulate(rows, ["moment", "first task", "second task"], tablefmt="simple", disable_numparse=True)
 
 
 def _settings_page() -> str:

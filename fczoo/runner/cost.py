@@ -10,11 +10,11 @@ from torch import Tensor
 from fczoo.backbones.load import configuration
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Concludes, Distils, Method, Surveys
+from fczoo.core.method import Distils, Method
 from fczoo.core.payload import Payload
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree, drop, nbytes, select
-from fczoo.core.types import Batch, Context, ServerContext
+from fczoo.core.types import Batch, Context
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
@@ -26,26 +26,27 @@ from fczoo.federation.local_training import CONTROL, make_local_training
 from fczoo.federation.optimizers import Still
 from fczoo.federation.plan import Plan
 from fczoo.federation.settings import Settings
-from fczoo.federation.sums import gathered
+from fczoo.runner.moments import uploads
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a client that holds one image of every class of the first task."""
+    """Of a client that holds two images of every class of the first two tasks."""
 
     backbone: str
-    trained: Tree
-    sent: Payload  # its upload of a round
-    surveyed: Payload  # its upload at the boundaries of a task
+    trained: Tree  # in the first task
+    sent: Mapping[str, Payload]  # moment -> upload, in the first task; see ``moments``
+    later: Mapping[str, Payload]  # the same in the second
+    remembered: Tree  # what it remembers from the first task
     held: Tree  # what it keeps of the broadcast in the second task besides what it trains
-    received: Tree  # the whole broadcast
+    received: Tree  # the whole broadcast as the first task begins
     weights: int  # bytes of the frozen backbone in float32
     flops: int  # of one image in one training step: inputs, forward and backward
     activations: int  # bytes that this step keeps for its backward, in float32
 
 
 def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
-    """Measure a method in the first task of a run;
+    """Measure a method in the first two tasks of a run;
     ``work`` also counts operations and activations, else 0.
     """
     cls = DATASETS.get(settings.dataset)
@@ -54,44 +55,36 @@ def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
             f"{settings.dataset} has as many classes as its folder; name another data set to see what "
             f"{method.name} trains there"
         )
-    task, *further = make_tasks(settings.dataset, cls.classes, settings.tasks)
-    size, rng, backbone = task.size, torch.Generator().manual_seed(0), random_backbone(settings)
-    store = ImageStore(Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size)), backbone)
+    task, *further = make_tasks(settings.dataset, cls.classes, settings.tasks)[:2]
+    labels = np.concatenate([np.arange(t.start, t.stop).repeat(2) for t in (task, *further)])
+    first, second = torch.arange(len(labels)).tensor_split([2 * task.size])
+    rng, backbone = torch.Generator().manual_seed(0), random_backbone(settings)
+    store = ImageStore(Images(np.zeros((len(labels), 8, 8, 3), np.uint8), labels), backbone)
     controls = Controls(make_local_training(settings.local))
-    plan, client = Plan(1, size, Augment(), seed=0), Client(0, torch.arange(size))
+    plan = Plan(1, task.size, Augment(), seed=0)
     engine = Engine(method, backbone, store, plan, controls=controls, make_steps=Still)
     state = method.begin_task({}, task, backbone, rng)
     optims = method.training().optims
-    trained = select(state, *optims)
-    ctx = Context(task, 0, 1, broadcast(method, state))
-    sent = Payload({})
+    trained, received = select(state, *optims), broadcast(method, state)
     flops = activations = 0
-    if trained:
-        sent = engine.train(state, [client], ctx)[0]
-        if work:
-            flops, activations = _one_step(method, store, trained, ctx, settings)
-    surveyed = Payload({})
-    later = state
-    if isinstance(method, Surveys):
-        for moment in sorted(method.surveys()):
-            (sums,) = engine.survey(moment, broadcast(method, state), [client], ctx)
-            surveyed = sums.holding({**surveyed, **sums})
-            server = ServerContext(task, 0, 1, 1, 1, size, backbone, rng)
-            later = method.absorb(moment, later, gathered([sums], method.training().separate), server)
-    if isinstance(method, Concludes):
-        concluded = engine.conclude([client], Context(task, 1, 1, broadcast(method, later)))[0]
-        surveyed = concluded.holding({**surveyed, **concluded})
+    if trained and work:
+        flops, activations = _one_step(method, store, trained, Context(task, 0, 1, received), settings)
+    sent, state = uploads(engine, Client(0, first), task, state, rng)
+    remembered, later, held = engine.memories.get(0, {}), dict[str, Payload](), Tree()
     if further:
-        later = method.begin_task(later, further[0], backbone, rng)
-    held = drop(broadcast(method, later), *optims)
-    variates = {name: value for name, value in sent.items() if name.startswith(CONTROL)}
+        engine.taught.clear()
+        controls.clear()
+        state = method.begin_task(state, further[0], backbone, rng)
+        held = drop(broadcast(method, state), *optims)
+        later, _ = uploads(engine, Client(0, second, lambda: first), further[0], state, rng)
     return Measured(
         backbone.config.name,
         trained,
         sent,
-        surveyed,
+        later,
+        remembered,
         held,
-        {**broadcast(method, state), **variates},
+        {**received, **select(sent.get("round", Payload({})).tensors, CONTROL)},
         nbytes(backbone.weights),
         flops,
         activations,

@@ -184,8 +184,9 @@ def _work(method: Method, seen: Measured, settings: Settings, clients: int, step
     )
     seconds = seconds_a_step(method, settings) * steps / settings.batch_size
     operations = f"{seen.flops * steps / 1e15:,.3f}" if steps else "unknown"
+    sent = [seen.sent["round"]] if "round" in seen.sent else seen.sent.values()
     traffic = (
-        f"{nbytes((seen.sent or seen.surveyed).tensors) / 1e6:.3f}",
+        f"{sum(nbytes(upload.tensors) for upload in sent) / 1e6:.3f}",
         f"{nbytes(seen.received) / 1e6:.3f}",
     )
     return (

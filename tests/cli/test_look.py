@@ -1,5 +1,6 @@
 """``fczoo list``, ``show`` and ``doctor``."""
 
+import re
 from importlib.metadata import version
 
 import pytest
@@ -55,6 +56,46 @@ def test_show_and_doctor():
         and "largest and smallest" in shown("show", "trimmed_mean")
     )
     assert "did you mean" in CliRunner().invoke(main, ["show", "hpg"]).stderr
+
+
+BALANCED = "in one more round, on exemplars alone, from the second task on"
+CONCLUDED = "once the rounds are over, as a client settles what it keeps, from the second task on"
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "tensors"),
+    [
+        ("podnet", BALANCED, {"proxy.old": "2x10x128", "proxy.new": "2x10x128"}),
+        ("afc", BALANCED, {"proxy.old": "2x10x128", "proxy.new": "2x10x128"}),
+        ("dytox", BALANCED, {"old.token": "1x128", "new.token": "1x128"}),
+        ("dytox", "in a round, also from the second task on", {"new.divergence_weight": "3x128"}),
+        ("bic", CONCLUDED, {"bias": "2", "validated": "scalar"}),
+    ],
+)
+def test_show_says_what_starts_with_the_second_task(method, words, tensors):
+    """Digits in tasks of two classes, features of 128 numbers."""
+    page = shown("show", method)
+    section = page.partition(f"Sent up {words}, ")[2].partition("\n\n")[0]
+    rows = {line.split()[0]: line.split()[1] for line in section.splitlines()[1:]}
+    assert tensors.items() <= rows.items()
+    assert min(tensors) in page.partition("What a server could learn from an upload:")[2]
+
+
+def test_show_has_a_table_of_moments():
+    """PODNet's survey: count, sum and squares of two classes, 2 (1 + 128 + 128) numbers of eight
+    bytes; its balanced round: 2 x 2 x 10 x 128 of four. Exemplars are chosen without an upload.
+    """
+    page = shown("show", "podnet")
+    table = page.partition("Its uploads, MB:\n")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [tuple(re.split(r" {2,}", line)) for line in table]
+    assert rows == [
+        ("as a task begins, in a survey", "0.004", "0.004"),
+        ("in a round", "4.829", "4.829"),
+        ("once the rounds are over, as a client settles what it keeps", "nothing", "nothing"),
+        ("in one more round, on exemplars alone", "0.020"),
+    ]
+    assert "Remembered by a client from the first task: exemplar.index." in page
+    assert "as a task ends, in a survey" in shown("show", "afc")
 
 
 def test_doctor_says_what_is_there(tmp_path):

@@ -214,5 +214,5 @@ def test_a_data_set_of_unequal_tasks_is_measured() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DATASETS, "get", lambda name: Cars if name == "cars196" else original(name))
         seen = measure(create_method("hgp", prefix_len=1), settings)
-    assert len(seen.sent["gauss.label"]) == 20 and seen.trained["head.weight"].shape == (196, 128)
+    assert len(seen.sent["round"]["gauss.label"]) == 20 and seen.trained["head.weight"].shape == (196, 128)
     assert task_sizes("cars196", 196, settings.tasks)[-1] == 16
