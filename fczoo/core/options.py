@@ -47,7 +47,8 @@ def build(
 
     ``spelled`` says how users write a field (``rounds`` -> ``--rounds``); without it, messages say
     ``LABEL.FIELD``.
-    Raises FczooError for an unknown field, naming the nearest one, and for a value that does not fit.
+    Raises FczooError for an unknown field, naming the nearest one, for a value that does not fit, and for a
+    class that lacks a function.
     """
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     hints = typing.get_type_hints(cls)
@@ -58,6 +59,10 @@ def build(
         name = spelled(key) if spelled else f"{label}.{key}"
         parsed[key] = _parse(value, hints[key], name)
         _check_limits(parsed[key], fields[key], name)
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise FczooError(
+            f"{cls.__qualname__} in {cls.__module__} does not define {', '.join(missing)}; add them"
+        )
     return cls(**parsed)
 
 

@@ -1,14 +1,16 @@
 """The types that pass between methods, the engine and the server."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
 from fczoo.core.payload import Payload, Uploads
+from fczoo.core.schedules import SCHEDULES
 from fczoo.core.tasks import Partitioner as Partitioner
 from fczoo.core.tasks import Task as Task
 from fczoo.core.tree import Tree
@@ -101,6 +103,7 @@ class Exchange:
 
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
+INPUTS = ("images", "query")  # what batches can hold
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,11 @@ class Optim:
     weight_decay: float = 0.0
     momentum: float = 0.0  # sgd only
     schedule: str = "constant"  # a key of fczoo.core.schedules.SCHEDULES
+
+    def __post_init__(self) -> None:
+        """Raises FczooError for an unknown optimizer or schedule."""
+        _one_of(self.name, get_args(OptimizerName), "optimizer")
+        _one_of(self.schedule, SCHEDULES, "schedule of a learning rate")
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,11 @@ class Training:
     # (task, round) -> prefixes trained in that round; None: all of optims
     active: Callable[[Task, int], Collection[str]] | None = None
 
+    def __post_init__(self) -> None:
+        """Raises FczooError for an input that batches do not have."""
+        for name in self.inputs:
+            _one_of(name, INPUTS, "input of a batch")
+
     @property
     def trained(self) -> tuple[str, ...]:
         """Prefixes of all that is trained in any round."""
@@ -159,6 +172,11 @@ class Training:
             return self.optims
         chosen = self.active(task, round)
         return {prefix: optim for prefix, optim in self.optims.items() if prefix in chosen}
+
+
+def _one_of(name: str, known: Iterable[str], kind: str) -> None:
+    if name not in known:
+        raise FczooError(f"training() asks for the {kind} {name!r}; there are {', '.join(known)}")
 
 
 class LocalData(Protocol):

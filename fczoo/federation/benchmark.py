@@ -17,6 +17,7 @@ from fczoo.core.files import home
 from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS, make_aggregator
 from fczoo.core.tree import sha256_of
+from fczoo.core.types import Training
 from fczoo.data.dataset import Dataset, Images
 from fczoo.data.feature_cache import FeatureFile, pixels_sha256
 from fczoo.data.partition import Partition
@@ -113,7 +114,11 @@ class Bench(World):
 
     def check(self, method: Method) -> None:
         """Raise FczooError where ``method`` cannot start on this backbone; nothing is run or written."""
-        make_aggregator(self.settings.aggregator or method.training().averaging)
+        training: object = method.training()
+        if not isinstance(training, Training):
+            problem = f"{method.name}.training returns {type(training).__name__}"
+            raise FczooError(f"{problem}; return a fczoo.Training")
+        make_aggregator(self.settings.aggregator or training.averaging)
         self.check_labels(method)
         self.uplink(method, 0).check()
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Task
@@ -18,7 +19,8 @@ def predictions(
 
     One forward an image. A class of which no client has ever held an image is no answer, whatever its logit:
     nothing has been learned of it, and a head that starts at zero would have it beat negative logits.
-    Raises TypeError when the method's logits do not cover exactly the classes seen so far.
+    Raises TypeError when the method's logits do not cover exactly the classes seen so far, and FczooError
+    when one of a class that was held is NaN.
     """
     store, held = world.test, world.held(task)
     answers, labels = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
@@ -29,7 +31,13 @@ def predictions(
                 f"{method.name}.predict gave {tuple(logits.shape)}, expected {(len(batch.y), task.stop)}: "
                 f"one logit for each class seen"
             )
-        answers.append(logits.masked_fill(~held.to(logits.device), -torch.inf).argmax(1).cpu())
+        logits = logits.masked_fill(~held.to(logits.device), -torch.inf)
+        if logits.isnan().any():  # which argmax would count as an answer
+            problem = f"{method.name}.predict gives NaN after task {task.index + 1}"
+            raise FczooError(
+                f"{problem}; lower its learning rates with --set, or look for a division by zero"
+            )
+        answers.append(logits.argmax(1).cpu())
         labels.append(batch.y.cpu())
     return torch.cat(answers), torch.cat(labels)
 

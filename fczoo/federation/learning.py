@@ -8,6 +8,7 @@ out of batches gets no gradient and its optimizer state stands still.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +88,7 @@ class Learning:
         counts = torch.stack([learner.counts for learner in learners])
 
         def loss(train: Tree, batch: Batch) -> Tree:
-            value, extra = self.method.loss(self.backbone, train, batch, ctx)
+            value, extra = loss_and_sums(self.method.loss(self.backbone, train, batch, ctx), self.method.name)
             return {**extra, LOSS: value}
 
         for step in range(len(learners[0].queue)):
@@ -96,6 +97,9 @@ class Learning:
             batch = self._with_teacher(self.batch(rows), active, rows, ctx)
             batch = batch._replace(class_count=counts[: len(rows)])
             out = over_clients(loss, [learner.leaves for learner in active], batch)
+            if not out[LOSS].requires_grad:
+                name = self.method.name
+                raise TypeError(f"{name}.loss does not depend on what it trains; look for a detach()")
             out[LOSS].sum().backward()
             for learner, of_step in zip(active, out[LOSS].detach(), strict=True):
                 learner.losses.append(of_step)
@@ -174,3 +178,18 @@ class Learning:
     def mean_loss(self, learner: Learner) -> tuple[float, Tensor]:
         """A client's mean loss, and those of its steps [n], once it has trained; its sums lose it."""
         return float(learner.sums.pop(LOSS)) / len(learner.queue), torch.stack(learner.losses)
+
+
+def loss_and_sums(returned: Any, method: str) -> tuple[Tensor, Tree]:
+    """What a method's ``loss`` returned. Raises TypeError where it is not one number and sums by name."""
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
+        raise TypeError(f"{method}.loss returns {type(returned).__name__}, expected (loss, sums by name)")
+    loss, sums = returned
+    if not isinstance(loss, Tensor) or loss.ndim:
+        found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise TypeError(f"{method}.loss gives a loss {found}, expected a tensor that is one number")
+    if odd := [name for name, value in sums.items() if not isinstance(value, Tensor)]:
+        raise TypeError(
+            f"{method}.loss gives the sum {odd[0]!r} as {type(sums[odd[0]]).__name__}, expected a tensor"
+        )
+    return loss, dict(sums)

@@ -44,7 +44,7 @@ def run_cell(
             record_failure(cell, described(error))
             if not conduct.skip_failed:
                 raise
-            say(f"{cell.numbered}: failed, {error}")
+            say(f"{cell.numbered}: failed, {described(error)}")
 
 
 def kept(cell: Cell) -> bool:

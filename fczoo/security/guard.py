@@ -104,7 +104,7 @@ class Guard:
         happened = "diverged" if diverged else "stopped"
         raise Stopped(
             f"{self.method} {happened} in {exchange}: {sound} of {asked} uploads are sound, "
-            f"{self.least} needed; {named}; {advice}"
+            f"{self.least} needed; {'; '.join(filter(None, [named, advice]))}"
         )
 
 

@@ -13,6 +13,7 @@ from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context
 from fczoo.data.views import ImageStore
 from fczoo.federation.downlink import broadcast
+from fczoo.federation.learning import loss_and_sums
 from fczoo.functional.heads import LinearHead
 from fczoo.testing.recording import Call
 from fczoo.testing.subject import Subject, batch_of, need_same
@@ -161,7 +162,7 @@ def _gradients(
     if isinstance(method, Distils):
         teacher = method.teach(backbone, ctx.shared, batch, ctx.task).detach()
         batch = batch._replace(teacher=teacher)
-    loss, sums = method.loss(backbone, leaves, batch, ctx)
+    loss, sums = loss_and_sums(method.loss(backbone, leaves, batch, ctx), subject.name)
     need(loss.requires_grad, f"{subject.name}.loss does not depend on what it trains; look for a detach()")
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     need(any(g.abs().max() > 0 for g in found), f"{subject.name}.loss has no gradient; nothing is trained")

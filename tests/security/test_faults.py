@@ -128,6 +128,8 @@ def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
 
 def test_a_round_without_enough_sound_uploads_stops():
     guard = Guard("toy", TRAINING, least=2)
+    with pytest.raises(Stopped, match=r"1 of 1 uploads are sound, 2 needed; lower --min-clients"):
+        guard.admit({0: upload(0)}, {0: 5}, {}, Exchange(TASK, 2))
     with pytest.raises(
         Stopped,
         match=r"toy stopped in task 1, round 3: 1 of 2 uploads are sound, 2 needed; client 1: dropped out",

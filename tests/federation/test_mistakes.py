@@ -1,0 +1,100 @@
+"""What the author of a method gets wrong at first ends in a sentence that names the function."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fczoo import Method, Optim, Training
+from fczoo.core.errors import FczooError
+from fczoo.core.options import build
+from fczoo.federation.evaluate import predictions
+from fczoo.federation.world import World
+from fczoo.functional.heads import head_logits, linear_head
+from fczoo.functional.losses import task_cross_entropy
+from fczoo.testing.world import toy_bench
+
+
+@dataclass(frozen=True)
+class Linear(Method):
+    """A linear head on frozen features; ``name`` is the part that is spoiled."""
+
+    name = "linear"
+
+    def training(self):
+        return Training(optims={"head.": Optim()}, inputs=["query"])
+
+    def begin_task(self, state, task, backbone, rng):
+        return state or {k: v.double() for k, v in linear_head(task, backbone.dim, rng).items()}
+
+    def loss(self, backbone, train, batch, ctx):
+        return task_cross_entropy(head_logits(train, batch.query), batch, ctx.task), {}
+
+    def predict(self, backbone, state, batch, task):
+        return head_logits(state, batch.query)[:, : task.stop]
+
+
+def spoiled(function: str, changed) -> Method:
+    """Linear, one of whose functions returns ``changed`` of what it should."""
+    right = getattr(Linear, function)
+    return type("Linear", (Linear,), {function: lambda *given: changed(right(*given))})()
+
+
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize(
+    ("function", "changed", "says"),
+    [
+        ("loss", lambda found: found[0], "returns Tensor, expected"),
+        ("loss", lambda found: (1.5, {}), "a loss a float, expected a tensor that is one number"),
+        ("loss", lambda found: (found[0].expand(3), {}), r"a loss of shape \(3,\), expected"),
+        ("loss", lambda found: (found[0], {"count": 1.0}), "the sum 'count' as float, expected a tensor"),
+        (
+            "loss",
+            lambda found: (found[0].detach(), {}),
+            "does not depend on what it trains; look for a detach",
+        ),
+        ("predict", lambda logits: logits * torch.nan, "gives NaN after task 1"),
+    ],
+)
+def test_a_run_stops_where_a_function_returns_what_it_should_not(function, changed, says, together) -> None:
+    with pytest.raises((TypeError, FczooError), match=rf"linear\.{function} .*{says}"):
+        toy_bench(torch.float64, together=together).run(spoiled(function, changed))
+
+
+def test_nan_of_a_class_that_nobody_holds_is_no_answer_and_no_fault(monkeypatch) -> None:
+    bench = toy_bench(torch.float64)
+    run = bench.start(Linear())
+    list(run)
+    monkeypatch.setattr(World, "held", lambda world, task: torch.arange(task.stop) > 0)
+    asked = bench, run.state, torch.arange(len(bench.test.labels)), bench.stream.tasks[-1], 100
+
+    def first_is_nan(logits):
+        return logits.index_fill(1, torch.tensor([0]), torch.nan)
+
+    found, _ = predictions(spoiled("predict", first_is_nan), *asked)
+    assert found.equal(predictions(Linear(), *asked)[0]) and 0 not in found
+
+
+@pytest.mark.parametrize("changed", [lambda found: None, lambda found: dict(found.optims)])
+def test_training_returns_a_training(changed) -> None:
+    with pytest.raises(FczooError, match=r"linear\.training returns \w+; return a fczoo\.Training"):
+        toy_bench(torch.float64).check(spoiled("training", changed))
+
+
+def test_what_training_asks_for_exists() -> None:
+    with pytest.raises(FczooError, match="optimizer 'adamm'; there are adam, adamw, sgd"):
+        Optim("adamm")
+    with pytest.raises(FczooError, match="schedule of a learning rate 'cosin'; there are constant, cosine"):
+        Optim(schedule="cosin")
+    with pytest.raises(FczooError, match="input of a batch 'features'; there are images, query"):
+        Training(inputs=["features"])
+
+
+def test_a_class_that_lacks_a_function_is_named() -> None:
+    @dataclass(frozen=True)
+    class Half(Method):
+        def training(self):
+            return Training()
+
+    with pytest.raises(FczooError, match=r"Half in .* does not define begin_task, predict; add them"):
+        build(Half, "half", {})
