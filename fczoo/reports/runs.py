@@ -134,19 +134,23 @@ def read_experiments(places: Sequence[Path]) -> list[Experiment]:
 
 
 def experiments_below(place: Path) -> list[Experiment]:
-    """What a folder holds, as ``read_experiments`` says; nothing where there is no folder or no run in it."""
-    return read_experiments([place]) if place.exists() and places_below(place) else []
+    """What a folder holds, as ``read_experiments`` says; nothing where there is no finished run in it."""
+    return _grouped(read_runs([place])) if place.exists() and places_below(place) else []
 
 
 def experiments_of(found: Iterable[Runs], place: str) -> list[Experiment]:
     """Runs grouped as ``read_experiments`` does; ``place`` is where they are, for messages."""
+    experiments = _grouped(found)
+    if not experiments:
+        raise FczooError(f"no run is finished in {place}; the same bench command carries on")
+    return experiments
+
+
+def _grouped(found: Iterable[Runs]) -> list[Experiment]:
     groups: dict[tuple[str, ...], list[Runs]] = {}
     for runs in found:
         groups.setdefault(identity(runs.about), []).append(runs)
-    experiments = [_experiment(group) for group in groups.values()]
-    if not any(e.lines for e in experiments):
-        raise FczooError(f"no run is finished in {place}; the same bench command carries on")
-    return [e for e in experiments if e.lines]
+    return [experiment for group in groups.values() if (experiment := _experiment(group)).lines]
 
 
 def _experiment(runs: Sequence[Runs]) -> Experiment:

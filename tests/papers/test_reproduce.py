@@ -147,6 +147,14 @@ def test_the_list_claims_only_what_result_files_show(tmp_path):
     assert "results.csv:cifar100-reduced-a/hgp]" in words and "cifar100-reduced-a/pilora]" in words
 
 
+def test_a_run_that_is_not_finished_hides_no_list(make_run, tmp_path):
+    make_run(tmp_path / "run", {"hgp": {0: 50.0}})
+    (result,) = tmp_path.glob("run/**/result.json")
+    result.unlink()
+    assert printed("reproduce", "--results", str(tmp_path)).count("never run") == len(cards())
+    assert "never run" in printed("claims", "--results", str(tmp_path))
+
+
 def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
     """The command of a card, cut down and on noise, ends in a verdict that names every change."""
     rng = np.random.default_rng(0)
