@@ -137,6 +137,7 @@ def _search(
     """All trials of one method, kept in ``NAME.db`` as they end; the first has the method's own values."""
     try:
         import optuna
+        from optuna.trial import TrialState
     except ImportError as error:
         raise FczooError("fczoo tune needs Optuna; run pip install 'fczoo[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -148,12 +149,10 @@ def _search(
         storage=f"sqlite:///{out / f'{name}.db'}", study_name=name, load_if_exists=True, direction="maximize"
     )
     _same_search(study, name, {"settings": settings.portable(), "effort": asdict(effort), "space": space})
-    broken = study.get_trials(states=[optuna.trial.TrialState.RUNNING])  # an earlier command ended in them
-    for past in broken:
-        study.tell(past.number, state=optuna.trial.TrialState.FAIL)
-        study.enqueue_trial(past.params)
-    ended = (optuna.trial.TrialState.COMPLETE,)
-    if not study.get_trials(states=ended) and not broken:
+    for broken in study.get_trials(states=(TrialState.RUNNING,)):  # an earlier command ended in it
+        study.tell(broken.number, state=TrialState.FAIL)  # and its values are asked for again
+    ended = (TrialState.COMPLETE,)
+    if not study.get_trials(states=(*ended, TrialState.WAITING)):
         study.enqueue_trial(_own_values(space, own))
     bench = _opened(settings, effort)
     while (done := len(study.get_trials(states=ended))) < effort.trials:
@@ -203,7 +202,7 @@ def _own_values(space: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
 
 
 def _suggest(trial: Any, name: str, where: Sequence[Any]) -> Any:
-    if where[-1] in ("log", "linear"):
+    if len(where) == 3 and where[-1] in ("log", "linear") and not isinstance(where[0], str):
         return trial.suggest_float(name, where[0], where[1], log=where[-1] == "log")
     return trial.suggest_categorical(name, where)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
@@ -105,6 +106,26 @@ def test_a_search_goes_on_where_it_ended_and_finds_what_an_unbroken_one_finds(fo
     run(*short, "--trials", "1")
     run(*short, "--trials", "3")
     assert read_tuned(tmp_path / TUNED).methods["fedridge"] == read_tuned(found / TUNED).methods["fedridge"]
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+def test_a_search_that_ended_before_its_first_trial_did_begins_with_the_method_as_it_comes(
+    found, tmp_path, begun
+):
+    study = optuna.create_study(
+        storage=f"sqlite:///{tmp_path / 'fedridge.db'}", study_name="fedridge", direction="maximize"
+    )
+    study.enqueue_trial(read_tuned(found / TUNED).methods["fedridge"].trials[0]["values"])
+    for _ in range(begun):
+        study.ask()  # and is killed before it has drawn any value
+    run("tune", "--methods", "fedridge", *TINY, "--trials", "3", "--out", str(tmp_path))
+    assert read_tuned(tmp_path / TUNED).methods["fedridge"] == read_tuned(found / TUNED).methods["fedridge"]
+
+
+def test_a_word_that_is_set_is_no_scale(tmp_path):
+    words = ["--set", "fedridge.score=linear", "--out", str(tmp_path)]
+    run("tune", "--methods", "fedridge", *TINY, "--trials", "1", *words)
+    assert read_tuned(tmp_path / TUNED).methods["fedridge"].values["score"] == "linear"
 
 
 def test_a_picture_shows_how_much_each_option_matters(found, tmp_path, monkeypatch):
