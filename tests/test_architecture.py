@@ -115,7 +115,7 @@ def test_a_method_is_read_in_one_sitting():
 
 
 def test_documents_name_files_that_exist():
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
     named = {
         path
         for page in pages
