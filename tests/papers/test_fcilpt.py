@@ -1,0 +1,16 @@
+"""FCILPT's protocol against the paper."""
+
+import json
+from importlib.resources import files
+
+from fczoo.core.registry import METHODS, PROTOCOLS
+
+
+def test_fcilpt_gives_every_method_with_exemplars_the_papers_memory() -> None:
+    """Methods of its tables that keep images; the paper: 2,000 exemplars a client."""
+    papers = json.loads((files("fczoo.assets") / "papers.json").read_text())
+    rows = {row["method"] for row in papers["fcilpt"]["methods"].values()}
+    keeping = {name for name in rows if "memory" in METHODS.get(name).__dataclass_fields__}
+    assert {"podnet", "dde", "geodl", "ssil", "afc", "dytox", "glfc"} <= keeping
+    for name in sorted(keeping):
+        assert PROTOCOLS.get("fcilpt").options(name, "cifar100", None)["memory"] == 2000, name
