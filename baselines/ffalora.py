@@ -37,7 +37,7 @@ class FFALoRA(LinearHead):
     tuned = {"digits": {"lr": 1e-2, "rank": 4}}
 
     rank: int = option(16, "LoRA rank r", low=1, tune=[4, 16])
-    blocks: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "blocks with LoRA (fed-mammoth: all of them)", low=0)
+    blocks: tuple[int, ...] | None = option(None, "blocks with LoRA; none: all", low=0)
     lr: float = option(3e-4, "learning rate", low=0, tune=(1e-4, 1e-1, "log"))
     optimizer: OptimizerName = option("adamw", "optimizer of all that clients train")
     weight_decay: float = option(0.1, "weight decay of all that clients train", low=0)
@@ -55,8 +55,9 @@ class FFALoRA(LinearHead):
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state and self.merge == "one":
             return state
-        pairs = lora_pairs(backbone, self.blocks, self.rank, rng, "ffalora.blocks", PARTS)
-        for block in self.blocks:
+        blocks = tuple(range(backbone.depth)) if self.blocks is None else self.blocks
+        pairs = lora_pairs(backbone, blocks, self.rank, rng, "ffalora.blocks", PARTS)
+        for block in blocks:
             for part in "kv":
                 pairs[f"lora.{block}.{part}.a"] = pairs[f"lora.{block}.q.a"]
         if not state:

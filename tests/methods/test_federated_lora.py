@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fczoo import Payload, Tree, create_method
+from fczoo import Payload, Settings, Task, Tree, create_method
 from fczoo.aggregators.averaging import fedavg
 from fczoo.core.tree import select
+from fczoo.runner.cost import random_backbone
 from helpers_golden import golden
 from helpers_payload import server_context
 
@@ -52,6 +53,14 @@ def test_ffa_lora_as_recorded(tasks):
         for name, value in select(state, "fixed.", "lora.").items():
             earlier = f"past.{name.partition('.')[2]}"
             past[earlier] = torch.cat([past[earlier], value[None]]) if earlier in past else value[None]
+
+
+def test_ffa_lora_sends_b_of_all_blocks():
+    """B a block of width d: d r of q, k, v, proj and fc2 and 4 d r of fc1, so 9 d r (6912 r with d = 768)."""
+    task = Task(0, 0, 2, 4, 2)
+    backbone = random_backbone(Settings(backbone="vit_tiny_patch16_224.augreg_in21k_ft_in1k"))
+    state = create_method("ffalora", rank=3).begin_task({}, task, backbone, torch.Generator().manual_seed(0))
+    assert sum(v.numel() for v in select(state, "lora.").values()) == 12 * 9 * 192 * 3
 
 
 def test_ffa_lora_keeps_its_a(make_bench, small_method, watch):
