@@ -30,12 +30,15 @@ HASHED = 1 << 26  # bytes of pixels that are hashed at once
 
 
 class FeatureFile:
-    """The file of the features that belong to ``key``, plain values of which every one matters."""
+    """The file of the features that belong to ``key``, plain values of which every one matters.
 
-    def __init__(self, key: Mapping[str, Any]):
+    ``cache`` is a folder for it other than the user's.
+    """
+
+    def __init__(self, key: Mapping[str, Any], cache: Path | None = None):
         self.key = json.dumps({"format": FORMAT, **key}, sort_keys=True)
         name = hashlib.sha256(self.key.encode()).hexdigest()[:32]
-        self.path = home() / "cache" / "features" / f"{name}.safetensors"
+        self.path = (cache or home() / "cache") / "features" / f"{name}.safetensors"
 
     def load(self) -> Tensor | None:
         """The features [N, D]; None where they are not there. A file that is not sound is warned of."""

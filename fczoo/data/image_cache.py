@@ -34,19 +34,26 @@ Prepare = Callable[[Path, int], np.ndarray]
 
 
 def cached_pixels(
-    dataset: str, root: Path, files: Sequence[Path], size: int, preparation: str, prepare: Prepare
+    dataset: str,
+    root: Path,
+    files: Sequence[Path],
+    size: int,
+    preparation: str,
+    prepare: Prepare,
+    cache: Path | None = None,
 ) -> np.ndarray:
-    """The images as uint8 [N, size, size, 3], mapped from the cache below ``home()``; made where missing.
+    """The images as uint8 [N, size, size, 3], mapped from the folder ``cache``; made where missing.
 
-    ``prepare(path, size)`` decodes one image. A cache belongs to the files' names below ``root``, their sizes
-    and times of change, to ``size`` and to ``preparation``. Up to ``VERIFIED`` bytes are compared with their
+    Without ``cache`` it is the user's, below ``home()``. ``prepare(path, size)`` decodes one image. A cache
+    belongs to the files' names below ``root``, their sizes and times of change, to ``size`` and to
+    ``preparation``. Up to ``VERIFIED`` bytes are compared with their
     checksums: all of a small cache, blocks drawn anew each time of a large one.
 
     Raises FczooError when the disk is too small or pixels have changed, and whatever ``prepare`` raises.
     """
     source = _source(root, files)
     digest = hashlib.sha256(json.dumps([FORMAT, preparation, size, source]).encode()).hexdigest()
-    folder = home() / "cache" / "images"
+    folder = (cache or home() / "cache") / "images"
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"{dataset}-{size}-{digest[:24]}"
     about = {

@@ -35,14 +35,15 @@ class ImageFiles:
     size: int  # side in pixels at which they are kept
     domains: np.ndarray | None = None  # int64 [N], where the data set has several
 
-    def take(self, index: np.ndarray, size: int | None = None) -> Images:
-        """Some of the images, as a memory-mapped array.
+    def take(self, index: np.ndarray, size: int | None = None, cache: Path | None = None) -> Images:
+        """Some of the images, as a memory-mapped array; ``cache`` is a folder for it other than the user's.
 
         Raises FczooError naming a file that cannot be read.
         """
         files = [self.root / self.names[i] for i in index]
         try:
-            pixels = cached_pixels(self.dataset, self.root, files, size or self.size, PREPARATION, prepare)
+            side = size or self.size
+            pixels = cached_pixels(self.dataset, self.root, files, side, PREPARATION, prepare, cache)
         except UnreadableImage as error:
             advice = f"get it again, or see `fczoo data check {self.dataset}` for all such files"
             raise FczooError(f"{error}; {advice}") from error

@@ -59,8 +59,13 @@ def _data_problem(settings: Settings) -> list[str]:
     return []
 
 
-def open_stores(parts: Iterable[Images], backbone: Backbone, test_crop: float) -> Iterator[ImageStore]:
-    """Each part beside the backbone; frozen features are kept on disk, under all that they depend on."""
+def open_stores(
+    parts: Iterable[Images], backbone: Backbone, test_crop: float, folder: Path | None = None
+) -> Iterator[ImageStore]:
+    """Each part beside the backbone; frozen features are kept on disk, under all that they depend on.
+
+    ``folder`` is a cache other than the user's.
+    """
 
     @cache
     def shared() -> dict[str, Any]:
@@ -76,7 +81,7 @@ def open_stores(parts: Iterable[Images], backbone: Backbone, test_crop: float) -
         }
 
     def kept(images: Images) -> FeatureFile:
-        return FeatureFile({"pixels": pixels_sha256(images.pixels), **shared()})
+        return FeatureFile({"pixels": pixels_sha256(images.pixels), **shared()}, folder)
 
     for images in parts:
         yield ImageStore(images, backbone, test_crop, partial(kept, images))

@@ -18,7 +18,7 @@ from fczoo.federation.result import Result, read_result
 from fczoo.sites.address import host_and_port
 from fczoo.sites.agreement import CLASSES, RUN, SCHEDULE, Agreement, read_agreement
 from fczoo.sites.folders import open_site
-from fczoo.sites.processes import HOME, LOG, flwr, running
+from fczoo.sites.processes import HOME, LOG, flwr, for_owner_alone, running
 
 AGREED, PLACE, KEYS, APP = "agreed", "place.json", "keys", "app"
 SERVER = "server"  # name of the server's folder; no site can have it
@@ -110,10 +110,11 @@ def start(folder: Path, images: Path, patience: float) -> Ended | None:
     place = _place(folder)
     if not images.is_dir():
         raise FczooError(f"no folder {images}; give the one that holds the class folders with --images")
-    if place.name != SERVER:
-        _node(folder.resolve(), images.resolve(), place)
-        return None
-    return _serve(folder.resolve(), images.resolve(), place, patience)
+    with for_owner_alone():  # what is kept and logged may say something of images
+        if place.name != SERVER:
+            _node(folder.resolve(), images.resolve(), place)
+            return None
+        return _serve(folder.resolve(), images.resolve(), place, patience)
 
 
 def status(folder: Path) -> list[dict[str, Any]]:

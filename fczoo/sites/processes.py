@@ -24,6 +24,16 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @contextmanager
+def for_owner_alone() -> Iterator[None]:
+    """Nobody else can read the files that are made inside, by this process or one that it begins."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
 def running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Flower, which ends with what is done inside; on Linux also where this one is killed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the process ends, too

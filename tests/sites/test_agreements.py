@@ -33,6 +33,20 @@ def test_folders_of_sites_give_the_numbers_of_a_simulation(agreed, data, tmp_pat
     assert there.bytes_up == here.bytes_up > 0
 
 
+def test_images_and_features_are_kept_in_a_sites_own_folder_for_its_owner_alone(
+    agreed, data, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
+    run = agreed / "run.toml"
+    run.write_text(run.read_text().replace('"hgp"', '"fedncm"'))
+    server = tmp_path / "server"
+    open_server(read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path), server).run()
+    for folder in (server / "cache", *(tmp_path / name for name in NAMES)):
+        assert folder.stat().st_mode & 0o077 == 0
+        assert list(folder.rglob("images/*.u8")) and list(folder.rglob("features/*.safetensors"))
+    assert not (tmp_path / "home").exists()
+
+
 def test_a_class_list_in_another_order_changes_labels_alone(agreed, data, tmp_path):
     """Original labels follow the list, tasks the schedule, and the order of the images neither."""
     first = open_server(read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path / "a")).run()

@@ -125,7 +125,9 @@ def test_three_nodes_with_a_node_and_the_server_killed_and_strangers_refused(agr
     np.testing.assert_allclose(np.concatenate(there.accuracy), np.concatenate(here.accuracy), atol=1e-5)
     assert "MB on the wire" in log.read_text()
     assert (there.bytes_up, there.bytes_down) == (here.bytes_up, here.bytes_down)
-    assert not list(other.glob("*/kept/*"))
+    assert not list(other.glob("*/kept/kept.safetensors"))
+    written = [kept, *(out / "paris" / "kept" / "cache").rglob("*.u8"), *out.glob("*/flower.log")]
+    assert len(written) == 6 and not any(file.stat().st_mode & 0o077 for file in written)
 
 
 def listens(port: int) -> bool:
