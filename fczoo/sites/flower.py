@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,8 +159,12 @@ def _node(folder: Path, images: Path, place: Place) -> None:
     command = ["flower-supernode", "--superlink", place.address, "--node-config", _words(told)]
     command += ["--root-certificates", str(folder / "ca.crt")]
     command += ["--auth-supernode-private-key", str(folder / "node.key")]
+    waiting: str | None = None
     for _ in range(TRIES):  # a node ends where the server is not up, or does not know its key yet
-        _check_server(place.address, folder / "ca.crt")
+        missing = _check_server(place.address, folder / "ca.crt")
+        if missing and missing != waiting:
+            print(f"waiting for {place.address} ({missing})", file=sys.stderr, flush=True)
+            waiting = missing
         with socket.socket() as free:  # of the node's own processes
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -169,8 +174,8 @@ def _node(folder: Path, images: Path, place: Place) -> None:
     raise FczooError(f"site {place.name} cannot reach the server at {place.address}; see {folder / LOG}")
 
 
-def _check_server(address: str, authority: Path) -> None:
-    """Raise FczooError where a server is up that is not the folder's."""
+def _check_server(address: str, authority: Path) -> str | None:
+    """Why no server answers, if none does. Raises FczooError where one is up that is not the folder's."""
     host, port = host_and_port(address)
     context = ssl.create_default_context(cafile=str(authority))
     try:
@@ -178,12 +183,14 @@ def _check_server(address: str, authority: Path) -> None:
             socket.create_connection((host, port), timeout=10) as plain,
             context.wrap_socket(plain, server_hostname=host),
         ):
-            return
+            return None
     except ssl.SSLCertVerificationError as error:
         problem = f"the server at {address} is not the one for which this folder was written"
         raise FczooError(f"{problem}: {error.verify_message}") from error
-    except OSError:
-        return  # it is not up yet
+    except socket.gaierror:
+        return "name not known"
+    except OSError as error:  # it is not up yet
+        return error.strerror or "no answer"
 
 
 def _serve(folder: Path, images: Path, place: Place, patience: float) -> Ended:

@@ -151,6 +151,16 @@ def test_a_server_whose_command_alone_is_killed_is_gone_and_can_begin_again(agre
 
 
 @pytest.mark.slow
+def test_a_site_says_for_which_server_it_waits_and_goes_on_waiting(agreed, data, tmp_path):
+    port, log = free_port(), tmp_path / "log"
+    init(tmp_path / "federation", agreed, port)
+    with process(log, str(tmp_path / "federation" / "lyon"), "--images", str(data / "lyon")) as site:
+        wait(lambda: "waiting" in log.read_text() or site.poll() is not None, log)
+        assert f"waiting for localhost:{port} (Connection refused)" in log.read_text()
+        assert site.poll() is None
+
+
+@pytest.mark.slow
 def test_a_run_that_fails_ends_with_its_reason(agreed, data, tmp_path):
     """Flower's own command to begin a run has exit status 0 then."""
     init(tmp_path / "federation", agreed, free_port())
