@@ -39,7 +39,7 @@ from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_sam
 from fczoo.runner.run_cell import kept, run_cell
 from fczoo.runner.schedule import warn_of_short_schedules
 from fczoo.runner.trackers import check_loggers
-from fczoo.runner.workers import run_side_by_side
+from fczoo.runner.workers import check_executor, run_side_by_side
 
 AS_EVER = Conduct()
 Options = Mapping[str, Mapping[str, Any]]  # method -> its hyper-parameters
@@ -90,6 +90,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         raise FczooError(f"no run to resume in {out}; leave --resume out to begin one there")
     for place in {out, *places}:
         _check_free(place, places)
+    check_executor(conduct)
     opened = lru_cache(1)(Bench.open)  # one setting is loaded once; of several, one at a time is in memory
     with ExitStack() as locks:
         for place in sorted({out, *places}):  # whoever runs a folder of the grid on its own meets its lock

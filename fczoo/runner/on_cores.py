@@ -23,6 +23,10 @@ def workers(count: int, conduct: Conduct, out: Path) -> Sequence["CoreWorker"]:
     return [CoreWorker(number, conduct) for number in range(count)]
 
 
+def check(conduct: Conduct) -> None:
+    """Cores need nothing."""
+
+
 class CoreWorker:
     """A pool of one process, which is replaced when it dies."""
 

@@ -28,21 +28,22 @@ JOIN = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False)"
 
 
 def workers(count: int, conduct: Conduct, out: Path) -> Sequence["RayWorker"]:
-    """One worker a task that may be waiting or running at the same time.
-
-    Raises FczooError as ``join`` does.
-    """
+    """One worker a task that may be waiting or running at the same time. Raises FczooError as ``join``."""
     ray, options = join(conduct)
     task = ray.remote(**options, max_retries=0)(work_on_node)
     command = command_in(out)
     return [RayWorker(task, command) for _ in range(count)]
 
 
-def join(conduct: Conduct) -> tuple[Any, dict[str, Any]]:
-    """Ray, within a cluster, and what each of its workers asks of it.
+def check(conduct: Conduct) -> None:
+    """Raise FczooError where Ray is missing or no cluster answers, or an option of --cluster is unknown."""
+    _, address, _ = _asked(conduct)
+    if address != NEW:
+        _check_there(address)
 
-    Raises FczooError where Ray is missing or no cluster answers, or an option of --cluster is unknown.
-    """
+
+def _asked(conduct: Conduct) -> tuple[Any, str, float]:
+    """Ray, the address of its cluster, and the GPUs of each worker."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -58,12 +59,16 @@ def join(conduct: Conduct) -> tuple[Any, dict[str, Any]]:
         raise FczooError(f"--cluster gpus is {quoted(gpus)}; it must be a number such as 1 or 0.5")
     if spread not in ("runs", CLIENTS):
         raise FczooError(f"--cluster spread is {quoted(spread)}; it must be runs or {CLIENTS}")
+    return ray, address, float(gpus)
+
+
+def join(conduct: Conduct) -> tuple[Any, dict[str, Any]]:
+    """Ray, within a cluster, and what each of its workers asks of it. Raises FczooError as ``check``."""
+    ray, address, gpus = _asked(conduct)
     if address == NEW:
         # a word by which its processes know each other, which Ray would leave in a file
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_worker_niceness", "0")  # else other work on the machine goes first
-    else:
-        _check_there(address)
     try:
         ray.init(
             address="local" if address == NEW else address,
@@ -76,7 +81,7 @@ def join(conduct: Conduct) -> tuple[Any, dict[str, Any]]:
         raise FczooError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
     own = {name: value for name, value in os.environ.items() if name.startswith("FCZOO_")}
     environment = {"env_vars": {**own, "OMP_NUM_THREADS": str(conduct.threads)}}
-    return ray, {"num_cpus": conduct.threads, "num_gpus": float(gpus), "runtime_env": environment}
+    return ray, {"num_cpus": conduct.threads, "num_gpus": gpus, "runtime_env": environment}
 
 
 def _check_there(address: str) -> None:

@@ -37,10 +37,18 @@ GRACE = 15.0  # seconds that a shared file system may take to show the result of
 
 
 def workers(count: int, conduct: Conduct, out: Path) -> Sequence["SlurmWorker"]:
-    """One worker a job that may be in the queue at the same time.
+    """One worker a job that may be in the queue at the same time. Raises FczooError as ``check``."""
+    executor, watch, command = _executor(conduct, out), Watch(), command_in(out)
+    return [SlurmWorker(executor, watch, command) for _ in range(count)]
 
-    Raises FczooError where submitit or Slurm is missing, or an option of --cluster is none of theirs.
-    """
+
+def check(conduct: Conduct) -> None:
+    """Raise FczooError where submitit or Slurm is missing, or an option of --cluster is none of theirs."""
+    _executor(conduct, Path())
+
+
+def _executor(conduct: Conduct, out: Path) -> Any:
+    """submitit's, which writes below the run folder ``out`` once it has a job."""
     try:
         import submitit
     except ImportError as error:
@@ -62,8 +70,7 @@ def workers(count: int, conduct: Conduct, out: Path) -> Sequence["SlurmWorker"]:
         executor.update_parameters(**wanted)
     except (TypeError, ValueError, NameError) as error:
         raise FczooError(f"--cluster for Slurm: {' '.join(str(error).split())}") from error
-    watch, command = Watch(), command_in(out)
-    return [SlurmWorker(executor, watch, command) for _ in range(count)]
+    return executor
 
 
 @dataclass

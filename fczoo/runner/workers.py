@@ -2,7 +2,8 @@
 
 What goes on in turn or at the same time changes no number. A worker that dies takes its own run with it and
 no other: the run is begun once more, from its last saved round, and has failed when its worker dies again.
-Executor NAME is the module ``fczoo.runner.on_NAME``, which has ``workers(count, conduct, out)``.
+Executor NAME is the module ``fczoo.runner.on_NAME``, which has ``check(conduct)`` and
+``workers(count, conduct, out)``.
 """
 
 import traceback
@@ -12,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, Protocol
 
 from fczoo.core.errors import FczooError
@@ -52,6 +54,15 @@ class Worker(Protocol):
         """No more runs; ``at_once``: what still goes on is cut off."""
 
 
+def check_executor(conduct: Conduct) -> None:
+    """Raise FczooError for an executor that cannot be used here, or an option that it does not have."""
+    _module(conduct).check(conduct)
+
+
+def _module(conduct: Conduct) -> ModuleType:
+    return import_module(f"fczoo.runner.on_{conduct.executor}")
+
+
 def run_side_by_side(
     cells: Sequence[Cell],
     conduct: Conduct,
@@ -65,8 +76,7 @@ def run_side_by_side(
     Raises FczooError for an executor that cannot be used here, for a run that fails, unless failures are
     skipped, after the other workers have saved their round; and Interrupted after SIGINT or SIGTERM.
     """
-    executor = import_module(f"fczoo.runner.on_{conduct.executor}")
-    workers: Sequence[Worker] = executor.workers(min(conduct.jobs, len(cells)), conduct, out)
+    workers: Sequence[Worker] = _module(conduct).workers(min(conduct.jobs, len(cells)), conduct, out)
     grid = _Grid(deque(cells), conduct, workers)
     _run(grid, out, done, meanwhile)
     if grid.failure:

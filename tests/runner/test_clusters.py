@@ -155,6 +155,7 @@ def test_without_slurm_it_is_one_line(tmp_path):
     env = {**os.environ, "PATH": str(Path(sys.executable).parent)}
     code, said = ended(start(tmp_path / "run", "fedncm", *TINY, "--executor", "slurm", env=env))
     assert code == 1 and "no Slurm answers here" in said and "Traceback" not in said
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -182,10 +183,12 @@ def test_a_ray_cluster_that_does_not_answer_is_one_line(tmp_path):
         "address=127.0.0.1:1": "no Ray cluster answers at 127.0.0.1:1",
         "colour=red": "takes address, threads, gpus and spread; not colour",
         "gpus=half": "gpus is 'half'",
+        "spread=cells": "spread is 'cells'",
     }.items():
         words = ["--executor", "ray", "--cluster", value]
         code, said = ended(start(tmp_path / value[:3], "fedncm", *TINY, *words, env=dict(os.environ)))
         assert code == 1 and says in said and "Traceback" not in said
+        assert not (tmp_path / value[:3]).exists()
 
 
 @pytest.mark.slow
