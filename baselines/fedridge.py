@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
@@ -56,6 +57,13 @@ class FedRidge(Analytic):
         "linear",
         "answer by the regression's values, or by the cosine between feature and class weight (STSA's code)",
     )
+
+    def __post_init__(self) -> None:
+        """Raises FczooError for a bias of which a cosine would make nothing."""
+        super().__post_init__()
+        if self.score == "cosine" and self.bias == "free":
+            problem = "fedridge.score=cosine answers without the bias that fedridge.bias=free solves for"
+            raise FczooError(f"{problem}; add --set fedridge.bias=none")
 
     def random_features(self) -> int:
         return self.width if self.lift == "random" else 0

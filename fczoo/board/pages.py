@@ -12,6 +12,7 @@ from fczoo.board.ranks import RANKED, Standing, borda, critical, shortage
 from fczoo.board.rendering import GENERATOR, render
 from fczoo.board.traits import Traits, changes, traits
 from fczoo.core.errors import FczooError
+from fczoo.core.files import write_safely
 from fczoo.reports.columns import COLUMNS, percent
 from fczoo.reports.runs import Experiment, Line, read_experiments
 from fczoo.reports.tables import entry_of
@@ -27,7 +28,7 @@ def write_page(places: Sequence[Path], out: Path) -> None:
     """
     text = _benchmarks(read_experiments(places), home="")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    write_safely(out, text.encode())
 
 
 def write_site(places: Sequence[Path], folder: Path) -> int:
@@ -36,10 +37,14 @@ def write_site(places: Sequence[Path], folder: Path) -> int:
     Raises FczooError for places that hold no finished run, and for a folder with anything but such a site.
     """
     experiments = sorted(read_experiments(places), key=_weight, reverse=True)
-    _clear(folder)
-    for experiment in experiments:
-        (folder / heading(experiment).file).write_text(_benchmarks([experiment], INDEX), encoding="utf-8")
-    (folder / INDEX).write_text(_index(experiments), encoding="utf-8")
+    pages = {heading(experiment).file: _benchmarks([experiment], INDEX) for experiment in experiments}
+    earlier = _earlier(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {**pages, INDEX: _index(experiments)}.items():
+        write_safely(folder / name, text.encode())
+    for path in earlier:
+        if path.name not in {*pages, INDEX}:
+            path.unlink()
     return len(experiments)
 
 
@@ -48,11 +53,8 @@ def _weight(experiment: Experiment) -> tuple[int, int]:
     return len(candidates(experiment)), sum(len(line.cells) for line in experiment.lines)
 
 
-def _clear(folder: Path) -> None:
-    """Make the folder, without the pages of an earlier site.
-
-    Raises FczooError where it holds anything else.
-    """
+def _earlier(folder: Path) -> list[Path]:
+    """The pages of an earlier site. Raises FczooError where the folder holds anything else."""
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     other = [path.name for path in found if not _ours(path)]
     if other or (folder.exists() and not folder.is_dir()):
@@ -60,9 +62,7 @@ def _clear(folder: Path) -> None:
         raise FczooError(
             f"{folder} holds {named}, which is no page of a leaderboard; give a new folder with --out"
         )
-    for path in found:
-        path.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
+    return found
 
 
 def _ours(path: Path) -> bool:

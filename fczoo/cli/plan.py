@@ -12,6 +12,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import MOVED, Settings
+from fczoo.reports.words import option_word
 from fczoo.runner.grid import Job, by_seed, folder_name, folder_of
 from fczoo.runner.on_ray import NEW
 from fczoo.runner.tuning import Tuned, read_tuned
@@ -77,7 +78,7 @@ def jobs_of(request: Request) -> dict[Path, Job]:
             raise FczooError(
                 "two settings of the grid would share a folder; give partition files different names"
             )
-        job = Job(settings, tuple(methods), tuple(seeds), options, _source(tuned, methods))
+        job = Job(settings, tuple(methods), tuple(seeds), options, _source(tuned, methods, settings))
         _check_moved(job, given)
         jobs |= by_seed(folder, job)
     return jobs
@@ -104,17 +105,24 @@ def _elsewhere(request: Request) -> bool:
     return executor == "slurm" or (executor == "ray" and asked.get("address", NEW) != NEW)
 
 
-def _source(tuned: Tuned | None, methods: Sequence[str]) -> dict[str, Any]:
-    """How the values of a file of ``fczoo tune`` were found. A warning names methods that it lacks."""
+def _source(tuned: Tuned | None, methods: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """How the values of a file of ``fczoo tune`` were found.
+
+    A warning names methods that it lacks, and settings that were others then.
+    """
     if tuned is None:
         return {}
     if without := sorted(set(methods) - set(tuned.methods)):
         log.warning("--tuned has no values for %s, which run with their own", ", ".join(without))
+    if other := tuned.other_settings(settings):
+        then = ", ".join(f"{flag(name)} {option_word(value)}" for name, value in other.items())
+        log.warning("the values of --tuned were found with %s, other than here, and may not fit", then)
     return {
         "dataset": tuned.settings["dataset"],
         "methods": sorted(set(methods) & set(tuned.methods)),
         **tuned.effort,
         "image_steps": tuned.image_steps,
+        **({"other_settings": other} if other else {}),
     }
 
 

@@ -131,7 +131,9 @@ def _tuned(tuned: Mapping[str, Any]) -> str:
     """How the options of some methods were found: a table shows with how much effort."""
     each = f"{tuned['trials']} trials of {tuned['image_steps']} image-steps each"
     where = f"the first {tuned['tasks']} tasks of {tuned['dataset']}, in an order and a split of their own"
-    return f"values found by fczoo tune, {each}, on {where}: {', '.join(tuned['methods'])}"
+    other = ", ".join(f"{k}={option_word(v)}" for k, v in tuned.get("other_settings", {}).items())
+    under = f", with {other}" if other else ""
+    return f"values found by fczoo tune, {each}, on {where}{under}: {', '.join(tuned['methods'])}"
 
 
 def _changed_options(experiment: Experiment, line: Line) -> list[str]:

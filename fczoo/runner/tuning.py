@@ -36,6 +36,10 @@ FORMAT = "fczoo-tuned-1"
 TUNED = "tuned.json"
 EMPTY: Mapping[str, Mapping[str, Any]] = {}
 ORDER = 1_000_000  # added to the seed: class orders and splits of trials are not those of later runs
+WITHOUT_WEIGHT = {  # settings of which the best values of a method do not depend
+    *("data_root", "test_per_class", "class_order", "class_order_seed", "partition_seed", "vary"),
+    *("device", "deterministic", "together", "cache_queries"),
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,11 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     effort: dict[str, Any]
     image_steps: Count  # images that all clients together pass forward and backward in a trial
     methods: dict[str, TunedMethod]
+
+    def other_settings(self, settings: Settings) -> dict[str, Any]:
+        """Settings, as they were in the search, that are others in a run and may call for other values."""
+        here = msgspec.to_builtins(settings.portable())
+        return {k: v for k, v in self.settings.items() if k not in WITHOUT_WEIGHT and here.get(k) != v}
 
 
 def tune(

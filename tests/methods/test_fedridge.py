@@ -97,3 +97,8 @@ def test_sums_stay_in_float64_where_the_rest_is_in_float32(make_bench, watch):
     run = watch(make_bench(torch.float32), create_method("fedridge"))
     assert run.states[2]["moment.gram"].dtype == torch.float64
     assert {p["gram"].dtype for call in run.calls for p in call.payloads} == {torch.float64}
+
+
+def test_a_bias_that_a_cosine_would_drop_is_refused():
+    with pytest.raises(FczooError, match=r"answers without the bias .* add --set fedridge\.bias=none"):
+        create_method("fedridge", score="cosine")

@@ -38,6 +38,7 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("pilora", "unheld"): ({}, {"rounds": 6, "participation": 0.34}),  # else somebody holds each class
     ("glfc", "best_perf_no_reset"): ({"lr": 0.0, "lr_backbone": 0.0}, {}),  # no better in a later task
     ("fedridge", "width"): ({"lift": "random"}, {}),
+    ("fedridge", "score"): ({"bias": "none"}, {}),  # a cosine has no use for a free bias
     ("glfc", "augmentations"): (  # of LGA: later tasks have the noise, and answers must be close to a change
         {"detector": "oracle", "lr": 1.0, "lr_backbone": 0.01},
         {},

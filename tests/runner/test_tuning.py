@@ -167,6 +167,17 @@ def test_bench_takes_the_values_and_says_so(found, tmp_path):
     assert "values found by fczoo tune" in run("report", str(tmp_path / "all.csv"))
 
 
+def test_other_settings_than_those_of_the_search_are_said(found, tmp_path, caplog):
+    """Where it runs and what it is tested on do not count."""
+    bench = ["bench", "--methods", "fedncm", *TINY, "--tuned", str(found / TUNED), "--out"]
+    same = [str(tmp_path / "same"), "--test-per-class", "3", "--device", "cpu", "--class-order-seed", "4"]
+    assert "in an order and a split of their own: fedncm" in run(*bench, *same)
+    assert "other than here" not in caplog.text
+    other = run(*bench, str(tmp_path / "other"), "--partition", "iid", "--epochs", "2")
+    assert "found with --partition dirichlet:0.5, --epochs 1, other than here, and may not fit" in caplog.text
+    assert "of their own, with partition=dirichlet:0.5, epochs=1: fedncm" in other
+
+
 def test_set_beats_tuned(found, tmp_path):
     given = [
         "--tuned",
