@@ -70,8 +70,8 @@ class FCILPT(Protocol):
             **HEAD,
             "lr": Stated(0.03, "table 7's row without prompts: the paper's only rate", open=True),
         },
-        **dict.fromkeys(("glfc", "lga", "icarl", "bic"), HEAD | MEMORY),
-        **dict.fromkeys(("lucir", "podnet", "dde", "geodl", "ssil", "afc", "dytox"), MEMORY),
+        **dict.fromkeys(("glfc", "lga", "icarl", "bic", "ssil"), HEAD | MEMORY),
+        **dict.fromkeys(("lucir", "podnet", "dde", "geodl", "afc", "dytox"), MEMORY),
     }
     tuned = {
         "cifar100": {"fcilpt": same(PAPER, size=10, chosen=5, length=5, common_length=5)},
