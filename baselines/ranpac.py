@@ -47,10 +47,15 @@ class RanPAC(Adaptable):
         None,
         "lambda; none: of 10^-8 .. 10^8, that of the least squared error on images held out",
         low=0,
-        tune=(1e-2, 1e8, "log"),
     )
     lr: float = option(0.01, "learning rate of adapters and head, SGD, cosine over the rounds", low=0)
-    held_out: float = option(0.2, "part of a task's images on which the ridge is chosen", low=0.01, high=0.99)
+    held_out: float = option(
+        0.2,
+        "part of a task's images on which the ridge is chosen",
+        low=0.01,
+        high=0.99,
+        tune=(0.1, 0.5, "linear"),
+    )
 
     def random_features(self) -> int:
         return self.width

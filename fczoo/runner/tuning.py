@@ -36,6 +36,7 @@ FORMAT = "fczoo-tuned-1"
 TUNED = "tuned.json"
 EMPTY: Mapping[str, Mapping[str, Any]] = {}
 ORDER = 1_000_000  # added to the seed: class orders and splits of trials are not those of later runs
+RATES = ("head_lr",)  # options that are as ``lr`` where they are none
 WITHOUT_WEIGHT = {  # settings of which the best values of a method do not depend
     *("data_root", "test_per_class", "class_order", "class_order_seed", "partition_seed", "vary"),
     *("device", "deterministic", "together", "cache_queries"),
@@ -204,10 +205,18 @@ def _around(space: Mapping[str, Space], options: Mapping[str, Any]) -> dict[str,
 
 
 def _own_values(space: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The method's own values; a rate that is none is that of the prompts, so ``lr``."""
-    return {
-        name: options["lr"] if options[name] is None and "lr" in options else options[name] for name in space
+    """The method's own values; a rate that is none is that of the prompts, so ``lr``.
+
+    Raises FczooError for another option that is none: the method as it comes could not be a trial.
+    """
+    own = {
+        name: options["lr"] if options[name] is None and name in RATES else options[name] for name in space
     }
+    if bare := [name for name, value in own.items() if value is None and None not in space[name]]:
+        raise FczooError(
+            f"{bare[0]} is none by default, no point of its space; tune another option, or --set it"
+        )
+    return own
 
 
 def _suggest(trial: Any, name: str, where: Sequence[Any]) -> Any:

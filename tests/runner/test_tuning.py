@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,10 @@ from msgspec.structs import replace
 from fczoo import FczooError, Settings
 from fczoo.cli.app import main
 from fczoo.core.options import spaces
-from fczoo.core.registry import METHODS
+from fczoo.core.registry import METHODS, create_method
 from fczoo.federation.stream import whole_stream
 from fczoo.reports.drawing import COLOURS
-from fczoo.runner.tuning import TUNED, Effort, Tuned, _around, _stream, read_tuned
+from fczoo.runner.tuning import TUNED, Effort, Tuned, _around, _own_values, _stream, read_tuned
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
 
@@ -206,6 +207,23 @@ def test_a_space_is_widened_to_the_value_that_the_method_has():
     space = {"lr": (1e-3, 1e-1, "log"), "kind": ["a", "b"]}
     assert _around(space, {"lr": 0.5, "kind": "c"}) == {"lr": [1e-3, 0.5, "log"], "kind": ["a", "b", "c"]}
     assert _around(space, {"lr": None, "kind": "a"}) == {"lr": [1e-3, 1e-1, "log"], "kind": ["a", "b"]}
+
+
+def test_the_first_trial_is_the_method_as_it_comes():
+    """A head's rate that is none is that of the prompts; nothing else that is none is searched."""
+    space = {"head_lr": [1e-3, 1e-1, "log"], "lr": [1e-3, 1e-1, "log"]}
+    assert _own_values(space, {"head_lr": None, "lr": 0.03}) == {"head_lr": 0.03, "lr": 0.03}
+    assert _own_values({"memory": [None, 20]}, {"memory": None}) == {"memory": None}
+    with pytest.raises(FczooError, match="ridge is none by default"):
+        _own_values({"ridge": [1e-2, 1e8, "log"]}, {"ridge": None, "lr": 0.01})
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_of_every_method_the_first_trial_has_its_own_values(name):
+    own = asdict(create_method(name, "digits"))
+    space = _around(spaces(METHODS.get(name)), own)
+    tried = _own_values(space, own).items()
+    assert all(value == own[option] or (option, own[option]) == ("head_lr", None) for option, value in tried)
 
 
 def test_what_cannot_be_tuned_is_one_line(found, tmp_path):
