@@ -14,7 +14,7 @@ from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, Moment, ServerContext, Task, Training
 from fczoo.functional.grams import layer_grams, unpacked
 from fczoo.functional.heads import LinearHead, head_logits
-from fczoo.functional.lora import fixed_plugs, lora_pairs, next_pairs, with_fixed
+from fczoo.functional.lora import chosen_blocks, fixed_plugs, lora_pairs, next_pairs, with_fixed
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.subspaces import extended, outside_of
 
@@ -60,7 +60,7 @@ class DOLFIN(LinearHead):
         return frozenset({"begin", "end"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        blocks = tuple(range(backbone.depth)) if self.blocks is None else self.blocks
+        blocks = chosen_blocks(backbone, self.blocks)
         fresh = with_fixed(lora_pairs(backbone, blocks, self.rank, rng, "dolfin.blocks", "kv"))
         if not state:
             bases = {f"basis.{block}": torch.zeros(backbone.dim, 0, dtype=torch.float64) for block in blocks}

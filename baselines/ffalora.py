@@ -12,7 +12,7 @@ from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, OptimizerName, Task, Training
 from fczoo.functional.heads import LinearHead, head_logits
-from fczoo.functional.lora import fixed_plugs, lora_pairs, next_pairs, with_fixed
+from fczoo.functional.lora import chosen_blocks, fixed_plugs, lora_pairs, next_pairs, with_fixed
 from fczoo.functional.losses import task_cross_entropy
 
 PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
@@ -55,7 +55,7 @@ class FFALoRA(LinearHead):
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state and self.merge == "one":
             return state
-        blocks = tuple(range(backbone.depth)) if self.blocks is None else self.blocks
+        blocks = chosen_blocks(backbone, self.blocks)
         pairs = lora_pairs(backbone, blocks, self.rank, rng, "ffalora.blocks", PARTS)
         for block in blocks:
             for part in "kv":

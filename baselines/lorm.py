@@ -18,7 +18,7 @@ from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Moment, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.grams import layer_grams, over, regression_mean, regression_mean_of_b, times
 from fczoo.functional.heads import LinearHead, head_logits, kept_rows
-from fczoo.functional.lora import by_turns, fused_pairs, fused_plugs, layer_of
+from fczoo.functional.lora import by_turns, chosen_blocks, fused_pairs, fused_plugs, layer_of
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.past import joined_past
 
@@ -77,7 +77,7 @@ class LoRM(LinearHead):
         return super().surveys() | {"end"}
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        blocks = tuple(range(backbone.depth)) if self.blocks is None else self.blocks
+        blocks = chosen_blocks(backbone, self.blocks)
         fresh = fused_pairs(backbone, blocks, self.rank, rng, "lorm.blocks")
         if not state:
             return {**fresh, **self.start_head(task, backbone.dim, rng)}

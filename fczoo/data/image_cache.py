@@ -46,8 +46,8 @@ def cached_pixels(
 
     Without ``cache`` it is the user's, below ``home()``. ``prepare(path, size)`` decodes one image. A cache
     belongs to the files' names below ``root``, their sizes and times of change, to ``size`` and to
-    ``preparation``. Up to ``VERIFIED`` bytes are compared with their
-    checksums: all of a small cache, blocks drawn anew each time of a large one.
+    ``preparation``. Up to ``VERIFIED`` bytes are compared with their checksums: all of a small cache, blocks
+    drawn anew each time of a large one.
 
     Raises FczooError when the disk is too small or pixels have changed, and whatever ``prepare`` raises.
     """

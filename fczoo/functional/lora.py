@@ -13,6 +13,11 @@ from fczoo.core.types import Task
 from fczoo.functional.past import joined_past
 
 
+def chosen_blocks(backbone: Backbone, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
+    """An option's blocks; none: all that the backbone has."""
+    return tuple(range(backbone.depth)) if blocks is None else blocks
+
+
 def lora_pairs(
     backbone: Backbone,
     blocks: tuple[int, ...],
