@@ -122,6 +122,7 @@ def _source(tuned: Tuned | None, methods: Sequence[str], settings: Settings) -> 
         "methods": sorted(set(methods) & set(tuned.methods)),
         **tuned.effort,
         "image_steps": tuned.image_steps,
+        "scored": tuned.scored,
         **({"other_settings": other} if other else {}),
     }
 

@@ -38,6 +38,12 @@ from fczoo.core.registry import METHODS
     default=0.2,
     help="part of the training images that scores a trial  [0.2]",
 )
+@grouped(
+    RUNS,
+    "--score-per-class",
+    type=click.IntRange(1),
+    help="so many training images of each class score it instead, beside those that --train-per-class keeps",
+)
 @grouped(RUNS, "--seed", type=click.IntRange(0), default=0, help="of class order, split and training  [0]")
 @settings_options()
 @grouped(
@@ -62,6 +68,7 @@ def tune(
     trials: int,
     first_tasks: int,
     held_out: float,
+    score_per_class: int | None,
     seed: int,
     out: Path,
     plot: Path | None,
@@ -91,7 +98,7 @@ def tune(
     searched = every if named == ["all"] else named
     if others := sorted(fixed.keys() - searched):
         raise FczooError(f"--set names {', '.join(others)}, not among --methods; add or leave out")
-    effort = Effort(trials, first_tasks, held_out, seed)
+    effort = Effort(trials, first_tasks, held_out, score_per_class, seed)
     tuned = search(searched, settings, effort, out, parse_jobs(jobs), fixed)
     rows = []
     for name, found in tuned.methods.items():
@@ -100,10 +107,8 @@ def tune(
         rows.append((name, f"{found.default_score:.1f}", f"{found.score:.1f}", share, values))
     click.echo(word_table(rows, ["method", "as it comes", "tuned", "what matters", "values"]))
     effort_words = f"each method had {trials} trials of {tuned.image_steps} image-steps"
-    click.echo(
-        f"\nA_N in % after the first {first_tasks} tasks, on training images held out; {effort_words}.\n"
-        f"Written to {out / TUNED}"
-    )
+    seen = f"the first {first_tasks} tasks, on {tuned.scored} training images held out"
+    click.echo(f"\nA_N in % after {seen}; {effort_words}.\nWritten to {out / TUNED}")
     if plot is not None:
         write_importance(plot, tuned)
 

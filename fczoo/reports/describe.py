@@ -133,7 +133,8 @@ def _tuned(tuned: Mapping[str, Any]) -> str:
     where = f"the first {tuned['tasks']} tasks of {tuned['dataset']}, in an order and a split of their own"
     other = ", ".join(f"{k}={option_word(v)}" for k, v in tuned.get("other_settings", {}).items())
     under = f", with {other}" if other else ""
-    return f"values found by fczoo tune, {each}, on {where}{under}: {', '.join(tuned['methods'])}"
+    scored = f", scored on {tuned['scored']} images" if "scored" in tuned else ""
+    return f"values found by fczoo tune, {each}, on {where}{scored}{under}: {', '.join(tuned['methods'])}"
 
 
 def _changed_options(experiment: Experiment, line: Line) -> list[str]:

@@ -50,6 +50,7 @@ class Effort:
     trials: int = 16
     tasks: int = 3  # first tasks of the stream that a trial runs
     held_out: float = 0.2  # part of each class's training images on which a trial is scored
+    score_per_class: int | None = None  # so many instead, beside those that ``train_per_class`` keeps
     seed: int = 0
 
 
@@ -71,6 +72,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     effort: dict[str, Any]
     image_steps: Count  # images that all clients together pass forward and backward in a trial
+    scored: Count  # training images on which a trial is scored
     methods: dict[str, TunedMethod]
 
     def other_settings(self, settings: Settings) -> dict[str, Any]:
@@ -106,7 +108,8 @@ def tune(
         partition_seed=ORDER + effort.seed,
     )
     out.mkdir(parents=True, exist_ok=True)
-    steps = len(_opened(own, effort).stream.train.labels) * own.rounds * own.epochs
+    stream = _opened(own, effort).stream
+    steps = len(stream.train.labels) * own.rounds * own.epochs
     search = partial(_search, settings=own, effort=effort, out=out, given=given)
     if jobs == 1:
         found = dict(map(partial(search, observer=Silent()), methods))
@@ -114,7 +117,13 @@ def tune(
         _opened.cache_clear()  # every worker opens its own
         with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}) as workers:
             found = dict(workers.map(partial(search, observer=Led(os.getpid())), methods))
-    tuned = Tuned(settings=own.portable(), effort=asdict(effort), image_steps=steps, methods=found)
+    tuned = Tuned(
+        settings=own.portable(),
+        effort=asdict(effort),
+        image_steps=steps,
+        scored=len(stream.test.labels),
+        methods=found,
+    )
     write_record(out / TUNED, FORMAT, msgspec.to_builtins(tuned))
     return tuned
 
@@ -261,6 +270,9 @@ def _tuning_stream(settings: Settings, effort: Effort) -> tuple[Stream, Partitio
 
 def _stream(settings: Settings, effort: Effort) -> Stream:
     """The first tasks alone; of each class a part of the training images stands in for the test images."""
+    scored_on, kept = effort.score_per_class, settings.train_per_class
+    if scored_on is not None and kept is not None:
+        settings = replace(settings, train_per_class=kept + scored_on)
     whole = whole_stream(settings)
     tasks = whole.tasks[: effort.tasks]
     stop, labels = tasks[-1].stop, whole.train.labels
@@ -269,7 +281,7 @@ def _stream(settings: Settings, effort: Effort) -> Stream:
         known.append(whole.positions(whole.train, task))
         for c in np.unique(labels[known[-1]]):
             own = known[-1][labels[known[-1]] == c]
-            count = max(1, round(effort.held_out * len(own)))
+            count = scored_on or max(1, round(effort.held_out * len(own)))
             if count >= len(own):
                 problem = f"a class has {len(own)} training images, too few to hold any out"
                 raise FczooError(f"{problem}; keep more")

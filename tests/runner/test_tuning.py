@@ -91,6 +91,21 @@ def test_trials_see_training_images_alone_and_score_on_those_held_out():
     assert len(trained | held_out) == 80  # none stands in both
 
 
+def test_images_that_score_can_be_others_than_those_kept_of_each_class():
+    settings = Settings.for_dataset("digits", train_per_class=20)
+    part = _stream(settings, Effort(tasks=2, score_per_class=30))
+    assert np.bincount(part.train.labels).tolist() == [20] * 4
+    assert np.bincount(part.test.labels).tolist() == [30] * 4
+    trained = {pixels.tobytes() for pixels in part.train.pixels}
+    assert not trained & {pixels.tobytes() for pixels in part.test.pixels}
+    first = whole_stream(Settings.for_dataset("digits", train_per_class=50)).train_index
+    assert set(part.train_index) <= set(first)
+    whole = _stream(Settings.for_dataset("digits"), Effort(tasks=2, score_per_class=30))
+    assert np.bincount(whole.test.labels).tolist() == [30] * 4
+    with pytest.raises(FczooError, match="too few to hold any out"):
+        _stream(settings, Effort(score_per_class=10_000))
+
+
 def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_comes(found):
     tuned = read_tuned(found / TUNED)
     assert tuned.image_steps == 3 * 2 * 16  # three tasks of two classes of sixteen images, once
@@ -172,11 +187,11 @@ def test_other_settings_than_those_of_the_search_are_said(found, tmp_path, caplo
     """Where it runs and what it is tested on do not count."""
     bench = ["bench", "--methods", "fedncm", *TINY, "--tuned", str(found / TUNED), "--out"]
     same = [str(tmp_path / "same"), "--test-per-class", "3", "--device", "cpu", "--class-order-seed", "4"]
-    assert "in an order and a split of their own: fedncm" in run(*bench, *same)
+    assert "in an order and a split of their own, scored on 24 images: fedncm" in run(*bench, *same)
     assert "other than here" not in caplog.text
     other = run(*bench, str(tmp_path / "other"), "--partition", "iid", "--epochs", "2")
     assert "found with --partition dirichlet:0.5, --epochs 1, other than here, and may not fit" in caplog.text
-    assert "of their own, with partition=dirichlet:0.5, epochs=1: fedncm" in other
+    assert "scored on 24 images, with partition=dirichlet:0.5, epochs=1: fedncm" in other
 
 
 def test_set_beats_tuned(found, tmp_path):
