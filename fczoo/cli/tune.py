@@ -94,6 +94,8 @@ def tune(
     settings.check()
     named = words(methods, "--methods")
     fixed = parse_changes(changes)
+    if "all" in named and len(named) > 1:
+        raise FczooError("--methods all names every method already; leave the others out")
     every = [name for name in METHODS.names() if spaces(METHODS.get(name))]
     searched = every if named == ["all"] else named
     if others := sorted(fixed.keys() - searched):

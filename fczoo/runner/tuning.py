@@ -31,6 +31,7 @@ from fczoo.federation.observer import Observer, Silent
 from fczoo.federation.settings import Settings
 from fczoo.federation.stream import arranged, whole_stream
 from fczoo.runner.progress import say
+from fczoo.runner.resume import only_process
 
 FORMAT = "fczoo-tuned-1"
 TUNED = "tuned.json"
@@ -71,7 +72,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: dict[str, Any]
     effort: dict[str, Any]
-    image_steps: Count  # images that all clients together pass forward and backward in a trial
+    image_steps: Count  # images that all clients pass forward and backward in a trial; a mean where drawn
     scored: Count  # training images on which a trial is scored
     methods: dict[str, TunedMethod]
 
@@ -93,7 +94,8 @@ def tune(
 
     ``given`` has, by method, options that are not searched: every trial has them, and so has what is found.
 
-    Raises FczooError for a method that has nothing to tune, and for settings that cannot be tuned on.
+    Raises FczooError for a method that has nothing to tune, for settings that cannot be tuned on, and where
+    another process holds ``out``.
     """
     for name in methods:
         if not spaces(METHODS.get(name)):
@@ -107,24 +109,24 @@ def tune(
         class_order_seed=ORDER + effort.seed,
         partition_seed=ORDER + effort.seed,
     )
-    out.mkdir(parents=True, exist_ok=True)
     stream = _opened(own, effort).stream
-    steps = len(stream.train.labels) * own.rounds * own.epochs
+    steps = len(stream.train.labels) * own.rounds * own.epochs * own.drawn(own.clients) / own.clients
     search = partial(_search, settings=own, effort=effort, out=out, given=given)
-    if jobs == 1:
-        found = dict(map(partial(search, observer=Silent()), methods))
-    else:
-        _opened.cache_clear()  # every worker opens its own
-        with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}) as workers:
-            found = dict(workers.map(partial(search, observer=Led(os.getpid())), methods))
-    tuned = Tuned(
-        settings=own.portable(),
-        effort=asdict(effort),
-        image_steps=steps,
-        scored=len(stream.test.labels),
-        methods=found,
-    )
-    write_record(out / TUNED, FORMAT, msgspec.to_builtins(tuned))
+    with only_process(out):
+        if jobs == 1:
+            found = dict(map(partial(search, observer=Silent()), methods))
+        else:
+            _opened.cache_clear()  # every worker opens its own
+            with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}) as workers:
+                found = dict(workers.map(partial(search, observer=Led(os.getpid())), methods))
+        tuned = Tuned(
+            settings=own.portable(),
+            effort=asdict(effort),
+            image_steps=round(steps),
+            scored=len(stream.test.labels),
+            methods=found,
+        )
+        write_record(out / TUNED, FORMAT, msgspec.to_builtins(tuned))
     return tuned
 
 

@@ -21,6 +21,7 @@ from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.federation.stream import whole_stream
 from fczoo.reports.drawing import COLOURS
+from fczoo.runner.resume import only_process
 from fczoo.runner.tuning import TUNED, Effort, Tuned, _around, _own_values, _stream, read_tuned
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
@@ -192,6 +193,26 @@ def test_other_settings_than_those_of_the_search_are_said(found, tmp_path, caplo
     other = run(*bench, str(tmp_path / "other"), "--partition", "iid", "--epochs", "2")
     assert "found with --partition dirichlet:0.5, --epochs 1, other than here, and may not fit" in caplog.text
     assert "scored on 24 images, with partition=dirichlet:0.5, epochs=1: fedncm" in other
+
+
+def test_a_folder_is_searched_by_one_command_at_a_time(found):
+    tuned = (found / TUNED).read_bytes()
+    with only_process(found):
+        said = refused("tune", "--methods", "fedncm", "--trials", "4", *TINY, "--out", str(found))
+    assert "another process is running in" in said
+    assert (found / TUNED).read_bytes() == tuned
+
+
+def test_image_steps_are_those_of_the_clients_that_are_drawn(tmp_path):
+    one_of_three = ["--methods", "fedncm", "--trials", "1", *TINY, "--first-tasks", "1"]
+    run("tune", *one_of_three, "--participation", "0.34", "--out", str(tmp_path))
+    assert read_tuned(tmp_path / TUNED).image_steps == round(2 * 16 / 3)
+
+
+def test_all_stands_alone(tmp_path):
+    said = refused("tune", "--methods", "all,fedavg", *TINY, "--out", str(tmp_path / "none"))
+    assert "--methods all names every method already; leave the others out" in said
+    assert not (tmp_path / "none").exists()
 
 
 def test_set_beats_tuned(found, tmp_path):
