@@ -25,7 +25,12 @@ from fczoo.reports.tables import LEVEL, Entry, entry_of, significant
 
 Verdict = Literal["holds", "does not hold", "not told apart"]
 STRONG = 0.2  # Dirichlet's beta below which the papers speak of strong skew (they print 0.1 and 0.05)
-SMALL = {"alpha=6": "quantity:2", "alpha=2": "quantity:1", "beta=0.05": "dirichlet:0.05"}
+SMALL = {
+    "alpha=6": "quantity:2",
+    "alpha=2": "quantity:1",
+    "beta=0.05": "dirichlet:0.05",
+    "GLFC-60%": "overlap:0.6",
+}
 """Printed split -> that of the run on digits, whose tasks have two classes; else the data set's own."""
 
 

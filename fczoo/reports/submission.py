@@ -12,7 +12,7 @@ from fczoo.core.options import build
 from fczoo.core.registry import DATASETS, create_method
 from fczoo.data.asynchronous import in_stages
 from fczoo.data.partition import load_partition
-from fczoo.data.stream import DOMAINS
+from fczoo.data.stream import DOMAINS, make_tasks
 from fczoo.federation.code import code_of, digest
 from fczoo.federation.result import Result
 from fczoo.federation.settings import Settings
@@ -150,11 +150,16 @@ def _test_set(cell: Cell, result: Result) -> Iterator[str]:
         yield f"{cell.place}: it does not say which images it saw; {AGAIN}"
     cls = DATASETS.get(name)
     staged = in_stages(settings["moving"], settings["task_order"])
-    if settings["tasks"] == DOMAINS or staged or cls.official is None:
+    if settings["tasks"] == DOMAINS or staged:
         return
-    classes, each, wanted = sum(result.task_sizes), cls.official.test_per_class, settings["test_per_class"]
+    classes, sizes = len(result.class_order), list(result.task_sizes)
     if cls.classes and classes != cls.classes:
         yield f"{cell.place}: {classes} classes, but {name} has {cls.classes}; {advice}"
+    if sizes != (made := [task.size for task in make_tasks(name, classes, settings["tasks"])]):
+        yield f"{cell.place}: tasks of {sizes} classes, but its settings make {made}; {AGAIN}"
+    if cls.official is None:
+        return
+    each, wanted = cls.official.test_per_class, settings["test_per_class"]
     if each:
         expected = [size * min(each, wanted or each) for size in result.task_sizes]
         if result.test_counts != expected:

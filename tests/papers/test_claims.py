@@ -182,6 +182,19 @@ def test_the_command_lists_and_explains(tmp_path):
     assert "leave the rest out" in said("pilora-reweight", "--run", "pilora-reweight", code=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("fcilpt-sort", "overlap:0.6"),
+        ("pilora-reweight-quantity", "quantity:2"),
+        ("hgp-l2p-skew", "dirichlet:0.05"),
+        ("hgp-l2p", None),
+    ],
+)
+def test_a_claim_runs_on_a_split_like_the_papers(name, split):
+    assert get_claim(name).small == split
+
+
 def test_run_makes_a_job_of_each_side(tmp_path, monkeypatch):
     made = {}
 

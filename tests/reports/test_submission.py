@@ -171,6 +171,13 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         lambda f: changed(f / "fedridge" / "seed0" / "result.json", lambda c: c["options"].update(ridge=7.0)),
         "fedridge/seed0: options differs from the folder's description",
     ),
+    (
+        "other tasks",
+        lambda f: changed(
+            f / "fedncm" / "seed0" / "result.json", lambda c: c.update(task_sizes=[3, 4, 3], metrics={})
+        ),
+        "fedncm/seed0: tasks of [3, 4, 3] classes, but its settings make [4, 3, 3]; run it again",
+    ),
 ]
 
 
