@@ -24,7 +24,7 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     from fczoo.board.pages import INDEX, write_site
 
     count = write_site(places or (ARCHIVE,), out)
-    click.echo(f"{count} benchmarks written to {out / INDEX}")
+    click.echo(f"{'1 benchmark' if count == 1 else f'{count} benchmarks'} written to {out / INDEX}")
 
 
 @click.command()
@@ -47,4 +47,5 @@ def submit(folder: Path, into: Path, dry_run: bool) -> None:
         click.echo(f"refused: {fault}", err=True)
     if faults:
         raise FczooError(f"nothing of {folder} was entered into {into}; mend what is refused")
-    click.echo(f"{count} runs may enter {into}" if dry_run else f"{count} runs entered into {into}")
+    runs = "1 run" if count == 1 else f"{count} runs"
+    click.echo(f"{runs} may enter {into}" if dry_run else f"{runs} entered into {into}")
