@@ -32,7 +32,7 @@ class LoRM(LinearHead):
     linear head; besides, the Gram matrices of the layers' inputs. The server takes the factor whose outputs
     are nearest to all clients' on their own inputs. After a task clients send Gram matrices at the merged
     factors, from which the server merges the tasks in the same way. A new task starts a new pair on the
-    pre-trained weights.
+    pre-trained weights. ``--aggregator`` merges the head's bias alone.
     """
 
     paper = "Salami et al., ICLR 2025, arXiv 2410.17961"

@@ -31,7 +31,8 @@ class RegMean(Tuned):
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs; every round, besides, the
     Gram matrix of the inputs of each linear layer that is trained, all tokens of all images of the client.
-    Biases and norms are averaged. Of the head only the task's rows change.
+    Biases and norms are averaged, or what ``--aggregator`` does to them; it acts on nothing else. Of the head
+    only the task's rows change.
     """
 
     paper = "Jin et al., ICLR 2023; form of fed-mammoth"
