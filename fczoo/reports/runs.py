@@ -180,11 +180,30 @@ def _same_numbers(a: Result, b: Result) -> bool:
 
 
 def _label(key: tuple[str, str], groups: Mapping[tuple[str, str], Mapping[int, Cell]]) -> str:
-    """The method's name, with those options in which it differs from its namesakes."""
+    """The method's name, with those options in which it differs from its namesakes.
+
+    Rates, which a search finds for each of them, are left out where other options tell all of them apart.
+    """
     method = key[0]
     own = json.loads(key[1])
     namesakes = [json.loads(options) for name, options in groups if name == method]
     differing = [n for n in own if any(other.get(n) != own[n] for other in namesakes)]
+    without = [{n: v for n, v in other.items() if not _rate(n)} for other in namesakes]
+    if all(without.count(other) == 1 for other in without):
+        differing = [n for n in differing if not _rate(n)]
     if not differing:
         return method
-    return f"{method} ({', '.join(f'{n}={option_word(own[n])}' for n in differing)})"
+    return f"{method} ({', '.join(f'{n}={_short(n, own, namesakes)}' for n in differing)})"
+
+
+def _rate(option: str) -> bool:
+    return "lr" in option.split("_")
+
+
+def _short(name: str, own: Mapping[str, Any], namesakes: Sequence[Mapping[str, Any]]) -> str:
+    """An option's value in words: three digits of a number, where those tell it from others."""
+    digits = [float(f"{v:.3g}") if isinstance(v := other.get(name), float) else v for other in namesakes]
+    values = [other.get(name) for other in namesakes]
+    if len({*map(repr, digits)}) == len({*map(repr, values)}):
+        return option_word(digits[values.index(own[name])])
+    return option_word(own[name])
