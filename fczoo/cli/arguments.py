@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 from fczoo.core.errors import FczooError
 from fczoo.core.options import WIDEST, nearest, quoted
+from fczoo.core.registry import METHODS
 
+ALL = "all"
 MOST_SEEDS = 10_000
 MOST_JOBS = 1024
 EXECUTORS = ("cores", "slurm", "ray")  # NAME: fczoo.runner.on_NAME has ``workers(count, conduct, out)``
@@ -19,6 +21,14 @@ def words(value: str | Sequence[str] | None, option: str) -> list[str]:
         if found.count(word) > 1:
             raise FczooError(f"{option} names {quoted(word)} twice; give every name once")
     return found
+
+
+def methods_named(value: str | Sequence[str] | None) -> list[str]:
+    """Names of methods; ``all`` alone is every one. Raises FczooError where it is not alone."""
+    named = words(value, "--methods")
+    if ALL in named and len(named) > 1:
+        raise FczooError(f"--methods {ALL} names every method already; leave the others out")
+    return METHODS.names() if named == [ALL] else named
 
 
 def specs(value: str | Sequence[str] | None) -> list[str]:

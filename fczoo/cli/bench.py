@@ -25,8 +25,8 @@ from fczoo.core.registry import METHODS
     RUNS,
     "--methods",
     metavar="NAMES",
-    shell_complete=complete(METHODS),
-    help="names, separated by commas; see `fczoo list methods`  [the protocol's]",
+    shell_complete=complete(METHODS, ("all",)),
+    help="names, separated by commas, or all; see `fczoo list methods`  [the protocol's]",
 )
 @grouped(
     RUNS,

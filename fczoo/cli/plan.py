@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fczoo.cli.arguments import parse_cluster, parse_seeds, specs, words
+from fczoo.cli.arguments import methods_named, parse_cluster, parse_seeds, specs, words
 from fczoo.cli.config import Request, merged
 from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
@@ -65,7 +65,7 @@ def jobs_of(request: Request) -> dict[Path, Job]:
     jobs: dict[Path, Job] = {}
     for settings in grid:
         source = next(iter(settings.followed.values()), None)  # the protocol, or the release without one
-        methods = words(request.get("methods"), "--methods") or list(source.proposes if source else ())
+        methods = methods_named(request.get("methods")) or list(source.proposes if source else ())
         if not methods:
             raise FczooError("no methods are named; give --methods, --protocol or --as-released")
         proposed = source.seeds.value if source else [0]

@@ -76,7 +76,7 @@ def tune(
     **given: Any,
 ) -> None:
     """Search the options of each method with the same effort, on no test image; see `fczoo bench --tuned`."""
-    from fczoo.cli.arguments import parse_changes, parse_jobs, words
+    from fczoo.cli.arguments import ALL, methods_named, parse_changes, parse_jobs
     from fczoo.cli.pictures import check_plot, write_importance
     from fczoo.cli.plan import followed_here
     from fczoo.core.errors import FczooError
@@ -92,12 +92,8 @@ def tune(
     said = {name: value for name, value in given.items() if value is not None}
     settings = Settings.for_dataset(dataset, **said, **followed_here(dataset, said))
     settings.check()
-    named = words(methods, "--methods")
-    fixed = parse_changes(changes)
-    if "all" in named and len(named) > 1:
-        raise FczooError("--methods all names every method already; leave the others out")
-    every = [name for name in METHODS.names() if spaces(METHODS.get(name))]
-    searched = every if named == ["all"] else named
+    named, fixed = methods_named(methods), parse_changes(changes)
+    searched = [name for name in named if methods != ALL or spaces(METHODS.get(name))]
     if others := sorted(fixed.keys() - searched):
         raise FczooError(f"--set names {', '.join(others)}, not among --methods; add or leave out")
     effort = Effort(trials, first_tasks, held_out, score_per_class, seed)

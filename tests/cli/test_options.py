@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fczoo import FczooError, Settings
 from fczoo.cli.app import main
-from fczoo.cli.arguments import parse_seeds
+from fczoo.cli.arguments import methods_named, parse_seeds
 from fczoo.cli.bench import bench
 from fczoo.cli.options import GroupedOption
-from fczoo.core.registry import DATASETS
+from fczoo.core.registry import DATASETS, METHODS
 from fczoo.data.normalisation import CLIP, IMAGENET
 from fczoo.federation import benchmark
 from fczoo.federation.settings import GROUPS
@@ -155,3 +155,10 @@ def test_lists_say_what_there_is() -> None:
     assert {"methods", "quirks", "protocols"} <= {line.split()[0] for line in kinds.splitlines() if line}
     protocols = CliRunner().invoke(main, ["show", "protocol"]).stdout
     assert protocols.startswith(CliRunner().invoke(main, ["list", "protocols"]).stdout.rstrip())
+
+
+def test_all_are_all_methods_and_stands_alone():
+    assert methods_named("all") == methods_named(["all"]) == METHODS.names()
+    assert methods_named("fedncm, hgp") == ["fedncm", "hgp"]
+    with pytest.raises(FczooError, match="--methods all names every method already; leave the others out"):
+        methods_named("hgp,all")
