@@ -1,10 +1,9 @@
 """A protocol for a look: minutes on a CPU, any data set, the bundled backbone."""
 
 import json
-from dataclasses import fields
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from fczoo.core.registry import METHODS, register_protocol
 from fczoo.papers.protocol import Protocol, Stated, same
@@ -61,9 +60,14 @@ class Quick(Protocol):
     def hyperparameters(cls, method: str, dataset: str) -> dict[str, Stated]:
         if dataset == "digits" or method not in METHODS.names():
             return {}
-        options = {field.name for field in fields(METHODS.get(method))}
-        starts = {name: stated for name, stated in cls.starts.items() if name in options}
+        hints = get_type_hints(METHODS.get(method))
+        starts = {n: s for n, s in cls.starts.items() if n in hints and _fits(s.value, hints[n])}
         return {**starts, **same(SEARCH, **searched().get(method, {}))}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether an option takes a value: a joint head, for one, does not start at class means."""
+    return isinstance(value, bool) if hint is bool else value in get_args(hint)
 
 
 @cache
