@@ -83,7 +83,8 @@ def tune(
     from fczoo.core.options import spaces
     from fczoo.federation.settings import Settings
     from fczoo.reports.words import option_word, word_table
-    from fczoo.runner.tuning import TUNED, Effort
+    from fczoo.runner.trials import Effort
+    from fczoo.runner.tuning import TUNED
     from fczoo.runner.tuning import tune as search
 
     if plot is not None:

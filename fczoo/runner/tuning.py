@@ -14,24 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from loky import ProcessPoolExecutor
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, read_record, write_record
 from fczoo.core.options import Space, spaces
 from fczoo.core.registry import METHODS, create_method
-from fczoo.core.seeds import numpy_stream
-from fczoo.data.dataset import Images, rows
-from fczoo.data.partition import Partition
-from fczoo.data.stream import Stream
 from fczoo.federation.benchmark import Bench
 from fczoo.federation.code import code_of, digest
 from fczoo.federation.observer import Observer, Silent
 from fczoo.federation.settings import Settings
-from fczoo.federation.stream import arranged, whole_stream
 from fczoo.runner.progress import say
 from fczoo.runner.resume import only_process
+from fczoo.runner.trials import Effort, trial_stream
 
 FORMAT = "fczoo-tuned-1"
 TUNED = "tuned.json"
@@ -42,17 +37,6 @@ WITHOUT_WEIGHT = {  # settings of which the best values of a method do not depen
     *("data_root", "test_per_class", "class_order", "class_order_seed", "partition_seed", "vary"),
     *("device", "deterministic", "together", "cache_queries"),
 }
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is spent on each method."""
-
-    trials: int = 16
-    tasks: int = 3  # first tasks of the stream that a trial runs
-    held_out: float = 0.2  # part of each class's training images on which a trial is scored
-    score_per_class: int | None = None  # so many instead, beside those that ``train_per_class`` keeps
-    seed: int = 0
 
 
 class TunedMethod(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,44 +247,4 @@ def _importance(study: Any, options: int) -> dict[str, float]:
 @lru_cache(1)
 def _opened(settings: Settings, effort: Effort) -> Bench:
     """Loaded once a process for all methods."""
-    return Bench.open(settings, partial(_tuning_stream, effort=effort))
-
-
-def _tuning_stream(settings: Settings, effort: Effort) -> tuple[Stream, Partition]:
-    return arranged(settings, _stream(settings, effort))
-
-
-def _stream(settings: Settings, effort: Effort) -> Stream:
-    """The first tasks alone; of each class a part of the training images stands in for the test images."""
-    scored_on, kept = effort.score_per_class, settings.train_per_class
-    if scored_on is not None and kept is not None:
-        settings = replace(settings, train_per_class=kept + scored_on)
-    whole = whole_stream(settings)
-    tasks = whole.tasks[: effort.tasks]
-    stop, labels = tasks[-1].stop, whole.train.labels
-    rng, held, known = numpy_stream("tuning", effort.seed), [], []
-    for task in tasks:
-        known.append(whole.positions(whole.train, task))
-        for c in np.unique(labels[known[-1]]):
-            own = known[-1][labels[known[-1]] == c]
-            count = scored_on or max(1, round(effort.held_out * len(own)))
-            if count >= len(own):
-                problem = f"a class has {len(own)} training images, too few to hold any out"
-                raise FczooError(f"{problem}; keep more")
-            held.append(rng.permutation(own)[:count])
-    scored = np.sort(np.concatenate(held))
-    trained = np.setdiff1d(np.concatenate(known), scored)
-
-    def take(index: np.ndarray) -> Images:
-        return Images(whole.train.pixels[index], labels[index], rows(whole.train.domains, index))
-
-    return replace(
-        whole,
-        train=take(trained),
-        test=take(scored),
-        train_index=whole.train_index[trained],
-        class_order=whole.class_order[:stop],
-        classes=whole.classes[:stop],
-        tasks=tuple(replace(task, classes=stop, count=len(tasks)) for task in tasks),
-        split="training images held out",
-    )
+    return Bench.open(settings, partial(trial_stream, effort=effort))

@@ -170,51 +170,6 @@ def test_every_format_holds_every_figure(folder):
     assert found["rows"][2]["values"]["FAA"]["told_apart_from_best"] is False
 
 
-def test_runs_with_the_same_protocol_share_a_table_and_others_do_not(make_run, tmp_path):
-    make_run(tmp_path / "a", {"one": THREE["one"]})
-    make_run(tmp_path / "b", {"two": THREE["two"]}, device="cpu")
-    make_run(tmp_path / "c", {"one": THREE["one"]}, rounds=9)
-    make_run(tmp_path / "d", {"one": THREE["one"]}, {"lr": 0.5, "blocks": [0, 1]})
-    found = read_experiments([tmp_path])
-    assert [[line.label for line in e.lines] for e in found] == [
-        ["one", "two", "one (blocks=0,1)"],
-        ["one"],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("options", "labels"),
-    [
-        (
-            [
-                {"start": "zeros", "lr": 0.012345678, "head_lr": 1.0},
-                {"start": "means", "lr": 0.3, "head_lr": 2.0},
-            ],
-            ["one (start=zeros)", "one (start=means)"],
-        ),
-        (
-            [
-                {"start": "zeros", "lr": 0.012345678},
-                {"start": "zeros", "lr": 0.3},
-                {"start": "means", "lr": 0.3},
-            ],
-            ["one (start=zeros, lr=0.0123)", "one (start=zeros, lr=0.3)", "one (start=means, lr=0.3)"],
-        ),
-        (
-            [{"lr": 0.012345678, "rank": 4}, {"lr": 0.01234, "rank": 4}, {"lr": 0.5, "rank": 8}],
-            ["one (lr=0.012345678, rank=4)", "one (lr=0.01234, rank=4)", "one (lr=0.5, rank=8)"],
-        ),
-    ],
-)
-def test_rates_name_a_row_only_where_nothing_else_does_and_with_three_digits(
-    make_run, tmp_path, options, labels
-):
-    for number, given in enumerate(options):
-        make_run(tmp_path / f"{number}", {"one": THREE["one"]}, given)
-    (found,) = read_experiments([tmp_path])
-    assert [line.label for line in found.lines] == labels
-
-
 def test_the_same_run_twice_counts_once_and_is_refused_with_other_numbers(make_run, tmp_path):
     make_run(tmp_path / "a", {"one": THREE["one"]})
     make_run(tmp_path / "b", {"one": {0: 70.0, 5: 71.0}})

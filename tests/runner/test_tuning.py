@@ -22,7 +22,8 @@ from fczoo.core.registry import METHODS, create_method
 from fczoo.federation.stream import whole_stream
 from fczoo.reports.drawing import COLOURS
 from fczoo.runner.resume import only_process
-from fczoo.runner.tuning import TUNED, Effort, Tuned, _around, _own_values, _stream, read_tuned
+from fczoo.runner.trials import Effort, trial_images
+from fczoo.runner.tuning import TUNED, Tuned, _around, _own_values, read_tuned
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
 
@@ -78,7 +79,7 @@ def found(tmp_path_factory) -> Path:
 
 def test_trials_see_training_images_alone_and_score_on_those_held_out():
     settings = Settings.for_dataset("digits", train_per_class=20, class_order_seed=7)
-    whole, part = whole_stream(settings), _stream(settings, Effort(tasks=2))
+    whole, part = whole_stream(settings), trial_images(settings, Effort(tasks=2))
     assert [task.size for task in part.tasks] == [2, 2] and part.tasks[0].classes == 4
     assert np.bincount(part.train.labels).tolist() == [16] * 4
     assert np.bincount(part.test.labels).tolist() == [4] * 4
@@ -94,17 +95,17 @@ def test_trials_see_training_images_alone_and_score_on_those_held_out():
 
 def test_images_that_score_can_be_others_than_those_kept_of_each_class():
     settings = Settings.for_dataset("digits", train_per_class=20)
-    part = _stream(settings, Effort(tasks=2, score_per_class=30))
+    part = trial_images(settings, Effort(tasks=2, score_per_class=30))
     assert np.bincount(part.train.labels).tolist() == [20] * 4
     assert np.bincount(part.test.labels).tolist() == [30] * 4
     trained = {pixels.tobytes() for pixels in part.train.pixels}
     assert not trained & {pixels.tobytes() for pixels in part.test.pixels}
     first = whole_stream(Settings.for_dataset("digits", train_per_class=50)).train_index
     assert set(part.train_index) <= set(first)
-    whole = _stream(Settings.for_dataset("digits"), Effort(tasks=2, score_per_class=30))
+    whole = trial_images(Settings.for_dataset("digits"), Effort(tasks=2, score_per_class=30))
     assert np.bincount(whole.test.labels).tolist() == [30] * 4
     with pytest.raises(FczooError, match="too few to hold any out"):
-        _stream(settings, Effort(score_per_class=10_000))
+        trial_images(settings, Effort(score_per_class=10_000))
 
 
 def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_comes(found):
