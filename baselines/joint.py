@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
+from fczoo.core.payload import per_seen_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, Task, Training
+from fczoo.core.types import Batch, Context, Moment, Scope, ServerContext, Task, Training
 
 
 @register_method("joint")
@@ -31,10 +32,6 @@ class Joint(Tuned):
     """
     returning = True
 
-    head_init: Literal["default", "zeros"] = option(
-        "zeros",
-        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code), or at zero",
-    )
     setting: Literal["central", "federated"] = option(
         "central", "one place holds everything (HGP), or clients hold their shares (PILoRA)"
     )
@@ -44,11 +41,24 @@ class Joint(Tuned):
         return f"upper bound: keeps the images of all tasks{place}"
 
     def training(self) -> Training:
-        return replace(super().training(), scope="pooled" if self.setting == "central" else "seen")
+        scope: Scope = "pooled" if self.setting == "central" else "seen"
+        uploads = {prefix: per_seen_class(*group.statistics) for prefix, group in self.head_uploads().items()}
+        return replace(super().training(), scope=scope, uploads=uploads)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         return super().begin_task({}, task, backbone, rng)
 
+    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+        return super().survey(moment, backbone, state, batch, _all_so_far(task))
+
+    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        return super().absorb(moment, state, sums, replace(ctx, task=_all_so_far(ctx.task)))
+
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}
+
+
+def _all_so_far(task: Task) -> Task:
+    """The task as one that brings all classes seen so far: the head starts anew for each of them."""
+    return replace(task, start=0)

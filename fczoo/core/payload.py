@@ -80,7 +80,7 @@ def per_class(*statistics: str) -> Group:
 
 
 def per_seen_class(*statistics: str) -> Group:
-    """As ``per_class``, with one row a class seen so far: for clients that keep exemplars."""
+    """As ``per_class``, with one row a class seen so far: for clients that hold images of earlier tasks."""
     return Group("seen classes", None, statistics)
 
 

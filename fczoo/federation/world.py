@@ -64,9 +64,10 @@ class World:
     def unsurveyed(self, clients: Sequence[Client], task: Task, scope: Scope) -> list[Client]:
         """The clients that have images which they did not have in the task before, without all others.
 
-        Where clients stay in a task, their images come back with their labels; sums must count each once.
+        Where clients stay in a task, their images come back with their labels; sums must count each once. A
+        method that trains on all images so far starts anew and is asked for all.
         """
-        if not task.returning:
+        if not task.returning or scope in ("seen", "pooled"):
             return list(clients)
         earlier, now = (
             {c.number: c.index for c in self.clients(t, scope, idle=True)}

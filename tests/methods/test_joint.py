@@ -1,8 +1,10 @@
 """Joint training on all images so far."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from fczoo import create_method
 from fczoo.core.tree import select
 from helpers_methods import CLOSE
 
@@ -36,3 +38,16 @@ def test_joint_softmax_covers_all_seen_classes(record, batch_of):
     torch.testing.assert_close(
         loss, F.cross_entropy(run.method.logits(run.bench.backbone, train, data)[:, :7], data.y), **CLOSE
     )
+
+
+@pytest.mark.parametrize("setting", ["central", "federated"])
+def test_a_head_from_class_means_has_those_of_all_classes_so_far(make_bench, watch, batch_of, setting):
+    """Of the features as they were before any task was trained, in every task."""
+    run = watch(make_bench(rounds=1, epochs=1), create_method("joint", head_init="means", setting=setting))
+    data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
+    features = run.bench.backbone(data.x)
+    for call in run.rounds:
+        stop = call.ctx.task.stop
+        means = torch.stack([features[data.y == c].mean(0) for c in range(stop)])
+        torch.testing.assert_close(call.state["head.weight"][:stop], F.normalize(means, dim=1), **CLOSE)
+        assert not call.state["head.weight"][stop:].any()
