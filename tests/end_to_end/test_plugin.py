@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.slow
 def test_third_party_method_is_installed_checked_listed_and_run(tmp_path):
+    source = shutil.copytree(HERE / "plugin", tmp_path / "source")  # pip builds inside of it
     install = [
         sys.executable,
         "-m",
@@ -23,7 +24,7 @@ def test_third_party_method_is_installed_checked_listed_and_run(tmp_path):
         "--no-build-isolation",
         "--target",
         str(tmp_path / "site"),
-        str(HERE / "plugin"),
+        str(source),
     ]
     subprocess.run(install, check=True, capture_output=True, timeout=120)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
