@@ -253,14 +253,16 @@ class PrintedClaim(Claim):
     def _usual(self, method: str, between: Collection[str]) -> dict[str, Any]:
         """The method's own values of what any ablation of it changes, so that none passes for the method.
 
-        Ablations are those of the claim's paper and of the method's own, which has its name. Rates may
-        differ, as they are tuned, but where the claim is about them.
+        Ablations are those of the claim's paper and of the method's own, which has its name; a client that
+        is told what the paper's has to notice is one, too. Rates may differ, as they are tuned, but where the
+        claim is about them.
         """
         sources = [self.source, *(paper for paper in papers().values() if paper.key == method)]
         rows = [r for paper in sources for r in paper.methods.values() if r.get("method") == method]
         changed = {k for about in rows for k in about.get("options") or {} if not k.startswith("lr")}
         made = create_method(method)
-        return {k: getattr(made, k) for k in sorted(changed | set(between))}
+        told = {"detector"} & vars(made).keys()
+        return {k: getattr(made, k) for k in sorted(changed | told | set(between))}
 
     def _method(self, number: Number) -> tuple[str, dict[str, Any]]:
         about = self.source.methods.get(number.method, {})

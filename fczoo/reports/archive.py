@@ -171,7 +171,13 @@ def read_archive(path: Path) -> list[Runs]:
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            yield from csv.DictReader(file, strict=True)
+            reader = csv.DictReader(file, strict=True)
+            if "format" not in (reader.fieldnames or ()):
+                raise FczooError(
+                    f"{path} is no archive of runs: it has no column format; `fczoo report FOLDER --archive "
+                    "FILE` makes one of run folders"
+                )
+            yield from reader
     except (ValueError, csv.Error) as error:
         raise FczooError(f"{path} is no valid archive of runs: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from traceback import format_exc
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
@@ -41,7 +42,7 @@ def run_cell(
         except Interrupted:
             raise
         except Exception as error:
-            record_failure(cell, described(error))
+            record_failure(cell, described(error), "" if isinstance(error, FczooError) else format_exc())
             if not conduct.skip_failed:
                 raise
             say(f"{cell.numbered}: failed, {described(error)}")
@@ -78,6 +79,9 @@ def described(error: Exception) -> str:
     return str(error) if isinstance(error, FczooError) else f"{type(error).__name__}: {error}"
 
 
-def record_failure(cell: Cell, error: str) -> None:
-    """Leave ``failed.json`` in the run's folder, which tables name and the next command tries again."""
-    write_json(cell.place / FAILURE, {"error": error})
+def record_failure(cell: Cell, error: str, traceback: str = "") -> None:
+    """Leave ``failed.json`` in the run's folder, which tables name and the next command tries again.
+
+    With the traceback of an error that is none of ours: whoever writes a method looks for it.
+    """
+    write_json(cell.place / FAILURE, {"error": error, **({"traceback": traceback} if traceback else {})})

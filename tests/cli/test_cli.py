@@ -143,6 +143,19 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
     )
 
 
+def test_a_run_that_is_skipped_leaves_the_traceback_of_an_error_of_the_method(tmp_path, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr("fczoo.baselines.fedncm.FedNCM.absorb", broken)
+    words = ["bench", "--methods", "fedncm", *TINY, "--skip-failed", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1 and "ZeroDivisionError: by nothing" in done.stderr
+    failed = json.loads((tmp_path / "run" / "fedncm" / "seed0" / "failed.json").read_text())
+    assert failed["error"] == "ZeroDivisionError: by nothing"
+    assert "in broken\n" in failed["traceback"] and failed["traceback"].startswith("Traceback")
+
+
 def test_a_grid_carries_on_after_failures_and_tries_them_again(tmp_path):
     out, head = (
         tmp_path / "grid",

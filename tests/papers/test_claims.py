@@ -134,6 +134,14 @@ def test_an_ablation_of_another_paper_does_not_pass_for_its_method(tmp_path):
     assert get_claim("hgp-pilora").verdicts(read_experiments([tmp_path])) == []
 
 
+def test_clients_that_are_told_of_a_new_task_do_not_pass_for_those_that_notice_it(tmp_path):
+    run(tmp_path / "a", "fppl", {0: 52.0, 1: 60.0})
+    run(tmp_path / "b", "glfc", {0: 40.0, 1: 50.0}, detector="oracle")
+    assert get_claim("fppl-glfc").verdicts(read_experiments([tmp_path])) == []
+    run(tmp_path / "c", "glfc", {0: 40.0, 1: 50.0})
+    assert len(get_claim("fppl-glfc").verdicts(read_experiments([tmp_path]))) == 1
+
+
 def test_rows_as_printed_and_as_released_are_not_compared_with_each_other(tmp_path):
     run(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, reweight="squared")
     run(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="distance", ortho=0.0)

@@ -118,6 +118,13 @@ def test_a_changed_archive_is_refused_in_one_line(cells, says, folders, tmp_path
     assert done.exit_code == 1 and says in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_another_table_is_refused_and_told_what_makes_an_archive(tmp_path):
+    (tmp_path / "own.csv").write_text("method,accuracy\nhgp,60\n")
+    done = CliRunner().invoke(main, ["report", str(tmp_path / "own.csv")])
+    assert done.exit_code == 1 and "own.csv is no archive of runs: it has no column format" in done.stderr
+    assert "`fczoo report FOLDER --archive FILE` makes one" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_a_first_row_says_what_the_others_of_its_folder_leave_out(folders, tmp_path):
     archive = archived(folders, tmp_path / "all.csv")
     rows = list(csv.DictReader(archive.open(newline="")))
