@@ -66,7 +66,7 @@ class Quick(Protocol):
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether an option takes a value: a joint head, for one, does not start at class means."""
+    """Whether an option takes a value: another package may mean something else by its name."""
     return isinstance(value, bool) if hint is bool else value in get_args(hint)
 
 
