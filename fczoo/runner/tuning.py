@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from loky import ProcessPoolExecutor
+from scipy.stats import qmc
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, read_record, write_record
@@ -32,6 +33,7 @@ FORMAT = "fczoo-tuned-1"
 TUNED = "tuned.json"
 EMPTY: Mapping[str, Mapping[str, Any]] = {}
 ORDER = 1_000_000  # added to the seed: class orders and splits of trials are not those of later runs
+SPREAD = 4  # trials that are spread over the space, after the first
 RATES = ("head_lr",)  # options that are as ``lr`` where they are none
 WITHOUT_WEIGHT = {  # settings of which the best values of a method do not depend
     *("data_root", "test_per_class", "class_order", "class_order_seed", "partition_seed", "vary"),
@@ -139,7 +141,11 @@ def _search(
     given: Mapping[str, Mapping[str, Any]],
     observer: Observer,
 ) -> tuple[str, TunedMethod]:
-    """All trials of one method, kept in ``NAME.db`` as they end; the first has the method's own values."""
+    """All trials of one method, kept in ``NAME.db`` as they end.
+
+    The first has the method's own values; the next are spread over the space, from its middle on, the same for
+    all methods with that space, since so few drawn at random leave most of it unseen; then TPE chooses.
+    """
     try:
         import optuna
         from optuna.trial import TrialState
@@ -157,12 +163,12 @@ def _search(
     for broken in study.get_trials(states=(TrialState.RUNNING,)):  # an earlier command ended in it
         study.tell(broken.number, state=TrialState.FAIL)  # and its values are asked for again
     ended = (TrialState.COMPLETE,)
-    if not study.get_trials(states=(*ended, TrialState.WAITING)):
-        study.enqueue_trial(_own_values(space, own))
     bench = _opened(settings, effort)
     while (done := len(study.get_trials(states=ended))) < effort.trials:
+        if done <= SPREAD and not study.get_trials(states=(TrialState.WAITING,)):
+            study.enqueue_trial(_spread(space, done) if done else _own_values(space, own))
         # a sampler of its own for each trial: a search that is carried on asks what an unbroken one asks
-        study.sampler = optuna.samplers.TPESampler(seed=1000 * effort.seed + done, n_startup_trials=5)
+        study.sampler = optuna.samplers.TPESampler(seed=1000 * effort.seed + done, n_startup_trials=0)
         trial = study.ask()
         values = {option: _suggest(trial, option, where) for option, where in space.items()}
         score = 0.0
@@ -214,8 +220,27 @@ def _own_values(space: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
     return own
 
 
+def _spread(space: Mapping[str, Sequence[Any]], number: int) -> dict[str, Any]:
+    """A point of the space: that of Sobol's sequence with this number; the first is the middle."""
+    point = qmc.Sobol(len(space), scramble=False).fast_forward(number).random()[0]
+    values: dict[str, Any] = {}
+    for share, (name, where) in zip(point.tolist(), space.items(), strict=True):
+        if not _range(where):
+            values[name] = where[int(share * len(where))]
+        elif where[-1] == "log":
+            values[name] = where[0] * (where[1] / where[0]) ** share
+        else:
+            values[name] = where[0] + share * (where[1] - where[0])
+    return values
+
+
+def _range(where: Sequence[Any]) -> bool:
+    """Whether a part of a space goes from a lowest to a highest value; else it lists its values."""
+    return len(where) == 3 and where[-1] in ("log", "linear") and not isinstance(where[0], str)
+
+
 def _suggest(trial: Any, name: str, where: Sequence[Any]) -> Any:
-    if len(where) == 3 and where[-1] in ("log", "linear") and not isinstance(where[0], str):
+    if _range(where):
         return trial.suggest_float(name, where[0], where[1], log=where[-1] == "log")
     return trial.suggest_categorical(name, where)
 

@@ -23,7 +23,7 @@ from fczoo.federation.stream import whole_stream
 from fczoo.reports.drawing import COLOURS
 from fczoo.runner.resume import only_process
 from fczoo.runner.trials import Effort, trial_images
-from fczoo.runner.tuning import TUNED, Tuned, _around, _own_values, read_tuned
+from fczoo.runner.tuning import SPREAD, TUNED, Tuned, _around, _own_values, _spread, read_tuned
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
 
@@ -253,6 +253,20 @@ def test_the_first_trial_is_the_method_as_it_comes():
     assert _own_values({"memory": [None, 20]}, {"memory": None}) == {"memory": None}
     with pytest.raises(FczooError, match="ridge is none by default"):
         _own_values({"ridge": [1e-2, 1e8, "log"]}, {"ridge": None, "lr": 0.01})
+
+
+def test_the_next_trials_are_spread_from_the_middle_of_the_space_on(tmp_path):
+    space = {"lr": [1e-4, 1.0, "log"], "kind": ["a", "b"], "part": [0.0, 1.0, "linear"]}
+    spread = [tuple(_spread(space, number).values()) for number in range(1, SPREAD + 1)]
+    assert [kind for _, kind, _ in spread] == ["b", "a", "b", "a"]
+    assert [part for _, _, part in spread] == [0.5, 0.25, 0.75, 0.625]
+    assert [lr for lr, _, _ in spread] == pytest.approx([1e-2, 1e-1, 1e-3, 10**-2.5])
+    small = ["--methods", "fedavg", *TINY, "--first-tasks", "1", "--trials", "6", "--out", str(tmp_path)]
+    run("tune", "--set", "fedavg.tune=head", *small)
+    found = read_tuned(tmp_path / TUNED).methods["fedavg"]
+    tried = [trial["values"] for trial in found.trials]
+    assert tried[1 : SPREAD + 1] == [_spread(found.space, number) for number in range(1, SPREAD + 1)]
+    assert len({tuple(values.values()) for values in tried}) == 6
 
 
 @pytest.mark.parametrize("name", METHODS.names())
