@@ -143,8 +143,8 @@ def _search(
 ) -> tuple[str, TunedMethod]:
     """All trials of one method, kept in ``NAME.db`` as they end.
 
-    The first has the method's own values; the next are spread over the space, from its middle on, the same for
-    all methods with that space, since so few drawn at random leave most of it unseen; then TPE chooses.
+    The first has the method's own values; the next are spread over the space, from its middle on, the same
+    for all methods with that space, since so few drawn at random leave most of it unseen; then TPE chooses.
     """
     try:
         import optuna
