@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 from fczoo.core.registry import METHODS, register_protocol
 from fczoo.papers.protocol import Protocol, Stated, same
 
-SEARCH = "fczoo tune: CIFAR-100, ViT-Ti/16 at 112 px, ten images a class, 2 rounds x 2 epochs, 8 trials"
+SEARCH = "fczoo tune: CIFAR-100, ViT-Ti/16 at 112 px, ten images a class, 2 rounds x 2 epochs, 12 trials"
 
 
 @register_protocol("quick")
