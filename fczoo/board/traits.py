@@ -9,6 +9,7 @@ from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.core.options import build
 from fczoo.core.registry import METHODS
+from fczoo.reports.run_folder import Cell
 from fczoo.reports.runs import Line
 
 UNKNOWN = "not installed here"
@@ -47,6 +48,7 @@ class Traits:
     exemplars: str  # kept or none
     sent: tuple[str, ...]  # kinds of content in its uploads, as its runs counted them
     trained: tuple[str, ...]
+    tuning: tuple[str, ...]  # with how many trials of ``fczoo tune`` its values were found
 
     def words(self) -> dict[str, tuple[str, ...]]:
         """The words under which a row is found, by filter."""
@@ -55,6 +57,7 @@ class Traits:
             "exemplars": (self.exemplars,),
             "sent": self.sent,
             "trained": self.trained,
+            "tuning": self.tuning,
         }
 
 
@@ -62,9 +65,10 @@ def traits(line: Line) -> Traits:
     """What the method of a line is with that line's options."""
     counted = [r.uploaded for r in line.results]
     sent = tuple(dict.fromkeys(content for c in counted for content, size in c.items() if size))
+    searched = tuple(dict.fromkeys(map(_trials, line.cells)))
     method = _method(line)
     if method is None:
-        return Traits(UNKNOWN, UNKNOWN, sent, (UNKNOWN,))
+        return Traits(UNKNOWN, UNKNOWN, sent, (UNKNOWN,), searched)
     training = method.training()
     trained = words_of(training.trained)
     if not line.competes:
@@ -73,7 +77,14 @@ def traits(line: Line) -> Traits:
         family = "exemplars"
     else:
         family = next((name for name in FAMILIES if name in trained), "statistics alone")
-    return Traits(family, "kept" if training.exemplars else "none", sent, trained or ("nothing",))
+    exemplars = "kept" if training.exemplars else "none"
+    return Traits(family, exemplars, sent, trained or ("nothing",), searched)
+
+
+def _trials(cell: Cell) -> str:
+    """The effort behind a run's values, so that a reader can compare rows of the same."""
+    tuned = cell.about.tuned
+    return f"{tuned['trials']} trials" if cell.method in tuned.get("methods", ()) else "no trials"
 
 
 def words_of(prefixes: Iterable[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fczoo.board.benchmark import choices
 from fczoo.board.pages import candidates
 from fczoo.board.traits import TRAINED, changes, traits, words_of
 from fczoo.core.files import write_json
@@ -27,6 +28,18 @@ def test_words_of_a_method(method, family, exemplars, trained, make_run, tmp_pat
     found = traits(experiment.lines[0])
     assert (found.family, found.exemplars, found.trained) == (family, exemplars, trained)
     assert found.sent == ("parameters", "counts")  # as the run counted them
+
+
+def test_the_trials_behind_the_values_of_a_row_are_told(make_run, tmp_path):
+    for name, trials, found_for in [("a", 5, ["hgp"]), ("b", 12, ["hgp"]), ("c", 9, ["fedncm"])]:
+        folder = make_run(tmp_path / name, {"hgp": {ord(name): 50.0}})
+        path = folder / "bench.json"
+        tuned = {"trials": trials, "methods": found_for}
+        write_json(path, {**json.loads(path.read_text()), "tuned": tuned})
+    (experiment,) = read_experiments([tmp_path])
+    (line,) = experiment.lines
+    assert traits(line).tuning == ("5 trials", "12 trials", "no trials")
+    assert choices([traits(line)])["tuning"] == ["12 trials", "5 trials", "no trials"]
 
 
 @pytest.mark.parametrize("name", METHODS.names("fczoo.methods") + METHODS.names("fczoo.baselines"))
