@@ -49,7 +49,9 @@ class Quick(Protocol):
     }
     any_dataset = True
     starts = same("fczoo", head_init="means", head_tune=True, pooled="cls")
-    """What any method with an option of that name takes, but on digits, and where ``searched`` says other."""
+    """What any method with an option of that name takes, but on digits."""
+    zeros = frozenset({"joint", "ssil"})
+    """Methods whose head starts at zero instead."""
     notes = (
         (
             "The bundled backbone was trained on Tiny-ImageNet: its figures on that data set and on "
@@ -63,9 +65,9 @@ class Quick(Protocol):
             return {}
         hints = get_type_hints(METHODS.get(method))
         starts = {n: s for n, s in cls.starts.items() if n in hints and _fits(s.value, hints[n])}
-        found = searched().get(method, {})
-        rates = {name: value for name, value in found.items() if name != "head_init"}
-        return {**starts, **same("fczoo", **found), **same(SEARCH, **rates)}
+        if method in cls.zeros:
+            starts |= same("fczoo", head_init="zeros")
+        return {**starts, **same(SEARCH, **searched().get(method, {}))}
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -75,6 +77,6 @@ def _fits(value: Any, hint: Any) -> bool:
 
 @cache
 def searched() -> dict[str, dict[str, Any]]:
-    """By method that trains: what was found, to three digits, and a start where it is another."""
+    """By method that trains: what was found, to three digits."""
     found: dict[str, dict[str, Any]] = json.loads((files("fczoo.assets") / "quick.json").read_text())
     return found
