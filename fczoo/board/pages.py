@@ -10,7 +10,7 @@ from fczoo.board.download import as_csv
 from fczoo.board.heading import heading
 from fczoo.board.ranks import RANKED, Standing, borda, critical, shortage
 from fczoo.board.rendering import GENERATOR, render
-from fczoo.board.traits import Traits, changes, traits
+from fczoo.board.traits import Traits, changes, traits, trials
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_safely
 from fczoo.reports.columns import COLUMNS, percent
@@ -89,14 +89,15 @@ class Candidate:
 
 
 def candidates(experiment: Experiment) -> dict[str, Candidate]:
-    """For each method that competes, its row with fewest options other than its own for the data set.
+    """For each method that competes, its row with fewest options other than the method's: see ``changes``.
 
-    Among such rows that with most seeds, then the first; never by score, which would reward many trials.
+    Among such rows that with most trials of ``fczoo tune``, then most seeds, then the first; never by score,
+    which would reward many tries.
     """
-    found: dict[str, tuple[tuple[int, int], Line]] = {}
+    found: dict[str, tuple[tuple[int, int, int], Line]] = {}
     for line in experiment.lines:
         if line.competes:
-            key = changes(line, experiment.settings["dataset"]), -len(line.cells)
+            key = changes(line), -min(map(trials, line.cells)), -len(line.cells)
             before = found.get(line.cells[0].method)
             if before is None or key < before[0]:
                 found[line.cells[0].method] = key, line

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import through_json
 from fczoo.core.method import Method
-from fczoo.core.options import build
+from fczoo.core.options import build, spaces
 from fczoo.core.registry import METHODS
+from fczoo.reports.chosen import chosen
 from fczoo.reports.run_folder import Cell
 from fczoo.reports.runs import Line
 
@@ -65,10 +65,11 @@ def traits(line: Line) -> Traits:
     """What the method of a line is with that line's options."""
     counted = [r.uploaded for r in line.results]
     sent = tuple(dict.fromkeys(content for c in counted for content, size in c.items() if size))
-    searched = tuple(dict.fromkeys(map(_trials, line.cells)))
+    efforts = dict.fromkeys(trials(cell) for cell in line.cells)
+    tuning = tuple(f"{effort or 'no'} trials" for effort in efforts)
     method = _method(line)
     if method is None:
-        return Traits(UNKNOWN, UNKNOWN, sent, (UNKNOWN,), searched)
+        return Traits(UNKNOWN, UNKNOWN, sent, (UNKNOWN,), tuning)
     training = method.training()
     trained = words_of(training.trained)
     if not line.competes:
@@ -78,13 +79,13 @@ def traits(line: Line) -> Traits:
     else:
         family = next((name for name in FAMILIES if name in trained), "statistics alone")
     exemplars = "kept" if training.exemplars else "none"
-    return Traits(family, exemplars, sent, trained or ("nothing",), searched)
+    return Traits(family, exemplars, sent, trained or ("nothing",), tuning)
 
 
-def _trials(cell: Cell) -> str:
-    """The effort behind a run's values, so that a reader can compare rows of the same."""
+def trials(cell: Cell) -> int:
+    """Of ``fczoo tune``, behind the values of a run: its effort, so that a reader can compare the same."""
     tuned = cell.about.tuned
-    return f"{tuned['trials']} trials" if cell.method in tuned.get("methods", ()) else "no trials"
+    return int(tuned["trials"]) if cell.method in tuned.get("methods", ()) else 0
 
 
 def words_of(prefixes: Iterable[str]) -> tuple[str, ...]:
@@ -106,12 +107,12 @@ def _method(line: Line) -> Method | None:
         return None
 
 
-def changes(line: Line, dataset: str) -> int:
-    """How many options differ from the method's own values for a data set; 0 for one not installed here."""
-    name, options = line.cells[0].method, line.results[0].options
-    if name not in METHODS.names():
-        return 0
-    cls = METHODS.get(name)
-    defaults = {f.name: f.default for f in dataclasses.fields(cls)} | dict(cls.tuned.get(dataset, {}))
-    usual = through_json(defaults)
-    return sum(value != usual[key] for key, value in options.items() if key in usual)
+def changes(line: Line) -> int:
+    """How many options a user gave a row other than the method has under its protocol and on its data set.
+
+    Numbers for which ``fczoo tune`` looks do not count: with other rates a method is still itself, with
+    another switch or start it may not be. 0 for a method that is not installed here.
+    """
+    given = chosen(line).by_user
+    searched = spaces(METHODS.get(line.cells[0].method)) if given else {}
+    return sum(name not in searched or isinstance(value, bool | str) for name, value in given.items())

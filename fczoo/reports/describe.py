@@ -2,15 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
-from fczoo.core.errors import FczooError
-from fczoo.core.files import through_json
-from fczoo.core.options import build
-from fczoo.core.registry import METHODS
 from fczoo.data.asynchronous import in_stages
-from fczoo.federation.settings import Settings
+from fczoo.reports.chosen import chosen
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.words import option_word
 from fczoo.security.outliers import FAR
@@ -139,41 +134,17 @@ def _tuned(tuned: Mapping[str, Any]) -> str:
 
 def _changed_options(experiment: Experiment, line: Line) -> list[str]:
     """The options of a method that are not its defaults: the user's, the protocol's, the data set's."""
-    name, options = line.cells[0].method, line.results[0].options
-    if name not in METHODS.names():  # a plug-in that is not installed here
-        return []
-    cls, dataset = METHODS.get(name), experiment.settings["dataset"]
-    defaults = through_json({f.name: f.default for f in fields(cls)})
-    usual = through_json(dict(cls.tuned.get(dataset, {})))
-    followed, options_followed = _followed(line, name)
-    stated = through_json(options_followed)
-    expected = {**defaults, **usual, **stated}
-    by_user = {k: v for k, v in options.items() if k in defaults and v != expected[k]}
-    kept = {k: v for k, v in options.items() if k in defaults and k not in by_user and v != defaults[k]}
+    options = chosen(line)
     texts = (
-        (by_user, "other than by default"),
-        ({k: v for k, v in kept.items() if k in stated}, followed),
-        ({k: v for k, v in kept.items() if k not in stated}, f"the method's values for {dataset}"),
+        (options.by_user, "other than by default"),
+        (options.stated, options.followed),
+        (options.for_dataset, f"the method's values for {experiment.settings['dataset']}"),
     )
     return [f"{_listed(values)}, {text}" for values, text in texts if values]
 
 
 def _listed(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={option_word(value)}" for name, value in options.items())
-
-
-def _followed(line: Line, method: str) -> tuple[str, dict[str, Any]]:
-    """Words for the protocol and released code that a run followed, and what they have for its method.
-
-    Nothing for those that are not there.
-    """
-    settings = line.cells[0].about.settings
-    names = {f.name for f in fields(Settings)} & settings.keys()
-    try:
-        made: Settings = build(Settings, "settings", {name: settings[name] for name in names})
-        return ", ".join(made.followed), made.method_options(method)
-    except FczooError:  # of a plug-in that is not installed here
-        return "", {}
 
 
 def _rejections(line: Line) -> str:

@@ -147,15 +147,22 @@ def checked(about: About) -> About:
     for method in about.methods:
         if Path(method).name != method or "\\" in method:  # it names a folder
             raise ValueError(f"methods: {method!r} is no name of a method")
-    names = {f.name for f in dataclasses.fields(Settings)} & about.settings.keys()
     try:
-        read = dataclasses.asdict(build(Settings, "settings", {k: about.settings[k] for k in names}))
+        read = through_json(dataclasses.asdict(recorded_settings(about.settings)))
     except FczooError as error:
         raise ValueError(str(error)) from error
     if "dataset" not in about.settings:
         raise ValueError("settings: the dataset is missing")
-    settings = {**about.settings, **through_json({k: read[k] for k in names})}
-    return msgspec.structs.replace(about, settings=settings)
+    return msgspec.structs.replace(about, settings={k: read.get(k, v) for k, v in about.settings.items()})
+
+
+def recorded_settings(settings: Mapping[str, Any]) -> Settings:
+    """Settings that a run wrote, without those that this version does not have.
+
+    Raises FczooError for a value that does not fit.
+    """
+    names = {f.name for f in dataclasses.fields(Settings)} & settings.keys()
+    return build(Settings, "settings", {name: settings[name] for name in names})
 
 
 def read_folder(folder: Path, name: str) -> Runs:

@@ -8,16 +8,14 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import read_json
-from fczoo.core.options import build
 from fczoo.core.registry import DATASETS, create_method
 from fczoo.data.asynchronous import in_stages
 from fczoo.data.partition import load_partition
 from fczoo.data.stream import DOMAINS, make_tasks
 from fczoo.federation.code import code_of, digest
 from fczoo.federation.result import Result
-from fczoo.federation.settings import Settings
 from fczoo.reports.archive import read_archive, write_archive
-from fczoo.reports.run_folder import ABOUT, PARTITION, RESULT, About, Cell, Runs
+from fczoo.reports.run_folder import ABOUT, PARTITION, RESULT, About, Cell, Runs, recorded_settings
 from fczoo.reports.runs import WITHOUT_EFFECT, filled, identity, read_runs
 
 VERSIONS = ("fczoo", "python", "torch", "torchvision", "timm", "numpy", "code")
@@ -103,9 +101,8 @@ def _digest(about: About, cell: Cell) -> str:
     if len(about.methods) == 1:
         return digest(about.code)
     try:
-        names = {f.name for f in dataclasses.fields(Settings)} & about.settings.keys()
-        settings: Settings = build(Settings, "settings", {name: about.settings[name] for name in names})
-        modules = code_of(settings, create_method(cell.method, **about.methods[cell.method]))
+        method = create_method(cell.method, **about.methods[cell.method])
+        modules = code_of(recorded_settings(about.settings), method)
     except FczooError:  # of a plug-in, or of options that this version does not have
         return ""
     if not modules.keys() <= about.code.keys():  # this version is made of other modules

@@ -32,14 +32,18 @@ def test_words_of_a_method(method, family, exemplars, trained, make_run, tmp_pat
 
 def test_the_trials_behind_the_values_of_a_row_are_told(make_run, tmp_path):
     for name, trials, found_for in [("a", 5, ["hgp"]), ("b", 12, ["hgp"]), ("c", 9, ["fedncm"])]:
-        folder = make_run(tmp_path / name, {"hgp": {ord(name): 50.0}})
-        path = folder / "bench.json"
-        tuned = {"trials": trials, "methods": found_for}
-        write_json(path, {**json.loads(path.read_text()), "tuned": tuned})
+        tune(make_run(tmp_path / name, {"hgp": {ord(name): 50.0}}), trials, found_for)
     (experiment,) = read_experiments([tmp_path])
     (line,) = experiment.lines
     assert traits(line).tuning == ("5 trials", "12 trials", "no trials")
     assert choices([traits(line)])["tuning"] == ["12 trials", "5 trials", "no trials"]
+
+
+def tune(folder, trials, found_for):
+    """Note in a run folder that the values of some methods were found with so many trials."""
+    path = folder / "bench.json"
+    tuned = {"trials": trials, "methods": found_for}
+    write_json(path, {**json.loads(path.read_text()), "tuned": tuned})
 
 
 @pytest.mark.parametrize("name", METHODS.names("fczoo.methods") + METHODS.names("fczoo.baselines"))
@@ -62,6 +66,25 @@ def test_a_method_enters_with_the_row_nearest_to_its_own_values_not_with_the_bes
     make_run(tmp_path / "b", {"pilora": {0: 40.0}}, {"head_tune": True, "rank": 8})
     make_run(tmp_path / "c", {"pilora": {0: 20.0}}, {"head_tune": True, "rank": 4})
     (experiment,) = read_experiments([tmp_path])
-    by_score = {line.results[0].accuracy[1][0]: changes(line, "digits") for line in experiment.lines}
+    by_score = {line.results[0].accuracy[1][0]: changes(line) for line in experiment.lines}
     usual = candidates(experiment)["pilora"].line.results[0].accuracy[1][0]
     assert by_score == {90.0: 2, 40.0: 1, 20.0: 0} and usual == 20.0
+
+
+def test_a_method_enters_as_its_protocol_has_it_with_the_rates_of_most_trials(make_run, tmp_path):
+    """Quick starts heads at class means; a bare head, or one from zero, is not FedAvg, whatever its rates."""
+    quick, own = {"dataset": "cifar100", "protocol": "quick"}, {"tune": "full", "head_init": "means"}
+    make_run(tmp_path / "bare", {"fedavg": {0: 90.0}}, {**own, "tune": "head", "lr": 1e-4}, **quick)
+    make_run(tmp_path / "zeros", {"fedavg": {0: 80.0}}, {**own, "head_init": "zeros"}, **quick)
+    for score, trials in [(70.0, 5), (40.0, 12), (60.0, 0)]:
+        folder = make_run(
+            tmp_path / str(trials),
+            {"fedavg": {0: score}},
+            {**own, "lr": score, "lr_backbone": score},
+            **quick,
+        )
+        tune(folder, trials, ["fedavg"])
+    (experiment,) = read_experiments([tmp_path])
+    by_score = {line.results[0].accuracy[1][0]: changes(line) for line in experiment.lines}
+    usual = candidates(experiment)["fedavg"].line.results[0].accuracy[1][0]
+    assert by_score == {90.0: 1, 80.0: 1, 70.0: 0, 40.0: 0, 60.0: 0} and usual == 40.0
