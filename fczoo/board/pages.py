@@ -8,7 +8,7 @@ from typing import Any
 from fczoo.board.benchmark import benchmark, choices, ordered
 from fczoo.board.download import as_csv
 from fczoo.board.heading import heading
-from fczoo.board.ranks import RANKED, Standing, borda, critical, shortage
+from fczoo.board.ranks import Standing, borda, critical, shortage
 from fczoo.board.rendering import GENERATOR, render
 from fczoo.board.traits import Traits, changes, traits, trials
 from fczoo.core.errors import FczooError
@@ -117,7 +117,6 @@ def _index(experiments: Sequence[Experiment]) -> str:
         _method(name, standing, [(experiments[i], fields[i]) for i in counted])
         for name, standing in standings.items()
     ]
-    blocks = [own for own in scores if len(own) >= RANKED]
     rows = [_benchmark(i, experiment, fields[i]) for i, experiment in enumerate(experiments)]
     return render(
         "index.html",
@@ -127,8 +126,8 @@ def _index(experiments: Sequence[Experiment]) -> str:
         counted=[rows[i] for i in counted],
         choices=choices([c.words for field in fields for c in field.values()]),
         csv=_csv(methods, [rows[i] for i in counted]),
-        ranks=critical(blocks),
-        shortage=shortage(blocks, "benchmarks"),
+        ranks=critical(scores),
+        shortage=shortage("benchmarks"),
     )
 
 

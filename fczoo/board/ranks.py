@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -72,34 +73,40 @@ class Critical:
 
 
 def critical(blocks: Sequence[Mapping[str, float]]) -> Critical | None:
-    """Of the methods that all blocks have, higher values being better; None where ``shortage`` says why."""
-    names = _common(blocks)
-    if shortage(blocks, ""):
+    """Over the blocks with all of ``shared``, higher values being better; None where that is too little."""
+    names, having = shared(blocks)
+    if len(names) < RANKED:
         return None
-    ranks = [rankdata([-block[name] for name in names]) for block in blocks]
+    ranks = [rankdata([-block[name] for name in names]) for block in having]
     means = {name: statistics.fmean(row[i] for row in ranks) for i, name in enumerate(names)}
-    p = float(friedmanchisquare(*([block[name] for block in blocks] for name in names)).pvalue)
+    p = float(friedmanchisquare(*([block[name] for block in having] for name in names)).pvalue)
     k = len(names)
     q = float(studentized_range.ppf(1 - LEVEL, k, 1e6)) / math.sqrt(2)
-    distance = q * math.sqrt(k * (k + 1) / (6 * len(blocks)))
+    distance = q * math.sqrt(k * (k + 1) / (6 * len(having)))
     ordered = dict(sorted(means.items(), key=lambda item: item[1]))
-    return Critical(ordered, distance, 1.0 if math.isnan(p) else p, len(blocks))
+    return Critical(ordered, distance, 1.0 if math.isnan(p) else p, len(having))
 
 
-def shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
-    """Why mean ranks over these blocks, such as seeds, would say nothing; empty where there is enough."""
-    methods = len(_common(blocks))
-    if len(blocks) >= BLOCKS and methods >= RANKED:
-        return ""
-    return (
-        f"No critical-difference picture: it needs {BLOCKS} {what} or more with {RANKED} methods or more in "
-        f"common; {what} here: {len(blocks)}, methods in common: {methods}."
-    )
+def shared(blocks: Sequence[Mapping[str, float]]) -> tuple[list[str], list[Mapping[str, float]]]:
+    """Methods that enough blocks have in common, and these blocks.
+
+    Methods are taken by the number of their blocks, most first, each that leaves BLOCKS of them: a choice by
+    what was run, never by how it ended.
+    """
+    taken = Counter(name for block in blocks for name in block)
+    names: list[str] = []
+    having = list(blocks)
+    for name, _ in taken.most_common():
+        left = [block for block in having if name in block]
+        if len(left) >= BLOCKS:
+            names, having = [*names, name], left
+    return names, having
 
 
-def _common(blocks: Sequence[Mapping[str, float]]) -> list[str]:
-    """The methods that all blocks have."""
-    return [name for name in blocks[0] if all(name in block for block in blocks)] if blocks else []
+def shortage(what: str) -> str:
+    """Why there are no mean ranks over blocks such as seeds."""
+    needed = f"{RANKED} methods or more that have {BLOCKS} {what} or more in common"
+    return f"No critical-difference picture: it needs {needed}."
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import astuple
 from typing import Any
 
 from fczoo.board.download import as_csv
-from fczoo.board.ranks import BLOCKS, Pair, critical, pairs, shortage
+from fczoo.board.ranks import Pair, critical, pairs, shortage
 from fczoo.reports.columns import COLUMNS
 from fczoo.reports.runs import Line
 from fczoo.reports.tables import LEVEL, entry_of
@@ -20,17 +20,15 @@ def told_apart(lines: Sequence[Line]) -> dict[str, Any]:
         (label, [_pair(tested.get((i, j)), label, entries[j][0]) for j in range(i + 1, len(entries))])
         for i, (label, _) in enumerate(entries)
     ]
-    often = {label: entry for label, entry in entries if len(entry.by_seed) >= BLOCKS} or dict(entries)
-    first, *others = (entry.by_seed for entry in often.values()) if often else ({},)
-    seeds = [seed for seed in first if all(seed in own for own in others)]
-    blocks = [{label: entry.by_seed[seed] for label, entry in often.items()} for seed in seeds]
+    seeds = dict.fromkeys(seed for _, entry in entries for seed in entry.by_seed)
+    blocks = [{label: e.by_seed[seed] for label, e in entries if seed in e.by_seed} for seed in seeds]
     return {
         "pairs": rows if tested else [],
         "pair_count": len(tested),
         "pairs_csv": _pairs_csv([label for label, _ in entries], tested),
         "level": LEVEL,
         "ranks": critical(blocks),
-        "shortage": shortage(blocks, "seeds"),
+        "shortage": shortage("seeds"),
     }
 
 
