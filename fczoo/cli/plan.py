@@ -78,7 +78,8 @@ def jobs_of(request: Request) -> dict[Path, Job]:
             raise FczooError(
                 "two settings of the grid would share a folder; give partition files different names"
             )
-        job = Job(settings, tuple(methods), tuple(seeds), options, _source(tuned, methods, settings))
+        effort = _source(tuned, methods, request["set"], settings)
+        job = Job(settings, tuple(methods), tuple(seeds), options, effort)
         _check_moved(job, given)
         jobs |= by_seed(folder, job)
     return jobs
@@ -105,21 +106,31 @@ def _elsewhere(request: Request) -> bool:
     return executor == "slurm" or (executor == "ray" and asked.get("address", NEW) != NEW)
 
 
-def _source(tuned: Tuned | None, methods: Sequence[str], settings: Settings) -> dict[str, Any]:
-    """How the values of a file of ``fczoo tune`` were found.
+def _source(
+    tuned: Tuned | None, methods: Sequence[str], by_hand: Mapping[str, Mapping[str, Any]], settings: Settings
+) -> dict[str, Any]:
+    """How the values of a file of ``fczoo tune`` were found, and for which methods they are taken.
 
-    A warning names methods that it lacks, and settings that were others then.
+    Not for one of which an option that was searched is given by hand. A warning names these, methods that
+    the file lacks, and settings that were others then.
     """
     if tuned is None:
         return {}
+    known = sorted(set(methods) & set(tuned.methods))
+    changed = [name for name in known if by_hand.get(name, {}).keys() & tuned.methods[name].space.keys()]
+    if changed:
+        log.warning("--set changes what was searched for %s: not tuned any more", ", ".join(changed))
     if without := sorted(set(methods) - set(tuned.methods)):
         log.warning("--tuned has no values for %s, which run with their own", ", ".join(without))
     if other := tuned.other_settings(settings):
         then = ", ".join(f"{flag(name)} {option_word(value)}" for name, value in other.items())
         log.warning("the values of --tuned were found with %s, other than here, and may not fit", then)
+    taken = [name for name in known if name not in changed]
+    if not taken:
+        return {}
     return {
         "dataset": tuned.settings["dataset"],
-        "methods": sorted(set(methods) & set(tuned.methods)),
+        "methods": taken,
         **tuned.effort,
         "image_steps": tuned.image_steps,
         "scored": tuned.scored,

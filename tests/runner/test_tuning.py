@@ -185,6 +185,14 @@ def test_bench_takes_the_values_and_says_so(found, tmp_path):
     assert "values found by fczoo tune" in run("report", str(tmp_path / "all.csv"))
 
 
+def test_what_is_given_by_hand_was_not_tuned(found, tmp_path, caplog):
+    by_hand = ["--tuned", str(found / TUNED), "--set", "fedridge.ridge=3", "--out", str(tmp_path / "runs")]
+    text = run("bench", "--methods", "fedncm,fedridge", *TINY, *by_hand)
+    assert "what was searched for fedridge: not tuned" in caplog.text and "24 images: fedncm\n" in text
+    by_hand[-1] = str(tmp_path / "alone")
+    assert "fczoo tune" not in run("bench", "--methods", "fedridge", *TINY, *by_hand)
+
+
 def test_other_settings_than_those_of_the_search_are_said(found, tmp_path, caplog):
     """Where it runs and what it is tested on do not count."""
     bench = ["bench", "--methods", "fedncm", *TINY, "--tuned", str(found / TUNED), "--out"]
