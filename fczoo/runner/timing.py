@@ -49,8 +49,10 @@ def seconds_a_step(method: Method, settings: Settings) -> float:
     first = seconds(1)  # with what is imported and allocated once
     if first > SLOW:
         return first
-    alone = seconds(1)  # with what a client does besides its steps
-    return max(seconds(1 + STEPS) - alone, 0.0) / STEPS
+    alone, several = seconds(1), seconds(1 + STEPS)  # both with what a client does besides its steps
+    if several <= alone:  # the machine was busy with other work: no less can be told
+        return several / (1 + STEPS)
+    return (several - alone) / STEPS
 
 
 def worded(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -130,6 +131,13 @@ def test_time_is_measured_on_steps_and_told_in_plain_units() -> None:
         "2 h",
         "10 h",
     ]
+
+
+def test_a_busy_machine_costs_no_step_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a first step of 4.5 s one alone took 4 s, and then four took 3 s: each at most 0.75."""
+    clock = iter([0.0, 4.5, 10.0, 14.0, 20.0, 23.0])
+    monkeypatch.setattr("fczoo.runner.timing.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert seconds_a_step(create_method("fedavg", tune="head"), Settings()) == 0.75
 
 
 def test_dry_run_reads_a_weight_file_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
