@@ -40,8 +40,9 @@ def test_the_handbook_has_a_page_a_method_with_figure_and_formulas(site: Path) -
     assert not [found for found in formulas if "\\" in found]  # LaTeX that was not understood
     for name in names:
         assert f"<title>What {name} trains and sends</title>" in pages[name]
-    (row,) = re.findall(r"<tr[^>]*>(?:(?!</tr>).)*5 x 5 epochs(?:(?!</tr>).)*</tr>", pages["hgp"], re.DOTALL)
-    assert "51.0" in row and "60.1" in row  # as results/README.md has them
+    rows = re.findall(r"<tr[^>]*>(?:(?!</tr>).)*5 x 5 epochs(?:(?!</tr>).)*</tr>", pages["hgp"], re.DOTALL)
+    (row,) = [row for row in rows if "protocol quick" not in row]
+    assert "51.0" in row and "60.1" in row  # as results/older.md has them
 
 
 @pytest.mark.slow
