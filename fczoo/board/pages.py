@@ -8,7 +8,7 @@ from typing import Any
 from fczoo.board.benchmark import benchmark, choices, ordered
 from fczoo.board.download import as_csv
 from fczoo.board.heading import heading
-from fczoo.board.ranks import Standing, borda, critical, shortage
+from fczoo.board.ranks import RANKED, Standing, borda, critical, shortage
 from fczoo.board.rendering import GENERATOR, render
 from fczoo.board.traits import Traits, changes, traits, trials
 from fczoo.core.errors import FczooError
@@ -50,7 +50,9 @@ def write_site(places: Sequence[Path], folder: Path) -> int:
 
 def _weight(experiment: Experiment) -> tuple[int, int]:
     """Benchmarks with more methods, then those with more runs, come first."""
-    return len(candidates(experiment)), sum(len(line.cells) for line in experiment.lines)
+    competing = [line for line in experiment.lines if line.competes and entry_of(line, COLUMNS["A_N"])]
+    methods = {line.cells[0].method for line in competing}
+    return len(methods), sum(len(line.cells) for line in experiment.lines)
 
 
 def _earlier(folder: Path) -> list[Path]:
@@ -117,6 +119,7 @@ def _index(experiments: Sequence[Experiment]) -> str:
         _method(name, standing, [(experiments[i], fields[i]) for i in counted])
         for name, standing in standings.items()
     ]
+    blocks = [own for own in scores if len(own) >= RANKED]
     rows = [_benchmark(i, experiment, fields[i]) for i, experiment in enumerate(experiments)]
     return render(
         "index.html",
@@ -126,8 +129,8 @@ def _index(experiments: Sequence[Experiment]) -> str:
         counted=[rows[i] for i in counted],
         choices=choices([c.words for field in fields for c in field.values()]),
         csv=_csv(methods, [rows[i] for i in counted]),
-        ranks=critical(scores),
-        shortage=shortage("benchmarks"),
+        ranks=critical(blocks),
+        shortage=shortage(blocks, "benchmarks"),
     )
 
 

@@ -73,10 +73,10 @@ class Critical:
 
 
 def critical(blocks: Sequence[Mapping[str, float]]) -> Critical | None:
-    """Over the blocks with all of ``shared``, higher values being better; None where that is too little."""
-    names, having = shared(blocks)
-    if len(names) < RANKED:
+    """Over blocks that have all of ``shared``, higher values better; None where ``shortage`` says why."""
+    if shortage(blocks, ""):
         return None
+    names, having = shared(blocks)
     ranks = [rankdata([-block[name] for name in names]) for block in having]
     means = {name: statistics.fmean(row[i] for row in ranks) for i, name in enumerate(names)}
     p = float(friedmanchisquare(*([block[name] for block in having] for name in names)).pvalue)
@@ -90,23 +90,29 @@ def critical(blocks: Sequence[Mapping[str, float]]) -> Critical | None:
 def shared(blocks: Sequence[Mapping[str, float]]) -> tuple[list[str], list[Mapping[str, float]]]:
     """Methods that enough blocks have in common, and these blocks.
 
-    Methods are taken by the number of their blocks, most first, each that leaves BLOCKS of them: a choice by
-    what was run, never by how it ended.
+    Methods are taken by the number of their blocks, most first, each that leaves BLOCKS of them, or all where
+    there are fewer: a choice by what was run, never by how it ended.
     """
+    enough = min(BLOCKS, len(blocks))
     taken = Counter(name for block in blocks for name in block)
     names: list[str] = []
     having = list(blocks)
     for name, _ in taken.most_common():
         left = [block for block in having if name in block]
-        if len(left) >= BLOCKS:
+        if len(left) >= enough:
             names, having = [*names, name], left
     return names, having
 
 
-def shortage(what: str) -> str:
-    """Why there are no mean ranks over blocks such as seeds."""
-    needed = f"{RANKED} methods or more that have {BLOCKS} {what} or more in common"
-    return f"No critical-difference picture: it needs {needed}."
+def shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
+    """Why mean ranks over these blocks, such as seeds, would say nothing; empty where there is enough."""
+    methods = len(shared(blocks)[0])
+    if len(blocks) >= BLOCKS and methods >= RANKED:
+        return ""
+    return (
+        f"No critical-difference picture: it needs {BLOCKS} {what} or more with {RANKED} methods or more in "
+        f"common; {what} here: {len(blocks)}, methods in common: {methods}."
+    )
 
 
 @dataclass(frozen=True)

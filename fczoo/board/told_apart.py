@@ -28,7 +28,7 @@ def told_apart(lines: Sequence[Line]) -> dict[str, Any]:
         "pairs_csv": _pairs_csv([label for label, _ in entries], tested),
         "level": LEVEL,
         "ranks": critical(blocks),
-        "shortage": shortage("seeds"),
+        "shortage": shortage(blocks, "seeds"),
     }
 
 

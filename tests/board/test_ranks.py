@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fczoo.board.ranks import borda, critical, holm, interval, pairs, shared
+from fczoo.board.ranks import borda, critical, holm, interval, pairs, shared, shortage
 from fczoo.reports.tables import Entry
 
 
@@ -74,9 +74,16 @@ def test_friedman_by_hand():
     assert found and found.p == pytest.approx(math.exp(-5)) and found.blocks == 5
 
 
-@pytest.mark.parametrize("blocks", [[{"a": 1.0, "b": 2.0, "c": 3.0}] * 4, [{"a": 1.0, "b": 2.0}] * 9, []])
-def test_too_little_has_no_mean_ranks(blocks):
-    assert critical(blocks) is None
+@pytest.mark.parametrize(
+    ("blocks", "says"),
+    [
+        ([{"a": 1.0, "b": 2.0, "c": 3.0}] * 4, "seeds here: 4, methods in common: 3"),
+        ([{"a": 1.0, "b": 2.0}] * 9, "seeds here: 9, methods in common: 2"),
+        ([], "seeds here: 0, methods in common: 0"),
+    ],
+)
+def test_too_little_is_said(blocks, says):
+    assert critical(blocks) is None and says in shortage(blocks, "seeds")
 
 
 def test_methods_of_most_blocks_are_compared_on_those_that_all_of_them_have():
