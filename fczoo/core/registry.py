@@ -125,10 +125,15 @@ class Registry(Generic[Entry]):
                 raise self._twice(entry.name, other.module, entry.module)
         return found
 
+    @cached_property
+    def _unread(self) -> bool:
+        """Whether an installed plug-in may have names that its source does not tell."""
+        modules = {found.module for found in self._found.values()}
+        return any(entry.module not in modules for entry in entry_points(group=PLUGINS))
+
     def _modules(self) -> dict[str, str]:
         """Name -> the module that defines it; without plug-ins that are known to fail."""
-        modules = {found.module for found in self._found.values()}
-        if any(entry.module not in modules for entry in entry_points(group=PLUGINS)):
+        if self._unread:
             load_plugins()
         registered = {name: entry.__module__ for name, entry in self._entries.items()}
         known = {name: found.module for name, found in self._found.items()} | registered
