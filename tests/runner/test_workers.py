@@ -21,10 +21,14 @@ LONG = ["--train-per-class", "30", "--rounds", "3", "--epochs", "1"]
 
 
 def workers_of(process: subprocess.Popen, out: Path) -> list[int]:
-    """The processes that hold a round's log of this bench open, once there is one."""
+    """The processes that hold the rounds of one of this bench's runs open, once there is one.
+
+    Any file of the folder would not do: until its own program is loaded, a child holds what its parent does.
+    """
+    rounds = {str(out / "pilora" / f"seed{seed}" / "rounds.jsonl") for seed in (0, 1)}
     for _ in range(600):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        holding = [int(c) for c in children if any(str(out) in name for name in open_files(c))]
+        holding = [int(c) for c in children if rounds & set(open_files(c))]
         if holding:
             return holding
         time.sleep(0.1)
