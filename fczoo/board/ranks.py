@@ -74,9 +74,9 @@ class Critical:
 
 def critical(blocks: Sequence[Mapping[str, float]]) -> Critical | None:
     """Over blocks that have all of ``shared``, higher values better; None where ``shortage`` says why."""
-    if shortage(blocks, ""):
-        return None
     names, having = shared(blocks)
+    if not _enough(blocks, names):
+        return None
     ranks = [rankdata([-block[name] for name in names]) for block in having]
     means = {name: statistics.fmean(row[i] for row in ranks) for i, name in enumerate(names)}
     p = float(friedmanchisquare(*([block[name] for block in having] for name in names)).pvalue)
@@ -106,13 +106,17 @@ def shared(blocks: Sequence[Mapping[str, float]]) -> tuple[list[str], list[Mappi
 
 def shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
     """Why mean ranks over these blocks, such as seeds, would say nothing; empty where there is enough."""
-    methods = len(shared(blocks)[0])
-    if len(blocks) >= BLOCKS and methods >= RANKED:
+    names, _ = shared(blocks)
+    if _enough(blocks, names):
         return ""
     return (
         f"No critical-difference picture: it needs {BLOCKS} {what} or more with {RANKED} methods or more in "
-        f"common; {what} here: {len(blocks)}, methods in common: {methods}."
+        f"common; {what} here: {len(blocks)}, methods in common: {len(names)}."
     )
+
+
+def _enough(blocks: Sequence[Mapping[str, float]], names: Sequence[str]) -> bool:
+    return len(blocks) >= BLOCKS and len(names) >= RANKED
 
 
 @dataclass(frozen=True)
