@@ -41,6 +41,7 @@ class Side:
     method: str
     options: Mapping[str, Any]
     printed: Mapping[str, Any] = field(default_factory=dict)  # values of these in the paper's own text
+    unlike: Mapping[str, Any] = field(default_factory=dict)  # rates of the other side, which it must not have
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ class Claim(ABC):
         """Whether a row is the side: its method, with its options or as the paper prints them."""
         result = line.results[0]
         wanted = side.options, {**side.options, **side.printed}
-        return result.method == side.method and any(_has(result.options, options) for options in wanted)
+        if result.method != side.method or any(result.options.get(k) == v for k, v in side.unlike.items()):
+            return False
+        return any(_has(result.options, options) for options in wanted)
 
     def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
         first, second = (entry_of(line, self.column) or Entry({}) for line in (ours, theirs))
@@ -201,9 +204,9 @@ class PrintedClaim(Claim):
     def sides(self) -> tuple[Side, Side]:
         """The better and the worse row, each with the options that set it apart from other rows."""
         (a, ours), (b, theirs) = (self._method(n) for n in self.numbers)
-        between = ours.keys() | theirs.keys() if a == b else set()
         first, second = self.numbers
-        return self._side(first, a, ours, between), self._side(second, b, theirs, between)
+        better = self._side(first, a, ours, theirs if a == b else {})
+        return better, self._side(second, b, theirs, ours if a == b else {})
 
     @property
     def runnable(self) -> bool:
@@ -243,26 +246,25 @@ class PrintedClaim(Claim):
                 return n
         raise FczooError(f"claim {self.name} names a number that is not printed: {', '.join(wanted)}")
 
-    def _side(self, number: Number, method: str, own: Mapping[str, Any], between: Collection[str]) -> Side:
-        """A row's side; ``own`` options are those that the row itself states."""
-        usual, row = self._usual(method, between), self.source.row(number)
+    def _side(self, number: Number, method: str, own: Mapping[str, Any], other: Mapping[str, Any]) -> Side:
+        """A row's side, with the options that the row itself states and those that the ``other`` one does."""
+        usual, row = self._usual(method, own.keys() | other.keys()), self.source.row(number)
         printed = {} if row.why else readings(self.source, number)[0].options
-        others = {k: printed[k] for k in usual if k in printed and k not in own}
-        return Side(method, {**usual, **own}, others)
+        stated = {k: printed[k] for k in usual if k in printed and k not in own}
+        unlike = {k: v for k, v in other.items() if k.startswith("lr") and k not in own}
+        return Side(method, {**usual, **own}, stated, unlike)
 
-    def _usual(self, method: str, between: Collection[str]) -> dict[str, Any]:
+    def _usual(self, method: str, stated: Collection[str]) -> dict[str, Any]:
         """The method's own values of what any ablation of it changes, so that none passes for the method.
 
         Ablations are those of the claim's paper and of the method's own, which has its name; a client that
-        is told what the paper's has to notice is one, too. Rates may differ, as they are tuned, but where the
-        claim is about them.
+        is told what the paper's has to notice is one, too. Rates may differ, as they are tuned.
         """
         sources = [self.source, *(paper for paper in papers().values() if paper.key == method)]
         rows = [r for paper in sources for r in paper.methods.values() if r.get("method") == method]
-        changed = {k for about in rows for k in about.get("options") or {} if not k.startswith("lr")}
-        made = create_method(method)
-        told = {"detector"} & vars(made).keys()
-        return {k: getattr(made, k) for k in sorted(changed | told | set(between))}
+        changed = {"detector", *stated, *(k for about in rows for k in about.get("options") or {})}
+        own = sorted(vars(create_method(method)).items())
+        return {k: v for k, v in own if k in changed and not k.startswith("lr")}
 
     def _method(self, number: Number) -> tuple[str, dict[str, Any]]:
         about = self.source.methods.get(number.method, {})

@@ -122,6 +122,17 @@ def test_runs_that_differ_in_more_than_the_claim_say_nothing(tmp_path):
     assert get_claim("pilora-reweight").verdicts(read_experiments([tmp_path])) == []
 
 
+def test_a_claim_about_a_rate_takes_any_rate_but_the_other_sides(tmp_path):
+    run(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, lr_prototype=0.03, lr_lora=0.002)
+    run(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, lr_prototype=0.03, lr_lora=0.0)
+    run(tmp_path / "c", "pilora", {0: 10.0, 1: 20.0, 2: 30.0}, lr_prototype=0.3, lr_lora=0.0)  # and this one
+    ((verdict, text),) = get_claim("pilora-lora").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
+    better, worse = get_claim("pilora-lora").sides
+    assert better.unlike == {"lr_lora": 0.0} == {"lr_lora": worse.options["lr_lora"]}
+    assert "lr_lora" not in better.options and not worse.unlike
+
+
 def test_an_ablation_does_not_pass_for_the_method(tmp_path):
     run(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0}, rebalance="none")
     run(tmp_path / "b", "l2p", {0: 40.0, 1: 50.0})
