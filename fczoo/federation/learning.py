@@ -21,6 +21,7 @@ from fczoo.core.types import Batch, Context, Optim
 from fczoo.data.views import DRAWS, ImageStore
 from fczoo.federation.batches import NOWHERE, Client, Learner, Rows, image_draws, pad, stacked_batch
 from fczoo.federation.controls import Controls
+from fczoo.federation.device import flushed_denormals
 from fczoo.federation.local_images import LocalImages
 from fczoo.federation.local_training import LocalTraining
 from fczoo.federation.optimizers import Optimizers, Steps
@@ -81,6 +82,7 @@ class Learning:
     def _optims(self, ctx: Context) -> Mapping[str, Optim]:
         return self.method.training().active_optims(ctx.task, ctx.round, ctx.balanced)
 
+    @flushed_denormals()
     def steps(self, learners: Sequence[Learner], controls: Controls, ctx: Context) -> None:
         """All steps of a round: one batched forward, one backward, one optimizer step each."""
         training = self.method.training()

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from fczoo.core.errors import FczooError
@@ -33,7 +32,7 @@ from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.reports.text import write_summary
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.clients_on_ray import clients_on_ray
-from fczoo.runner.lending import Lent, lend
+from fczoo.runner.lending import Lent, lend, shared_folder
 from fczoo.runner.progress import Progress, logged
 from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process
 from fczoo.runner.run_cell import kept, run_cell
@@ -96,12 +95,13 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         for place in sorted({out, *places}):  # whoever runs a folder of the grid on its own meets its lock
             locks.enter_context(only_process(place))
         described, lent = [], dict[Settings, Lent]()
-        shared = Path(locks.enter_context(TemporaryDirectory(prefix="fczoo-")))
+        lends = conduct.executor == "cores" and not conduct.in_turn
+        shared = locks.enter_context(shared_folder()) if lends else None
         for folder, job in places.items():
             bench = opened(conduct.here(job.settings))
             about = _describe(folder, bench, built[folder], job, conduct)
             described.append((folder, about, bench.partition))
-            if conduct.executor == "cores" and not conduct.in_turn:
+            if shared:
                 lent[job.settings] = lend(bench, shared)
         for folder, about, partition in described:
             _begin(folder, about, partition)

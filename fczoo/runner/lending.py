@@ -5,12 +5,15 @@ again, so they begin sooner; what they see is the parent's, bit for bit.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from loky.backend import resource_tracker
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone, ViTConfig
@@ -77,6 +80,20 @@ class Lent:
         stream = replace(self.stream, train=train, test=test)
         stores = open_stores((train, test), backbone, self.settings.test_crop)
         return Bench(self.settings, stream, self.partition, backbone, *stores)
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """A temporary folder that goes away even where this process is killed.
+
+    Loky's tracker, a process of its own, removes it once this process and its workers have all ended.
+    """
+    with TemporaryDirectory(prefix="fczoo-") as folder:
+        resource_tracker.register(folder, "folder")
+        try:
+            yield Path(folder)
+        finally:
+            resource_tracker.unregister(folder, "folder")
 
 
 def lend(bench: Bench, folder: Path) -> Lent:

@@ -4,14 +4,15 @@ import os
 import signal
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
 from fczoo.runner.cell import Cell, Conduct
+from fczoo.runner.lending import shared_folder
 from fczoo.runner.resume import Interrupted
 from fczoo.runner.workers import Outcome, work
 
@@ -31,7 +32,8 @@ class CoreWorker:
     """A pool of one process, which is replaced when it dies."""
 
     def __init__(self, number: int, conduct: Conduct):
-        self.folder = TemporaryDirectory(prefix="fczoo-")
+        self.resources = ExitStack()
+        self.word = self.resources.enter_context(shared_folder()) / "stop"
         self.environment = {"OMP_NUM_THREADS": str(conduct.threads)}
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
@@ -55,19 +57,15 @@ class CoreWorker:
 
     def stop(self) -> None:
         """The process looks for this file after every round."""
-        self._word.touch()
+        self.word.touch()
 
     def close(self, at_once: bool) -> None:
         """End the process."""
         self.pool.shutdown(kill_workers=at_once)
-        self.folder.cleanup()
-
-    @property
-    def _word(self) -> Path:
-        return Path(self.folder.name) / "stop"
+        self.resources.close()
 
     def _open(self) -> None:
-        orders = os.getpid(), self._word
+        orders = os.getpid(), self.word
         self.pool = ProcessPoolExecutor(
             1, timeout=IDLE, env=self.environment, initializer=_prepare, initargs=orders
         )

@@ -13,7 +13,7 @@ import pytest
 
 from fczoo.cli.arguments import parse_jobs
 from fczoo.core.errors import FczooError
-from helpers_bench import ended, numbers, open_files, start
+from helpers_bench import ONE_THREAD, ended, numbers, open_files, start
 from helpers_cli import TINY
 
 pytestmark = pytest.mark.slow
@@ -71,6 +71,23 @@ def test_told_to_stop_every_worker_saves_its_round_and_the_same_command_goes_on(
     code, said = ended(start(tmp_path, "pilora", *options))
     assert code == 0, said
     assert len(numbers(tmp_path)) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
+def test_a_bench_that_is_killed_leaves_none_of_the_files_that_it_lent(tmp_path):
+    lent = tmp_path / "lent"
+    lent.mkdir()
+    options = ["--seeds", "0,1", *LONG, "--tasks", "2", "--jobs", "2"]
+    bench = start(tmp_path / "out", "pilora", *options, env={**ONE_THREAD, "TMPDIR": str(lent)})
+    workers_of(bench)
+    assert list(lent.rglob("*.weights"))
+    bench.kill()
+    bench.communicate(timeout=100)
+    for _ in range(600):  # workers end after the round in which they are
+        if not list(lent.glob("fczoo-*")):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"left over: {list(lent.rglob('*'))}")
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "two", "1.5", "4096", ""])

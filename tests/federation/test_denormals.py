@@ -1,0 +1,74 @@
+"""Numbers too small to be normal, on which processors are slow, are zero while one thread trains."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fczoo.federation.device import flushed_denormals
+from fczoo.testing.world import small_method, toy_bench
+
+SMALLEST = torch.finfo(torch.float32).tiny  # the smallest normal number
+
+
+def tenth() -> float:
+    """A tenth of the smallest normal number, as torch computes it here."""
+    return (torch.tensor(SMALLEST) / 10).item()
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def flushes(threads) -> None:
+    """Skips where the processor has no such mode."""
+    torch.set_num_threads(1)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    torch.set_flush_denormal(False)
+
+
+def test_they_are_zero_inside_and_numbers_again_afterwards(flushes):
+    assert tenth() == pytest.approx(SMALLEST / 10)
+    with flushed_denormals():
+        assert tenth() == 0
+    assert tenth() == pytest.approx(SMALLEST / 10)
+    with pytest.raises(ValueError), flushed_denormals():
+        raise ValueError
+    assert tenth() == pytest.approx(SMALLEST / 10)
+
+
+def test_a_user_who_wants_zero_everywhere_keeps_it(flushes):
+    torch.set_flush_denormal(True)
+    try:
+        with flushed_denormals():
+            assert tenth() == 0
+        assert tenth() == 0
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_several_threads_are_left_alone(threads):
+    torch.set_num_threads(2)
+    with flushed_denormals():
+        assert tenth() > 0
+
+
+def test_clients_train_so_and_the_server_does_not(flushes):
+    seen: dict[str, set[float]] = {"loss": set(), "server": set()}
+
+    class Watched(type(small_method("fedproto"))):
+        def loss(self, *args):
+            seen["loss"].add(tenth())
+            return super().loss(*args)
+
+        def server_update(self, *args):
+            seen["server"].add(tenth())
+            return super().server_update(*args)
+
+    toy_bench(torch.float32).run(Watched(), 0)
+    assert seen["loss"] == {0.0} and min(seen["server"]) > 0
