@@ -1,9 +1,13 @@
 """Values of options and settings in words, and plain tables of words."""
 
+import math
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+SENTENCE = 80  # columns of a cell that holds a sentence, at most
+GAP = 2  # blanks between two columns of a plain table
 
 
 def option_word(value: Any) -> str:
@@ -39,8 +43,23 @@ def plain_table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
-    """A plain table whose last column is wrapped, and one of whole sentences beside it."""
+    """A plain table with sentences wrapped; other cells too, between words, where a terminal is narrower."""
     from tabulate import tabulate
 
-    widths = [*[80 if name == "what it does" else None for name in head[:-1]], 80]
-    return tabulate(rows, head, tablefmt="simple", disable_numparse=True, maxcolwidths=widths)
+    columned = [[str(cell) for cell in column] for column in zip(head, *rows, strict=True)]
+    words = [max(len(word) for cell in column for word in [*cell.split(), " "]) for column in columned]
+    widths = [max(len(line) for cell in column for line in [*cell.splitlines(), ""]) for column in columned]
+    sentences = {len(head) - 1, *(i for i, name in enumerate(head) if name == "what it does")}
+    widths = [min(width, SENTENCE) if i in sentences else width for i, width in enumerate(widths)]
+
+    def spare(place: int) -> float:
+        """What a column can best do without: a sentence keeps twice the room of anything else."""
+        return widths[place] / (2 if place in sentences else 1)
+
+    over = sum(widths) + GAP * (len(widths) - 1) - (columns() or math.inf)
+    while over > 0 and (wide := [i for i, width in enumerate(widths) if width > words[i]]):
+        widths[max(wide, key=spare)] -= 1
+        over -= 1
+    return tabulate(
+        rows, head, "simple", disable_numparse=True, maxcolwidths=widths, maxheadercolwidths=widths
+    )
