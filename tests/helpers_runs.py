@@ -98,3 +98,10 @@ def write_run(
                 "".join(json.dumps({**r, "seconds": 0.5}) + "\n" for r in rounds)
             )
     return folder
+
+
+def tune(folder: Path, trials: int, found_for: list[str]) -> None:
+    """Note in a run folder that the values of some methods were found with so many trials."""
+    path = folder / "bench.json"
+    tuned = {"trials": trials, "methods": found_for}
+    write_json(path, {**json.loads(path.read_text()), "tuned": tuned})

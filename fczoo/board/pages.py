@@ -10,7 +10,7 @@ from fczoo.board.download import as_csv
 from fczoo.board.heading import heading
 from fczoo.board.ranks import RANKED, Standing, borda, critical, shortage
 from fczoo.board.rendering import GENERATOR, render
-from fczoo.board.traits import Traits, changes, traits, trials
+from fczoo.board.traits import Traits, changes, traits
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_safely
 from fczoo.reports.columns import COLUMNS, percent
@@ -99,7 +99,7 @@ def candidates(experiment: Experiment) -> dict[str, Candidate]:
     found: dict[str, tuple[tuple[int, int, int], Line]] = {}
     for line in experiment.lines:
         if line.competes:
-            key = changes(line), -min(map(trials, line.cells)), -len(line.cells)
+            key = changes(line), -min(cell.trials for cell in line.cells), -len(line.cells)
             before = found.get(line.cells[0].method)
             if before is None or key < before[0]:
                 found[line.cells[0].method] = key, line

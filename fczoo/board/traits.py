@@ -9,7 +9,6 @@ from fczoo.core.method import Method
 from fczoo.core.options import build, spaces
 from fczoo.core.registry import METHODS
 from fczoo.reports.chosen import chosen
-from fczoo.reports.run_folder import Cell
 from fczoo.reports.runs import Line
 
 UNKNOWN = "not installed here"
@@ -65,7 +64,7 @@ def traits(line: Line) -> Traits:
     """What the method of a line is with that line's options."""
     counted = [r.uploaded for r in line.results]
     sent = tuple(dict.fromkeys(content for c in counted for content, size in c.items() if size))
-    efforts = dict.fromkeys(trials(cell) for cell in line.cells)
+    efforts = dict.fromkeys(cell.trials for cell in line.cells)
     tuning = tuple(f"{effort or 'no'} trials" for effort in efforts)
     method = _method(line)
     if method is None:
@@ -80,12 +79,6 @@ def traits(line: Line) -> Traits:
         family = next((name for name in FAMILIES if name in trained), "statistics alone")
     exemplars = "kept" if training.exemplars else "none"
     return Traits(family, exemplars, sent, trained or ("nothing",), tuning)
-
-
-def trials(cell: Cell) -> int:
-    """Of ``fczoo tune``, behind the values of a run: its effort, so that a reader can compare the same."""
-    tuned = cell.about.tuned
-    return int(tuned["trials"]) if cell.method in tuned.get("methods", ()) else 0
 
 
 def words_of(prefixes: Iterable[str]) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """What ``fczoo claims`` prints."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from fczoo.papers.claims import Claim, PrintedClaim, claims
+from fczoo.papers.claims import Claim, PrintedClaim, Verdict, claims
 from fczoo.papers.printed import get_paper
 from fczoo.reports.runs import Experiment, experiments_below
 from fczoo.reports.words import word_table
@@ -12,13 +14,20 @@ from fczoo.reports.words import word_table
 def listing(results: Path, paper: str | None = None) -> str:
     """A line a claim: what is said, what is printed, and how often it holds in runs below ``results``."""
     experiments = experiments_below(results)
+    tuned = [replace(e, lines=tuple(line for line in e.lines if line.tuned)) for e in experiments]
     if paper is not None:
         get_paper(paper)
     chosen = [c for c in claims().values() if paper is None or _of(c, paper)]
-    rows = [(c.name, c.cited, _printed(c), _counted(c, experiments), c.says) for c in chosen if c.runnable]
+    known = [c for c in chosen if c.runnable]
+    fair, every = ([_verdicts(c, runs) for c in known] for runs in (tuned, experiments))
+    rows = [
+        (c.name, c.cited, _printed(c), _counted(some), _counted(found), c.says)
+        for c, some, found in zip(known, fair, every, strict=True)
+    ]
+    text = word_table(rows, ["claim", "source", "printed gain", "both tuned", "all runs", "what it says"])
+    told = f"{text}\n\nWhere both sides were tuned: {_summed(fair)}.\nIn all runs: {_summed(every)}."
     left = [c.name for c in chosen if not c.runnable]
-    text = word_table(rows, ["claim", "source", "printed gain", "here", "what it says"])
-    return f"{text}\n\nOf systems that are not implemented: {', '.join(left)}." if left else text
+    return f"{told}\nOf systems that are not implemented: {', '.join(left)}." if left else told
 
 
 def page(claim: Claim, results: Path) -> str:
@@ -52,7 +61,23 @@ def _printed(claim: Claim) -> str:
     return f"{claim.gain:+.1f}" if isinstance(claim, PrintedClaim) else ""
 
 
-def _counted(claim: Claim, experiments: Sequence[Experiment]) -> str:
-    found = [verdict for verdict, _ in claim.verdicts(experiments)]
+def _verdicts(claim: Claim, experiments: Sequence[Experiment]) -> list[Verdict]:
+    return [verdict for verdict, _ in claim.verdicts(experiments)]
+
+
+def _counted(found: Sequence[Verdict]) -> str:
     words = [f"{v} {found.count(v)}x" if found.count(v) > 1 else v for v in dict.fromkeys(found)]
     return ", ".join(words) or "never run"
+
+
+def _summed(verdicts: Sequence[Sequence[Verdict]]) -> str:
+    """How many claims hold: a claim counts by the runs that tell its sides apart."""
+    kinds = Counter(frozenset(found) - {"not told apart"} if found else None for found in verdicts)
+    counts = {
+        "hold": kinds[frozenset({"holds"})],
+        "do not hold": kinds[frozenset({"does not hold"})],
+        "hold in some runs and not in others": kinds[frozenset({"holds", "does not hold"})],
+        "are told apart in none": kinds[frozenset()],
+        "were never run": kinds[None],
+    }
+    return f"of {len(verdicts)} claims {', '.join(f'{n} {what}' for what, n in counts.items() if n)}"

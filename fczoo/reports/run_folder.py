@@ -77,6 +77,12 @@ class Cell:
     result: Result | None
     problem: str = ""
 
+    @property
+    def trials(self) -> int:
+        """Of ``fczoo tune``, behind the values of the run: its effort; 0 where they were not searched."""
+        tuned = self.about.tuned
+        return int(tuned["trials"]) if self.method in tuned.get("methods", ()) else 0
+
 
 @dataclass(frozen=True)
 class Runs:

@@ -44,6 +44,11 @@ class Line:
         """Upper bounds see images that no client has; they are shown, but not ranked."""
         return not self.remark.startswith("upper bound")
 
+    @property
+    def tuned(self) -> bool:
+        """Whether ``fczoo tune`` found the values of all of its runs."""
+        return all(cell.trials for cell in self.cells)
+
 
 @dataclass(frozen=True)
 class Experiment:

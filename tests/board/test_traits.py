@@ -10,6 +10,7 @@ from fczoo.board.traits import TRAINED, changes, traits, words_of
 from fczoo.core.files import write_json
 from fczoo.core.registry import METHODS, create_method
 from fczoo.reports.runs import read_experiments
+from helpers_runs import tune
 
 
 @pytest.mark.parametrize(
@@ -37,13 +38,6 @@ def test_the_trials_behind_the_values_of_a_row_are_told(make_run, tmp_path):
     (line,) = experiment.lines
     assert traits(line).tuning == ("5 trials", "12 trials", "no trials")
     assert choices([traits(line)])["tuning"] == ["12 trials", "5 trials", "no trials"]
-
-
-def tune(folder, trials, found_for):
-    """Note in a run folder that the values of some methods were found with so many trials."""
-    path = folder / "bench.json"
-    tuned = {"trials": trials, "methods": found_for}
-    write_json(path, {**json.loads(path.read_text()), "tuned": tuned})
 
 
 @pytest.mark.parametrize("name", METHODS.names("fczoo.methods") + METHODS.names("fczoo.baselines"))

@@ -11,7 +11,7 @@ from fczoo.cli.app import main
 from fczoo.papers.claims import PlainClaim, PrintedClaim, claims, get_claim, regime
 from fczoo.papers.readings import readings
 from fczoo.reports.runs import read_experiments
-from helpers_runs import write_run
+from helpers_runs import tune, write_run
 
 
 def said(*arguments: str, code: int = 0) -> str:
@@ -20,6 +20,7 @@ def said(*arguments: str, code: int = 0) -> str:
     return done.output
 
 
+ALL = sum(claim.runnable for claim in claims().values())
 PRINTED = {name: claim for name, claim in claims().items() if isinstance(claim, PrintedClaim)}
 
 
@@ -85,10 +86,10 @@ def test_a_plain_claim_is_judged_like_a_printed_one(tmp_path):
     assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
 
 
-def run(folder: Path, method: str, by_seed: dict[int, float], **options) -> None:
+def run(folder: Path, method: str, by_seed: dict[int, float], epochs: int = 1, **options) -> None:
     made = create_method(method, **options)
     plain = {name: getattr(made, name) for name in type(made).__dataclass_fields__}
-    write_run(folder, {method: by_seed}, plain, partition="dirichlet:0.5")
+    write_run(folder, {method: by_seed}, plain, partition="dirichlet:0.5", epochs=epochs)
 
 
 def test_a_difference_is_paired_over_seeds_and_has_an_interval(tmp_path):
@@ -199,6 +200,32 @@ def test_the_command_lists_and_explains(tmp_path):
     assert "fczoo reproduce pilora/cifar100/dirichlet:0.5" in page and page.rstrip().endswith("never run")
     assert "no claim is called 'nope'" in said("nope", code=1)
     assert "leave the rest out" in said("pilora-reweight", "--run", "pilora-reweight", code=1)
+
+
+def test_runs_of_which_both_sides_were_tuned_are_counted_apart(tmp_path):
+    low, high = {0: 40.0, 1: 50.0, 2: 60.0}, {0: 52.0, 1: 60.0, 2: 68.0}
+    run(tmp_path / "a", "pilora", high, reweight="distance")
+    run(tmp_path / "b", "pilora", low, reweight="average")
+    tune(tmp_path / "a", 12, ["pilora"])
+    tune(tmp_path / "b", 12, ["hgp"])  # of that file, but not of that method
+    text = said("--results", str(tmp_path))
+    row = next(line for line in text.splitlines() if line.startswith("pilora-reweight "))
+    assert row.split("+27.1")[1].split("  Proto")[0].split() == ["never", "run", "holds"]
+    assert f"Where both sides were tuned: of {ALL} claims {ALL} were never run." in text
+    assert f"In all runs: of {ALL} claims 1 hold, {ALL - 1} were never run." in text
+
+    tune(tmp_path / "b", 12, ["pilora"])
+    text = said("--results", str(tmp_path))
+    assert f"Where both sides were tuned: of {ALL} claims 1 hold, {ALL - 1} were never run." in text
+
+
+def test_a_claim_that_holds_here_and_not_there_counts_as_such(tmp_path):
+    low, high = {0: 40.0, 1: 50.0, 2: 60.0}, {0: 52.0, 1: 60.0, 2: 68.0}
+    for name, better, worse, epochs in [("a", high, low, 1), ("b", low, high, 2)]:
+        run(tmp_path / f"{name}-better", "pilora", better, epochs, reweight="distance")
+        run(tmp_path / f"{name}-worse", "pilora", worse, epochs, reweight="average")
+    text = said("--results", str(tmp_path))
+    assert f"In all runs: of {ALL} claims 1 hold in some runs and not in others, {ALL - 1} were" in text
 
 
 @pytest.mark.parametrize(
