@@ -103,5 +103,5 @@ def write_run(
 def tune(folder: Path, trials: int, found_for: list[str]) -> None:
     """Note in a run folder that the values of some methods were found with so many trials."""
     path = folder / "bench.json"
-    tuned = {"trials": trials, "methods": found_for}
+    tuned = {"trials": trials, "tasks": 3, "dataset": "digits", "image_steps": 100, "methods": found_for}
     write_json(path, {**json.loads(path.read_text()), "tuned": tuned})

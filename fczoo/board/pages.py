@@ -90,15 +90,15 @@ class Candidate:
     words: Traits
 
 
-def candidates(experiment: Experiment) -> dict[str, Candidate]:
+def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, Candidate]:
     """For each method that competes, its row with fewest options other than the method's: see ``changes``.
 
-    Among such rows that with most trials of ``fczoo tune``, then most seeds, then the first; never by score,
-    which would reward many tries.
+    With ``tuned`` only rows of which ``fczoo tune`` found the values are looked at. Among such rows that with
+    most of its trials, then most seeds, then the first; never by score, which would reward many tries.
     """
     found: dict[str, tuple[tuple[int, int, int], Line]] = {}
     for line in experiment.lines:
-        if line.competes:
+        if line.competes and (line.tuned or not tuned):
             key = changes(line), -min(cell.trials for cell in line.cells), -len(line.cells)
             before = found.get(line.cells[0].method)
             if before is None or key < before[0]:
@@ -111,7 +111,11 @@ def candidates(experiment: Experiment) -> dict[str, Candidate]:
 
 
 def _index(experiments: Sequence[Experiment]) -> str:
-    fields = [candidates(experiment) for experiment in experiments]
+    """The list of benchmarks, and ranks over them: of tuned rows alone where there are any to be compared."""
+    every = [candidates(experiment) for experiment in experiments]
+    alike = [candidates(experiment, tuned=True) for experiment in experiments]
+    tuned = any(len(field) > 1 for field in alike)
+    fields = alike if tuned else every
     scores = [{name: c.score for name, c in field.items()} for field in fields]
     standings = borda(scores)
     counted = [i for i, field in enumerate(fields) if len(field) > 1]
@@ -120,11 +124,13 @@ def _index(experiments: Sequence[Experiment]) -> str:
         for name, standing in standings.items()
     ]
     blocks = [own for own in scores if len(own) >= RANKED]
-    rows = [_benchmark(i, experiment, fields[i]) for i, experiment in enumerate(experiments)]
+    rows = [_benchmark(i, experiment, every[i]) for i, experiment in enumerate(experiments)]
     return render(
         "index.html",
         runs=sum(len(line.cells) for experiment in experiments for line in experiment.lines),
+        known=len({name for field in every for name in field}),
         methods=methods,
+        tuned=tuned,
         benchmarks=rows,
         counted=[rows[i] for i in counted],
         choices=choices([c.words for field in fields for c in field.values()]),

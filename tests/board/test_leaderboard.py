@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 from helpers_browser import Site, needs_browser, served
+from helpers_runs import tune
 
 SCORES = {
     "hgp": 70.0,
@@ -67,6 +68,24 @@ def test_the_index_ranks_by_borda(site):
     assert rows[7] == ["ewc", "8", "18.8", "2", "8", "2", "whole network"]
     wanted = "it needs 5 benchmarks or more with 3 methods or more in common; benchmarks here: 2"
     assert wanted in (site / "index.html").read_text()
+
+
+def test_where_values_were_tuned_no_others_are_ranked(make_run, tmp_path):
+    """PILoRA is best as it comes, and HGP in a benchmark where nobody was tuned: neither counts."""
+    tune(make_run(tmp_path / "runs" / "a", {"hgp": {0: 40.0}, "ewc": {0: 50.0}}), 12, ["hgp", "ewc"])
+    make_run(tmp_path / "runs" / "b", {"pilora": {0: 90.0}, "fedncm": {0: 20.0}})
+    make_run(tmp_path / "runs" / "c", {"hgp": {0: 80.0}, "ewc": {0: 30.0}, "l2p": {0: 10.0}}, rounds=9)
+    page = built(tmp_path / "site", str(tmp_path / "runs")) / "index.html"
+    assert cells(page, "ranks") == [
+        ["ewc", "1", "100.0", "1", "1", "whole network"],
+        ["hgp", "2", "0.0", "1", "2", "prompts"],
+    ]
+    assert "Of rows whose values" in page.read_text() and "7 runs of 5 methods in 2" in page.read_text()
+    assert {row[3] for row in cells(page, "benchmarks")} == {"pilora, 85.0", "hgp, 80.0"}  # half of 90 and 80
+
+
+def test_where_nothing_was_tuned_all_are_ranked(site):
+    assert "Of rows whose values" not in (site / "index.html").read_text()
 
 
 def test_every_benchmark_has_a_page_that_the_index_leads_to(site):
