@@ -5,7 +5,7 @@ What is broken is turned away, with a reason.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,7 +23,8 @@ class Stopped(FczooError):
 
 
 SILENT = "dropped out"
-LARGEST_NORM = 1e3  # times the round's median: a longer update would undo everybody else's
+LARGEST_NORM = 1e3  # times the round's median: a longer update would undo everybody else's, unless it is
+# shorter than what all started from: then others have hardly moved, as where they have nothing left to learn
 
 
 class Form(NamedTuple):
@@ -116,7 +117,7 @@ def sift(
     ``payloads`` are by client, empty where nothing came; ``trained`` is what the clients started from;
     ``images`` is how many each client has. A trained tensor keeps its shape; the rows of declared groups
     are those that the group's layout allows; what the declaration leaves open (a dimension, a type) is as
-    in most uploads. Norms are compared from three clients up.
+    in most uploads. Norms are compared from three clients up, see ``LARGEST_NORM``.
     """
     uploads = training.uploads
     classes = _holdable(training, task)
@@ -129,8 +130,9 @@ def sift(
     norms = {c: _distance(p, trained) for c, p in payloads.items() if not reasons[c]}
     if len(norms) >= 3:
         middle = sorted(norms.values())[(len(norms) - 1) // 2]
+        start = _norm(trained.values())
         for client, norm in norms.items():
-            if norm > LARGEST_NORM * middle > 0:
+            if norm > LARGEST_NORM * middle > 0 and norm > start:
                 reasons[client] = f"its update has norm {norm:.3g}, the median is {middle:.3g}"
     sound = [p for c, p in payloads.items() if not reasons[c]]
     return sound, {c: reason for c, reason in reasons.items() if reason}
@@ -178,11 +180,11 @@ def _forms(
 
 
 def _distance(payload: Payload, trained: Tree) -> float:
-    total = 0.0
-    for name, start in trained.items():
-        change = payload[name].to(start.device).double() - start.double()
-        total += float(change.square().sum())
-    return math.sqrt(total)
+    return _norm(payload[name].to(start.device).double() - start.double() for name, start in trained.items())
+
+
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(value.double().square().sum()) for value in tensors))
 
 
 def _fault(
