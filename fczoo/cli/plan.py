@@ -10,12 +10,12 @@ from fczoo.cli.arguments import methods_named, parse_cluster, parse_seeds, specs
 from fczoo.cli.config import Request, merged
 from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
-from fczoo.core.registry import DATASETS, METHODS
+from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.federation.settings import MOVED, Settings
 from fczoo.reports.words import option_word
 from fczoo.runner.grid import Job, by_seed, folder_name, folder_of
 from fczoo.runner.on_ray import NEW
-from fczoo.runner.tuning import Tuned, read_tuned
+from fczoo.runner.tuning import Tuned, TunedMethod, read_tuned
 
 log = logging.getLogger("fczoo")
 SETTINGS = [f.name for f in fields(Settings)]
@@ -111,13 +111,13 @@ def _source(
 ) -> dict[str, Any]:
     """How the values of a file of ``fczoo tune`` were found, and for which methods they are taken.
 
-    Not for one of which an option that was searched is given by hand. A warning names these, methods that
-    the file lacks, and settings that were others then.
+    Not for one of which an option that was searched is given another value by hand. A warning names these,
+    methods that the file lacks, and settings that were others then.
     """
     if tuned is None:
         return {}
     known = sorted(set(methods) & set(tuned.methods))
-    changed = [name for name in known if by_hand.get(name, {}).keys() & tuned.methods[name].space.keys()]
+    changed = [name for name in known if _changed(name, tuned.methods[name], by_hand.get(name, {}), settings)]
     if changed:
         log.warning("--set changes what was searched for %s: not tuned any more", ", ".join(changed))
     if without := sorted(set(methods) - set(tuned.methods)):
@@ -136,6 +136,13 @@ def _source(
         "scored": tuned.scored,
         **({"other_settings": other} if other else {}),
     }
+
+
+def _changed(name: str, tuned: TunedMethod, by_hand: Mapping[str, Any], settings: Settings) -> bool:
+    """Whether an option that was searched has another value than what was found."""
+    found = {**settings.method_options(name), **tuned.values}
+    before, after = (create_method(name, settings.dataset, **{**found, **more}) for more in ({}, by_hand))
+    return any(getattr(before, option) != getattr(after, option) for option in tuned.space)
 
 
 def _check_moved(job: Job, given: Mapping[str, Any]) -> None:
