@@ -23,8 +23,8 @@ class Stopped(FczooError):
 
 
 SILENT = "dropped out"
-LARGEST_NORM = 1e3  # times the round's median: a longer update would undo everybody else's, unless it is
-# shorter than what all started from: then others have hardly moved, as where they have nothing left to learn
+LARGEST_NORM = 1e3  # times the round's median: a longer update would undo everybody else's
+LARGEST_GROWTH = 10.0  # times what all started from; a shorter one is no fault: others have nothing left to learn
 
 
 class Form(NamedTuple):
@@ -130,9 +130,9 @@ def sift(
     norms = {c: _distance(p, trained) for c, p in payloads.items() if not reasons[c]}
     if len(norms) >= 3:
         middle = sorted(norms.values())[(len(norms) - 1) // 2]
-        start = _norm(trained.values())
+        longest = max(LARGEST_NORM * middle, LARGEST_GROWTH * _norm(trained.values()))
         for client, norm in norms.items():
-            if norm > LARGEST_NORM * middle > 0 and norm > start:
+            if norm > longest and middle > 0:
                 reasons[client] = f"its update has norm {norm:.3g}, the median is {middle:.3g}"
     sound = [p for c, p in payloads.items() if not reasons[c]]
     return sound, {c: reason for c, reason in reasons.items() if reason}
