@@ -24,7 +24,7 @@ class Stopped(FczooError):
 
 SILENT = "dropped out"
 LARGEST_NORM = 1e3  # times the round's median: a longer update would undo everybody else's
-LARGEST_GROWTH = 10.0  # times what all started from; a shorter one is no fault: others have nothing left to learn
+LARGEST_GROWTH = 10.0  # times what all started from; a shorter one may be all that is left to learn
 
 
 class Form(NamedTuple):
