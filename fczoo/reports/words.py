@@ -3,6 +3,7 @@
 import math
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -60,6 +61,12 @@ def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
     while over > 0 and (wide := [i for i, width in enumerate(widths) if width > words[i]]):
         widths[max(wide, key=spare)] -= 1
         over -= 1
-    return tabulate(
-        rows, head, "simple", disable_numparse=True, maxcolwidths=widths, maxheadercolwidths=widths
-    )
+    broken = [[_broken(cell, width) for cell in c] for c, width in zip(columned, widths, strict=True)]
+    first, *rest = zip(*broken, strict=True)
+    return tabulate(rest, first, tablefmt="simple", disable_numparse=True)
+
+
+def _broken(text: str, width: int) -> str:
+    """Lines of some columns, by words: tabulate's own wrapping takes 5,130 for a number and fails."""
+    wrapper = textwrap.TextWrapper(max(width, 1), break_long_words=False)
+    return "\n".join(wrapper.fill(line) for line in text.splitlines())

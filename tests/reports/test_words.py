@@ -41,3 +41,9 @@ def test_a_sentence_keeps_twice_the_room_of_other_words():
 
 def test_a_terminal_of_a_few_columns_breaks_no_word():
     assert any("Re-weighting" in line for line in table(10))
+
+
+@pytest.mark.parametrize("width", [None, 30])
+def test_numbers_stand_as_they_are(width):
+    with mock.patch.object(words, "columns", return_value=width):
+        assert "5,130" in word_table([("hgp", "5,130", "scalars that are trained")], ["method", "n", "what"])

@@ -193,15 +193,6 @@ def test_what_is_given_by_hand_was_not_tuned(found, tmp_path, caplog):
     assert "fczoo tune" not in run("bench", "--methods", "fedridge", *TINY, *by_hand)
 
 
-def test_what_was_found_stays_tuned_when_it_is_given_by_hand_too(tmp_path, caplog):
-    """Controls are searched and run with the same words: ``--set fedridge.score=cosine`` for both."""
-    control = ["--set", "fedridge.score=cosine", "--set", "fedridge.bias=none"]
-    run("tune", "--methods", "fedridge", "--trials", "1", *control, *TINY, "--out", str(tmp_path / "search"))
-    tuned = ["--tuned", str(tmp_path / "search" / TUNED), "--out", str(tmp_path / "runs")]
-    text = run("bench", "--methods", "fedridge", *control, *TINY, *tuned)
-    assert "scored on 24 images: fedridge\n" in text and "not tuned" not in caplog.text
-
-
 def test_other_settings_than_those_of_the_search_are_said(found, tmp_path, caplog):
     """Where it runs and what it is tested on do not count."""
     bench = ["bench", "--methods", "fedncm", *TINY, "--tuned", str(found / TUNED), "--out"]

@@ -114,19 +114,6 @@ def test_sound_uploads_may_differ_in_rows_and_length():
     assert sifted(upload(0, rows=0))[1] == sifted(upload(0, rows=1))[1] == sifted(near)[1] == {}
 
 
-def test_who_still_learns_is_no_fault_where_others_have_nothing_left_to_learn():
-    """Start [2, 3] of twos, norm 4.9; three clients move by 1e-6, the last by 19 (norm 46.5) or 21 (51.4)."""
-    start = torch.full((2, 3), 2.0)
-    still = {k: upload(k, head=start + 1e-6) for k in range(1, 4)}
-
-    def reasons(change: float) -> dict[int, str]:
-        payloads = {**still, 0: upload(0, head=start + change)}
-        return sift(payloads, {"head": start}, TRAINING, TASK, dict.fromkeys(payloads, 5))[1]
-
-    assert reasons(19.0) == {}
-    assert reasons(21.0) == {0: "its update has norm 51.4, the median is 2.34e-06"}
-
-
 def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
     training = replace(
         TRAINING, uploads={**TRAINING.uploads, "image.": samples("gradients of single images")}
