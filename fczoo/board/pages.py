@@ -50,9 +50,13 @@ def write_site(places: Sequence[Path], folder: Path) -> int:
 
 def _weight(experiment: Experiment) -> tuple[int, int]:
     """Benchmarks with more methods, then those with more runs, come first."""
-    competing = [line for line in experiment.lines if line.competes and entry_of(line, COLUMNS["A_N"])]
-    methods = {line.cells[0].method for line in competing}
-    return len(methods), sum(len(line.cells) for line in experiment.lines)
+    return len(_competing(experiment)), sum(len(line.cells) for line in experiment.lines)
+
+
+def _competing(experiment: Experiment) -> set[str]:
+    """The methods that take part in a ranking, were its rows tuned or not."""
+    lines = [line for line in experiment.lines if line.competes and entry_of(line, COLUMNS["A_N"])]
+    return {line.cells[0].method for line in lines}
 
 
 def _earlier(folder: Path) -> list[Path]:
@@ -112,10 +116,10 @@ def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, Candida
 
 def _index(experiments: Sequence[Experiment]) -> str:
     """The list of benchmarks, and ranks over them: of tuned rows alone where there are any to be compared."""
-    every = [candidates(experiment) for experiment in experiments]
-    alike = [candidates(experiment, tuned=True) for experiment in experiments]
-    tuned = any(len(field) > 1 for field in alike)
-    fields = alike if tuned else every
+    fields = [candidates(experiment, tuned=True) for experiment in experiments]
+    tuned = any(len(field) > 1 for field in fields)
+    if not tuned:
+        fields = [candidates(experiment) for experiment in experiments]
     scores = [{name: c.score for name, c in field.items()} for field in fields]
     standings = borda(scores)
     counted = [i for i, field in enumerate(fields) if len(field) > 1]
@@ -124,11 +128,11 @@ def _index(experiments: Sequence[Experiment]) -> str:
         for name, standing in standings.items()
     ]
     blocks = [own for own in scores if len(own) >= RANKED]
-    rows = [_benchmark(i, experiment, every[i]) for i, experiment in enumerate(experiments)]
+    rows = [_benchmark(i, experiment) for i, experiment in enumerate(experiments)]
     return render(
         "index.html",
         runs=sum(len(line.cells) for experiment in experiments for line in experiment.lines),
-        known=len({name for field in every for name in field}),
+        known=len({name for experiment in experiments for name in _competing(experiment)}),
         methods=methods,
         tuned=tuned,
         benchmarks=rows,
@@ -140,16 +144,16 @@ def _index(experiments: Sequence[Experiment]) -> str:
     )
 
 
-def _benchmark(index: int, experiment: Experiment, field: Mapping[str, Candidate]) -> dict[str, Any]:
+def _benchmark(index: int, experiment: Experiment) -> dict[str, Any]:
     """A row of the list of benchmarks."""
     best = ordered(experiment)[0]
-    entry = entry_of(best, COLUMNS["A_N"])
+    entry = entry_of(best, COLUMNS["A_N"]) if best.competes else None
     return {
         "number": f"#{index + 1}",
         "heading": heading(experiment),
         "rows": len(experiment.lines),
         "seeds": len(experiment.seeds),
-        "first": f"{best.label}, {percent(entry.mean)}" if field and entry else "–",
+        "first": f"{best.label}, {percent(entry.mean)}" if entry else "–",
     }
 
 

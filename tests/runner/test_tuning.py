@@ -24,14 +24,9 @@ from fczoo.reports.drawing import COLOURS
 from fczoo.runner.resume import only_process
 from fczoo.runner.trials import Effort, trial_images
 from fczoo.runner.tuning import SPREAD, TUNED, Tuned, _around, _own_values, _spread, read_tuned
+from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
-
-
-def run(*arguments: str) -> str:
-    done = CliRunner().invoke(main, list(arguments))
-    assert done.exit_code == 0, done.output
-    return done.stdout
 
 
 def refused(*arguments: str) -> str:

@@ -46,7 +46,9 @@ def test_runs_side_by_side_give_the_numbers_of_runs_in_turn(tmp_path):
         result = numbers(tmp_path / "side")[f"{method}/seed{seed}/result.json"]
         assert [task for task, _ in told] == ["1", "2", "3"]
         assert float(told[-1][1]) == pytest.approx(result["metrics"]["A_N"], abs=0.06)
-    assert json.loads((tmp_path / "side" / "bench.json").read_text())["hardware"]["threads"] == 1
+    about = json.loads((tmp_path / "side" / "bench.json").read_text())
+    assert about["hardware"]["threads"] == 1
+    assert about["command"][:2] == ["fczoo", "bench"]  # though it was begun as a module of Python
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
