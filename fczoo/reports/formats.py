@@ -119,7 +119,7 @@ def to_json(table: Table) -> list[dict[str, Any]]:
             "std": entry.std,
             "by_seed": dict(entry.by_seed),
             "mark": entry.mark,
-            "told_apart_from_best": not entry.like_best,
+            "told_apart_from_best": entry.apart,
         }
 
     rows = []

@@ -97,9 +97,10 @@ def identity(about: About) -> tuple[str, ...]:
     """Equal for runs whose numbers may stand in one table."""
     settings = filled(about.settings)
     by_seed = {MOVED[word] for word in settings["vary"]} - {None}
-    apart = (*WITHOUT_EFFECT, "backbone", "partition", "partition_seed", *by_seed)
-    same = [json.dumps(value) for name, value in settings.items() if name not in apart]
     split = settings["partition"] if by_seed else about.partition["sha256"]
+    by_split = () if by_seed else ("partition_seed",)  # the same split may have come of another one
+    apart = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed)
+    same = [json.dumps(value) for name, value in settings.items() if name not in apart]
     return (*same, about.backbone["sha256"], split)
 
 
@@ -172,6 +173,8 @@ def _experiment(runs: Sequence[Runs]) -> Experiment:
                 f"{cell.method} with seed {cell.seed} is in {before.place} and, with other numbers, "
                 f"in {cell.place}; give one of the two"
             )
+        if cell.trials > before.trials:  # a search that found what was run by hand as well
+            by_seed[cell.seed] = cell
     lines = [
         Line(_label(key, groups), tuple(by_seed[s] for s in sorted(by_seed)))
         for key, by_seed in groups.items()

@@ -19,7 +19,11 @@ class Entry:
 
     by_seed: Mapping[int, float]
     mark: Mark = ""
-    like_best: bool = False  # the difference to the best was tested and is not significant
+    apart: bool | None = None  # whether the difference to the best is significant; None where none was tested
+
+    @property
+    def like_best(self) -> bool:
+        return self.apart is False
 
     @property
     def mean(self) -> float:
@@ -78,8 +82,8 @@ def marked(entries: Sequence[Entry | None], column: Column) -> list[Entry | None
             out.append(None)
             continue
         rank = ranked.index(round(entry.mean, 9))
-        like_best = rank > 0 and significant(best, entry) is False
-        out.append(Entry(entry.by_seed, marks.get(rank, ""), like_best))
+        apart = significant(best, entry) if rank > 0 else None
+        out.append(Entry(entry.by_seed, marks.get(rank, ""), apart))
     return out
 
 

@@ -168,6 +168,7 @@ def test_every_format_holds_every_figure(folder):
         "by_seed"
     ] == {"0": 75.0, "1": 76.0, "2": 77.0}
     assert found["rows"][2]["values"]["FAA"]["told_apart_from_best"] is False
+    assert found["rows"][0]["values"]["FAA"]["told_apart_from_best"] is None  # the best
 
 
 def test_the_same_run_twice_counts_once_and_is_refused_with_other_numbers(make_run, tmp_path):
