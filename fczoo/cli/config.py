@@ -89,7 +89,8 @@ def request_of_run(path: Path) -> Request:
 
     Only where data and weights lie may have to be said: a run folder tells nobody.
     """
-    from fczoo.reports.run_folder import PARTITION, read_about  # imports torch
+    from fczoo.cli.found import found_in_run  # imports torch
+    from fczoo.reports.run_folder import PARTITION, read_about
     from fczoo.reports.runs import filled
 
     about = read_about(path.parent)
@@ -99,7 +100,8 @@ def request_of_run(path: Path) -> Request:
     if settings["partition"].startswith("file:"):
         settings["partition"] = f"file:{path.parent / PARTITION}"
     words = {name: "none" if value is None else value for name, value in settings.items()}
-    return {**words, "methods": list(about.methods), "seeds": about.seeds, "set": about.methods}
+    tuned = {"tuned": found_in_run(about)} if about.tuned else {}
+    return {**words, **tuned, "methods": list(about.methods), "seeds": about.seeds, "set": about.methods}
 
 
 def _wanted(name: str, value: Any) -> str:

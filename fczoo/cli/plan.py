@@ -1,6 +1,5 @@
 """From the options of a command to the jobs that it means."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -8,16 +7,14 @@ from typing import Any
 
 from fczoo.cli.arguments import methods_named, parse_cluster, parse_seeds, specs, words
 from fczoo.cli.config import Request, merged
+from fczoo.cli.found import found_in_file
 from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
-from fczoo.core.registry import DATASETS, METHODS, create_method
+from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import MOVED, Settings
-from fczoo.reports.words import option_word
 from fczoo.runner.grid import Job, by_seed, folder_name, folder_of
 from fczoo.runner.on_ray import NEW
-from fczoo.runner.tuning import Tuned, TunedMethod, read_tuned
 
-log = logging.getLogger("fczoo")
 SETTINGS = [f.name for f in fields(Settings)]
 
 
@@ -70,16 +67,17 @@ def jobs_of(request: Request) -> dict[Path, Job]:
             raise FczooError("no methods are named; give --methods, --protocol or --as-released")
         proposed = source.seeds.value if source else [0]
         seeds = parse_seeds(request["seeds"]) if "seeds" in request else proposed
-        tuned = read_tuned(Path(request["tuned"])) if "tuned" in request else None
-        found = {name: t.values for name, t in tuned.methods.items()} if tuned else {}
-        options = {m: {**found.get(m, {}), **request["set"].get(m, {})} for m in methods}
+        tuned = request.get("tuned")  # a file's name, or what a run folder has of one
+        found = found_in_file(Path(tuned)) if isinstance(tuned, str) else tuned
+        values = found.values if found else {}
+        options = {m: {**values.get(m, {}), **request["set"].get(m, {})} for m in methods}
         folder = folder_of(settings, grid)
         if folder in jobs:
             raise FczooError(
                 "two settings of the grid would share a folder; give partition files different names"
             )
-        effort = _source(tuned, methods, request["set"], settings)
-        job = Job(settings, tuple(methods), tuple(seeds), options, effort)
+        record = found.record(methods, request["set"], settings) if found else {}
+        job = Job(settings, tuple(methods), tuple(seeds), options, record)
         _check_moved(job, given)
         jobs |= by_seed(folder, job)
     return jobs
@@ -104,45 +102,6 @@ def _elsewhere(request: Request) -> bool:
     executor = request.get("executor", "cores")
     asked = dict(parse_cluster(words(request.get("cluster"), "--cluster"), executor))
     return executor == "slurm" or (executor == "ray" and asked.get("address", NEW) != NEW)
-
-
-def _source(
-    tuned: Tuned | None, methods: Sequence[str], by_hand: Mapping[str, Mapping[str, Any]], settings: Settings
-) -> dict[str, Any]:
-    """How the values of a file of ``fczoo tune`` were found, and for which methods they are taken.
-
-    Not for one of which an option that was searched is given another value by hand. A warning names these,
-    methods that the file lacks, and settings that were others then.
-    """
-    if tuned is None:
-        return {}
-    known = sorted(set(methods) & set(tuned.methods))
-    changed = [name for name in known if _changed(name, tuned.methods[name], by_hand.get(name, {}), settings)]
-    if changed:
-        log.warning("--set changes what was searched for %s: not tuned any more", ", ".join(changed))
-    if without := sorted(set(methods) - set(tuned.methods)):
-        log.warning("--tuned has no values for %s, which run with their own", ", ".join(without))
-    if other := tuned.other_settings(settings):
-        then = ", ".join(f"{flag(name)} {option_word(value)}" for name, value in other.items())
-        log.warning("the values of --tuned were found with %s, other than here, and may not fit", then)
-    taken = [name for name in known if name not in changed]
-    if not taken:
-        return {}
-    return {
-        "dataset": tuned.settings["dataset"],
-        "methods": taken,
-        **tuned.effort,
-        "image_steps": tuned.image_steps,
-        "scored": tuned.scored,
-        **({"other_settings": other} if other else {}),
-    }
-
-
-def _changed(name: str, tuned: TunedMethod, by_hand: Mapping[str, Any], settings: Settings) -> bool:
-    """Whether an option that was searched has another value than what was found."""
-    found = {**settings.method_options(name), **tuned.values}
-    before, after = (create_method(name, settings.dataset, **{**found, **more}) for more in ({}, by_hand))
-    return any(getattr(before, option) != getattr(after, option) for option in tuned.space)
 
 
 def _check_moved(job: Job, given: Mapping[str, Any]) -> None:

@@ -231,7 +231,13 @@ def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any], accept: bool
     """
     changed = check_code(folder, old, new, accept)
     again = {m: new["methods"].get(m, options) for m, options in old["methods"].items()}
-    check_same(folder, old, {**new, "methods": again, "seeds": old["seeds"]})
+    before, now = old.get("tuned", {}), new.get("tuned", {})
+    searched = {*before.get("methods", ()), *now.get("methods", ())}
+    check_same(
+        folder,
+        {**old, "tuned": {**(before or now), "methods": []}},
+        {**new, "tuned": {**(now or before), "methods": []}, "methods": again, "seeds": old["seeds"]},
+    )
     commands = [
         *old.get("earlier_commands", []),
         *([old["command"]] if old.get("command", new["command"]) != new["command"] else []),
@@ -242,7 +248,8 @@ def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any], accept: bool
         *old.get("changed_code", []),
         *([{"when": new["started"], "modules": changed}] if changed else []),
     ]
-    more = {"earlier_commands": commands, "changed_code": accepted}
+    tuned = {**(now or before), "methods": sorted(searched)} if searched else {}
+    more = {"tuned": tuned, "earlier_commands": commands, "changed_code": accepted}
     return {**joined, **{name: value for name, value in more.items() if value}}
 
 

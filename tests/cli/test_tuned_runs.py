@@ -1,0 +1,81 @@
+"""A folder that was begun with ``--tuned`` is gone on with, joined and run again, and stays tuned."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+from fczoo.runner.tuning import TUNED
+from helpers_cli import TINY, run
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("search")
+    run("tune", "--methods", "fedncm,fedridge", "--trials", "2", *TINY, "--out", str(folder))
+    return str(folder / TUNED)
+
+
+@pytest.fixture
+def begun(searched: str, tmp_path: Path) -> Path:
+    out = tmp_path / "runs"
+    run("bench", "--methods", "fedncm,fedridge", "--tuned", searched, *TINY, "--out", str(out))
+    return out
+
+
+def about(folder: Path) -> dict:
+    return json.loads((folder / "bench.json").read_text())
+
+
+def test_it_is_resumed_without_another_word(begun):
+    before = about(begun)
+    shutil.rmtree(begun / "fedridge" / "seed0")
+    assert "2 trials of" in run("bench", "--resume", "--out", str(begun))
+    assert (begun / "fedridge" / "seed0" / "result.json").is_file()
+    assert about(begun)["tuned"] == before["tuned"] and before["tuned"]["methods"] == ["fedncm", "fedridge"]
+
+
+def test_a_part_of_its_methods_may_have_further_seeds(begun, searched):
+    before = about(begun)["tuned"]
+    run("bench", "--methods", "fedridge", "--seeds", "1", "--tuned", searched, *TINY, "--out", str(begun))
+    assert about(begun)["tuned"] == before and about(begun)["seeds"] == [0, 1]
+
+
+def test_a_method_that_was_not_searched_may_come_and_does_not_count(begun):
+    before = about(begun)["tuned"]
+    run("bench", "--methods", "afcl", *TINY, "--out", str(begun))
+    assert about(begun)["tuned"] == before and len(about(begun)["methods"]) == 3
+
+
+def test_tuned_methods_may_join_one_that_was_not_searched(searched, tmp_path):
+    out = ["--out", str(tmp_path / "runs")]
+    run("bench", "--methods", "afcl", *TINY, *out)
+    run("bench", "--methods", "fedncm", "--tuned", searched, *TINY, *out)
+    assert about(tmp_path / "runs")["tuned"]["methods"] == ["fedncm"]
+
+
+def test_another_search_does_not_join(begun, tmp_path):
+    run("tune", "--methods", "fedridge", "--trials", "1", *TINY, "--out", str(tmp_path / "other"))
+    words = ["--tuned", str(tmp_path / "other" / TUNED), *TINY, "--out", str(begun)]
+    done = CliRunner().invoke(main, ["bench", "--methods", "fedridge", *words])
+    assert done.exit_code == 1 and "already in use by another configuration" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "tuned", "other"),
+    [
+        ([], ["fedncm", "fedridge"], None),
+        (["--set", "fedridge.ridge=7.5"], ["fedncm"], None),
+        (["--rounds", "2"], ["fedncm", "fedridge"], {"rounds": 1}),
+    ],
+)
+def test_its_description_runs_it_again_as_tuned(begun, tmp_path, words, tuned, other):
+    """But for a method whose options are changed by hand; other settings than the search's are told."""
+    again = tmp_path / "again"
+    run("bench", "--config", str(begun / "bench.json"), *words, "--out", str(again))
+    record = about(again)["tuned"]
+    assert record["methods"] == tuned and record.get("other_settings") == other
+    assert record["trials"] == 2
