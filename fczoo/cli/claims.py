@@ -11,26 +11,38 @@ from fczoo.core.errors import FczooError
 @click.argument("name", required=False)
 @click.option("--paper", help="Claims of one paper alone; see `fczoo papers`.")
 @click.option("--run", "running", metavar="CLAIM", help="Run both sides on digits, in minutes, and judge.")
-@click.option("--seeds", default="0-2", show_default=True, help="Of --run.")
-@click.option(
-    "--jobs", metavar="auto|int", default="1", show_default=True, help="Of --run: runs side by side."
-)
+@click.option("--seeds", show_default="0-2", help="Of --run.")
+@click.option("--jobs", metavar="auto|int", show_default="1", help="Of --run: runs side by side.")
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
-    default="results",
-    show_default=True,
+    show_default="results",
     help="Where runs are looked for; --run writes to claims/CLAIM in it.",
 )
 def claims(
-    name: str | None, paper: str | None, running: str | None, seeds: str, jobs: str, results: Path
+    name: str | None,
+    paper: str | None,
+    running: str | None,
+    seeds: str | None,
+    jobs: str | None,
+    results: Path | None,
 ) -> None:
-    """What the papers claim, and what runs here say of it: all claims, or NAME with numbers and commands."""
+    """What the papers claim, and what runs here say of it: all claims, or NAME with numbers and commands.
+
+    A claim holds or not by each pair of rows, one of either side, that stand in one table; 2x is two pairs.
+    """
     from fczoo.papers.claim_pages import listing, page
     from fczoo.papers.claims import get_claim
 
+    place = results or Path("results")
+    if name and paper:
+        raise FczooError(f"--paper is about the list of claims; leave it or {name} out")
     if running is None:
-        click.echo(page(get_claim(name), results) if name else listing(results, paper))
+        if seeds or jobs:
+            raise FczooError("--seeds and --jobs are about --run CLAIM; give it, too, or leave them out")
+        if results and not results.exists():
+            raise FczooError(f"nothing is at --results {results}; give a folder or an archive of runs")
+        click.echo(page(get_claim(name), place) if name else listing(place, paper))
         return
     if name or paper:
         raise FczooError("--run takes the claim's name itself; leave the rest out")
@@ -39,12 +51,12 @@ def claims(
     from fczoo.runner.cell import Conduct
     from fczoo.runner.grid import Job, run_grid
 
-    claim, numbers = get_claim(running), parse_seeds(seeds)
+    claim, numbers = get_claim(running), parse_seeds(seeds or "0-2")
     settings = Settings.for_dataset("digits", partition=claim.small)
     sides = {
         Path(place): Job(settings, (side.method,), tuple(numbers), {side.method: side.options})
         for place, side in zip(("better", "worse"), claim.sides, strict=True)
     }
-    out = results / "claims" / claim.name
-    run_grid(sides, out, Conduct(jobs=parse_jobs(jobs)))
+    out = place / "claims" / claim.name
+    run_grid(sides, out, Conduct(jobs=parse_jobs(jobs or 1)))
     click.echo(page(claim, out))

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fczoo.papers.claims import Claim, PrintedClaim, Verdict, claims
+from fczoo.papers.claims import PrintedClaim, claims
+from fczoo.papers.judging import Claim, Verdict
 from fczoo.papers.printed import get_paper
 from fczoo.reports.runs import Experiment, experiments_below
 from fczoo.reports.words import word_table
@@ -15,9 +16,8 @@ def listing(results: Path, paper: str | None = None) -> str:
     """A line a claim: what is said, what is printed, and how often it holds in runs below ``results``."""
     experiments = experiments_below(results)
     tuned = [replace(e, lines=tuple(line for line in e.lines if line.tuned)) for e in experiments]
-    if paper is not None:
-        get_paper(paper)
-    chosen = [c for c in claims().values() if paper is None or _of(c, paper)]
+    key = paper and get_paper(paper).key
+    chosen = [c for c in claims().values() if key is None or _of(c, key)]
     known = [c for c in chosen if c.runnable]
     fair, every = ([_verdicts(c, runs) for c in known] for runs in (tuned, experiments))
     rows = [
@@ -25,9 +25,14 @@ def listing(results: Path, paper: str | None = None) -> str:
         for c, some, found in zip(known, fair, every, strict=True)
     ]
     text = word_table(rows, ["claim", "source", "printed gain", "both tuned", "all runs", "what it says"])
-    told = f"{text}\n\nWhere both sides were tuned: {_summed(fair)}.\nIn all runs: {_summed(every)}."
     left = [c.name for c in chosen if not c.runnable]
-    return f"{told}\nOf systems that are not implemented: {', '.join(left)}." if left else told
+    lines = [
+        f"Where both sides were tuned: {_summed(fair)}.",
+        f"In all runs: {_summed(every)}.",
+        "A verdict is that of two rows of one table, one of each side; 2x: two such pairs say so.",
+        *([f"Of systems that are not implemented: {', '.join(left)}."] if left else []),
+    ]
+    return "\n".join([text, "", *lines])
 
 
 def page(claim: Claim, results: Path) -> str:
@@ -53,8 +58,8 @@ def _print(claim: PrintedClaim) -> list[str]:
     ]
 
 
-def _of(claim: Claim, paper: str) -> bool:
-    return isinstance(claim, PrintedClaim) and claim.paper == paper
+def _of(claim: Claim, key: str) -> bool:
+    return isinstance(claim, PrintedClaim) and claim.paper == key
 
 
 def _printed(claim: Claim) -> str:

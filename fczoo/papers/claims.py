@@ -1,15 +1,11 @@
-"""What papers claim: of two methods or rows the first is better. Our runs say whether it holds here."""
+"""What papers claim, in their tables and of their own methods: each claim with its sides."""
 
 import json
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from importlib.resources import files
-from typing import Any, Literal
-
-from scipy.stats import t as student
+from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
@@ -17,14 +13,13 @@ from fczoo.core.options import nearest, spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.functional.heads import PromptedHead
 from fczoo.papers.cards import Card, card_name, cards
-from fczoo.papers.printed import Number, Paper, get_paper, papers, plain_split
+from fczoo.papers.judging import Claim, Side, has, is_rate, regime
+from fczoo.papers.printed import Number, Paper, get_paper, papers
 from fczoo.papers.readings import readings
 from fczoo.reports.columns import COLUMNS, Column
-from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.tables import LEVEL, Entry, entry_of, significant
+from fczoo.reports.runs import Line
 
-Verdict = Literal["holds", "does not hold", "not told apart"]
-STRONG = 0.2  # Dirichlet's beta below which the papers speak of strong skew (they print 0.1 and 0.05)
+TRAINED = "tune"  # the option that says, of any method that has it, how much of the network is trained
 SMALL = {
     "alpha=6": "quantity:2",
     "alpha=2": "quantity:1",
@@ -32,101 +27,6 @@ SMALL = {
     "GLFC-60%": "overlap:0.6",
 }
 """Printed split -> that of the run on digits, whose tasks have two classes; else the data set's own."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """A method, with the options that set it apart."""
-
-    method: str
-    options: Mapping[str, Any]
-    printed: Mapping[str, Any] = field(default_factory=dict)  # values of these in the paper's own text
-    unlike: Mapping[str, Any] = field(default_factory=dict)  # rates of the other side, which it must not have
-
-
-@dataclass(frozen=True)
-class Claim(ABC):
-    """Of two sides, the first is above the second in one figure, or below it where less is better."""
-
-    name: str
-    says: str
-
-    @property
-    @abstractmethod
-    def cited(self) -> str:
-        """Who says it, and where."""
-
-    @property
-    @abstractmethod
-    def sides(self) -> tuple[Side, Side]:
-        """The better and the worse side."""
-
-    @property
-    @abstractmethod
-    def column(self) -> Column:
-        """The figure."""
-
-    @property
-    @abstractmethod
-    def small(self) -> str | None:
-        """Partition of the run in minutes, on digits; None: the data set's own."""
-
-    @property
-    @abstractmethod
-    def regime(self) -> str:
-        """The kind of split about which the claim is; a run on another kind says nothing of it."""
-
-    @property
-    def runnable(self) -> bool:
-        """Whether both systems are implemented."""
-        return all(side.method in METHODS.names() for side in self.sides)
-
-    def verdicts(self, experiments: Sequence[Experiment]) -> list[tuple[Verdict, str]]:
-        """What every experiment with both rows says, and by how much: differences paired over seeds."""
-        found = []
-        for experiment in experiments:
-            if self.regime not in ("any", regime(experiment.about.partition["spec"])):
-                continue
-            ours, theirs = ([x for x in experiment.lines if self.matches(x, side)] for side in self.sides)
-            pairs = [(a, b) for a in ours for b in theirs if a is not b and self._comparable(a, b)]
-            found += [self._verdict(experiment, a, b) for a, b in pairs]
-        return found
-
-    def matches(self, line: Line, side: Side) -> bool:
-        """Whether a row is the side: its method, with its options or as the paper prints them."""
-        result = line.results[0]
-        wanted = side.options, {**side.options, **side.printed}
-        if result.method != side.method or any(result.options.get(k) == v for k, v in side.unlike.items()):
-            return False
-        return any(_has(result.options, options) for options in wanted)
-
-    def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
-        first, second = (entry_of(line, self.column) or Entry({}) for line in (ours, theirs))
-        seeds = sorted(first.by_seed.keys() & second.by_seed.keys())
-        gain = Entry({s: self._signed(first.by_seed[s] - second.by_seed[s]) for s in seeds})
-        about = experiment.about
-        where = f"{about.settings['dataset']} {about.partition['spec']}, {ours.cells[0].place}"
-        if gain.std is None:
-            said = f"{gain.mean:+.1f} with one seed" if seeds else "no seed in common"
-            return "not told apart", f"{said}; {where}"
-        margin = gain.std / math.sqrt(len(seeds)) * float(student.ppf(1 - LEVEL / 2, len(seeds) - 1))
-        verdict: Verdict = "not told apart"
-        if significant(first, second):
-            verdict = "holds" if gain.mean > 0 else "does not hold"
-        interval = f"[{gain.mean - margin:+.1f}, {gain.mean + margin:+.1f}]"
-        return verdict, f"{gain.mean:+.1f} {interval} over {len(seeds)} seeds; {where}"
-
-    def _comparable(self, ours: Line, theirs: Line) -> bool:
-        """Of one method, all options but those that the claim is about must be the same."""
-        first, second = ours.results[0], theirs.results[0]
-        if first.method != second.method:
-            return True
-        better, worse = (side.options for side in self.sides)
-        about = {k for k in better.keys() | worse.keys() if better.get(k) != worse.get(k)}
-        return all(second.options.get(k) == v for k, v in first.options.items() if k not in about)
-
-    def _signed(self, difference: float) -> float:
-        return difference if self.column.better == "high" else -difference
 
 
 @dataclass(frozen=True)
@@ -172,7 +72,7 @@ class PlainClaim(Claim):
         tuned = {*spaces(type(made)), *(f.name for f in fields(PromptedHead)), *side.options}
         options = through_json(asdict(made)).items()
         usual = {k: v for k, v in options if k not in tuned and k in result.options}
-        return _has(result.options, {k: v for k, v in usual.items() if not k.startswith("lr")})
+        return has(result.options, {k: v for k, v in usual.items() if not is_rate(k)})
 
 
 @dataclass(frozen=True)
@@ -251,34 +151,25 @@ class PrintedClaim(Claim):
         usual, row = self._usual(method, own.keys() | other.keys()), self.source.row(number)
         printed = {} if row.why else readings(self.source, number)[0].options
         stated = {k: printed[k] for k in usual if k in printed and k not in own}
-        unlike = {k: v for k, v in other.items() if k.startswith("lr") and k not in own}
-        return Side(method, {**usual, **own}, stated, unlike)
+        return Side(method, {**usual, **own}, stated)
 
     def _usual(self, method: str, stated: Collection[str]) -> dict[str, Any]:
         """The method's own values of what any ablation of it changes, so that none passes for the method.
 
-        Ablations are those of the claim's paper and of the method's own, which has its name; a client that
-        is told what the paper's has to notice is one, too. Rates may differ, as they are tuned.
+        Ablations are those of the claim's paper and of the method's own, which has its name; to train less
+        of the network, as a probe of its features does, is one of any method. Rates may differ.
         """
         sources = [self.source, *(paper for paper in papers().values() if paper.key == method)]
         rows = [r for paper in sources for r in paper.methods.values() if r.get("method") == method]
-        changed = {"detector", *stated, *(k for about in rows for k in about.get("options") or {})}
+        changed = {TRAINED, *stated, *(k for about in rows for k in about.get("options") or {})}
         own = sorted(vars(create_method(method)).items())
-        return {k: v for k, v in own if k in changed and not k.startswith("lr")}
+        return {k: v for k, v in own if k in changed and not is_rate(k)}
 
     def _method(self, number: Number) -> tuple[str, dict[str, Any]]:
         about = self.source.methods.get(number.method, {})
         if not about.get("method"):
             raise FczooError(f"claim {self.name} names a row without a method: {number.method}")
         return about["method"], dict(about.get("options") or {})
-
-
-def regime(spec: str) -> str:
-    """``few classes`` a client, ``strong skew``, ``mild`` skew or none; ``any``: a split of another kind."""
-    name, _, value = plain_split(spec).partition(":")
-    if name == "dirichlet":
-        return "strong skew" if float(value) < STRONG else "mild"
-    return {"quantity": "few classes", "shards": "few classes", "iid": "mild"}.get(name, "any")
 
 
 @cache
@@ -294,7 +185,3 @@ def get_claim(name: str) -> Claim:
     if name not in claims():
         raise FczooError(f"no claim is called {name!r}; {nearest(name, list(claims()))}")
     return claims()[name]
-
-
-def _has(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(options.get(k) == v for k, v in wanted.items())

@@ -8,7 +8,8 @@ from click.testing import CliRunner
 import fczoo.runner.grid
 from fczoo import create_method
 from fczoo.cli.app import main
-from fczoo.papers.claims import PlainClaim, PrintedClaim, claims, get_claim, regime
+from fczoo.papers.claims import PlainClaim, PrintedClaim, claims, get_claim
+from fczoo.papers.judging import regime
 from fczoo.papers.readings import readings
 from fczoo.reports.runs import read_experiments
 from helpers_runs import tune, write_run
@@ -123,15 +124,37 @@ def test_runs_that_differ_in_more_than_the_claim_say_nothing(tmp_path):
     assert get_claim("pilora-reweight").verdicts(read_experiments([tmp_path])) == []
 
 
-def test_a_claim_about_a_rate_takes_any_rate_but_the_other_sides(tmp_path):
+def test_a_claim_about_a_rate_of_0_takes_any_other_rate_for_its_better_side(tmp_path):
     run(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, lr_prototype=0.03, lr_lora=0.002)
     run(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, lr_prototype=0.03, lr_lora=0.0)
     run(tmp_path / "c", "pilora", {0: 10.0, 1: 20.0, 2: 30.0}, lr_prototype=0.3, lr_lora=0.0)  # and this one
     ((verdict, text),) = get_claim("pilora-lora").verdicts(read_experiments([tmp_path]))
     assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
     better, worse = get_claim("pilora-lora").sides
-    assert better.unlike == {"lr_lora": 0.0} == {"lr_lora": worse.options["lr_lora"]}
-    assert "lr_lora" not in better.options and not worse.unlike
+    assert "lr_lora" not in better.options and worse.options["lr_lora"] == 0
+
+
+def test_a_method_of_which_a_rate_of_0_switches_a_part_off_does_not_pass_for_it(tmp_path):
+    run(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, lr_lora=0.0)
+    run(tmp_path / "b", "ewc", {0: 40.0, 1: 50.0}, lr_backbone=0.0)
+    run(tmp_path / "c", "fedavg", {0: 40.0, 1: 50.0})
+    run(tmp_path / "d", "icarl", {0: 40.0, 1: 50.0})
+    experiments = read_experiments([tmp_path])
+    assert not any(get_claim(n).verdicts(experiments) for n in ("pilora-icarl", "ewc-plain-forgetting"))
+    run(tmp_path / "e", "pilora", {0: 52.0, 1: 60.0}, lr_lora=1e-5)
+    run(tmp_path / "f", "ewc", {0: 40.0, 1: 50.0}, lr_backbone=1e-5)
+    experiments = read_experiments([tmp_path])
+    assert len(get_claim("pilora-icarl").verdicts(experiments)) == 1
+    assert len(get_claim("ewc-plain-forgetting").verdicts(experiments)) == 1
+
+
+def test_a_probe_of_the_head_does_not_pass_for_a_method_that_trains_the_network(tmp_path):
+    run(tmp_path / "a", "pilora", {0: 40.0, 1: 50.0})
+    run(tmp_path / "b", "joint", {0: 52.0, 1: 60.0}, tune="head")
+    assert get_claim("pilora-joint").verdicts(read_experiments([tmp_path])) == []
+    run(tmp_path / "c", "joint", {0: 52.0, 1: 60.0}, tune="full")
+    run(tmp_path / "d", "joint", {0: 62.0, 1: 70.0}, tune="lora")  # as PILoRA's print has it
+    assert len(get_claim("pilora-joint").verdicts(read_experiments([tmp_path]))) == 2
 
 
 def test_an_ablation_does_not_pass_for_the_method(tmp_path):
@@ -193,13 +216,31 @@ def test_a_claim_of_strong_skew_is_not_judged_by_a_mild_split(tmp_path):
 
 
 def test_the_command_lists_and_explains(tmp_path):
-    text = said("--results", str(tmp_path / "none"))
-    assert "pilora-reweight" in text and "never run" in text
-    page = said("pilora-reweight", "--results", str(tmp_path / "none"))
+    text = said("--results", str(tmp_path))
+    assert "pilora-reweight" in text and "never run" in text and "2x: two such pairs say so" in text
+    page = said("pilora-reweight", "--results", str(tmp_path))
     assert "A_N 68.5 (PILoRA) and 41.4 (w/o prototype re-weight)" in page
     assert "fczoo reproduce pilora/cifar100/dirichlet:0.5" in page and page.rstrip().endswith("never run")
     assert "no claim is called 'nope'" in said("nope", code=1)
     assert "leave the rest out" in said("pilora-reweight", "--run", "pilora-reweight", code=1)
+
+
+def test_what_the_command_is_given_is_not_ignored(tmp_path):
+    lists = [said("--paper", name, "--results", str(tmp_path)) for name in ("PILoRA", "pilora")]
+    assert lists[0] == lists[1] and "pilora-joint" in lists[0] and "hgp-l2p" not in lists[0]
+    for wrong, says in [
+        (["hgp-l2p", "--paper", "hgp"], "leave it or hgp-l2p out"),
+        (["--results", str(tmp_path / "nowhere")], f"nothing is at --results {tmp_path / 'nowhere'}"),
+        (["hgp-l2p", "--results", str(tmp_path / "nowhere")], "nothing is at --results"),
+        (["hgp-l2p", "--seeds", "0-4"], "--seeds and --jobs are about --run"),
+    ]:
+        text = said(*wrong, code=1)
+        assert says in text and text.count("\n") == 1
+
+
+def test_without_a_folder_of_results_every_claim_was_never_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert f"In all runs: of {ALL} claims {ALL} were never run." in said()
 
 
 def test_runs_of_which_both_sides_were_tuned_are_counted_apart(tmp_path):

@@ -1,0 +1,134 @@
+"""A claim: of two methods or rows the first is better, and what runs say of that."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from scipy.stats import t as student
+
+from fczoo.core.registry import METHODS
+from fczoo.papers.printed import plain_split
+from fczoo.reports.columns import Column
+from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.tables import LEVEL, Entry, entry_of, significant
+
+Verdict = Literal["holds", "does not hold", "not told apart"]
+STRONG = 0.2  # Dirichlet's beta below which the papers speak of strong skew (they print 0.1 and 0.05)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A method, with the options that set it apart."""
+
+    method: str
+    options: Mapping[str, Any]
+    printed: Mapping[str, Any] = field(default_factory=dict)  # values of these in the paper's own text
+
+
+@dataclass(frozen=True)
+class Claim(ABC):
+    """Of two sides, the first is above the second in one figure, or below it where less is better."""
+
+    name: str
+    says: str
+
+    @property
+    @abstractmethod
+    def cited(self) -> str:
+        """Who says it, and where."""
+
+    @property
+    @abstractmethod
+    def sides(self) -> tuple[Side, Side]:
+        """The better and the worse side."""
+
+    @property
+    @abstractmethod
+    def column(self) -> Column:
+        """The figure."""
+
+    @property
+    @abstractmethod
+    def small(self) -> str | None:
+        """Partition of the run in minutes, on digits; None: the data set's own."""
+
+    @property
+    @abstractmethod
+    def regime(self) -> str:
+        """The kind of split about which the claim is; a run on another kind says nothing of it."""
+
+    @property
+    def runnable(self) -> bool:
+        """Whether both systems are implemented."""
+        return all(side.method in METHODS.names() for side in self.sides)
+
+    def verdicts(self, experiments: Sequence[Experiment]) -> list[tuple[Verdict, str]]:
+        """What every experiment with both rows says, and by how much: differences paired over seeds."""
+        found = []
+        for experiment in experiments:
+            if self.regime not in ("any", regime(experiment.about.partition["spec"])):
+                continue
+            ours, theirs = ([x for x in experiment.lines if self.matches(x, side)] for side in self.sides)
+            pairs = [(a, b) for a in ours for b in theirs if a is not b and self._comparable(a, b)]
+            found += [self._verdict(experiment, a, b) for a, b in pairs]
+        return found
+
+    def matches(self, line: Line, side: Side) -> bool:
+        """Whether a row is the side: its method, with its options or as the paper prints them.
+
+        Rates are tuned and may differ; one of 0 switches something off, which a side has to say.
+        """
+        result = line.results[0]
+        wanted = side.options, {**side.options, **side.printed}
+        off = {name for name, value in result.options.items() if is_rate(name) and value == 0}
+        if result.method != side.method or not off <= side.options.keys():
+            return False
+        return any(has(result.options, options) for options in wanted)
+
+    def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
+        first, second = (entry_of(line, self.column) or Entry({}) for line in (ours, theirs))
+        seeds = sorted(first.by_seed.keys() & second.by_seed.keys())
+        gain = Entry({s: self._signed(first.by_seed[s] - second.by_seed[s]) for s in seeds})
+        about = experiment.about
+        where = f"{about.settings['dataset']} {about.partition['spec']}, {ours.cells[0].place}"
+        if gain.std is None:
+            said = f"{gain.mean:+.1f} with one seed" if seeds else "no seed in common"
+            return "not told apart", f"{said}; {where}"
+        margin = gain.std / math.sqrt(len(seeds)) * float(student.ppf(1 - LEVEL / 2, len(seeds) - 1))
+        verdict: Verdict = "not told apart"
+        if significant(first, second):
+            verdict = "holds" if gain.mean > 0 else "does not hold"
+        interval = f"[{gain.mean - margin:+.1f}, {gain.mean + margin:+.1f}]"
+        return verdict, f"{gain.mean:+.1f} {interval} over {len(seeds)} seeds; {where}"
+
+    def _comparable(self, ours: Line, theirs: Line) -> bool:
+        """Of one method, all options but those that the claim is about must be the same."""
+        first, second = ours.results[0], theirs.results[0]
+        if first.method != second.method:
+            return True
+        better, worse = (side.options for side in self.sides)
+        about = {k for k in better.keys() | worse.keys() if better.get(k) != worse.get(k)}
+        return all(second.options.get(k) == v for k, v in first.options.items() if k not in about)
+
+    def _signed(self, difference: float) -> float:
+        return difference if self.column.better == "high" else -difference
+
+
+def regime(spec: str) -> str:
+    """``few classes`` a client, ``strong skew``, ``mild`` skew or none; ``any``: a split of another kind."""
+    name, _, value = plain_split(spec).partition(":")
+    if name == "dirichlet":
+        return "strong skew" if float(value) < STRONG else "mild"
+    return {"quantity": "few classes", "shards": "few classes", "iid": "mild"}.get(name, "any")
+
+
+def is_rate(option: str) -> bool:
+    """Whether an option is a learning rate, by its name: ``lr``, ``lr_lora``, ``server_lr``."""
+    return "lr" in option.split("_")
+
+
+def has(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether the options of a run have all values that are wanted."""
+    return all(options.get(k) == v for k, v in wanted.items())
