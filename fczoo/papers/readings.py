@@ -20,7 +20,8 @@ IGNORED = (*WITHOUT_EFFECT, "partition_seed")  # what cannot change what is comp
 NORMALISATION = ("mean", "std", "norm_by_dataset")  # three settings that say one thing
 NEVER_SAID = ("precision", "deterministic", "vary")
 """What papers do not say of their runs, beside what protocols mark as open."""
-ROUGHLY = ("backbone", "partition", "class_order_seed")  # of which even an open setting says something
+ROUGHLY = ("backbone", "partition", "class_order_seed", "train_per_class")
+"""Of which even an open setting says something."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,8 @@ def _agrees(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], left:
         if name not in left:
             return bool("class_order" in left or a == b)
         return (a is None) == (b is None)
+    if name == "train_per_class" and name in left:
+        return a in (None, b)  # all images, as papers have them that do not say
     return bool(_tasks(a) == _tasks(b) if name == "tasks" else a == b)
 
 

@@ -130,6 +130,12 @@ def test_what_a_paper_leaves_open_is_no_difference_and_is_told(run):
     assert differ(run(card, backbone="vit_tiny_patch16_224.dino"), card)[0].startswith("backbone vit_tiny")
 
 
+def test_some_of_a_papers_training_images_are_a_difference_though_it_does_not_say_how_many_it_has(run):
+    card = "pilora/cifar100/quantity:6"
+    assert [differ(run(card, train_per_class=n), card) for n in (None, 400)] == [[], []]
+    assert differ(run(card, train_per_class=10), card) == ["train_per_class 10 (paper: 400)"]
+
+
 def test_a_baseline_is_free_where_the_paper_is_silent_but_not_in_deviations_of_code(run):
     card = "hgp/cifar100/dirichlet:0.05/ewc"
     assert differ(run(card, options={"strength": 100.0, "head_init": "zeros"}), card) == []
