@@ -1,11 +1,16 @@
 """``fczoo report``, ``papers``, ``compare`` and ``reproduce``: our tables, theirs, and both."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fczoo.cli.bench import bench
 from fczoo.core.errors import FczooError
+
+if TYPE_CHECKING:
+    from fczoo.papers.cards import Card
 
 FOLDERS = click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 
@@ -105,18 +110,18 @@ def compare(folders: tuple[Path, ...], paper: str) -> None:
 @click.option(
     "--reading",
     type=click.Choice(["print", "released"]),
-    default="print",
-    show_default=True,
+    show_default="print",
     help="As the paper prints it, or as its released code does.",
 )
 @click.option(
     "--results",
-    type=click.Path(path_type=Path),
-    default="results",
-    show_default=True,
-    help="Where cards without CARD look for runs.",
+    type=click.Path(path_type=Path, exists=True),
+    show_default="results",
+    help="Without CARD: where runs are looked for.",
 )
-def reproduce(card: str | None, extra: tuple[str, ...], dry_run: bool, reading: str, results: Path) -> None:
+def reproduce(
+    card: str | None, extra: tuple[str, ...], dry_run: bool, reading: str | None, results: Path | None
+) -> None:
     """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it.
     Without CARD: all cards, with status.
 
@@ -128,15 +133,40 @@ def reproduce(card: str | None, extra: tuple[str, ...], dry_run: bool, reading: 
     from fczoo.reports.runs import read_experiments
 
     if card is None:
-        click.echo(listing(results))
+        if dry_run or reading:
+            raise FczooError("--dry-run and --reading are about one card; name it, or leave them out")
+        click.echo(listing(results or Path("results")))
         return
+    if results:
+        raise FczooError(f"--results is about the list of all cards; leave it or {card} out")
     chosen = get_card(card)
-    command = chosen.command(extra, reading)
+    command = chosen.command(extra, reading or "print")
+    ran = bench.make_context("bench", command[1:])
+    _check_one_row(chosen, ran.params)
     click.echo(spelled(command))
-    if not dry_run:
-        ran = bench.make_context("bench", command[1:])
-        with ran:
-            bench.invoke(ran)
-        (experiment,) = read_experiments([Path(ran.params["out"])])
-        click.echo(spread(experiment, chosen.paper))
-        click.echo(f"{chosen.name}: {verdict(chosen, experiment, experiment.lines[0])}")
+    if dry_run:
+        return
+    with ran:
+        bench.invoke(ran)
+    for experiment in read_experiments([Path(ran.params["out"])]):
+        for line in experiment.lines:
+            if line.results[0].method == chosen.row.method:
+                click.echo(spread(experiment, chosen.paper))
+                click.echo(f"{chosen.name}: {verdict(chosen, experiment, line)}")
+
+
+def _check_one_row(card: "Card", given: Mapping[str, Any]) -> None:
+    """Raise FczooError where the options of ``fczoo bench`` mean more than the one setting of a card, or
+    leave its method out.
+    """
+    from fczoo.cli.arguments import methods_named, specs
+    from fczoo.cli.config import read_config
+    from fczoo.cli.plan import SETTINGS
+
+    cells = read_config(given["config"], SETTINGS, given)[1] if given["config"] else []
+    grid = [name for name in ("dataset", "partition") if len(specs(given[name])) > 1]
+    if cells or grid:
+        several = f"--{grid[0]} names several" if grid else f"{given['config']} has cells"
+        raise FczooError(f"{card.name} is one setting, and {several}; leave it out, or use fczoo bench")
+    if card.row.method not in methods_named(given["methods"]):
+        raise FczooError(f"--methods leaves out {card.row.method}, of which {card.name} is; add it")

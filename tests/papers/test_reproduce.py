@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from fczoo.cli.bench import bench
 from fczoo.core.registry import DATASETS as REGISTERED
 from fczoo.core.registry import METHODS
 from fczoo.data.dataset import ImageData, Images
@@ -138,7 +139,7 @@ def test_a_run_as_released_is_called_so(make_run, tmp_path):
 
 
 def test_the_list_claims_only_what_result_files_show(tmp_path):
-    listed = printed("reproduce", "--results", str(tmp_path / "nowhere"))
+    listed = printed("reproduce", "--results", str(tmp_path))
     assert listed.count("never run") == len(cards()) > 300 and "reproduced" not in listed
     recorded(tmp_path, "cifar100-reduced-a")
     real = printed("reproduce", "--results", str(tmp_path))
@@ -153,6 +154,34 @@ def test_a_run_that_is_not_finished_hides_no_list(make_run, tmp_path):
     result.unlink()
     assert printed("reproduce", "--results", str(tmp_path)).count("never run") == len(cards())
     assert "never run" in printed("claims", "--results", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["--dry-run"], "--dry-run and --reading are about one card"),
+        (["--reading", "released"], "--dry-run and --reading are about one card"),
+        ([CARD, "--results", "."], f"--results is about the list of all cards; leave it or {CARD} out"),
+        ([CARD, "--partition", "iid,dirichlet:0.5"], "is one setting, and --partition names several"),
+        ([CARD, "--dataset", "cifar100,digits"], "is one setting, and --dataset names several"),
+        ([CARD, "--config", "cells.toml"], "is one setting, and cells.toml has cells"),
+        ([CARD, "--methods", "l2p,ewc"], f"--methods leaves out hgp, of which {CARD} is"),
+    ],
+)
+def test_what_a_card_cannot_mean_is_refused_before_anything_runs(wrong, says, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cells.toml").write_text("[[cells]]\nrounds = 1\n[[cells]]\nrounds = 2\n")
+    text = printed("reproduce", *wrong, code=1)
+    assert says in text and text.count("\n") == 1
+    assert "does not exist" in printed("reproduce", "--results", "nowhere", code=2)
+
+
+def test_of_several_methods_the_cards_own_is_judged(monkeypatch, make_run, tmp_path):
+    monkeypatch.setattr(bench, "invoke", lambda context: None)
+    runs = dict.fromkeys(("ewc", "hgp"), dict.fromkeys(range(3), 100.0))
+    make_run(tmp_path / "run", runs, reading(), B16, **followed())
+    lines = printed("reproduce", CARD, "--methods", "ewc,hgp", "--out", str(tmp_path / "run")).splitlines()
+    assert len(lines) == 3 and lines[-1].startswith(f"{CARD}: reproduced with the print")
 
 
 def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
