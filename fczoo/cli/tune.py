@@ -1,6 +1,7 @@
 """``fczoo tune``."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,9 @@ import click
 
 from fczoo.cli.options import OUTPUT, RUNS, GroupedCommand, complete, grouped, settings_options
 from fczoo.core.registry import METHODS
+from fczoo.federation.settings import Settings
+
+OF_ITS_OWN = ("class_order", "class_order_seed", "partition_seed", "vary")  # settings of which --seed decides
 
 
 @click.command(cls=GroupedCommand)
@@ -29,7 +33,10 @@ from fczoo.core.registry import METHODS
 )
 @grouped(RUNS, "--trials", type=click.IntRange(1, 10_000), default=16, help="trials of each method  [16]")
 @grouped(
-    RUNS, "--first-tasks", type=click.IntRange(1), default=3, help="tasks of a trial, from the first one  [3]"
+    RUNS,
+    "--first-tasks",
+    type=click.IntRange(1),
+    help="tasks of a trial, from the first one  [3, or all of fewer]",
 )
 @grouped(
     RUNS,
@@ -45,7 +52,7 @@ from fczoo.core.registry import METHODS
     help="so many training images of each class score it instead, beside those that --train-per-class keeps",
 )
 @grouped(RUNS, "--seed", type=click.IntRange(0), default=0, help="of class order, split and training  [0]")
-@settings_options()
+@settings_options([field.name for field in fields(Settings) if field.name not in OF_ITS_OWN])
 @grouped(
     OUTPUT,
     "--out",
@@ -66,7 +73,7 @@ def tune(
     methods: str,
     changes: Sequence[str],
     trials: int,
-    first_tasks: int,
+    first_tasks: int | None,
     held_out: float,
     score_per_class: int | None,
     seed: int,
@@ -81,11 +88,11 @@ def tune(
     from fczoo.cli.plan import followed_here
     from fczoo.core.errors import FczooError
     from fczoo.core.options import spaces
-    from fczoo.federation.settings import Settings
     from fczoo.reports.words import option_word, word_table
+    from fczoo.runner.search import tune as search
+    from fczoo.runner.study import ERROR
     from fczoo.runner.trials import Effort
     from fczoo.runner.tuning import TUNED
-    from fczoo.runner.tuning import tune as search
 
     if plot is not None:
         check_plot(plot)
@@ -94,19 +101,27 @@ def tune(
     settings = Settings.for_dataset(dataset, **said, **followed_here(dataset, said))
     settings.check()
     named, fixed = methods_named(methods), parse_changes(changes)
+    if not named:
+        raise FczooError("no methods are named; give --methods a name, or all")
     searched = [name for name in named if methods != ALL or spaces(METHODS.get(name))]
     if others := sorted(fixed.keys() - searched):
         raise FczooError(f"--set names {', '.join(others)}, not among --methods; add or leave out")
-    effort = Effort(trials, first_tasks, held_out, score_per_class, seed)
+    if first_tasks is not None and first_tasks > settings.task_count:
+        raise FczooError(
+            f"--first-tasks is {first_tasks}; {dataset} is cut into {settings.task_count}: give fewer, or "
+            "raise --tasks"
+        )
+    effort = Effort(trials, first_tasks or Effort.tasks, held_out, score_per_class, seed)
     tuned = search(searched, settings, effort, out, parse_jobs(jobs), fixed)
     rows = []
     for name, found in tuned.methods.items():
         values = ", ".join(f"{k}={option_word(_short(v))}" for k, v in found.values.items())
         share = ", ".join(f"{k} {100 * v:.0f} %" for k, v in found.importance.items())
-        rows.append((name, f"{found.default_score:.1f}", f"{found.score:.1f}", share, values))
+        as_it_comes = "failed" if ERROR in found.trials[0] else f"{found.default_score:.1f}"
+        rows.append((name, as_it_comes, f"{found.score:.1f}", share, values))
     click.echo(word_table(rows, ["method", "as it comes", "tuned", "what matters", "values"]))
     effort_words = f"each method had {trials} trials of {tuned.image_steps} image-steps"
-    seen = f"the first {first_tasks} tasks, on {tuned.scored} training images held out"
+    seen = f"the first {tuned.effort['tasks']} tasks, on {tuned.scored} training images held out"
     click.echo(f"\nA_N in % after {seen}; {effort_words}.\nWritten to {out / TUNED}")
     if plot is not None:
         write_importance(plot, tuned)

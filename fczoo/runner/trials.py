@@ -24,6 +24,11 @@ class Effort:
     seed: int = 0
 
 
+def tasks_of_trial(settings: Settings, asked: int) -> int:
+    """The first ``asked`` tasks, or all where there are fewer."""
+    return min(asked, settings.task_count)
+
+
 def trial_stream(settings: Settings, effort: Effort) -> tuple[Stream, Partition]:
     """What a trial trains on and is scored on, and who owns which image when."""
     return arranged(settings, trial_images(settings, effort))

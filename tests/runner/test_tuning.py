@@ -1,12 +1,6 @@
 """``fczoo tune``: no test image is seen, the effort is equal, and ``bench`` takes what was found."""
 
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +12,12 @@ from msgspec.structs import replace
 from fczoo import FczooError, Settings
 from fczoo.cli.app import main
 from fczoo.core.options import spaces
-from fczoo.core.registry import METHODS, create_method
+from fczoo.core.registry import METHODS
 from fczoo.federation.stream import whole_stream
 from fczoo.reports.drawing import COLOURS
 from fczoo.runner.resume import only_process
 from fczoo.runner.trials import Effort, trial_images
-from fczoo.runner.tuning import SPREAD, TUNED, Tuned, _around, _own_values, _spread, read_tuned
+from fczoo.runner.tuning import TUNED, Tuned, read_tuned
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
@@ -34,35 +28,6 @@ def refused(*arguments: str) -> str:
     assert done.exit_code != 0
     assert len(done.output.strip().splitlines()) == 1
     return done.output
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
-def test_workers_end_with_a_command_that_is_killed(tmp_path: Path):
-    """They would go on with all trials of their methods."""
-    words = ["--methods", "fedavg,fedclm", "--trials", "50", "--jobs", "2", "--out", str(tmp_path)]
-    command = subprocess.Popen([sys.executable, "-m", "fczoo", "tune", *words], start_new_session=True)
-    wait_for(lambda: len(list(tmp_path.glob("*.db"))) == 2)
-    command.kill()
-    command.wait()
-    wait_for(lambda: not living(command.pid))
-
-
-def wait_for(happened: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if happened():
-            return
-        time.sleep(0.2)
-    raise AssertionError("it did not happen within two minutes")
-
-
-def living(group: int) -> bool:
-    """Whether a process of the group still lives."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="module")
@@ -243,48 +208,11 @@ def test_what_is_set_is_not_searched_but_part_of_what_is_found(tmp_path):
     assert found.values["tune"] == "head" and found.values["lr_backbone"] == 0.5
 
 
-def test_a_space_is_widened_to_the_value_that_the_method_has():
-    space = {"lr": (1e-3, 1e-1, "log"), "kind": ["a", "b"]}
-    assert _around(space, {"lr": 0.5, "kind": "c"}) == {"lr": [1e-3, 0.5, "log"], "kind": ["a", "b", "c"]}
-    assert _around(space, {"lr": None, "kind": "a"}) == {"lr": [1e-3, 1e-1, "log"], "kind": ["a", "b"]}
-
-
-def test_the_first_trial_is_the_method_as_it_comes():
-    """A head's rate that is none is that of the prompts; nothing else that is none is searched."""
-    space = {"head_lr": [1e-3, 1e-1, "log"], "lr": [1e-3, 1e-1, "log"]}
-    assert _own_values(space, {"head_lr": None, "lr": 0.03}) == {"head_lr": 0.03, "lr": 0.03}
-    assert _own_values({"memory": [None, 20]}, {"memory": None}) == {"memory": None}
-    with pytest.raises(FczooError, match="ridge is none by default"):
-        _own_values({"ridge": [1e-2, 1e8, "log"]}, {"ridge": None, "lr": 0.01})
-
-
-def test_the_next_trials_are_spread_from_the_middle_of_the_space_on(tmp_path):
-    space = {"lr": [1e-4, 1.0, "log"], "kind": ["a", "b"], "part": [0.0, 1.0, "linear"]}
-    spread = [tuple(_spread(space, number).values()) for number in range(1, SPREAD + 1)]
-    assert [kind for _, kind, _ in spread] == ["b", "a", "b", "a"]
-    assert [part for _, _, part in spread] == [0.5, 0.25, 0.75, 0.625]
-    assert [lr for lr, _, _ in spread] == pytest.approx([1e-2, 1e-1, 1e-3, 10**-2.5])
-    small = ["--methods", "fedavg", *TINY, "--first-tasks", "1", "--trials", "6", "--out", str(tmp_path)]
-    run("tune", "--set", "fedavg.tune=head", *small)
-    found = read_tuned(tmp_path / TUNED).methods["fedavg"]
-    tried = [trial["values"] for trial in found.trials]
-    assert tried[1 : SPREAD + 1] == [_spread(found.space, number) for number in range(1, SPREAD + 1)]
-    assert len({tuple(values.values()) for values in tried}) == 6
-
-
-@pytest.mark.parametrize("name", METHODS.names())
-def test_of_every_method_the_first_trial_has_its_own_values(name):
-    own = asdict(create_method(name, "digits"))
-    space = _around(spaces(METHODS.get(name)), own)
-    tried = _own_values(space, own).items()
-    assert all(value == own[option] or (option, own[option]) == ("head_lr", None) for option, value in tried)
-
-
 def test_what_cannot_be_tuned_is_one_line(found, tmp_path):
     other = refused(
         "tune", "--methods", "fedncm", *TINY, "--rounds", "2", "--trials", "3", "--out", str(found)
     )
-    assert "made with other settings" in other
+    assert "tuned.json was found with other settings; give another --out" in other
     assert "nope" in refused("tune", "--methods", "nope", "--out", str(tmp_path))
     apart = ["--set", "hgp.lr=1", "--out", str(tmp_path)]
     assert "hgp, not among --methods" in refused("tune", "--methods", "fedncm", *apart)

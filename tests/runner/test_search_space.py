@@ -1,0 +1,52 @@
+"""Where ``fczoo tune`` looks first: the method as it comes, then points spread over its space."""
+
+from dataclasses import asdict
+
+import pytest
+
+from fczoo import FczooError
+from fczoo.core.options import spaces
+from fczoo.core.registry import METHODS, create_method
+from fczoo.runner.search_space import around, own_values, spread
+from fczoo.runner.study import SPREAD
+from fczoo.runner.tuning import TUNED, read_tuned
+from helpers_cli import run
+
+TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
+
+
+def test_a_space_is_widened_to_the_value_that_the_method_has():
+    space = {"lr": (1e-3, 1e-1, "log"), "kind": ["a", "b"]}
+    assert around(space, {"lr": 0.5, "kind": "c"}) == {"lr": [1e-3, 0.5, "log"], "kind": ["a", "b", "c"]}
+    assert around(space, {"lr": None, "kind": "a"}) == {"lr": [1e-3, 1e-1, "log"], "kind": ["a", "b"]}
+
+
+def test_the_first_trial_is_the_method_as_it_comes():
+    """A head's rate that is none is that of the prompts; nothing else that is none is searched."""
+    space = {"head_lr": [1e-3, 1e-1, "log"], "lr": [1e-3, 1e-1, "log"]}
+    assert own_values(space, {"head_lr": None, "lr": 0.03}) == {"head_lr": 0.03, "lr": 0.03}
+    assert own_values({"memory": [None, 20]}, {"memory": None}) == {"memory": None}
+    with pytest.raises(FczooError, match="ridge is none by default"):
+        own_values({"ridge": [1e-2, 1e8, "log"]}, {"ridge": None, "lr": 0.01})
+
+
+def test_the_next_trials_are_spread_from_the_middle_of_the_space_on(tmp_path):
+    space = {"lr": [1e-4, 1.0, "log"], "kind": ["a", "b"], "part": [0.0, 1.0, "linear"]}
+    points = [tuple(spread(space, number).values()) for number in range(1, SPREAD + 1)]
+    assert [kind for _, kind, _ in points] == ["b", "a", "b", "a"]
+    assert [part for _, _, part in points] == [0.5, 0.25, 0.75, 0.625]
+    assert [lr for lr, _, _ in points] == pytest.approx([1e-2, 1e-1, 1e-3, 10**-2.5])
+    small = ["--methods", "fedavg", *TINY, "--first-tasks", "1", "--trials", "6", "--out", str(tmp_path)]
+    run("tune", "--set", "fedavg.tune=head", *small)
+    found = read_tuned(tmp_path / TUNED).methods["fedavg"]
+    tried = [trial["values"] for trial in found.trials]
+    assert tried[1 : SPREAD + 1] == [spread(found.space, number) for number in range(1, SPREAD + 1)]
+    assert len({tuple(values.values()) for values in tried}) == 6
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_of_every_method_the_first_trial_has_itsown_values(name):
+    own = asdict(create_method(name, "digits"))
+    space = around(spaces(METHODS.get(name)), own)
+    tried = own_values(space, own).items()
+    assert all(value == own[option] or (option, own[option]) == ("head_lr", None) for option, value in tried)
