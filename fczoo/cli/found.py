@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from fczoo.core.files import through_json
 from fczoo.core.options import flag
 from fczoo.core.registry import create_method
 from fczoo.federation.settings import Settings
@@ -59,7 +58,7 @@ class Found:
 
     def _other_settings(self, settings: Settings) -> dict[str, Any]:
         """Settings, as they were in the search, that are others in a run and may call for other values."""
-        here = msgspec.to_builtins(settings.portable())
+        here = through_json(settings.portable())
         return {k: v for k, v in self.settings.items() if k not in WITHOUT_WEIGHT and here.get(k) != v}
 
 

@@ -79,3 +79,11 @@ def test_its_description_runs_it_again_as_tuned(begun, tmp_path, words, tuned, o
     record = about(again)["tuned"]
     assert record["methods"] == tuned and record.get("other_settings") == other
     assert record["trials"] == 2
+
+
+def test_settings_that_are_lists_are_those_of_the_search(tmp_path, caplog):
+    words = ["--methods", "fedridge", *TINY, "--tasks", "4,6"]
+    run("tune", *words, "--trials", "1", "--out", str(tmp_path / "search"))
+    run("bench", *words, "--tuned", str(tmp_path / "search" / TUNED), "--out", str(tmp_path / "runs"))
+    assert "other than here" not in caplog.text
+    assert "other_settings" not in about(tmp_path / "runs")["tuned"]
