@@ -13,11 +13,11 @@ from fczoo.core.options import nearest, spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.functional.heads import PromptedHead
 from fczoo.papers.cards import Card, card_name, cards
-from fczoo.papers.judging import Claim, Side, has, is_rate, regime
+from fczoo.papers.judging import Claim, Side, has, regime
 from fczoo.papers.printed import Number, Paper, get_paper, papers
 from fczoo.papers.readings import readings
 from fczoo.reports.columns import COLUMNS, Column
-from fczoo.reports.runs import Line
+from fczoo.reports.runs import Line, is_rate
 
 TRAINED = "tune"  # the option that says, of any method that has it, how much of the network is trained
 SMALL = {

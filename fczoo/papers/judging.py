@@ -11,7 +11,7 @@ from scipy.stats import t as student
 from fczoo.core.registry import METHODS
 from fczoo.papers.printed import plain_split
 from fczoo.reports.columns import Column
-from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.runs import Experiment, Line, is_rate
 from fczoo.reports.tables import LEVEL, Entry, entry_of, significant
 
 Verdict = Literal["holds", "does not hold", "not told apart"]
@@ -122,11 +122,6 @@ def regime(spec: str) -> str:
     if name == "dirichlet":
         return "strong skew" if float(value) < STRONG else "mild"
     return {"quantity": "few classes", "shards": "few classes", "iid": "mild"}.get(name, "any")
-
-
-def is_rate(option: str) -> bool:
-    """Whether an option is a learning rate, by its name: ``lr``, ``lr_lora``, ``server_lr``."""
-    return "lr" in option.split("_")
 
 
 def has(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

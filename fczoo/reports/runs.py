@@ -196,15 +196,16 @@ def _label(key: tuple[str, str], groups: Mapping[tuple[str, str], Mapping[int, C
     own = json.loads(key[1])
     namesakes = [json.loads(options) for name, options in groups if name == method]
     differing = [n for n in own if any(other.get(n) != own[n] for other in namesakes)]
-    without = [{n: v for n, v in other.items() if not _rate(n)} for other in namesakes]
+    without = [{n: v for n, v in other.items() if not is_rate(n)} for other in namesakes]
     if all(without.count(other) == 1 for other in without):
-        differing = [n for n in differing if not _rate(n)]
+        differing = [n for n in differing if not is_rate(n)]
     if not differing:
         return method
     return f"{method} ({', '.join(f'{n}={_short(n, own, namesakes)}' for n in differing)})"
 
 
-def _rate(option: str) -> bool:
+def is_rate(option: str) -> bool:
+    """Whether an option is a learning rate, by its name: ``lr``, ``lr_lora``, ``server_lr``."""
     return "lr" in option.split("_")
 
 
