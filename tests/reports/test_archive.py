@@ -146,4 +146,4 @@ def test_the_results_of_this_repository_are_read_and_keep_the_folder_that_is_an_
     both, alone = (sorted(report([p], "csv").splitlines()) for p in (RESULTS, RESULTS / "results.csv"))
     assert both == alone
     size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
-    assert size < 3_500_000  # all of it is downloaded with the code; compressed, an eighth of that
+    assert size < 4_000_000  # all of it is downloaded with the code; compressed, an eighth of that
