@@ -34,7 +34,9 @@ def heading(experiment: Experiment) -> Heading:
     backbone = experiment.about.backbone["name"].split(".")[0]
     if s["image_size"]:
         backbone += f" at {s['image_size']} px"
-    budget = f"{s['rounds']} x {s['epochs']} epochs a task"
+    budget = [f"{s['rounds']} x {s['epochs']} epochs a task", _images(s)]
+    if s["precision"] != "fp32":
+        budget.append(s["precision"])
     words = (s["dataset"], s["partition"], experiment.about.backbone["name"].split("_patch")[0])
     unique = hashlib.sha256(repr(identity(experiment.about)).encode()).hexdigest()[:6]
     name = "-".join([*words, f"{s['rounds']}x{s['epochs']}", unique])
@@ -42,7 +44,7 @@ def heading(experiment: Experiment) -> Heading:
         data=s["dataset"],
         protocol=_protocol(experiment, s),
         backbone=backbone,
-        budget=f"{budget}, {_images(s)}",
+        budget=", ".join(budget),
         file=f"{re.sub(r'[^a-z0-9.]+', '-', name.lower()).strip('-.')}.html",
     )
 

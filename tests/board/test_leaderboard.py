@@ -104,6 +104,13 @@ def test_every_benchmark_has_a_page_that_the_index_leads_to(site):
     assert "one seed, so there is no interval" in one_seed and "No pair of methods is tested" in one_seed
 
 
+def test_what_was_computed_in_another_precision_is_another_benchmark_by_its_name(make_run, tmp_path):
+    for precision in ("fp32", "bf16"):
+        make_run(tmp_path / "runs" / precision, {"l2p": {0: 80.0}}, precision=precision)
+    listed = cells(built(tmp_path / "site", str(tmp_path / "runs")) / "index.html", "benchmarks")
+    assert sorted(row[0].rpartition(", ")[2] for row in listed) == ["all images", "bf16"]
+
+
 def test_the_ranks_come_as_csv(site):
     (address,) = re.findall(r'href="data:text/csv;base64,([^"]+)"', (site / "index.html").read_text())
     rows = list(csv.reader(io.StringIO(b64decode(address).decode())))
