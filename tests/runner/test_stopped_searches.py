@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from helpers_cli import TINY
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
 def test_workers_end_with_a_command_that_is_killed(tmp_path: Path):
     """They would go on with all trials of their methods."""
-    words = ["--methods", "fedavg,fedclm", "--trials", "50", "--jobs", "2", "--out", str(tmp_path)]
+    words = ["--methods", "fedavg,fedclm", "--trials", "50", "--jobs", "2", *TINY, "--out", str(tmp_path)]
     with begun(words) as command:
         wait_for(lambda: len(list(tmp_path.glob("*.db"))) == 2)
         command.kill()
@@ -32,8 +34,8 @@ def test_a_search_that_is_told_to_stop_ends_at_once_and_says_what_carries_on(
     tmp_path: Path, jobs: int, group: bool
 ):
     """A terminal tells the workers, too."""
-    words = ["--methods", "fedavg,fedclm", "--trials", "500", "--jobs", str(jobs), "--out", str(tmp_path)]
-    with begun(words) as command:
+    words = ["--methods", "fedavg,fedclm", "--trials", "500", "--jobs", str(jobs), *TINY]
+    with begun([*words, "--out", str(tmp_path)]) as command:
         assert command.stderr is not None
         said = [command.stderr.readline()]  # a trial has ended
         (os.killpg if group else os.kill)(command.pid, signal.SIGINT)
