@@ -34,7 +34,8 @@ DATASET = "digits"
 """Where what a method sends is measured."""
 
 READINGS = Path(__file__).with_name("readings.md")
-RESULTS = ("A_N", "Avg", "forgetting")
+RESULTS = Path(__file__).parents[1] / "results"
+SHOWN = ("A_N", "Avg", "forgetting")
 
 
 def write(folder: Path) -> None:
@@ -53,6 +54,15 @@ def write(folder: Path) -> None:
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.md").write_text(f"{text.rstrip()}\n", encoding="utf-8")
+    _copy_results(folder / "results")
+
+
+def _copy_results(folder: Path) -> None:
+    """The pages beside the archive; a browser of the repository shows them where they are."""
+    for page in (*RESULTS.glob("*.md"), *RESULTS.glob("tables/*.md")):
+        copy = folder / page.relative_to(RESULTS)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(page, copy)
 
 
 def _ours(registry: Any) -> list[str]:
@@ -114,16 +124,16 @@ def _method_page(cls: type[Method]) -> str:
     if rows := _results(cls.name):
         about = (
             "Small runs, far from any paper. What may be concluded, and which of them started their "
-            "heads at random, stands beside [all results](../../results.md)."
+            "heads at random, stands beside [all results](../results/README.md)."
         )
-        head = ["benchmark", "row", *RESULTS, "seeds"]
+        head = ["benchmark", "row", *SHOWN, "seeds"]
         parts += ["## Results", about, _table(rows, head)]
     return "\n\n".join([*parts, "## Citation", f"{cls.paper}."])
 
 
 @cache
 def _experiments() -> list[Experiment]:
-    return read_experiments([Path(__file__).parents[1] / "results" / "results.csv"])
+    return read_experiments([RESULTS / "results.csv"])
 
 
 def _results(method: str) -> list[tuple[str, ...]]:
@@ -133,7 +143,7 @@ def _results(method: str) -> list[tuple[str, ...]]:
         words = heading(experiment)
         for line in experiment.lines:
             if line.results[0].method == method:
-                entries = [entry_of(line, COLUMNS[name]) for name in RESULTS]
+                entries = [entry_of(line, COLUMNS[name]) for name in SHOWN]
                 figures = [plus_minus(entry.mean, entry.std) if entry else "" for entry in entries]
                 rows.append((f"{words.title}; {words.subtitle}", line.label, *figures, str(len(line.seeds))))
     return rows
