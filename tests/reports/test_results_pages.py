@@ -23,7 +23,8 @@ def rows(page: Path) -> list[dict[str, str]]:
     """The rows of all tables of methods in a page, by the names of their columns."""
     found: list[dict[str, str]] = []
     for table in re.findall(r"(?m)(?:^\|.*\n)+", page.read_text(encoding="utf-8")):
-        head, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        head, _, *lines = cells
         if head[0] == "method":
             found += [dict(zip(head, line, strict=True)) for line in lines]
     return found
