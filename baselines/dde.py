@@ -15,7 +15,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import whole
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop
-from fczoo.core.types import Batch, Context, LocalData, ServerContext, Task, Training
+from fczoo.core.types import Batch, Context, LocalData, Task, Training
 from fczoo.functional.causal import colliding_effect, neighbours, without_momentum
 from fczoo.functional.cosine import cosines
 
@@ -96,16 +96,11 @@ class DDE(LUCIR):
         return colliding_effect(logits, batch.y, ctx.memory["near.answer"][ctx.memory["near.row"][place]])
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        return {**train, "momentum": sums["sum"] / sums["count"]}
+        return {**train, "momentum": sums["sum"] / sums["count"]} if ctx.task.index else {**train}
 
     def conclude(self, backbone: Backbone, data: LocalData, ctx: Context) -> tuple[Tree, Tree]:
         memory, upload = super().conclude(backbone, data, ctx)
         return drop(memory, "near."), upload
-
-    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        if ctx.task.index == 0:
-            merged = drop(merged, "momentum")
-        return {**state, **merged}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         features = F.normalize(self.features(backbone, state, batch), dim=-1)

@@ -48,7 +48,7 @@ class FedProTIP(FOT):
     The columns of $U$ span the layer's inputs in earlier tasks, those of $M_i$ the leading new directions of
     the final features in task $i$.
     """
-    private = ()
+    private = ("space", "owner")  # which task an image is of is predicted by the server
 
     threshold: float = option(0.7, "part of the inputs' energy to be kept, in the first task", low=0, high=1)
     directions: int = option(

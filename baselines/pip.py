@@ -46,6 +46,7 @@ class PIP(DualPrompt):
 
     tuned = {**DualPrompt.tuned, "cifar100": {"lr": 5e-3}}  # HGP, appendix H
 
+    expert_length: int = option(5, "rows L_e of each expert key and value prefix", low=1)
     reach: float = option(1 / 3, "largest u, standard deviations between a mean and its copies", low=0)
     code_variance: bool = option(
         False,

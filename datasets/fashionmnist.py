@@ -1,7 +1,6 @@
 """Fashion-MNIST (Xiao et al., 2017), read by torchvision: ten kinds of clothes, for quick work."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -68,15 +67,19 @@ class FashionMNIST(Dataset):
 
         folder = self.locate(root)
         try:
-            top = str(folder.parent.parent)
-            parts = [Reader(top, train=train, download=False) for train in (True, False)]
-        except (RuntimeError, ValueError, AssertionError, OSError) as error:
+            train, test = (_images(folder, part) for part in ("train", "t10k"))
+        except (RuntimeError, ValueError, TypeError, LookupError, AssertionError, OSError) as error:
             problem = f"Fashion-MNIST in {folder} is incomplete or corrupt"
             raise FczooError(f"{problem}; unpack {self.source} again") from error
-        train, test = (_rgb(part) for part in parts)
         return ImageData(train, test, tuple(Reader.classes))
 
 
-def _rgb(part: Any) -> Images:
-    pixels = np.repeat(part.data.numpy()[..., None], 3, -1)
-    return Images(pixels, part.targets.numpy().astype(np.int64))
+def _images(folder: Path, part: str) -> Images:
+    """Images of one part. torchvision's class would take tensors of an older version, where it finds some."""
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+
+    pixels = read_image_file(str(folder / f"{part}-images-idx3-ubyte")).numpy()
+    labels = read_label_file(str(folder / f"{part}-labels-idx1-ubyte")).numpy()
+    if len(pixels) != len(labels):
+        raise ValueError(f"{len(pixels)} images and {len(labels)} labels")
+    return Images(np.repeat(pixels[..., None], 3, -1), labels)

@@ -104,7 +104,7 @@ class Payload(Mapping[str, Tensor]):
 
     tensors: Tree
     client: int = 0
-    num_samples: int = 1  # n_k, images on which the client has trained or which it has surveyed
+    num_samples: int = 1  # n_k, the client's own images of the task, exemplars not counted, or those surveyed
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]

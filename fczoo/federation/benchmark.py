@@ -125,7 +125,9 @@ class Bench(World):
             raise FczooError(f"{problem}; return a fczoo.Training")
         make_aggregator(self.settings.aggregator or training.averaging)
         self.check_labels(method)
-        self.uplink(method, 0).check()
+        uplink = self.uplink(method, 0)
+        uplink.check()
+        uplink.attackers.check(self.partition)
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
 
     def run(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fczoo.core.method import Method
 from fczoo.core.tree import Tree, drop, nbytes
@@ -14,25 +15,35 @@ class Ledger:
 
     def __init__(self) -> None:
         self.clock = 0  # counts changes of the state
-        self.changed: dict[str, int] = {}  # state name -> when it has changed last
+        self.changed: dict[str, list[list[int]]] = {}  # state name -> [row, when] of those from a row on
         self.told: dict[int, int] = {}  # client -> when it was sent a broadcast last
 
     def update(self, before: Tree, after: Tree) -> None:
-        """Note which tensors of the state are new or have changed."""
+        """Note which tensors of the state are new or have changed.
+
+        One to which only rows were added, as a stack of finished tasks, has these new.
+        """
         self.clock += 1
         for name, value in after.items():
-            old = before.get(name)
-            if old is None or old.shape != value.shape or not torch.equal(old, value):
-                self.changed[name] = self.clock
+            rows, same = len(torch.atleast_1d(value)), _same_rows(before.get(name), value)
+            if same is None:
+                self.changed[name] = [[0, self.clock]]
+            elif same < rows:
+                self.changed[name].append([same, self.clock])
 
     def send(self, tree: Tree, clients: Sequence[int]) -> int:
         """Bytes that the clients do not have yet of a broadcast; they have them from now on."""
         total = 0
         for client in clients:
             told = self.told.get(client, 0)
-            total += nbytes({name: v for name, v in tree.items() if self.changed[name] > told})
+            total += sum(nbytes(self._new(name, value, told)) for name, value in tree.items())
             self.told[client] = self.clock
         return total
+
+    def _new(self, name: str, value: Tensor, told: int) -> Tree:
+        """The rows of a tensor that have changed since then; nothing, or all from one on."""
+        first = next((row for row, when in self.changed[name] if when > told), None)  # in order of both
+        return {} if first is None else {name: value[first:] if first else value}
 
     def notes(self) -> dict[str, Any]:
         """As plain values, which ``restore`` takes."""
@@ -41,6 +52,15 @@ class Ledger:
     def restore(self, notes: Mapping[str, Any]) -> None:
         """Go on from what ``notes`` gave."""
         self.clock, self.changed, self.told = notes["clock"], dict(notes["changed"]), dict(notes["told"])
+
+
+def _same_rows(old: Tensor | None, new: Tensor) -> int | None:
+    """How many rows a tensor had, where these are as they were; None where one has changed or is gone."""
+    if old is None:
+        return None
+    had, has = torch.atleast_1d(old), torch.atleast_1d(new)
+    alike = had.shape[1:] == has.shape[1:] and len(had) <= len(has) and torch.equal(had, has[: len(had)])
+    return len(had) if alike else None
 
 
 def broadcast(method: Method, state: Tree) -> Tree:

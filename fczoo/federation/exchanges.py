@@ -1,7 +1,7 @@
 """One run's state, and what passes between its server and its clients."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -103,11 +103,24 @@ class Exchanges:
             draws.append(Draw(clients, clients, 1, int(balanced)))
         return draws
 
-    def _survey(self, moment: Moment, engine: Engine, clients: list[Client], task: Task) -> None:
-        """Ask clients with data for sums; those of all, added up, are those of the data in one place."""
+    def _survey(
+        self,
+        moment: Moment,
+        engine: Engine,
+        clients: list[Client],
+        task: Task,
+        among: Callable[[Task], Collection[int]] | None = None,
+    ) -> None:
+        """Ask clients with data for sums; those of all, added up, are those of the data in one place.
+
+        ``among`` says which clients are asked in a task, where not all are.
+        """
         if not isinstance(self.method, Surveys) or moment not in self.method.surveys():
             return
-        clients = self.world.unsurveyed(clients, task, self.training.scope)
+        if among:
+            numbers = among(task)
+            clients = [client for client in clients if client.number in numbers]
+        clients = self.world.unsurveyed(clients, task, self.training.scope, among)
         if not clients:
             return
         shared, _ = self._send(clients)

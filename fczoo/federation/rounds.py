@@ -51,7 +51,9 @@ class Run(Exchanges):
                 self.result.accuracy.append(row)
             self.result.metrics = all_metrics(self.result.accuracy, self.result.test_counts)
             self.result.seconds = time.perf_counter() - self.begin
-            self.result.peak_memory = peak_memory(self.backbone.device)
+            before = self.result.peak_memory  # of the processes that were stopped, too
+            peaks = peak_memory(self.backbone.device)
+            self.result.peak_memory = {k: max(v, before.get(k, 0)) for k, v in peaks.items()}
             self.observer.task(self.result)
             if task.index + 1 < len(self.stream.tasks):
                 self._save(task.index + 1, 0)
@@ -91,7 +93,8 @@ class Run(Exchanges):
         self.result.trained_scalars = sum(v.numel() for v in trained.values())
         engine = self._engine(self._plan())
         if not done:
-            self._survey("begin", engine, clients, task)
+            new = self.world.clients(task) if scope == "latest" else clients  # sums are of the task's classes
+            self._survey("begin", engine, new, task)
             if self.probe:
                 self.probe.begun(self.method, self.state)
         for number in range(done, self.rounds[task.index]):
@@ -100,25 +103,23 @@ class Run(Exchanges):
         clients = self._conclude(engine, joined, task)
         if self.balanced[task.index]:
             remembering = [replace(c, index=engine.exemplars(c)) for c in joined]
-            remembering = [c for c in remembering if len(c.index)]
-            if remembering:
-                self._round(engine, remembering, task, self.rounds[task.index])
-        if self.training.asked == "trained":
-            trained_here = self._trained(candidates, task)
-            clients = [c for c in clients if c.number in trained_here]
-        self._survey("end", engine, clients, task)
+            holding = [c for c in remembering if len(c.index)]
+            self._round(engine, holding, task, self.rounds[task.index])
+        asked = self._trained if self.training.asked == "trained" else None
+        self._survey("end", engine, clients, task, asked)
         if self.probe:
             self.probe.learned(self.world, self.method, self.state, task)
 
     def _round(self, engine: Engine, candidates: list[Client], task: Task, number: int) -> None:
         """One round: clients are drawn and train, the server merges what arrives.
 
-        The round after the last is the one on exemplars alone; ``candidates`` hold nothing else then.
+        The round after the last is the one on exemplars alone; ``candidates`` hold nothing else then, and all
+        take part.
         """
         started = time.perf_counter()
         rounds = self.rounds[task.index]
         exchange = Exchange(task, number, balanced=number == rounds)
-        drawn = self._participants(candidates, task, number)
+        drawn = candidates if exchange.balanced else self._participants(candidates, task, number)
         present = [c for c in drawn if len(c.index)]
         shared, down = self._send(drawn)
         losses: dict[int, float] = {}
@@ -200,9 +201,10 @@ class Run(Exchanges):
         chosen = rng.choice(len(clients), self.settings.drawn(len(clients)), replace=False)
         return [clients[i] for i in sorted(chosen)]
 
-    def _trained(self, candidates: list[Client], task: Task) -> set[int]:
+    def _trained(self, task: Task) -> set[int]:
         """Numbers of the clients that trained in a round of a task; known beforehand from the seed."""
         numbers: set[int] = set()
+        candidates = self._candidates(self.world.clients(task, self.training.scope, idle=True))
         for number in range(self.rounds[task.index]):
             present = [c for c in self._participants(candidates, task, number) if len(c.index)]
             numbers |= {c.number for c in self.uplink.heard(present, Exchange(task, number))}

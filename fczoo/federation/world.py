@@ -1,6 +1,6 @@
 """What the runs of one benchmark share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -61,21 +61,31 @@ class World:
             if idle or len(index)
         ]
 
-    def unsurveyed(self, clients: Sequence[Client], task: Task, scope: Scope) -> list[Client]:
-        """The clients that have images which they did not have in the task before, without all others.
+    def unsurveyed(
+        self,
+        clients: Sequence[Client],
+        task: Task,
+        scope: Scope,
+        asked: Callable[[Task], Collection[int]] | None = None,
+    ) -> list[Client]:
+        """The clients that have images of which they were not asked yet, without all others.
 
         Where clients stay in a task, their images come back with their labels; sums must count each once. A
-        method that trains on all images so far starts anew and is asked for all.
+        method that trains on all images so far starts anew and is asked for all. ``asked`` says which clients
+        were asked in a task; None: all that had images.
         """
         if not task.returning or scope in ("seen", "pooled"):
             return list(clients)
-        earlier, now = (
-            {c.number: c.index for c in self.clients(t, scope, idle=True)}
-            for t in self.stream.tasks[task.index - 1 : task.index + 1]
-        )
+        told: dict[int, list[torch.Tensor]] = {}
+        for before in self.stream.tasks[: task.index] if asked else [self.stream.tasks[task.index - 1]]:
+            for client in self.clients(before, scope):
+                if asked is None or client.number in asked(before):
+                    told.setdefault(client.number, []).append(client.index)
+        now = {c.number: c.index for c in self.clients(task, scope, idle=True)}
         found = []
         for client in clients:
-            again = now[client.number][torch.isin(now[client.number], earlier[client.number])]
+            earlier = torch.cat(told.get(client.number, [client.index[:0]]))
+            again = now[client.number][torch.isin(now[client.number], earlier)]
             found.append(replace(client, index=client.index[~torch.isin(client.index, again)]))
         return [client for client in found if len(client.index)]
 

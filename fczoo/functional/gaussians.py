@@ -53,6 +53,7 @@ def gaussians(sums: Tree, first_class: int, single: bool) -> Tree:
     divisor, several = (count - 1).clamp(min=1), count > 1
     if "class.products" in sums:
         raw = sums["class.products"][held] - count[:, None, None] * mean[:, :, None] * mean[:, None]
+        raw.diagonal(dim1=1, dim2=2).clamp_(min=0)
         name, spread = "gauss.cov", raw / divisor[:, None, None]
     else:
         raw = sums["class.squares"][held] - count[:, None] * mean.square()

@@ -153,10 +153,26 @@ def experiments_of(found: Iterable[Runs], place: str) -> list[Experiment]:
 
 
 def _grouped(found: Iterable[Runs]) -> list[Experiment]:
-    groups: dict[tuple[str, ...], list[Runs]] = {}
+    groups: dict[tuple[str, ...], list[tuple[dict[int, str], list[Runs]]]] = {}
     for runs in found:
-        groups.setdefault(identity(runs.about), []).append(runs)
-    return [experiment for group in groups.values() if (experiment := _experiment(group)).lines]
+        images, alike = _images(runs.about), groups.setdefault(identity(runs.about), [])
+        fitting = (g for g in alike if all(g[0].get(s, sha256) == sha256 for s, sha256 in images.items()))
+        group = next(fitting, None)
+        if group is None:
+            alike.append(group := ({}, []))
+        group[0].update(images)
+        group[1].append(runs)
+    grouped = [_experiment(runs) for alike in groups.values() for _, runs in alike]
+    return [experiment for experiment in grouped if experiment.lines]
+
+
+def _images(about: About) -> dict[int, str]:
+    """SHA-256 of the images in order of the classes, by the seed that moves this order, 0 where none does.
+
+    Empty where an older version did not write it.
+    """
+    seeds = about.seeds if "class-order" in filled(about.settings)["vary"] else [0]
+    return dict.fromkeys(seeds, about.data["sha256"]) if about.data else {}
 
 
 def _experiment(runs: Sequence[Runs]) -> Experiment:

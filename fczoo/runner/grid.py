@@ -119,7 +119,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         if conduct.in_turn:
             workers = locks.enter_context(clients_on_ray(conduct, out)) if conduct.spreads_clients else None
             for cell in cells:
-                with Interrupts(out) as interrupts:
+                with only_process(cell.place), Interrupts(out) as interrupts:
                     elsewhere = workers(cell) if workers else None
                     run_cell(cell, opened(cell.settings), conduct, interrupts.obey, progress, elsewhere)
                 over(cell)

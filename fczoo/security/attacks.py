@@ -104,6 +104,22 @@ class Attackers:
         order = numpy_stream("attackers", seed).permutation(clients)
         return Attackers(attack, frozenset(order[:count].tolist()), training, seed)
 
+    def check(self, partition: Partition) -> None:
+        """Raise FczooError where clients share images and false labels would reach honest ones with them."""
+        if not self.attack.flips:
+            return
+        owned: dict[int, list[np.ndarray]] = {}
+        for parts in partition.tasks:
+            for client, own in enumerate(parts):
+                owned.setdefault(client, []).append(own)
+        images = [np.unique(np.concatenate(parts)) for parts in owned.values()]
+        if shared := sum(map(len, images)) - len(np.unique(np.concatenate(images))):
+            raise FczooError(
+                f"under --partition {partition.spec} clients share images ({shared} more than there are), so "
+                "--attack label-flip would give honest clients false labels, too; give a partition without, "
+                "such as dirichlet:0.5 or iid, or another attack"
+            )
+
     def forge(self, payloads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
         """The uploads of a round or survey as they arrive; ``shared`` is what the server had sent."""
         return [self._forged(p, shared, exchange) if p and p.client in self.numbers else p for p in payloads]
@@ -113,7 +129,11 @@ class Attackers:
         return honest.relabelled(self.mislabel(stream, partition)) if self.attack.flips else honest
 
     def mislabel(self, stream: Stream, partition: Partition) -> np.ndarray:
-        """Labels of the training images [N], those of the attackers' images false."""
+        """Labels of the training images [N], those of the attackers' images false.
+
+        Raises FczooError as ``check`` does.
+        """
+        self.check(partition)
         labels = stream.train.labels.copy()
         false = np.zeros(len(labels), dtype=bool)  # once and for all: an image may be of several stages
         for task, parts in zip(stream.tasks, partition.tasks, strict=True):

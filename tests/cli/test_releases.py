@@ -8,6 +8,7 @@ from fczoo.cli.app import main
 from fczoo.core.options import quirks
 from fczoo.core.registry import METHODS, RELEASES
 from fczoo.runner.grid import create_methods
+from fczoo.testing.world import small_method, toy_bench
 
 NAMES = ["coda", "fed-mammoth", "fppl", "glfc", "pilora"]
 
@@ -142,3 +143,18 @@ def test_the_list_of_quirks_has_all_that_releases_change() -> None:
     assert "prefix_len=" not in page  # the released value is fczoo's own
     for words in ("init=zeros", "amp_vanish=true", "perturb_lr=0.2", "epochs=10"):
         assert words in page
+
+
+READINGS = [
+    (name, method) for name in NAMES for method in RELEASES.get(name).methods if method in METHODS.names()
+]
+
+
+@pytest.mark.parametrize(("name", "method"), READINGS)
+def test_what_a_release_does_runs_for_two_rounds_of_two_epochs(name: str, method: str) -> None:
+    """All its readings together, at the toy world's sizes; nothing that clients send is turned away."""
+    dataset = next(iter(RELEASES.get(name).datasets))
+    options = Settings.for_dataset(dataset, as_released=name).method_options(method)
+    readings = {k: v for k, v in options.items() if isinstance(v, str | bool)}
+    result = toy_bench(rounds=2, epochs=2, batch_size=8).run(small_method(method, **readings))
+    assert [len(row) for row in result.accuracy] == [1, 2, 3] and not result.rejected

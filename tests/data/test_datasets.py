@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fczoo import FczooError
 from fczoo.core.registry import DATASETS
@@ -95,10 +96,22 @@ def test_cifar10_is_read_after_its_checksums_only(tmp_path: Path) -> None:
         DATASETS.get("cifar10")().load(tmp_path)
 
 
-@pytest.mark.parametrize("harm", ["missing", "short"])
+def test_fashionmnist_is_read_from_its_raw_files_alone(tmp_path: Path) -> None:
+    """torchvision would take tensors of an older version of its own that lie beside them."""
+    fashionmnist(tmp_path)
+    beside = tmp_path / "FashionMNIST" / "processed"
+    beside.mkdir()
+    for part in ("training", "test"):
+        torch.save((torch.zeros(3, 28, 28, dtype=torch.uint8), torch.zeros(3)), beside / f"{part}.pt")
+    found = DATASETS.get("fashionmnist")().load(tmp_path)
+    assert (len(found.train.labels), len(found.test.labels)) == (20, 10)
+
+
+@pytest.mark.parametrize("harm", ["missing", "short", "headless"])
 def test_broken_fashionmnist(harm: str, tmp_path: Path) -> None:
     fashionmnist(tmp_path)
     file = tmp_path / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
-    file.unlink() if harm == "missing" else file.write_bytes(file.read_bytes()[:-50])
+    kept = {"missing": 0, "short": -50, "headless": 6}[harm]
+    file.unlink() if harm == "missing" else file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(FczooError, match="incomplete or corrupt"):
         DATASETS.get("fashionmnist")().load(tmp_path)

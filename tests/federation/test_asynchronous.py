@@ -168,3 +168,22 @@ def test_a_run_that_is_stopped_after_each_round_ends_the_same(make_bench, tmp_pa
             stops += 1
     assert stops == 7 * 2 + 6  # every round, and every stage but the last
     assert repr(resumed.accuracy) == repr(whole.accuracy) and resumed.bytes_up == whole.bytes_up
+
+
+def test_where_few_are_drawn_each_image_counts_once_when_its_owner_has_trained(make_bench, watch) -> None:
+    """EWC asks those that trained: an image counts in the first stage in which its owner was drawn."""
+    bench = in_stages(make_bench(rounds=1, epochs=1, participation=0.34))
+    run = watch(bench, small_method("ewc"))
+    met: dict[int, set[int]] = {}
+    surveyed: dict[int, list[int]] = {}
+    by_stage = {call.ctx.task.index: call for call in run.calls if call.moment == "end"}
+    for task in bench.stream.tasks:
+        (call,) = (c for c in run.rounds if c.ctx.task.index == task.index)
+        for client in call.clients:
+            new = set(client.index.tolist()) - met.setdefault(client.number, set())
+            met[client.number] |= new
+            asked = [c.index.tolist() for c in by_stage[task.index].clients] if new else []
+            assert [set(index) for index in asked] == ([new] if new else [])
+            surveyed.setdefault(client.number, []).extend(new)
+        assert (task.index in by_stage) == bool(new)
+    assert sum(map(len, surveyed.values())) == sum(len(set(index)) for index in surveyed.values()) > 0

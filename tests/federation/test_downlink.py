@@ -23,6 +23,24 @@ def test_what_has_not_changed_since_a_client_was_told_is_not_sent_again():
     assert resumed.send(second, [0, 1, 2]) == 0 + 8 + 0
 
 
+def test_of_a_stack_that_grows_only_new_rows_are_sent():
+    """Rows of 8 bytes: one, then two more; another client has none of them, and a changed row brings all."""
+    ledger, stacks = Ledger(), [torch.ones(n, 2) for n in (0, 1, 3)]
+    sent = []
+    for before, after in zip([None, *stacks], stacks, strict=False):
+        ledger.update({"past": before} if before is not None else {}, {"past": after})
+        sent.append(ledger.send({"past": after}, [0]))
+    assert sent == [0, 8, 16]
+    resumed = Ledger()
+    resumed.restore(json.loads(json.dumps(ledger.notes())))
+    assert resumed.send({"past": stacks[2]}, [0, 1]) == 0 + 24
+    other = torch.cat([torch.zeros(1, 2), torch.ones(3, 2)])
+    resumed.update({"past": stacks[2]}, {"past": other})
+    assert resumed.send({"past": other}, [0]) == 32
+    resumed.update({"past": other}, {"past": other[:2]})
+    assert resumed.send({"past": other[:2]}, [0]) == 16
+
+
 def test_what_comes_back_is_sent_again():
     """Control variates are zero, and not sent, as a task begins."""
     variates, ledger = {"c": torch.zeros(1)}, Ledger()

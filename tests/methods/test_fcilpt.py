@@ -10,6 +10,7 @@ from torch import Tensor
 from fczoo import Context, FczooError, create_method
 from fczoo.aggregators.averaging import uniform
 from fczoo.core.payload import Payload
+from fczoo.testing.world import small_method
 from helpers_methods import DIM
 
 
@@ -166,3 +167,14 @@ def test_fcilpt_without_sorting_averages_place_by_place(noise):
     assert "usage" not in merged
     for key in ("pool.key", "pool.prompt", "common"):
         torch.testing.assert_close(merged[key], sum(p[key] for p in payloads) / 3)
+
+
+def test_clients_with_old_images_alone_do_not_move_the_start_of_new_rows(make_bench, watch):
+    """Rows start at the means over those who have images of the task."""
+    bench = make_bench(rounds=1, epochs=1)
+    method = small_method("fcilpt", old_clients="previous_task", head_init="means")
+    run = watch(bench, method)
+    surveyed = [{c.number for c in call.clients} for call in run.calls if call.moment == "begin"]
+    assert surveyed == [{c.number for c in bench.clients(task)} for task in bench.stream.tasks]
+    trained = [{c.number for c in call.clients} for call in run.rounds]
+    assert any(before < after for before, after in zip(surveyed, trained, strict=True))

@@ -11,6 +11,7 @@ from fczoo.aggregators.averaging import fedavg
 from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Payload
 from fczoo.core.tree import select
+from fczoo.testing.world import small_method
 from helpers_methods import DIM
 from helpers_payload import server_context
 
@@ -196,3 +197,15 @@ def test_pilora_prototype_of_a_class_that_nobody_holds(record, tasks, backbone, 
     assert after.keys() == call.state.keys()
     kept = [torch.equal(after["prototype"][c], call.state["prototype"][c]) for c in range(3)]
     assert kept == [False, unheld == "server", False]
+
+
+def test_running_means_are_over_all_views_and_counts_of_images(make_bench, watch):
+    """Two epochs see each image twice; the server, which turns away larger counts, takes these."""
+    run = watch(make_bench(epochs=2, rounds=1, augment="none"), small_method("pilora", means="running"))
+    assert run.rounds and not run.result.rejected
+    for call in run.rounds:
+        task = call.ctx.task
+        for client, payload in zip(call.clients, call.payloads, strict=True):
+            owned = torch.bincount(run.bench.train.labels[client.index], minlength=task.stop)[task.start :]
+            assert torch.equal(payload["class.count"], owned.double())
+            assert torch.equal(payload["class.mean"].any(1), owned > 0)

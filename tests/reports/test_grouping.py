@@ -1,7 +1,10 @@
 """Which runs stand in one table, and which of two records of the same run counts."""
 
+import json
+
 import pytest
 
+from fczoo.board.heading import heading
 from fczoo.reports.runs import read_experiments
 from helpers_runs import tune
 
@@ -24,3 +27,19 @@ def test_splits_by_other_seeds_share_a_table_only_where_seeds_move_them(vary, ta
         moved = {"vary": vary.split(","), "partition_seed": seed}
         make_run(tmp_path / str(seed), {"fedavg": {seed: 70.0}}, **moved)
     assert len(read_experiments([tmp_path])) == tables
+
+
+@pytest.mark.parametrize("vary", ["training", "training,class-order"])
+def test_runs_on_other_images_have_a_table_of_their_own(vary, make_run, tmp_path):
+    """Also where each seed has an order of its own: seeds 0 of two folders have other images then.
+
+    A folder of an older version, which does not say what its images were, joins the first.
+    """
+    for name, seed, images in [("a", 0, "1"), ("b", 1, "1"), ("c", 0, "2"), ("d", 2, "")]:
+        folder = make_run(tmp_path / name, {"fedavg": {seed: 70.0}}, vary=vary.split(","))
+        about = json.loads((folder / "bench.json").read_text())
+        data = {"data": {"sha256": images * 64}} if images else {}
+        (folder / "bench.json").write_text(json.dumps(about | data))
+    found = read_experiments([tmp_path])
+    assert [experiment.seeds for experiment in found] == [[0, 1, 2], [0]]
+    assert len({heading(experiment).file for experiment in found}) == 2

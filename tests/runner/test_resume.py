@@ -82,6 +82,34 @@ def test_rounds_that_were_logged_but_not_saved_are_logged_once(make_bench, small
     assert [(r["task"], r["round"]) for r in rounds(tmp_path)] == [(t, r) for t in range(3) for r in range(2)]
 
 
+@pytest.mark.parametrize("saves", [1, 3, 4, 5])
+def test_a_round_on_exemplars_that_nobody_has_is_logged_and_a_run_goes_on(
+    make_bench, small_method, tmp_path, saves
+):
+    bench, method = make_bench(rounds=1), small_method("podnet", memory=0)
+    unhurt = recorded(bench, method, tmp_path / "unhurt")
+    path = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(Crash):
+        recorded(bench, method, tmp_path / "hurt", Checkpoint(path, crash_after(saves)))
+    resumed = recorded(bench, method, tmp_path / "hurt", Checkpoint(path))
+    assert timeless(asdict(resumed)) == timeless(asdict(unhurt))
+    logged = rounds(tmp_path / "hurt")
+    assert logged == rounds(tmp_path / "unhurt")
+    assert [(r["task"], r["round"]) for r in logged] == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [r["clients"] for r in logged if r["round"]] == [[], []]
+
+
+def test_the_largest_memory_is_that_of_all_processes_of_a_run(
+    make_bench, small_method, tmp_path, monkeypatch
+):
+    bench, method, path = make_bench(), small_method("fedncm"), tmp_path / "checkpoint.safetensors"
+    peaks = iter([7, 3, 3, 3])
+    monkeypatch.setattr("fczoo.federation.rounds.peak_memory", lambda _: {"run": next(peaks)})
+    with pytest.raises(Crash):
+        recorded(bench, method, tmp_path, Checkpoint(path, crash_after(1)))
+    assert recorded(bench, method, tmp_path, Checkpoint(path)).peak_memory == {"run": 7}
+
+
 def test_a_log_shorter_than_the_checkpoint_is_refused(make_bench, small_method, tmp_path):
     bench, method, path = make_bench(), small_method("fcilpt"), tmp_path / "checkpoint.safetensors"
     with pytest.raises(Crash):
@@ -222,6 +250,17 @@ def test_a_folder_has_one_process_and_a_killed_one_lets_go(tmp_path):
         holder.wait()
     with only_process(out):
         pass
+
+
+def test_a_run_that_a_worker_has_left_from_a_killed_command_is_not_begun_again(tmp_path):
+    """Workers hold the folder of their run, so that it has one process whoever started it."""
+    grid(tmp_path)
+    run = tmp_path / "fedncm" / "seed0"
+    (run / "result.json").unlink()
+    with only_process(run), pytest.raises(FczooError, match="another process"):
+        grid(tmp_path)
+    grid(tmp_path)
+    assert (run / "result.json").is_file()
 
 
 def test_a_folder_in_which_nothing_was_written_is_removed(tmp_path):

@@ -287,3 +287,17 @@ def test_every_attack_keeps_the_rules(name):
 def test_an_unknown_attack_is_named_before_anything_runs(make_bench, small_method):
     with pytest.raises(FczooError, match=r"no attack is called 'sign_flip'; did you mean sign-flip"):
         make_bench(attack="sign_flip").check(small_method("fedavg"))
+
+
+def test_false_labels_need_images_of_one_owner(make_bench, small_method, stream, partition):
+    """The last client has all images of the first one, too."""
+    shared = replace(partition, tasks=tuple((*parts[:-1], parts[0]) for parts in partition.tasks))
+    bench = make_bench(attack="label-flip", attackers=0.34)
+    attackers = bench.uplink(small_method("fedavg"), 0).attackers
+    both = sum(len(parts[0]) for parts in partition.tasks)
+    with pytest.raises(FczooError, match=rf"clients share images \({both} more .* give honest clients false"):
+        attackers.mislabel(stream, shared)
+    world = replace(bench, partition=shared)
+    with pytest.raises(FczooError, match=r"give a partition without, such as dirichlet:0\.5"):
+        world.check(small_method("fedavg"))
+    replace(world, settings=replace(bench.settings, attack="sign-flip")).check(small_method("fedavg"))
