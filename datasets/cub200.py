@@ -56,7 +56,7 @@ def _table(path: Path) -> dict[str, str]:
     """``ID VALUE`` lines. Raises FczooError when the file is missing or has other lines."""
     if not path.is_file():
         raise FczooError(f"no file {path}; unpack {CUB200.source} again")
-    rows = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip()]
+    rows = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if wrong := [row for row in rows if len(row) != 2]:
         problem = f"{path} has the line {wrong[0][0]!r}, expected ID VALUE"
         raise FczooError(f"{problem}; unpack {CUB200.source} again")

@@ -99,7 +99,7 @@ class DomainNet(Dataset):
                 raise FczooError(
                     f"no file {listed}, which lists its {part} images; get it from {self.source}"
                 )
-            for line in listed.read_text().splitlines():
+            for line in listed.read_text(encoding="utf-8").splitlines():
                 file, _, label = line.strip().rpartition(" ")
                 steps = file.split("/")
                 known = label.isdecimal() and len(steps) == 3 and steps[0] == domain and ".." not in steps

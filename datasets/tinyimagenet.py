@@ -47,7 +47,7 @@ class TinyImageNet(Dataset):
         if not notes.is_file():
             problem = f"no file {notes}; without it the test images have no labels"
             raise FczooError(f"{problem}, so unpack {self.source} again")
-        pairs = [line.split("\t")[:2] for line in notes.read_text().splitlines()]
+        pairs = [line.split("\t")[:2] for line in notes.read_text(encoding="utf-8").splitlines()]
         number = {name: i for i, name in enumerate(ids)}
         if wrong := [pair for pair in pairs if len(pair) < 2 or pair[1] not in number]:
             line = f"the line {' '.join(wrong[0])!r}, which names no class of {folder / 'train'}"

@@ -153,5 +153,5 @@ def _by_score(payloads: Sequence[Payload], hostile: int, name: str) -> list[Payl
 
 def _need(payloads: Sequence[Payload], count: int, name: str) -> None:
     if len(payloads) < count:
-        advice = "bear fewer hostile clients or let more take part"
+        advice = "expect fewer hostile clients, or let more clients take part"
         raise FczooError(f"{name} needs {count} uploads, this round has {len(payloads)}; {advice}")

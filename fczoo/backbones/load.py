@@ -115,7 +115,7 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
     except FczooError:
         raise
     except (SafetensorError, RuntimeError, ValueError, OSError, KeyError, EOFError, AttributeError) as error:
-        problem = f"cannot read weights from {path}: {first_line(error)}"
+        problem = f"cannot read weights from {path}: {type(error).__name__} {first_line(error)}"
         raise FczooError(f"{problem}; check that the file is complete") from error
     except Exception as error:  # unpickling errors of torch.load share no base class
         raise FczooError(f"{path} is no plain weight file: {first_line(error)}") from error

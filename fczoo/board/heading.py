@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from fczoo.reports.describe import conditions
+from fczoo.reports.describe import conditions, followed
 from fczoo.reports.runs import Experiment, identity
 
 
@@ -53,11 +53,10 @@ def heading(experiment: Experiment) -> Heading:
 def _protocol(experiment: Experiment, s: dict[str, Any]) -> str:
     count = len(experiment.first.task_sizes)
     kind = s["tasks"] if isinstance(s["tasks"], str) else "tasks" if count > 1 else "task"
-    followed = [s["protocol"] and f"protocol {s['protocol']}", s["as_released"] and f"as {s['as_released']}"]
     words = [f"{count} {kind}", f"{s['clients']} clients", experiment.about.partition["spec"]]
     moved = [word.replace("-", " ") for word in s["vary"] if word != "training"]
     by_seed = [f"{' and '.join(moved)} by seed"] if moved else []
-    return ", ".join([*words, *by_seed, *filter(None, followed), *conditions(experiment)])
+    return ", ".join([*words, *by_seed, *followed(s), *conditions(experiment)])
 
 
 def _images(s: dict[str, Any]) -> str:

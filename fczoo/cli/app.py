@@ -1,5 +1,7 @@
 """The ``fczoo`` command: its groups, and how whatever goes wrong is said."""
 
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +46,12 @@ def usage_in_one_line() -> Iterator[None]:
 
 class Commands(click.Group):
     """Turns whatever a user can put right into one line and a non-zero exit."""
+
+    def main(self, *arguments: Any, **more: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a terminal without ± shows a question mark
+                stream.reconfigure(errors="replace")
+        return super().main(*arguments, **more)
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
         with usage_in_one_line():

@@ -87,7 +87,7 @@ def parse_seeds(value: str | int | Sequence[int | str]) -> list[int]:
 def parse_cluster(given: Sequence[str], executor: str) -> tuple[tuple[str, str], ...]:
     """``threads=2`` -> (("threads", "2"),). Raises FczooError for another form, and without a cluster."""
     if given and executor == "cores":
-        raise FczooError("--cluster is given without one; add --executor slurm or ray")
+        raise FczooError("--cluster is given without --executor; add --executor slurm or ray")
     pairs = [word.partition("=") for word in given]
     for (key, sign, value), word in zip(pairs, given, strict=True):
         if not (key and sign and value):

@@ -32,7 +32,7 @@ STREAM = (
 
 def written(name: str, what: str) -> Callable[[Command], Command]:
     """An option that names a file to write."""
-    return grouped(OUTPUT, name, metavar="FILE", type=click.Path(path_type=Path), help=what)
+    return grouped(OUTPUT, name, metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help=what)
 
 
 @click.command(cls=GroupedCommand)
@@ -52,9 +52,11 @@ def partition(
     **given: Any,
 ) -> None:
     """Show, and write if asked, the split over clients and tasks that `bench` uses with the same options."""
+    from fczoo.cli.followed import followed_here
     from fczoo.federation.settings import Settings
 
-    settings = Settings.for_dataset(dataset or "digits", **given)
+    said = {name: value for name, value in given.items() if value is not None}
+    settings = Settings.for_dataset(dataset or "digits", **said, **followed_here(dataset or "digits", said))
     _ = settings.partitioner  # a misspelt one is told before data are looked for
 
     from fczoo.cli.pictures import check_plot
@@ -64,7 +66,7 @@ def partition(
     if plot:
         check_plot(plot)
     stream, made = open_stream(settings, pixels=False)
-    click.echo(describe_split(made, stream, full))
+    click.echo(describe_split(made, stream, full, settings.protocol))
     if save:
         made.save(save)
     for path, write in ((table, write_table), (plot, write_plot), (export, write_export)):

@@ -7,10 +7,11 @@ from typing import Any
 
 from fczoo.cli.arguments import methods_named, parse_cluster, parse_seeds, specs, words
 from fczoo.cli.config import Request, merged
+from fczoo.cli.followed import followed_here
 from fczoo.cli.found import found_in_file
 from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
-from fczoo.core.registry import DATASETS, METHODS
+from fczoo.core.registry import METHODS
 from fczoo.federation.settings import MOVED, Settings
 from fczoo.runner.grid import Job, by_seed, folder_name, folder_of
 from fczoo.runner.on_ray import NEW
@@ -81,20 +82,6 @@ def jobs_of(request: Request) -> dict[Path, Job]:
         _check_moved(job, given)
         jobs |= by_seed(folder, job)
     return jobs
-
-
-def followed_here(dataset: str, given: Mapping[str, Any], elsewhere: bool = False) -> dict[str, str]:
-    """Without a GPU, and where nothing is said of a protocol, ``quick``: other schedules take days there.
-
-    Digits have it as their own. ``elsewhere``: on nodes, and what those have this machine does not know.
-    """
-    from fczoo.federation.device import pick_device  # imports torch
-
-    if DATASETS.get(dataset).name == "digits" or given.keys() & {"protocol", "as_released"}:
-        return {}
-    device = given.get("device", "auto")
-    slow = device == "cpu" or (device == "auto" and pick_device("auto").type == "cpu")
-    return {"protocol": "quick"} if slow and not elsewhere else {}
 
 
 def _elsewhere(request: Request) -> bool:

@@ -153,7 +153,8 @@ def _dataset_page(cls: Any, _: str) -> str:
             )
         )
     about = tabulate([fact for fact in facts if fact[1]], tablefmt="plain")
-    return f"{cls.name}: {cls.about}\n{inspect.getdoc(cls)}\n\n{about}\n\nDefaults of bench:\n{table}"
+    own = f"Its own schedule (--protocol none):\n{table}"
+    return f"{cls.name}: {cls.about}\n{inspect.getdoc(cls)}\n\n{about}\n\n{own}"
 
 
 def _options_page(entry: Any, _: str) -> str:

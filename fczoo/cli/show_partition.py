@@ -24,11 +24,16 @@ def class_counts(partition: Partition, stream: Stream) -> np.ndarray:
     return out
 
 
-def describe_split(partition: Partition, stream: Stream, full: bool) -> str:
-    """A line a task and, in ``full``, a table of images per client and class for each task."""
+def describe_split(partition: Partition, stream: Stream, full: bool, protocol: str | None) -> str:
+    """A line a task and, in ``full``, a table of images per client and class for each task.
+
+    ``protocol`` is named, since it may have taken a part of the images.
+    """
     counts = class_counts(partition, stream)
+    followed = f", protocol {protocol}" if protocol else ""
+    split = f"{partition.spec}, partition seed {partition.seed}, sha256 {partition.sha256}"
     parts = [
-        f"{partition.dataset}: {partition.spec}, partition seed {partition.seed}, sha256 {partition.sha256}",
+        f"{partition.dataset}{followed}: {split}",
         _tasks_table(partition, stream, counts),
     ]
     if not full:
@@ -49,7 +54,7 @@ def write_table(path: Path, partition: Partition, stream: Stream) -> None:
     counts = class_counts(partition, stream)
     for t, k, c in np.argwhere(counts):
         writer.writerow([t, k, stream.class_order[c], stream.classes[c], counts[t, k, c]])
-    path.write_text(out.getvalue())
+    path.write_text(out.getvalue(), encoding="utf-8")
 
 
 def write_export(path: Path, partition: Partition, stream: Stream) -> None:
@@ -82,7 +87,8 @@ def write_export(path: Path, partition: Partition, stream: Stream) -> None:
                 "tasks": tasks,
             }
         )
-        + "\n"
+        + "\n",
+        encoding="utf-8",
     )
 
 

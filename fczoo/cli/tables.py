@@ -26,7 +26,7 @@ FOLDERS = click.argument("folders", nargs=-1, required=True, type=click.Path(pat
 )
 @click.option(
     "--html",
-    type=click.Path(path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Write one self-contained page instead of printing tables.",
 )

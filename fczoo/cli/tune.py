@@ -84,8 +84,8 @@ def tune(
 ) -> None:
     """Search the options of each method with the same effort, on no test image; see `fczoo bench --tuned`."""
     from fczoo.cli.arguments import ALL, methods_named, parse_changes, parse_jobs
+    from fczoo.cli.followed import followed_here
     from fczoo.cli.pictures import check_plot, write_importance
-    from fczoo.cli.plan import followed_here
     from fczoo.core.errors import FczooError
     from fczoo.core.options import spaces
     from fczoo.reports.words import option_word, word_table

@@ -90,7 +90,9 @@ class Backbone:
         for name in expected.keys() | self.weights.keys():
             shape = tuple(self.weights[name].shape) if name in self.weights else None
             if shape != expected.get(name):
-                problem = f"{name} is {shape}, expected {expected.get(name)}"
+                found = f"has shape {shape}" if shape else "is missing"
+                wanted = f"expected {expected[name]}" if name in expected else "where there is no such tensor"
+                problem = f"{name} {found}, {wanted}; give NAME:FILE with the architecture that they are of"
                 raise FczooError(f"weights do not fit {config.name}: {problem}")
         block = "|".join(map(str, range(config.depth)))
         kinds = (

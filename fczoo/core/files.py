@@ -59,7 +59,7 @@ def through_json(content: Any) -> Any:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object. Raises FczooError, calling the file ``what``, when it is missing or something else."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FczooError(f"no {what} at {path}") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -119,7 +119,7 @@ def read_lines(path: Path, what: str) -> list[dict[str, Any]]:
     Raises FczooError, calling the file ``what``, for any other content.
     """
     try:
-        content = [json.loads(line) for line in path.read_text().splitlines()]
+        content = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:
         return []
     except (ValueError, RecursionError) as error:

@@ -61,7 +61,7 @@ def build(
         _check_limits(parsed[key], fields[key], name)
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise FczooError(
-            f"{cls.__qualname__} in {cls.__module__} does not define {', '.join(missing)}; add them"
+            f"{cls.__qualname__} in {cls.__module__} does not define {', '.join(missing)}; define them"
         )
     return cls(**parsed)
 
@@ -117,7 +117,9 @@ def check_options(instance: Any) -> None:
         given = getattr(instance, field.name)
         value = _parse(given, hints[field.name], label)
         if value != given:  # a word or list that only build() reads
-            raise FczooError(f"{label} is {quoted(given)}; it must be {describe_type(hints[field.name])}")
+            raise FczooError(
+                f"{label} is {quoted(given)}; it must be {describe_type(hints[field.name], IN_WORDS)}"
+            )
         _check_limits(value, field, label)
 
 
@@ -147,15 +149,18 @@ def nearest(word: str, names: list[str]) -> str:
     return f"known: {', '.join(sorted(names)[:20]) or 'none'}{', ...' if len(names) > 20 else ''}"
 
 
-def describe_type(hint: Any) -> str:
-    """A type as users read it: ``float``, ``sum | first``, ``int, int, ...``."""
+IN_WORDS = {int: "a whole number", float: "a finite number"}  # in an error
+
+
+def describe_type(hint: Any, words: Mapping[Any, str] = types.MappingProxyType({})) -> str:
+    """A type as users read it: ``float``, ``sum | first``, ``int, ...``; or what ``words`` has for one."""
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
-        return f"{describe_type(typing.get_args(hint)[0])}, ..."
+        return f"{describe_type(typing.get_args(hint)[0], words)}, ..."
     if typing.get_origin(hint) in _UNIONS:
-        return " | ".join(describe_type(a) for a in typing.get_args(hint))
-    return "none" if hint is types.NoneType else hint.__name__
+        return " | ".join(describe_type(a, words) for a in typing.get_args(hint))
+    return "none" if hint is types.NoneType else words.get(hint, hint.__name__)
 
 
 def _limits(low: float | None, high: float | None) -> str:
@@ -194,7 +199,7 @@ def _parse(given: Any, hint: Any, label: str) -> Any:
             and not (hint is float and not math.isfinite(value))
         ):
             return value
-    raise FczooError(f"{label} is {quoted(given)}; it must be {describe_type(hint)}")
+    raise FczooError(f"{label} is {quoted(given)}; it must be {describe_type(hint, IN_WORDS)}")
 
 
 def _word(word: str) -> Any:

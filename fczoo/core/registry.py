@@ -38,10 +38,13 @@ class Registry(Generic[Entry]):
     def register(self, name: str) -> Callable[[Decorated], Decorated]:
         """Decorator, which leaves the type of what it is put on.
 
-        Raises FczooError when another object already has the name.
+        Raises FczooError when another object already has the name, or a class with options is no dataclass.
         """
 
         def add(entry: Any) -> Any:
+            if any(isinstance(value, dataclasses.Field) for value in vars(entry).values()):
+                problem = f"{entry.__qualname__} in {entry.__module__} has options and is no dataclass"
+                raise FczooError(f"{problem}; write @dataclass(frozen=True) above the class")
             other: Any = self._entries.get(name)
             if other is not None and _origin(other) != _origin(entry):
                 raise self._twice(name, other.__module__, entry.__module__)

@@ -90,7 +90,7 @@ def _read_checksums(stem: Path, about: dict[str, Any]) -> list[str] | None:
     """The blocks' checksums; None unless the index belongs to ``about`` and to pixels of the right length."""
     images, size = about["images"], about["size"]
     try:
-        index = json.loads(Path(f"{stem}.json").read_text())
+        index = json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))
         length = Path(f"{stem}.u8").stat().st_size
     except (OSError, ValueError, RecursionError):
         return None

@@ -158,7 +158,7 @@ def one_folder(
     listed = root / "test.txt"
     if listed.is_file():
         split = f"test.txt, sha256 {hashlib.sha256(listed.read_bytes()).hexdigest()}"
-        test = {line.strip() for line in listed.read_text().splitlines() if line.strip()}
+        test = {line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()}
         if unknown := sorted(test - set(itertools.chain.from_iterable(folders.values()))):
             problem = f"{listed} names {unknown[0]}, which is not in {root}"
             raise FczooError(f"{problem} ({len(unknown)} such lines)")

@@ -18,7 +18,7 @@ def hardware() -> dict[str, Any]:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        lines = info.read_text().splitlines()
+        lines = info.read_text(encoding="utf-8").splitlines()
         models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         name = models[0] if models else name
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -30,7 +30,7 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     if os.access(RESET_PEAK, os.W_OK):
-        RESET_PEAK.write_text("5")
+        RESET_PEAK.write_text("5", encoding="utf-8")
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
@@ -40,7 +40,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     """
     peak = {}
     if os.access(RESET_PEAK, os.W_OK):
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
         peak["run"] = 1024 * int(status.partition("VmHWM:")[2].split()[0])
     if device.type == "cuda":
         peak["cuda"] = torch.cuda.max_memory_allocated()

@@ -114,11 +114,13 @@ def read_result(path: Path) -> Result:
 
     Raises FczooError when it is no result, or says what contradicts itself.
     """
-    result = read_record(path, "result file", Result, FORMAT)
+    again = "remove it, and the same bench command makes this run again"
     try:
-        return consistent(result)
+        return consistent(read_record(path, "result file", Result, FORMAT))
+    except FczooError as error:
+        raise FczooError(f"{error}; {again}") from error
     except ValueError as error:
-        raise FczooError(f"{path} is no valid result file: {error}") from error
+        raise FczooError(f"{path} is no valid result file: {error}; {again}") from error
 
 
 def consistent(result: Result) -> Result:

@@ -175,7 +175,7 @@ class PrintedClaim(Claim):
 @cache
 def claims() -> dict[str, Claim]:
     """All claims by name."""
-    content = json.loads((files("fczoo.assets") / "claims.json").read_text())
+    content = json.loads((files("fczoo.assets") / "claims.json").read_text(encoding="utf-8"))
     kinds = [PrintedClaim(**about) if "table" in about else PlainClaim(**about) for about in content]
     return {claim.name: claim for claim in kinds}
 

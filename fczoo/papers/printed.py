@@ -172,7 +172,8 @@ def plain_split(spec: str) -> str:
 
 @cache
 def _numbers() -> tuple[Number, ...]:
-    rows = csv.DictReader(io.StringIO((files("fczoo.assets") / "paper_tables.csv").read_text()))
+    table = files("fczoo.assets") / "paper_tables.csv"
+    rows = csv.DictReader(io.StringIO(table.read_text(encoding="utf-8")))
     return tuple(
         Number(
             r["paper"],
@@ -192,7 +193,7 @@ def _numbers() -> tuple[Number, ...]:
 @cache
 def papers() -> dict[str, Paper]:
     """All papers by key."""
-    content = json.loads((files("fczoo.assets") / "papers.json").read_text())
+    content = json.loads((files("fczoo.assets") / "papers.json").read_text(encoding="utf-8"))
     return {key: Paper(key, **about) for key, about in content.items()}
 
 

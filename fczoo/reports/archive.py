@@ -68,6 +68,7 @@ class Row(msgspec.Struct, kw_only=True):
 
 
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
+ANEW = "`fczoo report FOLDER --archive FILE` makes one of run folders"
 ONCE = ("backbone_shape", "train_counts", "data", "hardware", "tuned", "earlier_commands")
 """Columns that are long and the same for all runs of a folder: only its first row has them."""
 
@@ -162,7 +163,8 @@ def read_archive(path: Path) -> list[Runs]:
             row = _row(cells, first)
             cell = _cell(path, row, cells)
         except ValueError as error:
-            raise FczooError(f"{path} is no valid archive of runs: line {number}: {error}") from error
+            problem = f"{path} is no valid archive of runs: line {number}: {error}"
+            raise FczooError(f"{problem}; {ANEW}") from error
         first.setdefault(row.folder, row)
         folders.setdefault(row.folder, []).append(cell)
     return [_runs(path, first[name], cells) for name, cells in folders.items()]
@@ -173,13 +175,10 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
             if "format" not in (reader.fieldnames or ()):
-                raise FczooError(
-                    f"{path} is no archive of runs: it has no column format; `fczoo report FOLDER --archive "
-                    "FILE` makes one of run folders"
-                )
+                raise FczooError(f"{path} is no archive of runs: it has no column format; {ANEW}")
             yield from reader
     except (ValueError, csv.Error) as error:
-        raise FczooError(f"{path} is no valid archive of runs: {error}") from error
+        raise FczooError(f"{path} is no valid archive of runs: {error}; {ANEW}") from error
 
 
 def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:

@@ -21,7 +21,7 @@ class Column(NamedTuple):
 
 
 MEANINGS = {
-    "A_N": "% of all seen test images, after the last task",
+    "A_N": "% of the test images of all seen classes that are recognised, after the last task",
     "Avg": "mean of that over the tasks",
     "FAA": "mean of the tasks' accuracies after the last task",
     "Abar": "mean over time of the means over the tasks seen",

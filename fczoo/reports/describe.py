@@ -48,12 +48,20 @@ def _data(experiment: Experiment) -> str:
 
 def _training(experiment: Experiment) -> str:
     s, backbone = experiment.settings, experiment.about.backbone
+    source = "".join(f"{word}: " for word in followed(s))
     devices = ", ".join(dict.fromkeys(runs.about.device for runs in experiment.runs))
     return (
         f"{backbone['name']} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
-        f"{s['rounds']} rounds x {s['epochs']} epochs, batch {s['batch_size']}, augmentation {s['augment']}; "
+        f"{source}{s['rounds']} rounds x {s['epochs']} epochs, batch {s['batch_size']}, "
+        f"augmentation {s['augment']}; "
         f"seeds {', '.join(map(str, experiment.seeds))}{_moved(experiment)}"
     )
+
+
+def followed(settings: Mapping[str, Any]) -> list[str]:
+    """Whose schedule a run took: a protocol's, released code's, or nobody's."""
+    protocol, release = settings["protocol"], settings["as_released"]
+    return [*([f"protocol {protocol}"] if protocol else []), *([f"as {release}"] if release else [])]
 
 
 def _moved(experiment: Experiment) -> str:

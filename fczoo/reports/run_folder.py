@@ -133,11 +133,13 @@ def write_about(folder: Path, about: Mapping[str, Any]) -> None:
 
 def read_about(folder: Path) -> About:
     """``bench.json`` of a run folder. Raises FczooError when it is damaged or says what cannot be."""
-    path = folder / ABOUT
+    path, aside = folder / ABOUT, "restore it, or leave its folder out and run the command again elsewhere"
     try:
         return checked(read_record(path, "run description", About, FORMAT))
+    except FczooError as error:
+        raise FczooError(f"{error}; {aside}") from error
     except ValueError as error:
-        raise FczooError(f"{path} is no valid run description: {error}") from error
+        raise FczooError(f"{path} is no valid run description: {error}; {aside}") from error
 
 
 def checked(about: About) -> About:

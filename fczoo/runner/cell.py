@@ -79,6 +79,7 @@ class Cell:
     number: int = 1  # among the runs of the grid
     count: int = 1
     lent: Lent | None = field(default=None, compare=False, repr=False)  # data and weights for a worker
+    among: str = ""  # which of several settings of the grid its own is, by their folders
 
     @property
     def place(self) -> Path:
@@ -93,7 +94,7 @@ class Cell:
     @property
     def label(self) -> str:
         """The run as progress and messages name it."""
-        return f"{self.method.name} seed {self.seed}"
+        return f"{self.among}{', ' * bool(self.among)}{self.method.name} seed {self.seed}"
 
     @property
     def numbered(self) -> str:

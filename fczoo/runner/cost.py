@@ -14,7 +14,7 @@ from fczoo.core.method import Distils, Method
 from fczoo.core.payload import Payload
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree, drop, nbytes, select
-from fczoo.core.types import Batch, Context
+from fczoo.core.types import Batch, Context, Task
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
@@ -45,17 +45,26 @@ class Measured:
     activations: int  # bytes that this step keeps for its backward, in float32
 
 
-def measure(method: Method, settings: Settings, work: bool = False) -> Measured:
-    """Measure a method in the first two tasks of a run;
-    ``work`` also counts operations and activations, else 0.
+def first_tasks(settings: Settings, classes: int = 0) -> tuple[Task, ...]:
+    """The first two tasks, or the one there is; ``classes`` as for ``measure``.
+
+    Raises FczooError where nobody says how many classes there are.
     """
-    cls = DATASETS.get(settings.dataset)
-    if not cls.classes:
+    if not (classes := classes or DATASETS.get(settings.dataset).classes):
         raise FczooError(
-            f"{settings.dataset} has as many classes as its folder; name another data set to see what "
-            f"{method.name} trains there"
+            f"{settings.dataset} has as many classes as its folder; name another data set to see what is "
+            "trained and sent there, or see `fczoo bench --dry-run`"
         )
-    task, *further = make_tasks(settings.dataset, cls.classes, settings.tasks)[:2]
+    return make_tasks(settings.dataset, classes, settings.tasks)[:2]
+
+
+def measure(method: Method, settings: Settings, work: bool = False, classes: int = 0) -> Measured:
+    """Measure a method in the first two tasks of a run.
+
+    ``work`` also counts operations and activations, else 0; ``classes`` is how many classes a data set has
+    that does not know it without its images.
+    """
+    task, *further = first_tasks(settings, classes)
     labels = np.concatenate([np.arange(t.start, t.stop).repeat(2) for t in (task, *further)])
     first, second = torch.arange(len(labels)).tensor_split([2 * task.size])
     rng, backbone = torch.Generator().manual_seed(0), random_backbone(settings)

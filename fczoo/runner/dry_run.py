@@ -20,7 +20,7 @@ from fczoo.federation.plan import group_size
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.federation.stream import arranged, open_stream
 from fczoo.reports.words import option_word, word_table
-from fczoo.runner.cost import Measured, measure
+from fczoo.runner.cost import measure
 from fczoo.runner.grid import Job
 from fczoo.runner.timing import seconds_a_step, worded
 
@@ -49,7 +49,8 @@ def dry_run(job: Job) -> str:
     about, found = _data(settings)
     steps = image_steps(settings, *found) if found else []
     clients = settings.clients + settings.joining * (settings.task_count - 1)
-    work = [_work(m, measure(m, settings, work=True), settings, clients, sum(steps)) for m in built]
+    classes = len(found[0].classes) if found else 0
+    work = [_work(method, settings, classes, clients, sum(steps)) for method in built]
     runs = f"Settings of {len(built) * len(job.seeds)} runs, seeds {', '.join(map(str, job.seeds))}"
     by_task = (
         f"{' + '.join(f'{s:,.0f}' for s in steps)} = {sum(steps):,.0f}"
@@ -172,7 +173,8 @@ def _options(method: Method, settings: Settings, given: Mapping[str, Any]) -> li
     return [(name, option_word(getattr(method, name)), place) for name, place in origin.items()]
 
 
-def _work(method: Method, seen: Measured, settings: Settings, clients: int, steps: float) -> tuple[Any, ...]:
+def _work(method: Method, settings: Settings, classes: int, clients: int, steps: float) -> tuple[Any, ...]:
+    seen = measure(method, settings, work=True, classes=classes)
     trained, device = nbytes(seen.trained), pick_device(settings.device)
     scalars = sum(v.numel() for v in seen.trained.values())
     together = min(group_size(settings, device, clients, scalars), settings.drawn(clients))
@@ -182,7 +184,7 @@ def _work(method: Method, seen: Measured, settings: Settings, clients: int, step
         + trained * (1 + COPIES * together)
         + seen.activations * part * settings.batch_size * together
     )
-    seconds = seconds_a_step(method, settings) * steps / settings.batch_size
+    seconds = seconds_a_step(method, settings, classes) * steps / settings.batch_size
     operations = f"{seen.flops * steps / 1e15:,.3f}" if steps else "unknown"
     sent = [seen.sent["round"]] if "round" in seen.sent else seen.sent.values()
     traffic = (

@@ -1,5 +1,6 @@
 """The benchmark grid: data sets x partitions x methods x seeds, written to run folders as it goes."""
 
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,11 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         for folder, about, partition in described:
             _begin(folder, about, partition)
         runs = [(f, job.settings, m, s) for f, job in places.items() for m in built[f] for s in job.seeds]
-        cells = [Cell(*run, n, len(runs), lent.get(run[1])) for n, run in enumerate(runs, 1)]
+        names = {folder: _without_seed(folder.relative_to(out)) for folder in places}
+        among = names if len(set(names.values())) > 1 else {}
+        cells = [
+            Cell(*run, n, len(runs), lent.get(run[1]), among.get(run[0], "")) for n, run in enumerate(runs, 1)
+        ]
         for cell in cells:
             cell.place.mkdir(parents=True, exist_ok=True)
         warn_of_short_schedules(cells)
@@ -130,6 +135,12 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         for folder in places:
             _summarise(folder)  # a run may have been ended between its last result and the summary
     return list(places), sum((cell.place / FAILURE).exists() for cell in cells)
+
+
+def _without_seed(folder: Path) -> str:
+    """A setting's folder; a run's seed is named in any case."""
+    own = [part for part in folder.parts if not re.fullmatch(r"seed\d+", part)]
+    return "/".join(own)
 
 
 def _unfinished(cells: Sequence[Cell], over: Callable[[Cell], None]) -> list[Cell]:

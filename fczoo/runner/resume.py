@@ -108,9 +108,15 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
         k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k) and not k.startswith(FREE)
     ]
     if other:
-        named = "; ".join(
-            f"{k} was {old.get(k, 'not there')}, is {new.get(k, 'not there')}" for k in other[:4]
-        )
+        other.sort(
+            key=lambda name: "sha256" in name
+        )  # what a user has typed says more than what follows of it
+
+        def told(tree: Mapping[str, Any], name: str) -> str:
+            value = str(tree.get(name, "not there"))
+            return value[:8] if "sha256" in name else value
+
+        named = "; ".join(f"{k} was {told(old, k)}, is {told(new, k)}" for k in other[:4])
         more = f" and {len(other) - 4} more" if len(other) > 4 else ""
         named = " ".join(named.split())  # what a foreign file holds may have line breaks
         raise FczooError(

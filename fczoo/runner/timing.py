@@ -6,11 +6,9 @@ import numpy as np
 import torch
 
 from fczoo.core.method import Method
-from fczoo.core.registry import DATASETS
 from fczoo.core.tree import select
 from fczoo.core.types import Context
 from fczoo.data.dataset import Images
-from fczoo.data.stream import make_tasks
 from fczoo.data.views import ImageStore, get_augment
 from fczoo.federation.batches import Client
 from fczoo.federation.device import DTYPES, pick_device
@@ -18,19 +16,19 @@ from fczoo.federation.downlink import broadcast
 from fczoo.federation.engine import Engine
 from fczoo.federation.plan import Plan
 from fczoo.federation.settings import Settings
-from fczoo.runner.cost import random_backbone
+from fczoo.runner.cost import first_tasks, random_backbone
 
 STEPS = 3  # that are timed
 SLOW = 5.0  # seconds of a first step after which no other one is taken
 
 
-def seconds_a_step(method: Method, settings: Settings) -> float:
+def seconds_a_step(method: Method, settings: Settings, classes: int = 0) -> float:
     """Seconds of one client's step on a full batch in the first task, on the run's device.
 
-    Weights are random. 0 where the method trains nothing.
+    Weights are random; ``classes`` as for ``measure``. 0 where the method trains nothing.
     """
     size, device = settings.batch_size, pick_device(settings.device)
-    task = make_tasks(settings.dataset, DATASETS.get(settings.dataset).classes, settings.tasks)[0]
+    task = first_tasks(settings, classes)[0]
     backbone = random_backbone(settings).to(device, DTYPES[settings.precision])
     images = Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size) % task.size)
     store = ImageStore(images, backbone)

@@ -88,9 +88,9 @@ def write_federation(out: Path, agreed: Path, host: str, port: int) -> Agreement
         write_node_key(out / name / "node.key", out / SERVER / KEYS / f"{name}.pub")
     app = out / SERVER / APP  # a folder of its own, since all of it goes to the nodes
     (app / "fczoo_app").mkdir(parents=True)
-    (app / "pyproject.toml").write_text(PROJECT)
+    (app / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
     (app / "fczoo_app" / "__init__.py").touch()
-    (app / "fczoo_app" / "apps.py").write_text(APPS)
+    (app / "fczoo_app" / "apps.py").write_text(APPS, encoding="utf-8")
     return agreement
 
 

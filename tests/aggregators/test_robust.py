@@ -146,7 +146,7 @@ def test_small_cases_by_hand():
         ("medain", "did you mean median"),
         ("median:2", "aggregator median has no options"),
         ("trimmed_mean:-1", "at least 0"),
-        ("krum:some", "it must be int"),
+        ("krum:some", "it must be a whole number"),
     ],
 )
 def test_a_spec_that_does_not_fit_is_named(spec, says):

@@ -16,7 +16,7 @@ from helpers_cli import TINY
         (["--methods", "hgp", "--partition", "quantity:9"], "asks for more classes"),
         (["--methods", "hgp", "--partition", "file:nowhere.json"], "no partition file"),
         (["--methods", "hgp", "--set", "hgp.lrr=1"], "did you mean lr"),
-        (["--methods", "hgp", "--set", "hgp.lr=fast"], "it must be float"),
+        (["--methods", "hgp", "--set", "hgp.lr=fast"], "it must be a finite number"),
         (["--methods", "hgp", "--set", "hgp.lr=-1"], "at least 0"),
         (["--methods", "hgp", "--set", "lr=1"], "METHOD.FIELD=VALUE"),
         (["--methods", "hgp", "--set", "fppl.lr=1"], "names no method of this run"),

@@ -128,7 +128,7 @@ def test_a_folder_with_a_saved_split_brings_it_along(config, tmp_path: Path) -> 
         ("batchsize = 3", "no option is called 'batchsize'; did you mean batch_size"),
         ("batch-size = 3\nbatch_size = 3", "batch_size is given twice"),
         ("batch_size = 0", "--batch-size is 0; it must be at least 1"),
-        ("batch_size = [[1]]", "--batch-size is [[1]]; it must be int"),
+        ("batch_size = [[1]]", "--batch-size is [[1]]; it must be a whole number"),
         ("methods = 3", "methods is 3; it must be a word, or a list of words"),
         ("protocol = 3", "protocol is 3; it must be a word"),
         ("resume = 'yes'", "resume is 'yes'; it must be true or false"),

@@ -61,7 +61,7 @@ def test_the_released_normalisation_is_that_of_timm() -> None:
     ("arguments", "says"),
     [
         ([*HGP, "--rounds", "0"], "--rounds is 0; it must be at least 1"),
-        ([*HGP, "--batch-size", "x"], "--batch-size is 'x'; it must be int"),
+        ([*HGP, "--batch-size", "x"], "--batch-size is 'x'; it must be a whole number"),
         ([*HGP, "--precision", "fp16"], "--precision is 'fp16'; it must be fp32 | bf16 | fp64"),
         ([*HGP, "--rounds", str(2**63)], f"--rounds is {2**63}; it must be at most {2**63 - 1}"),
         ([*HGP, "--partition-seed", LONG], "... (400 characters); it must be at most"),

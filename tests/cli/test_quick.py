@@ -97,3 +97,25 @@ def test_digits_have_it_as_their_own_and_a_gpu_another(images: Path, monkeypatch
     assert protocol("cifar100") is None and protocol("cifar100", device="cpu") == "quick"
     with pytest.raises(FczooError, match="did you mean cifar100"):
         protocol("cifar1000")
+
+
+def test_the_split_that_is_shown_beforehand_is_the_run_s(images: Path) -> None:
+    """Six images of a class, of which the protocol would take twenty: what counts is that both follow it."""
+    begun(images, "--epochs", "1")
+    words = ["--dataset", "imagefolder", "--data-root", str(images), "--tasks", "2", "--clients", "2"]
+    shown = CliRunner().invoke(main, ["partition", *words]).output
+    sha256 = read_about(images / "out").partition["sha256"]
+    assert shown.startswith("imagefolder, protocol quick: ") and f"sha256 {sha256}" in shown
+    own = CliRunner().invoke(main, ["partition", *words, "--protocol", "none"]).output
+    assert own.startswith("imagefolder: ")
+    report = CliRunner().invoke(main, ["report", str(images / "out")]).output
+    assert "; protocol quick: 1 rounds x 1 epochs, batch 16" in report
+
+
+def test_the_work_of_a_run_on_a_folder_is_told_beforehand(images: Path) -> None:
+    words = ["bench", *WORDS, "--data-root", str(images), "--backbone", "vit_nano_32", "--dry-run"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert "16 training and 16 test images" in done.output
+    (row,) = [line.split() for line in done.output.splitlines() if line.startswith("fppl  ")]
+    assert int(row[1].replace(",", "")) > 1000  # prompts and a head of the folder's four classes

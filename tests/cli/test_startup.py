@@ -116,3 +116,15 @@ def test_facts_written_down_are_those_of_torchvision() -> None:
     files = [(Path(a.url).name, a.md5) for a in DATASETS.get("fashionmnist").archives]
     assert files == datasets.FashionMNIST.resources
     assert DATASETS.get("fashionmnist").archives[0].url.startswith(datasets.FashionMNIST.mirrors[0])
+
+
+EXAMPLE = Path(__file__).parents[2] / "results" / "cifar100-reduced-c"
+
+
+@pytest.mark.parametrize("words", [["claims"], ["papers", "hgp", "T1"], ["report", str(EXAMPLE)]])
+def test_on_a_machine_without_utf8_files_are_read_and_a_terminal_shows_what_it_can(words, tmp_path) -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "cp437"}
+    told = {"env": {**os.environ, **plain}, "cwd": tmp_path, "capture_output": True, "timeout": 120}
+    done = subprocess.run([sys.executable, "-m", "fczoo", *words], check=False, **told)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert len(done.stdout.decode("cp437")) > 1000

@@ -7,7 +7,8 @@ import torch
 
 from fczoo import Method, Optim, Training
 from fczoo.core.errors import FczooError
-from fczoo.core.options import build
+from fczoo.core.options import build, option
+from fczoo.core.registry import METHODS, register_method
 from fczoo.federation.evaluate import predictions
 from fczoo.federation.world import World
 from fczoo.functional.heads import head_logits, linear_head
@@ -96,5 +97,15 @@ def test_a_class_that_lacks_a_function_is_named() -> None:
         def training(self):
             return Training()
 
-    with pytest.raises(FczooError, match=r"Half in .* does not define begin_task, predict; add them"):
+    with pytest.raises(FczooError, match=r"Half in .* does not define begin_task, predict; define them"):
         build(Half, "half", {})
+
+
+def test_a_class_with_options_that_is_no_dataclass_is_named() -> None:
+    class Bare(Method):
+        rate: float = option(0.1, "a rate")
+
+    says = r"Bare in .* is no dataclass; write @dataclass\(frozen=True\) above the class"
+    with pytest.raises(FczooError, match=says):
+        register_method("bare")(Bare)
+    assert "bare" not in METHODS.names()

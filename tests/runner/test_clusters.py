@@ -209,7 +209,7 @@ def test_a_ray_address_where_something_else_listens_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("given", "executor", "says"),
     [
-        (["threads=2"], "cores", "--cluster is given without one"),
+        (["threads=2"], "cores", "--cluster is given without --executor"),
         (["threads"], "ray", "write KEY=VALUE"),
         (["threads=0"], "ray", "threads is '0'"),
         (["threads=x"], "slurm", "threads is 'x'"),

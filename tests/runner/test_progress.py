@@ -54,6 +54,14 @@ def test_a_terminal_shows_tasks_runs_time_and_the_best(tmp_path: Path) -> None:
     assert f"2 runs; log: {tmp_path / 'run' / 'log.txt'}" in lines
 
 
+def test_a_run_of_several_settings_is_told_with_its_own(tmp_path: Path) -> None:
+    words = [*bench(tmp_path / "run", "--methods", "fedncm"), "--partition", "iid,quantity:2"]
+    words += ["--seeds", "0,1", "--vary", "training,partition"]
+    screen = on_terminal(words)
+    assert "run 1 of 4, iid, fedncm seed 0: task 1 of 3" in screen
+    assert "run 4 of 4, quantity_2, fedncm seed 1: task 3 of 3" in screen
+
+
 def test_one_bar_shows_all_runs_that_go_on_in_other_processes(tmp_path: Path) -> None:
     words = ["--methods", "hgp", "--seeds", "0,1,2", "--jobs", "2", "--rounds", "3"]
     lines = re.split(r"[\r\n]+", on_terminal([*bench(tmp_path / "run"), *words]))

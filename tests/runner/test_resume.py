@@ -19,43 +19,9 @@ from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
 from fczoo.runner.cell import Conduct
 from fczoo.runner.grid import Job, run_grid
-from fczoo.runner.recorder import Recorder
 from fczoo.runner.resume import Interrupted, Interrupts, check_same, only_process
 from helpers_cli import TINY
-
-TIMES = ("seconds", "peak_memory", "phases", "sha256")
-
-
-class Crash(Exception):
-    pass
-
-
-def crash_after(saves: int):
-    """What a checkpoint calls: dies at the ``saves``-th snapshot."""
-    left = [saves]
-
-    def saved() -> None:
-        left[0] -= 1
-        if not left[0]:
-            raise Crash
-
-    return saved
-
-
-def timeless(value):
-    if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
-    return value
-
-
-def rounds(folder: Path) -> list:
-    return [timeless(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-
-
-def recorded(bench, method, folder: Path, checkpoint: Checkpoint | None = None):
-    folder.mkdir(exist_ok=True)
-    with Recorder(folder) as recorder:
-        return bench.run(method, 0, recorder, checkpoint)
+from helpers_resume import Crash, crash_after, recorded, rounds, timeless
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -80,34 +46,6 @@ def test_rounds_that_were_logged_but_not_saved_are_logged_once(make_bench, small
         log.write('{"task": 1, "round": 0, "loss": 0.3}\n{"task": 1, "rou')
     recorded(bench, method, tmp_path, Checkpoint(path))
     assert [(r["task"], r["round"]) for r in rounds(tmp_path)] == [(t, r) for t in range(3) for r in range(2)]
-
-
-@pytest.mark.parametrize("saves", [1, 3, 4, 5])
-def test_a_round_on_exemplars_that_nobody_has_is_logged_and_a_run_goes_on(
-    make_bench, small_method, tmp_path, saves
-):
-    bench, method = make_bench(rounds=1), small_method("podnet", memory=0)
-    unhurt = recorded(bench, method, tmp_path / "unhurt")
-    path = tmp_path / "checkpoint.safetensors"
-    with pytest.raises(Crash):
-        recorded(bench, method, tmp_path / "hurt", Checkpoint(path, crash_after(saves)))
-    resumed = recorded(bench, method, tmp_path / "hurt", Checkpoint(path))
-    assert timeless(asdict(resumed)) == timeless(asdict(unhurt))
-    logged = rounds(tmp_path / "hurt")
-    assert logged == rounds(tmp_path / "unhurt")
-    assert [(r["task"], r["round"]) for r in logged] == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
-    assert [r["clients"] for r in logged if r["round"]] == [[], []]
-
-
-def test_the_largest_memory_is_that_of_all_processes_of_a_run(
-    make_bench, small_method, tmp_path, monkeypatch
-):
-    bench, method, path = make_bench(), small_method("fedncm"), tmp_path / "checkpoint.safetensors"
-    peaks = iter([7, 3, 3, 3])
-    monkeypatch.setattr("fczoo.federation.rounds.peak_memory", lambda _: {"run": next(peaks)})
-    with pytest.raises(Crash):
-        recorded(bench, method, tmp_path, Checkpoint(path, crash_after(1)))
-    assert recorded(bench, method, tmp_path, Checkpoint(path)).peak_memory == {"run": 7}
 
 
 def test_a_log_shorter_than_the_checkpoint_is_refused(make_bench, small_method, tmp_path):
@@ -161,7 +99,10 @@ def test_a_finished_grid_is_not_run_again(finished):
 def test_another_configuration_is_refused_by_name(finished, changes, options, named):
     with pytest.raises(FczooError, match="already in use by another configuration") as error:
         grid(finished, options, **changes)
-    assert named in str(error.value) and "\n" not in str(error.value)
+    message = str(error.value)
+    assert named in message and "\n" not in message and len(message) < 600
+    hashes = message.partition("sha256 was ")[2]
+    assert "settings." not in hashes and "methods." not in hashes  # what was typed is told first
 
 
 @pytest.mark.parametrize("part", ["backbone.sha256", "data.sha256", "versions.torch", "device"])

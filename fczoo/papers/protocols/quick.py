@@ -78,5 +78,6 @@ def _fits(value: Any, hint: Any) -> bool:
 @cache
 def searched() -> dict[str, dict[str, Any]]:
     """By method that trains: what was found, to three digits."""
-    found: dict[str, dict[str, Any]] = json.loads((files("fczoo.assets") / "quick.json").read_text())
+    values = (files("fczoo.assets") / "quick.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = json.loads(values)
     return found
