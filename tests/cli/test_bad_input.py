@@ -29,7 +29,7 @@ from helpers_cli import TINY
         (["--methods", "hgp", "--class-order", "0,1,2"], "each of the labels 0 to 9 of digits once"),
         (["--methods", "hgp", "--client-draw", "often"], "round | task"),
         (["--methods", "hgp", "--seeds", "0,zero"], "whole numbers"),
-        (["--methods", "hgp", "--together", "few"], "--together is 'few'; it must be auto | int"),
+        (["--methods", "hgp", "--together", "few"], "--together is 'few'; it must be auto | a whole number"),
         (["--methods", "hgp", "--augment", "flipp"], "did you mean flip"),
         (["--methods", "hgp", "--backbone", "missing.safetensors"], "no weight file"),
         (["--methods", "hgp", "--backbone", "vit_tinny_patch16_224"], "did you mean"),

@@ -110,7 +110,7 @@ def test_words_become_values(field: str, word: object, value: object) -> None:
         ("blocks", "0,-1", "is -1; it must be at least 0"),
         ("clip", "maybe", "it must be a finite number | none"),
         ("clip", -1.0, "it must be at least 0"),
-        ("together", "all", "it must be auto | int"),
+        ("together", "all", "it must be auto | a whole number"),
         ("together", 0, "it must be at least 1"),
         ("label", 3, "it must be str"),
     ],
