@@ -106,20 +106,17 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
 
     def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
         features = self.local_features(backbone, train, batch, ctx)
-        loss = self.prototype_loss(features, train, batch, ctx) + self.lora_penalty(train, ctx.shared)
-        if self.means == "after":
-            return loss, {}
-        owned = batch.class_count[ctx.task.start : ctx.task.stop]
-        return loss, {**class_sums(features, batch, ctx.task), "owned": owned * batch.w.sum()}
+        owned = batch.class_count[ctx.task.start : ctx.task.stop] * batch.w.sum()
+        sums = {**class_sums(features, batch, ctx.task), "owned": owned} if self.means == "running" else {}
+        return self.prototype_loss(features, train, batch, ctx) + self.lora_penalty(train, ctx.shared), sums
 
     def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
         return class_sums(self.local_features(backbone, train, batch, ctx), batch, ctx.task)
 
     def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         seen = sums["class.count"]  # views, where means run over all epochs
-        mean = sums["class.sum"] / seen[:, None].clamp(min=1)
         count = seen if self.means == "after" else seen.minimum((sums["owned"] / seen.sum()).round())
-        return {**train, "class.count": count, "class.mean": mean}
+        return {**train, "class.count": count, "class.mean": sums["class.sum"] / seen[:, None].clamp(min=1)}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         if self.reweight == "average":

@@ -265,10 +265,12 @@ def test_the_direction_of_momentum_is_taken_out(noise):
 
 
 def test_dde_keeps_the_mean_feature_of_the_last_round(record):
+    """None is sent in the first task, in which nothing would use it."""
     run = record("dde")
     for call in (c for c in run.calls if c.moment == "train" and c.ctx.round == c.ctx.rounds - 1):
-        sizes = [p.num_samples for p in call.payloads]
-        mean = sum(n * p["momentum"] for n, p in zip(sizes, call.payloads, strict=True)) / sum(sizes)
-        t = call.ctx.task.index
-        torch.testing.assert_close(run.states[t]["momentum"], mean if t else 0 * mean)
+        t, sizes = call.ctx.task.index, [p.num_samples for p in call.payloads]
+        assert all(("momentum" in p) == (t > 0) for p in call.payloads)
+        sent = [n * p["momentum"] for n, p in zip(sizes, call.payloads, strict=True) if t]
+        mean = sum(sent) / sum(sizes) if t else torch.zeros_like(run.states[0]["momentum"])
+        torch.testing.assert_close(run.states[t]["momentum"], mean)
     assert all(not any(k.startswith("near.") for k in m) for m in run.calls[-1].engine.memories.values())
