@@ -1,6 +1,7 @@
 """Runs with clients in different tasks: images come back from stage to stage, and sums count each once."""
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fczoo.data.asynchronous import by_stage, staged, tasks_by_stage
 from fczoo.data.views import ImageStore
 from fczoo.federation.benchmark import Bench
 from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.world import World
 from fczoo.security.attacks import Attackers
 from fczoo.testing import small_method
 
@@ -187,3 +189,28 @@ def test_where_few_are_drawn_each_image_counts_once_when_its_owner_has_trained(m
             surveyed.setdefault(client.number, []).extend(new)
         assert (task.index in by_stage) == bool(new)
     assert sum(map(len, surveyed.values())) == sum(len(set(index)) for index in surveyed.values()) > 0
+
+
+@pytest.mark.parametrize("name", ["fedncm", "ewc"])
+def test_clients_that_join_where_labels_come_back_have_no_images_of_before(make_bench, name: str) -> None:
+    """The last of three clients has images of the last task alone."""
+    bench = make_bench(rounds=1, epochs=1, domains=True)
+    tasks = bench.partition.tasks
+    late = (*((*parts[:-1], parts[-1][:0]) for parts in tasks[:-1]), tasks[-1])
+    grown = replace(bench, partition=replace(bench.partition, tasks=late))
+    last = grown.stream.tasks[-1]
+    before = {c.number: c for c in grown.clients(last, idle=True)}
+    with mock.patch.object(World, "clients", joined_later(World.clients, last)):
+        found = grown.unsurveyed(list(before.values()), last, "task")
+        assert found[-1].index.tolist() == before[2].index.tolist() and len(found[-1].index)
+    grown.run(small_method(name))
+
+
+def joined_later(clients, last):
+    """As ``World.clients``, without the last client in tasks before the last."""
+
+    def some(self, task, *rest, **more):
+        found = clients(self, task, *rest, **more)
+        return found if task.index == last.index else found[:2]
+
+    return some
