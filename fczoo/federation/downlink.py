@@ -36,14 +36,14 @@ class Ledger:
         total = 0
         for client in clients:
             told = self.told.get(client, 0)
-            total += sum(nbytes(self._new(name, value, told)) for name, value in tree.items())
+            first = {name: self._first_new(name, told) for name in tree}
+            total += nbytes({k: torch.atleast_1d(tree[k])[n:] for k, n in first.items() if n is not None})
             self.told[client] = self.clock
         return total
 
-    def _new(self, name: str, value: Tensor, told: int) -> Tree:
-        """The rows of a tensor that have changed since then; nothing, or all from one on."""
-        first = next((row for row, when in self.changed[name] if when > told), None)  # in order of both
-        return {} if first is None else {name: value[first:] if first else value}
+    def _first_new(self, name: str, told: int) -> int | None:
+        """The row of a tensor from which on all have changed since then; None where none has."""
+        return next((row for row, when in self.changed[name] if when > told), None)  # in order of both
 
     def notes(self) -> dict[str, Any]:
         """As plain values, which ``restore`` takes."""

@@ -94,7 +94,8 @@ class Cell:
     @property
     def label(self) -> str:
         """The run as progress and messages name it."""
-        return f"{self.among}{', ' * bool(self.among)}{self.method.name} seed {self.seed}"
+        run = f"{self.method.name} seed {self.seed}"
+        return f"{self.among}, {run}" if self.among else run
 
     @property
     def numbered(self) -> str:

@@ -104,13 +104,9 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
     when the folder's ``bench.json`` is of another configuration.
     """
     old, new = _flat(before), _flat(now)
-    other = [
-        k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k) and not k.startswith(FREE)
-    ]
+    other = [k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(FREE)]
     if other:
-        other.sort(
-            key=lambda name: "sha256" in name
-        )  # what a user has typed says more than what follows of it
+        other.sort(key=lambda name: ("sha256" in name, name))  # what was typed says more than a hash of it
 
         def told(tree: Mapping[str, Any], name: str) -> str:
             value = str(tree.get(name, "not there"))

@@ -108,11 +108,7 @@ class Attackers:
         """Raise FczooError where clients share images and false labels would reach honest ones with them."""
         if not self.attack.flips:
             return
-        owned: dict[int, list[np.ndarray]] = {}
-        for parts in partition.tasks:
-            for client, own in enumerate(parts):
-                owned.setdefault(client, []).append(own)
-        images = [np.unique(np.concatenate(parts)) for parts in owned.values()]
+        images = [np.unique(np.concatenate(own)) for own in zip(*partition.tasks, strict=True)]
         if shared := sum(map(len, images)) - len(np.unique(np.concatenate(images))):
             raise FczooError(
                 f"under --partition {partition.spec} clients share images ({shared} more than there are), so "

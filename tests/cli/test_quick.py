@@ -100,7 +100,7 @@ def test_digits_have_it_as_their_own_and_a_gpu_another(images: Path, monkeypatch
 
 
 def test_the_split_that_is_shown_beforehand_is_the_run_s(images: Path) -> None:
-    """Six images of a class, of which the protocol would take twenty: what counts is that both follow it."""
+    """Four images of a class, of which the protocol would take twenty: what counts is that both follow it."""
     begun(images, "--epochs", "1")
     words = ["--dataset", "imagefolder", "--data-root", str(images), "--tasks", "2", "--clients", "2"]
     shown = CliRunner().invoke(main, ["partition", *words]).output

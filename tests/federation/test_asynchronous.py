@@ -203,7 +203,8 @@ def test_clients_that_join_where_labels_come_back_have_no_images_of_before(make_
     with mock.patch.object(World, "clients", joined_later(World.clients, last)):
         found = grown.unsurveyed(list(before.values()), last, "task")
         assert found[-1].index.tolist() == before[2].index.tolist() and len(found[-1].index)
-    grown.run(small_method(name))
+        result = grown.run(small_method(name))
+    assert len(result.accuracy[-1]) == len(tasks)
 
 
 def joined_later(clients, last):
