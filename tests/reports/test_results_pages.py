@@ -1,48 +1,16 @@
 """The pages in results/ say what results.csv holds: each number of their tables is computed again."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from fczoo.reports.columns import COLUMNS
-from fczoo.reports.formats import number
-from fczoo.reports.runs import Line, experiments_of, read_runs
-from fczoo.reports.tables import entry_of
-
-RESULTS = Path(__file__).parents[2] / "results"
-PAGES = sorted(RESULTS.glob("tables/*.md"))
+from fczoo.reports.runs import experiments_of, read_runs
+from helpers_pages import PAGES, RESULTS, agrees, rows
 
 
 @pytest.fixture(scope="module")
 def archive():
     return read_runs([RESULTS / "results.csv"])
-
-
-def rows(page: Path) -> list[dict[str, str]]:
-    """The rows of all tables of methods in a page, by the names of their columns."""
-    found: list[dict[str, str]] = []
-    for table in re.findall(r"(?m)(?:^\|.*\n)+", page.read_text(encoding="utf-8")):
-        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-        head, _, *lines = cells
-        if head[0] == "method":
-            found += [dict(zip(head, line, strict=True)) for line in lines]
-    return found
-
-
-def agrees(row: dict[str, str], line: Line) -> bool:
-    """Whether a row says of one line of the archive what the reports say of it."""
-    seeds = int(row.get("seeds", len(line.seeds)))
-    return (
-        re.split("[, ]", row["method"])[0] == line.results[0].method
-        and seeds == len(line.seeds)
-        and int(row.get("trials", line.cells[-1].trials)) == line.cells[-1].trials
-        and all(
-            said == number(entry_of(line, COLUMNS[name]), COLUMNS[name])
-            for name, said in row.items()
-            if name in COLUMNS
-        )
-    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
