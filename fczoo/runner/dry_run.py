@@ -1,6 +1,6 @@
 """What a bench would do, without doing it: the whole configuration, its work, traffic and memory."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -39,9 +39,9 @@ LEGEND = (
 )
 
 
-def dry_run(job: Job) -> str:
+def dry_run(job: Job, say: Callable[[str], None] = lambda words: None) -> str:
     """Settings and hyper-parameters with their origin, image-steps, bytes, operations and memory.
-    Nothing is trained or written.
+    Nothing is trained or written; ``say`` is told what is measured, which takes seconds a method.
 
     Raises FczooError for input that cannot work. Data and weights may be missing; what is, is said.
     """
@@ -50,7 +50,10 @@ def dry_run(job: Job) -> str:
     steps = image_steps(settings, *found) if found else []
     clients = settings.clients + settings.joining * (settings.task_count - 1)
     classes = len(found[0].classes) if found else 0
-    work = [_work(method, settings, classes, clients, sum(steps)) for method in built]
+    work = []
+    for method in built:
+        say(f"{method.name}: measuring what it sends and a few steps of its training")
+        work.append(_work(method, settings, classes, clients, sum(steps)))
     runs = f"Settings of {len(built) * len(job.seeds)} runs, seeds {', '.join(map(str, job.seeds))}"
     by_task = (
         f"{' + '.join(f'{s:,.0f}' for s in steps)} = {sum(steps):,.0f}"

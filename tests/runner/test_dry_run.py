@@ -109,6 +109,8 @@ def test_dry_run_says_where_values_come_from() -> None:
         main, ["bench", "--methods", "hgp,fedncm", "--dry-run", "--rounds", "7", "--set", "hgp.lr=0.5"]
     )
     assert done.exit_code == 0, done.output
+    doing = "measuring what it sends and a few steps of its training"
+    assert done.stderr.splitlines() == [f"hgp: {doing}", f"fedncm: {doing}"]
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
     assert rows["rounds"][:2] == ["7", "given"] and rows["lr"] == ["0.5", "--set"]
     assert rows["epochs"] == ["1", "data", "set", "local", "epochs", "a", "round"]
