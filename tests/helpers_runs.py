@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fczoo import Result, Settings
+from fczoo import Result, Settings, create_method
 from fczoo.core.files import write_json
 from fczoo.core.metrics import all_metrics
 from fczoo.data.partition import Partition
@@ -105,3 +105,10 @@ def tune(folder: Path, trials: int, found_for: list[str]) -> None:
     path = folder / "bench.json"
     tuned = {"trials": trials, "tasks": 3, "dataset": "digits", "image_steps": 100, "methods": found_for}
     write_json(path, {**json.loads(path.read_text()), "tuned": tuned})
+
+
+def write_one(folder: Path, method: str, by_seed: dict[int, float], epochs: int = 1, **options) -> None:
+    """A run folder of one method with its own values and these options; see ``write_run``."""
+    made = create_method(method, **options)
+    plain = {name: getattr(made, name) for name in type(made).__dataclass_fields__}
+    write_run(folder, {method: by_seed}, plain, partition="dirichlet:0.5", epochs=epochs)

@@ -10,9 +10,10 @@ from fczoo.board.download import as_csv
 from fczoo.board.heading import heading
 from fczoo.board.ranks import RANKED, Standing, borda, critical, shortage
 from fczoo.board.rendering import GENERATOR, render
-from fczoo.board.traits import Traits, changes, traits
+from fczoo.board.traits import Traits, traits
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_safely
+from fczoo.reports.chosen import changes
 from fczoo.reports.columns import COLUMNS, percent
 from fczoo.reports.runs import Experiment, Line, read_experiments
 from fczoo.reports.tables import entry_of

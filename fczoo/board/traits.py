@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
-from fczoo.core.options import build, spaces
+from fczoo.core.options import build
 from fczoo.core.registry import METHODS
-from fczoo.reports.chosen import chosen
 from fczoo.reports.runs import Line
 
 UNKNOWN = "not installed here"
@@ -98,14 +97,3 @@ def _method(line: Line) -> Method | None:
         return build(cls, name, {k: v for k, v in options.items() if k in known})
     except FczooError:
         return None
-
-
-def changes(line: Line) -> int:
-    """How many options a user gave a row other than the method has under its protocol and on its data set.
-
-    Numbers for which ``fczoo tune`` looks do not count: with other rates a method is still itself, with
-    another switch or start it may not be. 0 for a method that is not installed here.
-    """
-    given = chosen(line).by_user
-    searched = spaces(METHODS.get(line.cells[0].method)) if given else {}
-    return sum(name not in searched or isinstance(value, bool | str) for name, value in given.items())

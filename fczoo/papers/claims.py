@@ -151,7 +151,7 @@ class PrintedClaim(Claim):
         usual, row = self._usual(method, own.keys() | other.keys()), self.source.row(number)
         printed = {} if row.why else readings(self.source, number)[0].options
         stated = {k: printed[k] for k in usual if k in printed and k not in own}
-        return Side(method, {**usual, **own}, stated)
+        return Side(method, {**usual, **own}, stated, frozenset(usual.keys() - own.keys() - other.keys()))
 
     def _usual(self, method: str, stated: Collection[str]) -> dict[str, Any]:
         """The method's own values of what any ablation of it changes, so that none passes for the method.

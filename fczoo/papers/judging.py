@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from scipy.stats import t as student
 
-from fczoo.core.registry import METHODS
+from fczoo.core.registry import METHODS, create_method
 from fczoo.papers.printed import plain_split
+from fczoo.reports.chosen import changes
 from fczoo.reports.columns import Column
 from fczoo.reports.runs import Experiment, Line, is_rate
 from fczoo.reports.tables import LEVEL, Entry, entry_of, significant
@@ -25,6 +26,7 @@ class Side:
     method: str
     options: Mapping[str, Any]
     printed: Mapping[str, Any] = field(default_factory=dict)  # values of these in the paper's own text
+    usual: frozenset[str] = frozenset()  # those that are the method's own, which depend on the data set
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,10 @@ class Claim(ABC):
     @property
     @abstractmethod
     def regime(self) -> str:
-        """The kind of split about which the claim is; a run on another kind says nothing of it."""
+        """The kind of split about which the claim is; a run on another kind says nothing of it.
+
+        ``any``: a kind that no other paper has, such as overlap; a run on any split is taken for it.
+        """
 
     @property
     def runnable(self) -> bool:
@@ -65,12 +70,18 @@ class Claim(ABC):
         return all(side.method in METHODS.names() for side in self.sides)
 
     def verdicts(self, experiments: Sequence[Experiment]) -> list[tuple[Verdict, str]]:
-        """What every experiment with both rows says, and by how much: differences paired over seeds."""
+        """What every experiment with both rows says, and by how much: differences paired over seeds.
+
+        Of two methods each enters with the rows that have fewest options other than its own, as it does in
+        ranks: a variant of it beside these is a control.
+        """
         found = []
         for experiment in experiments:
             if self.regime not in ("any", regime(experiment.about.partition["spec"])):
                 continue
             ours, theirs = ([x for x in experiment.lines if self.matches(x, side)] for side in self.sides)
+            if self.sides[0].method != self.sides[1].method:
+                ours, theirs = map(plainest, (ours, theirs), self.sides)
             pairs = [(a, b) for a in ours for b in theirs if a is not b and self._comparable(a, b)]
             found += [self._verdict(experiment, a, b) for a, b in pairs]
         return found
@@ -81,7 +92,9 @@ class Claim(ABC):
         Rates are tuned and may differ; one of 0 switches something off, which a side has to say.
         """
         result = line.results[0]
-        wanted = side.options, {**side.options, **side.printed}
+        here = create_method(side.method, result.settings["dataset"]) if side.usual else None
+        own = {**side.options, **{name: getattr(here, name) for name in side.usual}}
+        wanted = own, {**own, **side.printed}
         off = {name for name, value in result.options.items() if is_rate(name) and value == 0}
         if result.method != side.method or not off <= side.options.keys():
             return False
@@ -93,12 +106,14 @@ class Claim(ABC):
         gain = Entry({s: self._signed(first.by_seed[s] - second.by_seed[s]) for s in seeds})
         about = experiment.about
         where = f"{about.settings['dataset']} {about.partition['spec']}, {ours.cells[0].place}"
-        if gain.std is None:
-            said = f"{gain.mean:+.1f} with one seed" if seeds else "no seed in common"
+        apart = significant(first, second)
+        if apart is None or gain.std is None:
+            often = "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
+            said = f"{gain.mean:+.1f} with {often}, which is no test" if seeds else "no seed in common"
             return "not told apart", f"{said}; {where}"
         margin = gain.std / math.sqrt(len(seeds)) * float(student.ppf(1 - LEVEL / 2, len(seeds) - 1))
         verdict: Verdict = "not told apart"
-        if significant(first, second):
+        if apart:
             verdict = "holds" if gain.mean > 0 else "does not hold"
         interval = f"[{gain.mean - margin:+.1f}, {gain.mean + margin:+.1f}]"
         return verdict, f"{gain.mean:+.1f} {interval} over {len(seeds)} seeds; {where}"
@@ -114,6 +129,12 @@ class Claim(ABC):
 
     def _signed(self, difference: float) -> float:
         return difference if self.column.better == "high" else -difference
+
+
+def plainest(lines: Sequence[Line], side: Side) -> list[Line]:
+    """The rows of a side that have fewest options other than its own and its method's: see ``changes``."""
+    counts = [changes(line, side.options.keys() | side.printed.keys()) for line in lines]
+    return [line for line, count in zip(lines, counts, strict=True) if count == min(counts)]
 
 
 def regime(spec: str) -> str:

@@ -1,10 +1,12 @@
 """The options of a method in a row of a table, by whose choice they are."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
+from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
 from fczoo.reports.run_folder import recorded_settings
 from fczoo.reports.runs import Line
@@ -38,6 +40,18 @@ def chosen(line: Line) -> Chosen:
         {k: v for k, v in kept.items() if k not in stated},
         followed,
     )
+
+
+def changes(line: Line, stated: Collection[str] = ()) -> int:
+    """How many options a user gave a row other than the method has under its protocol and on its data set.
+
+    Numbers for which ``fczoo tune`` looks do not count: with other rates a method is still itself, with
+    another switch or start it may not be; nor do ``stated`` options. 0 for a method that is not installed
+    here.
+    """
+    given = {name: value for name, value in chosen(line).by_user.items() if name not in stated}
+    searched = spaces(METHODS.get(line.cells[0].method)) if given else {}
+    return sum(name not in searched or isinstance(value, bool | str) for name, value in given.items())
 
 
 def _followed(settings: dict[str, Any], method: str) -> tuple[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ from fczoo.reports.columns import COLUMNS, Column
 from fczoo.reports.runs import Experiment, Line
 
 LEVEL = 0.05  # a difference below this p-value is significant
+SAME = 1e-9  # points between values that are one
 Mark = Literal["best", "second", ""]
 
 
@@ -90,20 +91,24 @@ def marked(entries: Sequence[Entry | None], column: Column) -> list[Entry | None
 def significant(a: Entry, b: Entry) -> bool | None:
     """Whether two entries differ by a two-sided paired t test over the seeds that both have.
 
-    None with fewer than two such seeds: then nothing is tested.
+    None where nothing is tested: see ``p_value``.
     """
     p = p_value(a, b)
     return None if p is None else p < LEVEL
 
 
 def p_value(a: Entry, b: Entry) -> float | None:
-    """Of a two-sided paired t test over the seeds that both have; None with fewer than two such seeds."""
+    """Of a two-sided paired t test over the seeds that both have.
+
+    None, since nothing is sampled, with fewer than two such seeds, and where the difference is the same with
+    each seed, as of two methods that draw nothing.
+    """
     seeds = sorted(set(a.by_seed) & set(b.by_seed))
     if len(seeds) < 2:
         return None
     differences = [a.by_seed[s] - b.by_seed[s] for s in seeds]
-    if max(differences) - min(differences) < 1e-9:  # the test divides by their spread
-        return 0.0 if abs(differences[0]) > 1e-9 else 1.0
+    if max(differences) - min(differences) < SAME:
+        return None
     from scipy.stats import ttest_rel  # takes a second
 
     return float(ttest_rel([a.by_seed[s] for s in seeds], [b.by_seed[s] for s in seeds]).pvalue)

@@ -41,6 +41,10 @@ def site(make_run, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("leaderboard")
     runs = place / "runs"
     scores = {name: {seed: last + seed for seed in range(3)} for name, last in SCORES.items()}
+    scores["ewc"], scores["l2p"] = (
+        {0: 46.0, 1: 45.0, 2: 47.0},
+        {0: 40.0, 1: 42.0, 2: 41.0},
+    )  # not as the others
     make_run(runs / "a", scores)
     make_run(runs / "b", {"fedncm": {0: 80.0}, "hgp": {0: 30.0}, "ewc": {0: 30.0}}, rounds=9)
     make_run(runs / "c", {"l2p": {0: 80.0}}, rounds=7)
@@ -229,6 +233,36 @@ def test_six_curves_at_most_are_coloured_and_all_can_be_reached_by_keys(site: Pa
     assert found["next"] == "codaptasks learned 2: 74.5 ± 0.5 over 3 seeds"
     assert found["hover"] == "piloratasks learned 2: 73 ± 0.5 over 3 seeds"
     assert found["pointed"] == ["fedavg"]
+
+
+@pytest.mark.browser
+@needs_browser
+def test_pairs_are_told_by_pointer_and_by_keys(site: Path, browser: Site):
+    """Of ewc's row the cell of l2p: A_N, half of what is left of the first task, differs by 3, 1.5 and 3."""
+    found = browser.ask(
+        first_page(site),
+        TOOLS
+        + """
+        const table = board.querySelector("table.pairs"), out = {};
+        table.closest("details").open = true;
+        const said = () => table.closest(".scroll").nextElementSibling.value;
+        const cell = table.querySelector("tr[data-label=ewc] td[data-column=l2p]");
+        cell.dispatchEvent(new window.PointerEvent("pointerover", {bubbles: true})); out.pointed = said();
+        const first = table.querySelector("td[tabindex='0']");
+        out.stops = table.querySelectorAll("td[tabindex='0']").length;
+        first.focus(); out.first = said();
+        const key = name => document.activeElement
+            .dispatchEvent(new window.KeyboardEvent("keydown", {key: name, bubbles: true}));
+        key("ArrowRight"); out.right = said();
+        key("ArrowDown"); out.down = said();
+        key("ArrowLeft"); out.edge = said();
+        return out;
+        """,
+    )
+    assert re.fullmatch(r"ewc − l2p: 2\.50 points over 3 seeds, p 0\.038, corrected 0\.\d+", found["pointed"])
+    assert found["stops"] == 1 and found["first"] == "hgp and codap: not tested"
+    assert found["right"] == "hgp and dualprompt: not tested"
+    assert found["down"] == "codap and dualprompt: not tested" == found["edge"]
 
 
 @pytest.mark.browser

@@ -6,9 +6,10 @@ import pytest
 
 from fczoo.board.benchmark import choices
 from fczoo.board.pages import candidates
-from fczoo.board.traits import TRAINED, changes, traits, words_of
+from fczoo.board.traits import TRAINED, traits, words_of
 from fczoo.core.files import write_json
 from fczoo.core.registry import METHODS, create_method
+from fczoo.reports.chosen import changes
 from fczoo.reports.runs import read_experiments
 from helpers_runs import tune
 

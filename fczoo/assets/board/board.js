@@ -31,12 +31,43 @@ function sortable(table) {
   }
 }
 
+// ---- pairs: the cell that is pointed at, touched or reached with the arrow keys is told below its table
+
+function told(table) {
+  const output = table.closest(".scroll").nextElementSibling;
+  const steps = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
+  const cells = [...table.querySelectorAll("td[title]")];
+  cells.forEach((cell, i) => (cell.tabIndex = i ? -1 : 0));
+  for (const kind of ["pointerover", "focusin"]) {
+    table.addEventListener(kind, (event) => (output.value = event.target.closest("td[title]")?.title ?? ""));
+  }
+  table.addEventListener("keydown", (event) => {
+    const from = event.target.closest("td[title]");
+    if (!from || !(event.key in steps)) return;
+    event.preventDefault();
+    const [down, right] = steps[event.key];
+    let [row, column] = [from.parentElement, from.cellIndex];
+    let next = null;
+    do {
+      if (down > 0) row = row.nextElementSibling;
+      if (down < 0) row = row.previousElementSibling;
+      column += right;
+      next = row?.cells[column];
+    } while (next && (next.hidden || row.hidden));
+    if (!next?.title) return;
+    from.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  });
+}
+
 // ---- which rows are shown, drawn in colour and pointed at
 
 class Board {
   constructor(section) {
     this.section = section;
     section.querySelectorAll("table.sortable").forEach(sortable);
+    section.querySelectorAll("table.pairs").forEach(told);
     this.form = section.querySelector("form");
     this.rows = [...section.querySelectorAll("tr[data-family]")];
     this.coloured = []; // slot -> label

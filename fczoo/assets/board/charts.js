@@ -163,7 +163,9 @@ class Chart {
       const key = html("button", { type: "button", className: `c${this.slot(one.label)}` }, this.keys);
       key.textContent = one.label;
       if (this.figure.of_methods) key.dataset.label = one.label;
-      else key.addEventListener("pointerenter", () => this.raise(one.label, true));
+      for (const kind of this.figure.of_methods ? [] : ["pointerenter", "focus"]) {
+        key.addEventListener(kind, () => this.raise(one.label, true));
+      }
     }
     const grey = this.series.length - named.length;
     if (grey) html("span", { className: "soft", textContent: `${grey} more in grey` }, this.keys);

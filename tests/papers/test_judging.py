@@ -1,0 +1,163 @@
+"""What runs say of a claim: which rows are its sides, and the verdict, worked out by hand."""
+
+import pytest
+
+from fczoo import create_method
+from fczoo.papers.claims import get_claim
+from fczoo.reports.runs import read_experiments
+from helpers_runs import write_one, write_run
+
+
+def test_an_ablation_does_not_pass_for_the_method_in_a_plain_claim(tmp_path):
+    write_one(tmp_path / "a", "fedncm", {0: 40.0, 1: 50.0, 2: 60.0})
+    write_one(tmp_path / "b", "fecam", {0: 52.0, 1: 60.0, 2: 68.0}, covariance="diagonal")
+    assert get_claim("fecam-ncm").verdicts(read_experiments([tmp_path])) == []
+    write_one(tmp_path / "c", "fecam", {0: 52.0, 1: 60.0, 2: 68.0})
+    assert [verdict for verdict, _ in get_claim("fecam-ncm").verdicts(read_experiments([tmp_path]))] == [
+        "holds"
+    ]
+
+
+def test_an_option_that_came_later_keeps_no_run_from_a_plain_claim(tmp_path):
+    write_one(tmp_path / "a", "fedncm", {0: 40.0, 1: 50.0, 2: 60.0})
+    before = {"ridge": 1.0, "scaled": False, "normalise": False, "features": "plain"}  # now lift
+    write_run(tmp_path / "b", {"fedridge": {0: 52.0, 1: 60.0, 2: 68.0}}, before, partition="dirichlet:0.5")
+    ((verdict, _),) = get_claim("ridge-ncm").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds"
+
+
+def test_a_plain_claim_is_judged_like_a_printed_one(tmp_path):
+    write_one(tmp_path / "a", "fedavg", {0: 52.0, 1: 60.0, 2: 68.0}, tune="head", head_init="means")
+    write_one(tmp_path / "b", "fedavg", {0: 40.0, 1: 50.0, 2: 60.0}, tune="head", head_init="default")
+    write_one(tmp_path / "c", "fedavg", {0: 40.0, 1: 50.0, 2: 60.0}, tune="head", lr=0.5, head_init="default")
+    ((verdict, text),) = get_claim("head-means").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
+
+
+def test_a_difference_is_paired_over_seeds_and_has_an_interval(tmp_path):
+    # A_N is (last + 80) / 2: gains of 6, 5 and 4 points, mean 5, standard deviation 1, t(2) = 4.303
+    write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, reweight="distance")
+    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, reweight="average")
+    ((verdict, text),) = get_claim("pilora-reweight").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds"
+    assert text.startswith("+5.0 [+2.5, +7.5] over 3 seeds; digits dirichlet:0.5")
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "verdict"),
+    [
+        ({0: 40.0, 1: 50.0, 2: 60.0}, {0: 52.0, 1: 60.0, 2: 68.0}, "does not hold"),
+        ({0: 52.0, 1: 40.0, 2: 60.0}, {0: 40.0, 1: 52.0, 2: 60.0}, "not told apart"),
+        ({0: 52.0}, {0: 40.0}, "not told apart"),
+        ({0: 52.0}, {1: 40.0}, "not told apart"),
+        ({0: 52.0, 1: 62.0, 2: 42.0}, {0: 40.0, 1: 50.0, 2: 30.0}, "not told apart"),  # 6 points with each
+    ],
+)
+def test_verdicts(tmp_path, better, worse, verdict):
+    write_one(tmp_path / "a", "pilora", better, reweight="distance")
+    write_one(tmp_path / "b", "pilora", worse, reweight="average")
+    ((found, _),) = get_claim("pilora-reweight").verdicts(read_experiments([tmp_path]))
+    assert found == verdict
+
+
+def test_runs_that_differ_in_more_than_the_claim_say_nothing(tmp_path):
+    write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, reweight="distance", rank=8)
+    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="average")
+    assert get_claim("pilora-reweight").verdicts(read_experiments([tmp_path])) == []
+
+
+def test_a_claim_about_a_rate_of_0_takes_any_other_rate_for_its_better_side(tmp_path):
+    write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, lr_prototype=0.03, lr_lora=0.002)
+    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, lr_prototype=0.03, lr_lora=0.0)
+    write_one(
+        tmp_path / "c", "pilora", {0: 10.0, 1: 20.0, 2: 30.0}, lr_prototype=0.3, lr_lora=0.0
+    )  # and this one
+    ((verdict, text),) = get_claim("pilora-lora").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
+    better, worse = get_claim("pilora-lora").sides
+    assert "lr_lora" not in better.options and worse.options["lr_lora"] == 0
+
+
+def test_a_method_of_which_a_rate_of_0_switches_a_part_off_does_not_pass_for_it(tmp_path):
+    write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, lr_lora=0.0)
+    write_one(tmp_path / "b", "ewc", {0: 40.0, 1: 50.0}, lr_backbone=0.0)
+    write_one(tmp_path / "c", "fedavg", {0: 40.0, 1: 50.0})
+    write_one(tmp_path / "d", "icarl", {0: 40.0, 1: 50.0})
+    experiments = read_experiments([tmp_path])
+    assert not any(get_claim(n).verdicts(experiments) for n in ("pilora-icarl", "ewc-plain-forgetting"))
+    write_one(tmp_path / "e", "pilora", {0: 52.0, 1: 60.0}, lr_lora=1e-5)
+    write_one(tmp_path / "f", "ewc", {0: 40.0, 1: 50.0}, lr_backbone=1e-5)
+    experiments = read_experiments([tmp_path])
+    assert len(get_claim("pilora-icarl").verdicts(experiments)) == 1
+    assert len(get_claim("ewc-plain-forgetting").verdicts(experiments)) == 1
+
+
+def test_a_probe_of_the_head_does_not_pass_for_a_method_that_trains_the_network(tmp_path):
+    write_one(tmp_path / "a", "pilora", {0: 40.0, 1: 50.0})
+    write_one(tmp_path / "b", "joint", {0: 52.0, 1: 60.0}, tune="head")
+    assert get_claim("pilora-joint").verdicts(read_experiments([tmp_path])) == []
+    write_one(tmp_path / "c", "joint", {0: 52.0, 1: 60.0}, tune="full")
+    write_one(tmp_path / "d", "joint", {0: 62.0, 1: 70.0}, tune="lora")  # as PILoRA's print has it
+    assert len(get_claim("pilora-joint").verdicts(read_experiments([tmp_path]))) == 2
+
+
+def test_of_a_method_and_a_variant_the_method_is_judged(tmp_path):
+    write_one(tmp_path / "a", "dualprompt", {0: 52.0, 1: 60.0})
+    write_one(tmp_path / "b", "l2p", {0: 40.0, 1: 50.0})
+    write_one(tmp_path / "c", "l2p", {0: 62.0, 1: 80.0}, pooled="cls")
+    ((verdict, text),) = get_claim("dualprompt-l2p").verdicts(read_experiments([tmp_path]))
+    assert verdict == "not told apart" and text.startswith("+5.5 [")
+
+
+def test_the_method_s_own_values_for_a_data_set_are_no_ablation(tmp_path):
+    """FCILPT comes with another number of prompts and a shorter common one on Tiny-ImageNet."""
+    method = create_method("fcilpt", "tinyimagenet")
+    assert method.common_length != create_method("fcilpt").common_length
+    for name, made in (("fcilpt", method), ("bic", create_method("bic"))):
+        plain = {field: getattr(made, field) for field in type(made).__dataclass_fields__}
+        write_run(tmp_path / name, {name: {0: 52.0}}, plain, dataset="tinyimagenet")
+    assert len(get_claim("fcilpt-bic").verdicts(read_experiments([tmp_path]))) == 1
+
+
+def test_an_ablation_does_not_pass_for_the_method(tmp_path):
+    write_one(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0}, rebalance="none")
+    write_one(tmp_path / "b", "l2p", {0: 40.0, 1: 50.0})
+    assert get_claim("hgp-l2p").verdicts(read_experiments([tmp_path])) == []
+
+
+def test_an_ablation_of_another_paper_does_not_pass_for_its_method(tmp_path):
+    write_one(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0})
+    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="average")
+    assert get_claim("hgp-pilora").verdicts(read_experiments([tmp_path])) == []
+
+
+def test_clients_that_are_told_of_a_new_task_do_not_pass_for_those_that_notice_it(tmp_path):
+    write_one(tmp_path / "a", "fppl", {0: 52.0, 1: 60.0})
+    write_one(tmp_path / "b", "glfc", {0: 40.0, 1: 50.0}, detector="oracle")
+    assert get_claim("fppl-glfc").verdicts(read_experiments([tmp_path])) == []
+    write_one(tmp_path / "c", "glfc", {0: 40.0, 1: 50.0})
+    assert len(get_claim("fppl-glfc").verdicts(read_experiments([tmp_path]))) == 1
+
+
+def test_rows_as_printed_and_as_released_are_not_compared_with_each_other(tmp_path):
+    write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, reweight="squared")
+    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="distance", ortho=0.0)
+    assert get_claim("pilora-orthogonal").verdicts(read_experiments([tmp_path])) == []
+    write_one(tmp_path / "c", "pilora", {0: 40.0, 1: 50.0}, reweight="squared", ortho=0.0)
+    assert len(get_claim("pilora-orthogonal").verdicts(read_experiments([tmp_path]))) == 1
+
+
+def test_less_forgetting_is_better(tmp_path):
+    # forgetting is 90 - last
+    write_one(tmp_path / "a", "fppl", {0: 80.0, 1: 81.0})
+    write_one(tmp_path / "b", "ewc", {0: 60.0, 1: 60.0})
+    ((verdict, text),) = get_claim("fppl-ewc-forgetting").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds" and text.startswith("+20.5 ")
+
+
+def test_a_claim_of_strong_skew_is_not_judged_by_a_mild_split(tmp_path):
+    write_one(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0})
+    write_one(tmp_path / "b", "l2p", {0: 40.0, 1: 50.0})
+    experiments = read_experiments([tmp_path])
+    assert len(get_claim("hgp-l2p").verdicts(experiments)) == 1
+    assert get_claim("hgp-l2p-skew").verdicts(experiments) == []
