@@ -12,9 +12,11 @@ NAMED = 0.08  # share of a bar from which on its option stands in it
 
 
 def check_plot(path: Path) -> None:
-    """Raise FczooError without matplotlib, and for a kind of picture that it does not write."""
+    """Raise FczooError without matplotlib, without the folder, and for a kind of picture not written here."""
     from fczoo.reports.drawing import pyplot
 
+    if not path.absolute().parent.is_dir():
+        raise FczooError(f"--plot {path}: there is no folder {path.parent}; make it first")
     kinds = sorted(pyplot().Figure().canvas.get_supported_filetypes())
     if path.suffix.removeprefix(".").lower() not in kinds:
         raise FczooError(f"--plot {path} names no kind of picture; end it in one of .{', .'.join(kinds)}")

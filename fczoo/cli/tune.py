@@ -116,11 +116,12 @@ def tune(
     rows = []
     for name, found in tuned.methods.items():
         values = ", ".join(f"{k}={option_word(_short(v))}" for k, v in found.values.items())
-        share = ", ".join(f"{k} {100 * v:.0f} %" for k, v in found.importance.items())
+        searched_for = {k: v for k, v in found.importance.items() if k not in fixed.get(name, {})}
+        share = ", ".join(f"{k} {100 * v:.0f} %" for k, v in searched_for.items())
         as_it_comes = "failed" if ERROR in found.trials[0] else f"{found.default_score:.1f}"
         rows.append((name, as_it_comes, f"{found.score:.1f}", share, values))
     click.echo(word_table(rows, ["method", "as it comes", "tuned", "what matters", "values"]))
-    effort_words = f"each method had {trials} trials of {tuned.image_steps} image-steps"
+    effort_words = f"each method had {trials} trials of {tuned.image_steps} image-steps on its tasks' images"
     seen = f"the first {tuned.effort['tasks']} tasks, on {tuned.scored} training images held out"
     click.echo(f"\nA_N in % after {seen}; {effort_words}.\nWritten to {out / TUNED}")
     if plot is not None:

@@ -24,6 +24,7 @@ RESULT = "result.json"
 FAILURE = "failed.json"
 ROUNDS = "rounds.jsonl"
 LOG = "log.txt"
+FOUND = {"dataset", "methods", "trials", "tasks", "image_steps"}  # what reports say of a search
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,6 +46,11 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     earlier_commands: list[list[str]] = []
     code: dict[str, str] = {}  # SHA-256 of every module that its runs use
     changed_code: list[dict[str, Any]] = []  # when which of them had changed, and that was accepted
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where how values were found is told in part."""
+        if self.tuned and (missing := sorted(FOUND - self.tuned.keys())):
+            raise ValueError(f"tuned has no {', '.join(missing)}")
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it, without the fields that were not written."""

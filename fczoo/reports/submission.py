@@ -19,6 +19,7 @@ from fczoo.reports.run_folder import ABOUT, PARTITION, RESULT, About, Cell, Runs
 from fczoo.reports.runs import WITHOUT_EFFECT, filled, identity, read_runs
 
 VERSIONS = ("fczoo", "python", "torch", "torchvision", "timm", "numpy", "code")
+WHOLE = 1e-4  # images by which a rounded percentage may miss a whole number
 AGAIN = "run it again with this version of fczoo"
 DATA = ("dataset", "train_per_class", "test_per_class", "stored_size")
 """Settings that, with the order of classes, say which images a run sees."""
@@ -59,6 +60,7 @@ def _faults(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]
     for cell in runs.cells:
         if cell.result is not None:
             yield from _contradictions(cell, cell.result, runs.folder)
+            yield from _impossible(cell, cell.result)
             yield from _test_set(cell, cell.result)
     yield from _other_data(runs, entered, archive)
     yield from _there_already(runs, entered, archive)
@@ -133,6 +135,15 @@ def _contradictions(cell: Cell, result: Result, folder: Path) -> Iterator[str]:
     for what, here, there in pairs:
         if here != there:
             yield f"{cell.place}: {what} differs from the folder's description; take the files of one bench"
+
+
+def _impossible(cell: Cell, result: Result) -> Iterator[str]:
+    """Figures that no run has."""
+    hits = [a * n / 100 for row in result.accuracy for a, n in zip(row, result.test_counts, strict=False)]
+    if any(abs(hit - round(hit)) > WHOLE for hit in hits):
+        yield f"{cell.place}: an accuracy is no whole number of its task's test images; {AGAIN}"
+    if result.uploaded and result.bytes_up != (sent := sum(result.uploaded.values())):
+        yield f"{cell.place}: bytes_up is {result.bytes_up}, but its kinds of content are {sent}; {AGAIN}"
 
 
 def _test_set(cell: Cell, result: Result) -> Iterator[str]:

@@ -49,7 +49,9 @@ def search_method(
     own = asdict(create_method(name, settings.dataset, **usual))
     space = {**around(spaces(METHODS.get(name)), own), **{option: [own[option]] for option in fixed}}
     study = _study(out / f"{name}.db", name)
-    _same_search(study, name, settings, effort, space)
+    now = {"settings": settings.portable(), "effort": asdict(effort), "space": space}
+    code = digest(code_of(settings, create_method(name, settings.dataset, **usual)))
+    _same_search(study, name, settings, {**now, "code": code})
     for broken in study.get_trials(states=(TrialState.RUNNING,)):  # an earlier command ended in it
         study.tell(broken.number, state=TrialState.FAIL)  # and its values are asked for again
     ended = (TrialState.COMPLETE,)
@@ -108,16 +110,16 @@ def _study(file: Path, name: str) -> Any:
     return study
 
 
-def _same_search(study: Any, name: str, settings: Settings, effort: Effort, space: Mapping[str, Any]) -> None:
+def _same_search(study: Any, name: str, settings: Settings, now: Mapping[str, Any]) -> None:
     """Raise FczooError where the folder holds trials made in another way. More trials may follow."""
-    now = {"settings": settings.portable(), "effort": asdict(effort), "space": space}
     plain = through_json(now)
     plain["effort"].pop("trials")
-    before = study.user_attrs.get("search", plain)
+    before = {"code": plain["code"], **study.user_attrs.get("search", plain)}
     tasks = tasks_of_trial(settings, before["effort"]["tasks"])  # earlier versions wrote what was asked for
     if {**before, "effort": {**before["effort"], "tasks": tasks}} != plain:
+        other = "code" if before["code"] != plain["code"] else "settings"
         raise FczooError(
-            f"the trials of {name} in this folder were made with other settings; give another --out"
+            f"the trials of {name} in this folder were made with other {other}; give another --out"
         )
     study.set_user_attr("search", plain)
 

@@ -45,7 +45,8 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: dict[str, Any]
     effort: Spent
-    image_steps: Count  # images that all clients pass forward and backward in a trial; a mean where drawn
+    image_steps: Count  # images of a trial's tasks, times rounds and epochs; a mean where clients are drawn.
+    # What a method trains on besides, exemplars or the images of earlier tasks, comes on top.
     scored: Count  # training images on which a trial is scored
     methods: dict[str, TunedMethod]
 

@@ -111,6 +111,11 @@ def _drop(path: Path) -> None:
     shutil.rmtree(path)
 
 
+def part_of_an_image(content: dict[str, Any]) -> None:
+    content["accuracy"][-1][0] += 25 / content["test_counts"][0]
+    content["metrics"] = {}
+
+
 FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "a seed is missing",
@@ -178,6 +183,16 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         ),
         "fedncm/seed0: tasks of [3, 4, 3] classes, but its settings make [4, 3, 3]; run it again",
     ),
+    (
+        "nothing was sent",
+        lambda f: changed(f / "fedncm" / "seed0" / "result.json", lambda c: c.update(bytes_up=0, metrics={})),
+        "fedncm/seed0: bytes_up is 0, but its kinds of content are ",
+    ),
+    (
+        "a part of an image",
+        lambda f: changed(f / "fedncm" / "seed0" / "result.json", part_of_an_image),
+        "fedncm/seed0: an accuracy is no whole number of its task's test images",
+    ),
 ]
 
 
@@ -198,6 +213,15 @@ def test_a_damaged_file_is_named(folder, archive):
     done = submitted(folder, archive)
     assert done.exit_code == 1 and done.stderr.count("\n") == 1
     assert "its content does not match its sha256; it was changed or is damaged" in done.stderr
+
+
+def test_a_search_told_in_part_is_named(folder, archive):
+    changed(folder / "bench.json", lambda c: c.update(tuned={"methods": ["fedncm"], "trials": 9}))
+    done = submitted(folder, archive)
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1
+    assert (
+        "bench.json is no valid" in done.stderr and "tuned has no dataset, image_steps, tasks" in done.stderr
+    )
 
 
 def test_other_images_than_those_of_the_archive_are_refused(folder, archive):

@@ -65,6 +65,17 @@ def test_what_was_tried_beyond_the_effort_does_not_count(tmp_path, scored):
     )
 
 
+def test_trials_of_other_code_are_not_gone_on_with(tmp_path, scored, monkeypatch):
+    scored(lambda method: 50.0)
+    searched(tmp_path, "--methods", "fedncm", "--trials", "1")
+    monkeypatch.setattr(
+        "fczoo.runner.study.code_of", lambda settings, method: {"fczoo.core.method": "f" * 64}
+    )
+    said = refused("tune", *TINY, "--methods", "fedncm", "--trials", "2", "--out", str(tmp_path))
+    assert "the trials of fedncm in this folder were made with other code; give another --out" in said
+    assert trials_kept(tmp_path, "fedncm") == 1
+
+
 def test_methods_that_were_searched_before_stay_in_the_file(tmp_path, scored):
     scored(lambda method: 50.0)
     before = searched(tmp_path, "--methods", "fedncm", "--trials", "1").methods

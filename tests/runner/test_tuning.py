@@ -122,6 +122,8 @@ def test_a_picture_shows_how_much_each_option_matters(found, tmp_path, monkeypat
         pictures.write_importance(tmp_path / "none.png", with_shares(tuned, {}))
     short = ["tune", "--methods", "fedridge", *TINY, "--out", str(tmp_path / "out")]
     assert "names no kind of picture" in refused(*short, "--plot", str(tmp_path / "plot.xyz"))
+    missing = str(tmp_path / "nowhere" / "plot.png")
+    assert "nowhere; make it first" in refused(*short, "--plot", missing)
     assert not (tmp_path / "out").exists()
 
 
