@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from fczoo.papers.claim_pages import listing
 from fczoo.reports.runs import experiments_of, read_runs
 from helpers_pages import PAGES, RESULTS, agrees, rows
 
@@ -27,3 +28,10 @@ def test_each_row_of_a_page_is_one_of_the_archive(page, archive):
 def test_the_first_page_names_all_others():
     named = re.findall(r"\]\((\S+?\.md)\)", (RESULTS / "README.md").read_text(encoding="utf-8"))
     assert {RESULTS / name for name in named} == {*PAGES, RESULTS / "older.md"}
+
+
+def test_the_first_page_counts_claims_as_the_command_does():
+    page = " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
+    said = re.search(r"Of (\d+) claims of the papers (\d+) hold .*?\(`fczoo claims`\)", page)[0]
+    told = re.search(r"Where both sides were tuned: (.*)", listing(RESULTS))[1]
+    assert re.findall(r"\d+", said) == re.findall(r"\d+", told)
