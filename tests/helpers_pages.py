@@ -1,11 +1,12 @@
 """The pages in results/, and which line of the archive a row of theirs is."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 from fczoo.reports.columns import COLUMNS
 from fczoo.reports.formats import number
-from fczoo.reports.runs import Line
+from fczoo.reports.runs import Line, Runs, experiments_of, read_runs
 from fczoo.reports.tables import entry_of
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -21,6 +22,19 @@ def rows(page: Path) -> list[dict[str, str]]:
         if head[0] == "method":
             found += [dict(zip(head, line, strict=True)) for line in lines]
     return found
+
+
+@cache
+def archive() -> list[Runs]:
+    return read_runs([RESULTS / "results.csv"])
+
+
+@cache
+def lines_of(page: str) -> tuple[Line, ...]:
+    """The lines behind a page, whose name is that of the folders from which its rows were made."""
+    runs = [r for r in archive() if r.name.split("/")[0] == page]
+    (experiment, *_) = experiments_of(runs, page)
+    return experiment.lines
 
 
 def agrees(row: dict[str, str], line: Line) -> bool:

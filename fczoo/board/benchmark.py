@@ -7,7 +7,6 @@ from fczoo.board.charts import chart
 from fczoo.board.download import download
 from fczoo.board.heading import heading
 from fczoo.board.provenance import commands, facts
-from fczoo.board.ranks import interval
 from fczoo.board.told_apart import told_apart
 from fczoo.board.traits import Traits, traits
 from fczoo.reports.columns import COLUMNS, GROUPS, percent
@@ -16,7 +15,7 @@ from fczoo.reports.figures import accuracy_matrix, overview
 from fczoo.reports.formats import number, to_csv
 from fczoo.reports.insights import insights
 from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.tables import Entry, Table, entry_of, make_table
+from fczoo.reports.tables import Entry, Table, entry_of, interval, make_table
 from fczoo.reports.words import setting_word
 
 MAIN = ("A_N", "Avg", "forgetting", "MB sent", "seconds")

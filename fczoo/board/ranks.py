@@ -1,4 +1,4 @@
-"""The numbers behind a leaderboard: intervals, differences, ranks over seeds and over benchmarks."""
+"""The numbers behind a leaderboard: differences, ranks over seeds and over benchmarks."""
 
 import math
 import statistics
@@ -8,22 +8,11 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from scipy.stats import friedmanchisquare, rankdata, studentized_range
-from scipy.stats import t as student
 
-from fczoo.reports.tables import LEVEL, SAME, Entry, p_value
+from fczoo.reports.tables import LEVEL, Entry, p_value
 
 BLOCKS = 5  # seeds or benchmarks below which no critical difference is computed
 RANKED = 3  # methods, the same
-
-
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of the mean by Student's t; None for a single value, or one that all seeds have."""
-    if len(values) < 2 or max(values) - min(values) < SAME:
-        return None
-    spread = statistics.stdev(values) / math.sqrt(len(values))
-    half = float(student.ppf(1 - LEVEL / 2, len(values) - 1)) * spread
-    mean = statistics.fmean(values)
-    return mean - half, mean + half
 
 
 @dataclass(frozen=True)

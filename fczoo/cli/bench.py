@@ -1,7 +1,6 @@
 """``fczoo bench``."""
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +149,7 @@ def bench(config: Path | None, **given: Any) -> None:
         from fczoo.runner.dry_run import dry_run
 
         check_loggers(loggers)
-        say = partial(click.echo, err=True)
-        click.echo("\n\n".join(dry_run(job, say) for job in jobs.values()))
+        click.echo("\n\n".join(map(dry_run, jobs.values())))
         return
     out = Path(wishes.get("out", results / time.strftime("run-%Y%m%d-%H%M%S")))
     executor = parse_executor(wishes.get("executor", "cores"))

@@ -1,19 +1,16 @@
 """A claim: of two methods or rows the first is better, and what runs say of that."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from scipy.stats import t as student
 
 from fczoo.core.registry import METHODS, create_method
 from fczoo.papers.printed import plain_split
 from fczoo.reports.chosen import changes
 from fczoo.reports.columns import Column
 from fczoo.reports.runs import Experiment, Line, is_rate
-from fczoo.reports.tables import LEVEL, Entry, entry_of, significant
+from fczoo.reports.tables import Entry, entry_of, interval, significant
 
 Verdict = Literal["holds", "does not hold", "not told apart"]
 STRONG = 0.2  # Dirichlet's beta below which the papers speak of strong skew (they print 0.1 and 0.05)
@@ -92,12 +89,12 @@ class Claim(ABC):
         Rates are tuned and may differ; one of 0 switches something off, which a side has to say.
         """
         result = line.results[0]
-        here = create_method(side.method, result.settings["dataset"]) if side.usual else None
-        own = {**side.options, **{name: getattr(here, name) for name in side.usual}}
-        wanted = own, {**own, **side.printed}
         off = {name for name, value in result.options.items() if is_rate(name) and value == 0}
         if result.method != side.method or not off <= side.options.keys():
             return False
+        made = create_method(side.method, result.settings["dataset"])
+        own = {**side.options, **{name: getattr(made, name) for name in side.usual}}
+        wanted = own, {**own, **side.printed}
         return any(has(result.options, options) for options in wanted)
 
     def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
@@ -106,17 +103,16 @@ class Claim(ABC):
         gain = Entry({s: self._signed(first.by_seed[s] - second.by_seed[s]) for s in seeds})
         about = experiment.about
         where = f"{about.settings['dataset']} {about.partition['spec']}, {ours.cells[0].place}"
-        apart = significant(first, second)
-        if apart is None or gain.std is None:
+        bounds = interval([*gain.by_seed.values()])
+        if bounds is None:
             often = "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
             said = f"{gain.mean:+.1f} with {often}, which is no test" if seeds else "no seed in common"
             return "not told apart", f"{said}; {where}"
-        margin = gain.std / math.sqrt(len(seeds)) * float(student.ppf(1 - LEVEL / 2, len(seeds) - 1))
         verdict: Verdict = "not told apart"
-        if apart:
+        if significant(first, second):
             verdict = "holds" if gain.mean > 0 else "does not hold"
-        interval = f"[{gain.mean - margin:+.1f}, {gain.mean + margin:+.1f}]"
-        return verdict, f"{gain.mean:+.1f} {interval} over {len(seeds)} seeds; {where}"
+        between = f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]"
+        return verdict, f"{gain.mean:+.1f} {between} over {len(seeds)} seeds; {where}"
 
     def _comparable(self, ours: Line, theirs: Line) -> bool:
         """Of one method, all options but those that the claim is about must be the same."""

@@ -104,11 +104,25 @@ def p_value(a: Entry, b: Entry) -> float | None:
     each seed, as of two methods that draw nothing.
     """
     seeds = sorted(set(a.by_seed) & set(b.by_seed))
-    if len(seeds) < 2:
-        return None
-    differences = [a.by_seed[s] - b.by_seed[s] for s in seeds]
-    if max(differences) - min(differences) < SAME:
+    if not sampled([a.by_seed[s] - b.by_seed[s] for s in seeds]):
         return None
     from scipy.stats import ttest_rel  # takes a second
 
     return float(ttest_rel([a.by_seed[s] for s in seeds], [b.by_seed[s] for s in seeds]).pvalue)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the mean by Student's t; None for a single value, or one that all seeds have."""
+    if not sampled(values):
+        return None
+    from scipy.stats import t as student  # takes a second
+
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    half = float(student.ppf(1 - LEVEL / 2, len(values) - 1)) * spread
+    mean = statistics.fmean(values)
+    return mean - half, mean + half
+
+
+def sampled(values: Sequence[float]) -> bool:
+    """Whether there are several values, and seeds move them: else they say nothing of chance."""
+    return len(values) > 1 and max(values) - min(values) >= SAME

@@ -1,6 +1,6 @@
 """What a bench would do, without doing it: the whole configuration, its work, traffic and memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -22,6 +22,7 @@ from fczoo.federation.stream import arranged, open_stream
 from fczoo.reports.words import option_word, word_table
 from fczoo.runner.cost import measure
 from fczoo.runner.grid import Job
+from fczoo.runner.progress import say
 from fczoo.runner.timing import seconds_a_step, worded
 
 COPIES = 4  # of what a client trains: value, gradient and two moments
@@ -39,9 +40,9 @@ LEGEND = (
 )
 
 
-def dry_run(job: Job, say: Callable[[str], None] = lambda words: None) -> str:
+def dry_run(job: Job) -> str:
     """Settings and hyper-parameters with their origin, image-steps, bytes, operations and memory.
-    Nothing is trained or written; ``say`` is told what is measured, which takes seconds a method.
+    Nothing is trained or written. What is measured is said, since it takes seconds a method.
 
     Raises FczooError for input that cannot work. Data and weights may be missing; what is, is said.
     """

@@ -46,12 +46,12 @@ def search_method(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     fixed = given.get(name, {})
     usual = {**settings.method_options(name), **fixed}
-    own = asdict(create_method(name, settings.dataset, **usual))
+    made = create_method(name, settings.dataset, **usual)
+    own = asdict(made)
     space = {**around(spaces(METHODS.get(name)), own), **{option: [own[option]] for option in fixed}}
     study = _study(out / f"{name}.db", name)
     now = {"settings": settings.portable(), "effort": asdict(effort), "space": space}
-    code = digest(code_of(settings, create_method(name, settings.dataset, **usual)))
-    _same_search(study, name, settings, {**now, "code": code})
+    _same_search(study, name, settings, {**now, "code": digest(code_of(settings, made))})
     for broken in study.get_trials(states=(TrialState.RUNNING,)):  # an earlier command ended in it
         study.tell(broken.number, state=TrialState.FAIL)  # and its values are asked for again
     ended = (TrialState.COMPLETE,)

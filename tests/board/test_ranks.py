@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fczoo.board.ranks import borda, critical, holm, interval, pairs, shared, shortage
-from fczoo.reports.tables import Entry
+from fczoo.board.ranks import borda, critical, holm, pairs, shared, shortage
+from fczoo.reports.tables import Entry, interval
 
 
 def test_borda_by_hand():
@@ -41,7 +41,7 @@ def test_an_interval_by_the_table_of_t():
     assert (low + high) / 2 == pytest.approx(72) and (high - low) / 2 == pytest.approx(
         4.3027 * 2 / 3**0.5, 1e-4
     )
-    assert interval([70.0]) is None
+    assert interval([70.0]) is None and interval([70.0, 70.0, 70.0]) is None
 
 
 def test_pairs_are_tested_over_the_seeds_that_both_have():

@@ -69,9 +69,8 @@ def test_runs_that_differ_in_more_than_the_claim_say_nothing(tmp_path):
 def test_a_claim_about_a_rate_of_0_takes_any_other_rate_for_its_better_side(tmp_path):
     write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, lr_prototype=0.03, lr_lora=0.002)
     write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, lr_prototype=0.03, lr_lora=0.0)
-    write_one(
-        tmp_path / "c", "pilora", {0: 10.0, 1: 20.0, 2: 30.0}, lr_prototype=0.3, lr_lora=0.0
-    )  # and this one
+    other = {"lr_prototype": 0.3, "lr_lora": 0.0}  # in two rates, so no pair with the first
+    write_one(tmp_path / "c", "pilora", {0: 10.0, 1: 20.0, 2: 30.0}, **other)
     ((verdict, text),) = get_claim("pilora-lora").verdicts(read_experiments([tmp_path]))
     assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
     better, worse = get_claim("pilora-lora").sides

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fczoo.reports.columns import COLUMNS
-from fczoo.reports.runs import Line, experiments_of, read_runs
+from fczoo.reports.runs import Line
 from fczoo.reports.tables import entry_of, p_value
-from helpers_pages import PAGES, RESULTS, agrees, rows
+from helpers_pages import PAGES, RESULTS, agrees, lines_of, rows
 
 SHORT = {
     "TUNED": "cifar100-112px-tuned",
@@ -46,12 +46,6 @@ def text(page: str) -> str:
     return " ".join(path.read_text(encoding="utf-8").split())
 
 
-@cache
-def lines_of(page: str) -> list[Line]:
-    runs = read_runs([RESULTS / "results.csv"])
-    return experiments_of([r for r in runs if r.name.split("/")[0] == page], page)[0].lines
-
-
 def find(page: str, wanted: str) -> Line:
     """The line of the archive that is a page's row of that name, or whose label has the options after it."""
     place, _, name = wanted.rpartition("/")
@@ -64,8 +58,8 @@ def find(page: str, wanted: str) -> Line:
             if line.results[0].method == method and all(part in line.label for part in options.split(";"))
         ]
     else:
-        named = {r["method"].split(",")[0]: r for r in rows(RESULTS / "tables" / f"{page}.md")}
-        named |= {r["method"]: r for r in rows(RESULTS / "tables" / f"{page}.md")}
+        said_there = rows(RESULTS / "tables" / f"{page}.md")
+        named = {r["method"].split(",")[0]: r for r in said_there} | {r["method"]: r for r in said_there}
         row = named[name]
         known = [line for line in lines_of(page) if agrees(row, line)]
     assert len(known) == 1, (wanted, [line.label for line in known])

@@ -2,6 +2,7 @@
 // Six rows at most are drawn in colour and named, at first the best of each family; the others are grey until
 // they are pointed at.
 const COLOURED = 6;
+const ARROWS = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
 document.documentElement.classList.add("scripted");
 
 // ---- sorting
@@ -35,7 +36,6 @@ function sortable(table) {
 
 function told(table) {
   const output = table.closest(".scroll").nextElementSibling;
-  const steps = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
   const cells = [...table.querySelectorAll("td[title]")];
   cells.forEach((cell, i) => (cell.tabIndex = i ? -1 : 0));
   for (const kind of ["pointerover", "focusin"]) {
@@ -43,9 +43,9 @@ function told(table) {
   }
   table.addEventListener("keydown", (event) => {
     const from = event.target.closest("td[title]");
-    if (!from || !(event.key in steps)) return;
+    if (!from || !(event.key in ARROWS)) return;
     event.preventDefault();
-    const [down, right] = steps[event.key];
+    const [down, right] = ARROWS[event.key];
     let [row, column] = [from.parentElement, from.cellIndex];
     let next = null;
     do {

@@ -162,10 +162,11 @@ class Chart {
     for (const one of named) {
       const key = html("button", { type: "button", className: `c${this.slot(one.label)}` }, this.keys);
       key.textContent = one.label;
-      if (this.figure.of_methods) key.dataset.label = one.label;
-      for (const kind of this.figure.of_methods ? [] : ["pointerenter", "focus"]) {
-        key.addEventListener(kind, () => this.raise(one.label, true));
+      if (this.figure.of_methods) {
+        key.dataset.label = one.label;
+        continue;
       }
+      for (const kind of ["pointerenter", "focus"]) key.addEventListener(kind, () => this.raise(one.label, true));
     }
     const grey = this.series.length - named.length;
     if (grey) html("span", { className: "soft", textContent: `${grey} more in grey` }, this.keys);
@@ -195,11 +196,10 @@ class Chart {
   }
 
   key(event) {
-    const moves = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
     if (event.key === "Escape") this.leave();
-    if (!(event.key in moves) || !this.series.length) return;
+    if (!(event.key in ARROWS) || !this.series.length) return;
     event.preventDefault();
-    const [bySeries, byPoint] = moves[event.key];
+    const [bySeries, byPoint] = ARROWS[event.key];
     const [s, i] = this.at ?? [0, -byPoint];
     const series = (s + bySeries + this.series.length) % this.series.length;
     const count = this.series[series].points.length;
