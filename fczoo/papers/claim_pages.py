@@ -40,22 +40,22 @@ def page(claim: Claim, results: Path) -> str:
     verdicts = claim.verdicts(experiments_below(results))
     lines = [
         f"{claim.name}: {claim.says}.",
-        *(_print(claim) if isinstance(claim, PrintedClaim) else [f"{claim.cited}; {claim.column.name}."]),
+        _source(claim),
+        *claim.at_scale,
         f"In minutes: fczoo claims --run {claim.name}",
         *(f"{verdict}: {said}" for verdict, said in verdicts),
     ]
     return "\n".join(lines if verdicts else [*lines, "never run"])
 
 
-def _print(claim: PrintedClaim) -> list[str]:
+def _source(claim: Claim) -> str:
+    if not isinstance(claim, PrintedClaim):
+        return f"{claim.cited}; {claim.column.name}."
     first, second = claim.numbers
-    commands = dict.fromkeys(f"  fczoo reproduce {card.name}" for card in claim.cards())
-    return [
+    return (
         f"{claim.cited}, {claim.dataset}, {claim.partition}: {claim.metric} {first.value:g} "
-        f"({first.method}) and {second.value:g} ({second.method}).",
-        "At the paper's scale:",
-        *commands,
-    ]
+        f"({first.method}) and {second.value:g} ({second.method})."
+    )
 
 
 def _of(claim: Claim, key: str) -> bool:
@@ -63,7 +63,10 @@ def _of(claim: Claim, key: str) -> bool:
 
 
 def _printed(claim: Claim) -> str:
-    return f"{claim.gain:+.1f}" if isinstance(claim, PrintedClaim) else ""
+    if not isinstance(claim, PrintedClaim):
+        return ""
+    first, second = (number.value for number in claim.numbers)
+    return f"{claim.gain:+.1f}" if claim.column.better else f"{first / second:.2g}x"
 
 
 def _verdicts(claim: Claim, experiments: Sequence[Experiment]) -> list[Verdict]:

@@ -18,8 +18,10 @@ from fczoo.papers.printed import Number, Paper, get_paper, papers
 from fczoo.papers.readings import readings
 from fczoo.reports.columns import COLUMNS, Column
 from fczoo.reports.runs import Line, is_rate
+from fczoo.reports.words import option_word
 
 TRAINED = "tune"  # the option that says, of any method that has it, how much of the network is trained
+TABLES_OF = "hgp"  # whose protocol the commands of plain claims follow: it has most of their methods
 SMALL = {
     "alpha=6": "quantity:2",
     "alpha=2": "quantity:1",
@@ -58,7 +60,22 @@ class PlainClaim(Claim):
 
     @property
     def regime(self) -> str:
-        return regime(self.partition or "dirichlet:0.5")
+        return regime(self._split)
+
+    @property
+    def at_scale(self) -> list[str]:
+        commands = []
+        for side, folder in zip(self.sides, ("better", "worse"), strict=True):
+            words = [f"--protocol {TABLES_OF} --methods {side.method}"]
+            words += [f"--dataset cifar100 --partition {self._split}"]
+            words += [f"--set {side.method}.{name}={option_word(v)}" for name, v in side.options.items()]
+            words += [f"--seeds 0-2 --out results/claims/{self.name}/{folder}"]
+            commands.append("  fczoo bench " + " ".join(words))
+        return [f"At the scale of {get_paper(TABLES_OF).name}'s tables:", *commands]
+
+    @property
+    def _split(self) -> str:
+        return self.partition or "dirichlet:0.5"
 
     def matches(self, line: Line, side: Side) -> bool:
         """As ever, and no ablation: but for what is tuned, the method as it comes on the data set.
@@ -114,13 +131,13 @@ class PrintedClaim(Claim):
 
     @property
     def column(self) -> Column:
-        name = self.numbers[0].metric_here
+        name = self.numbers[0].metric_here or self.numbers[0].cost_here
         assert name is not None
         return COLUMNS[name]
 
     @property
     def gain(self) -> float:
-        """By how much the paper prints the first row above the second, in points."""
+        """By how much the paper prints the first row above the second, in points or, of costs, below it."""
         first, second = (number.value for number in self.numbers)
         return self._signed(first - second)
 
@@ -132,12 +149,16 @@ class PrintedClaim(Claim):
     def regime(self) -> str:
         return regime(self.numbers[0].spec)
 
-    def cards(self) -> list[Card]:
-        """The cards behind both rows, with the commands at the paper's scale; none for another network."""
-        known, paper = cards(), self.source
-        rows = [(paper.row(number), number) for number in self.numbers]
-        names = [card_name(paper, row, number) for row, number in rows if not row.why]
-        return [known[name] for name in names if name in known]
+    @property
+    def at_scale(self) -> list[str]:
+        cards_here, commands, other = cards(), {}, ""
+        for number in self.numbers:
+            row = self.source.row(number)
+            card = Card(card_name(self.source, row, number), self.source, (number,))
+            command = f"reproduce {card.name}" if card.name in cards_here else " ".join(card.command())
+            commands[f"  fczoo {command}"] = None
+            other = row.why or other
+        return [f"At the paper's scale{other and f' (a row is of {other})'}:", *commands]
 
     def _number(self, row: str) -> Number:
         wanted = (self.table, self.dataset, self.partition, self.metric, row)

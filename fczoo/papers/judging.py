@@ -55,6 +55,11 @@ class Claim(ABC):
 
     @property
     @abstractmethod
+    def at_scale(self) -> list[str]:
+        """Lines for a reader: a command for either side at the scale of a paper's tables."""
+
+    @property
+    @abstractmethod
     def regime(self) -> str:
         """The kind of split about which the claim is; a run on another kind says nothing of it.
 
@@ -103,9 +108,12 @@ class Claim(ABC):
         gain = Entry({s: self._signed(first.by_seed[s] - second.by_seed[s]) for s in seeds})
         about = experiment.about
         where = f"{about.settings['dataset']} {about.partition['spec']}, {ours.cells[0].place}"
+        often = "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
+        if not self.column.better and seeds:
+            sizes = " and ".join(self.column.show(entry.mean) for entry in (first, second))
+            return _counted(first, second, seeds), f"{sizes} {self.column.name} with {often}; {where}"
         bounds = interval([*gain.by_seed.values()])
         if bounds is None:
-            often = "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
             said = f"{gain.mean:+.1f} with {often}, which is no test" if seeds else "no seed in common"
             return "not told apart", f"{said}; {where}"
         verdict: Verdict = "not told apart"
@@ -115,16 +123,29 @@ class Claim(ABC):
         return verdict, f"{gain.mean:+.1f} {between} over {len(seeds)} seeds; {where}"
 
     def _comparable(self, ours: Line, theirs: Line) -> bool:
-        """Of one method, all options but those that the claim is about must be the same."""
+        """Of one method, all options but those that the claim is about must be the same.
+
+        Rates may differ where ``fczoo tune`` found the values of both: either has those of its own search.
+        """
         first, second = ours.results[0], theirs.results[0]
         if first.method != second.method:
             return True
         better, worse = (side.options for side in self.sides)
-        about = {k for k in better.keys() | worse.keys() if better.get(k) != worse.get(k)}
-        return all(second.options.get(k) == v for k, v in first.options.items() if k not in about)
+        free = {k for k in better.keys() | worse.keys() if better.get(k) != worse.get(k)}
+        if ours.tuned and theirs.tuned:
+            free |= set(filter(is_rate, first.options))
+        return all(second.options.get(k) == v for k, v in first.options.items() if k not in free)
 
     def _signed(self, difference: float) -> float:
         return difference if self.column.better == "high" else -difference
+
+
+def _counted(first: Entry, second: Entry, seeds: Sequence[int]) -> Verdict:
+    """Of a cost, which is counted and not sampled: what it is with every seed."""
+    if all(first.by_seed[s] < second.by_seed[s] for s in seeds):
+        return "holds"
+    more = all(first.by_seed[s] > second.by_seed[s] for s in seeds)
+    return "does not hold" if more else "not told apart"
 
 
 def plainest(lines: Sequence[Line], side: Side) -> list[Line]:

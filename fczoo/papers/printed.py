@@ -37,6 +37,8 @@ METRICS = {
     "A_T": "FAA",
     "Fbar": "forgetting",
 }
+COSTS = {"COMM_params_per_round": "MB up"}
+"""What a client sends in a round: the papers count parameters, fczoo bytes."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Number:
     def metric_here(self) -> str | None:
         """The figure's name here; None for what is no accuracy."""
         return self.metric if self.classes is not None else METRICS.get(self.metric)
+
+    @property
+    def cost_here(self) -> str | None:
+        """The same of a cost, in another unit here; None for what is none."""
+        return COSTS.get(self.metric)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """What runs say of a claim: which rows are its sides, and the verdict, worked out by hand."""
 
+import json
+
 import pytest
 
 from fczoo import create_method
 from fczoo.papers.claims import get_claim
 from fczoo.reports.runs import read_experiments
-from helpers_runs import write_one, write_run
+from helpers_runs import tune, write_one, write_run
 
 
 def test_an_ablation_does_not_pass_for_the_method_in_a_plain_claim(tmp_path):
@@ -160,3 +162,29 @@ def test_a_claim_of_strong_skew_is_not_judged_by_a_mild_split(tmp_path):
     experiments = read_experiments([tmp_path])
     assert len(get_claim("hgp-l2p").verdicts(experiments)) == 1
     assert get_claim("hgp-l2p-skew").verdicts(experiments) == []
+
+
+def test_rates_of_one_method_may_differ_where_either_side_was_searched(tmp_path):
+    write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, reweight="distance", lr_prototype=0.1)
+    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, reweight="average", lr_prototype=0.3)
+    tune(tmp_path / "a", 8, ["pilora"])
+    assert get_claim("pilora-reweight").verdicts(read_experiments([tmp_path])) == []
+    tune(tmp_path / "b", 8, ["pilora"])
+    ((verdict, text),) = get_claim("pilora-reweight").verdicts(read_experiments([tmp_path]))
+    assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "verdict"),
+    [([1, 1], "holds"), ([3, 3], "does not hold"), ([1, 3], "not told apart"), ([2, 2], "not told apart")],
+)
+def test_bytes_are_counted_and_not_tested(tmp_path, sizes, verdict):
+    # two uploads a run; CODA-P sends 4 MB, so 2 MB each
+    write_one(tmp_path / "a", "fppl", {0: 52.0, 1: 52.0})
+    write_one(tmp_path / "b", "codap", {0: 52.0, 1: 52.0})
+    for seed, size in enumerate(sizes):
+        path = tmp_path / "a" / "fppl" / f"seed{seed}" / "result.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "bytes_up": 2_000_000 * size}))
+    ((found, text),) = get_claim("fppl-codap-bytes").verdicts(read_experiments([tmp_path]))
+    assert found == verdict
+    assert text.startswith(f"{sum(sizes) / 2:.3f} and 2.000 MB up with each of 2 seeds; digits")
