@@ -74,6 +74,7 @@ def found_in_file(path: Path) -> Found:
             **tuned.effort,
             "image_steps": tuned.image_steps,
             "scored": tuned.scored,
+            **({"weights": tuned.weights} if tuned.weights else {}),
         },
     )
 

@@ -53,6 +53,6 @@ def versions() -> dict[str, str]:
     return {
         "fczoo": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # its own class is no string to a writer of JSON
         **{name: version(name) for name in others},
     }

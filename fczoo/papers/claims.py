@@ -151,7 +151,8 @@ class PrintedClaim(Claim):
 
     @property
     def at_scale(self) -> list[str]:
-        cards_here, commands, other = cards(), {}, ""
+        cards_here, other = cards(), ""
+        commands: dict[str, None] = {}
         for number in self.numbers:
             row = self.source.row(number)
             card = Card(card_name(self.source, row, number), self.source, (number,))

@@ -6,6 +6,7 @@ from typing import Any
 
 from fczoo.data.asynchronous import in_stages
 from fczoo.reports.chosen import chosen
+from fczoo.reports.run_folder import About
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.words import option_word
 from fczoo.security.outliers import FAR
@@ -116,7 +117,7 @@ def _epsilon(experiment: Experiment) -> str:
 def notes(experiment: Experiment) -> list[str]:
     """What must be known of single methods, and one line for each run that has no final numbers."""
     found = [f"{line.label}: {line.remark}" for line in experiment.lines if line.remark]
-    found += dict.fromkeys(_tuned(runs.about.tuned) for runs in experiment.runs if runs.about.tuned)
+    found += dict.fromkeys(_tuned(runs.about) for runs in experiment.runs if runs.about.tuned)
     if experiment.settings["dp_noise"]:
         found.append(
             f"epsilon, at delta {experiment.settings['dp_delta']:g}, is for all data of one client together; "
@@ -130,12 +131,15 @@ def notes(experiment: Experiment) -> list[str]:
     return found + [f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished]
 
 
-def _tuned(tuned: Mapping[str, Any]) -> str:
+def _tuned(about: About) -> str:
     """How the options of some methods were found: a table shows with how much effort."""
+    tuned = about.tuned
     each = f"{tuned['trials']} trials of {tuned['image_steps']} image-steps each"
     where = f"the first {tuned['tasks']} tasks of {tuned['dataset']}, in an order and a split of their own"
-    other = ", ".join(f"{k}={option_word(v)}" for k, v in tuned.get("other_settings", {}).items())
-    under = f", with {other}" if other else ""
+    other = [f"{k}={option_word(v)}" for k, v in tuned.get("other_settings", {}).items()]
+    if tuned.get("weights", about.backbone["sha256"]) != about.backbone["sha256"]:
+        other.append("other weights of the backbone")
+    under = f", with {', '.join(other)}" if other else ""
     scored = f", scored on {tuned['scored']} images" if "scored" in tuned else ""
     return f"values found by fczoo tune, {each}, on {where}{scored}{under}: {', '.join(tuned['methods'])}"
 

@@ -8,10 +8,12 @@ with A-GEM, ICLR 2019).
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ from loky import ProcessPoolExecutor
 from tqdm.auto import tqdm
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import through_json
+from fczoo.core.files import shorten, through_json
 from fczoo.core.method import Method
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
+from fczoo.federation.benchmark import Bench
+from fczoo.federation.environment import versions
 from fczoo.federation.observer import Silent
 from fczoo.federation.settings import Settings
 from fczoo.runner.dry_run import image_steps
@@ -65,19 +69,26 @@ def tune(
     effort = replace(effort, tasks=tasks_of_trial(own, effort.tasks))
     with only_process(out):
         try:
-            kept = _kept(out, methods, own, effort)
-            steps, scored = _checked(built, own, effort)
+            bench = _checked(built, own, effort)
+            kept = _kept(out, methods, bench, effort)
             search = partial(search_method, settings=own, effort=effort, out=out, given=given)
             ended = _all(search, methods, jobs)
         except KeyboardInterrupt:
             advice = "the trials that had ended are kept, and the same command carries on"
             raise Interrupted(f"stopped as told; {advice} in {out}", signal.SIGINT) from None
-        found = {name: method for name, method in ended.items() if isinstance(method, TunedMethod)}
+        command = [shorten(word) for word in sys.argv]
+        found = {
+            name: msgspec.structs.replace(method, command=command)
+            for name, method in ended.items()
+            if isinstance(method, TunedMethod)
+        }
         tuned = Tuned(
             settings=own.portable(),
             effort=msgspec.convert(asdict(effort), Spent),
-            image_steps=steps,
-            scored=scored,
+            image_steps=round(sum(image_steps(own, bench.stream, bench.partition))),
+            scored=len(bench.stream.test.labels),
+            weights=bench.backbone.sha256,
+            versions={**versions(), "optuna": version("optuna")},
             methods={**kept, **found},
         )
         if tuned.methods:
@@ -106,14 +117,16 @@ def _as_it_comes(name: str, settings: Settings, given: Mapping[str, Any]) -> Met
     return create_method(name, settings.dataset, **{**settings.method_options(name), **given})
 
 
-def _kept(out: Path, methods: Sequence[str], settings: Settings, effort: Effort) -> dict[str, TunedMethod]:
+def _kept(out: Path, methods: Sequence[str], bench: Bench, effort: Effort) -> dict[str, TunedMethod]:
     """What the folder's ``tuned.json`` has of methods that are not searched now.
 
     Raises FczooError where it is of another search, or where they had another number of trials.
     """
     if not (out / TUNED).exists():
         return {}
-    earlier = read_tuned(out / TUNED)
+    earlier, settings = read_tuned(out / TUNED), bench.settings
+    if earlier.weights not in ("", bench.backbone.sha256):
+        raise FczooError(f"{out / TUNED} was found with other weights of the backbone; give another --out")
     tasks = tasks_of_trial(settings, earlier.effort["tasks"])
     before = earlier.settings, {**earlier.effort, "tasks": tasks, "trials": effort.trials}
     if before != (through_json(settings.portable()), asdict(effort)):
@@ -125,12 +138,12 @@ def _kept(out: Path, methods: Sequence[str], settings: Settings, effort: Effort)
     return kept
 
 
-def _checked(built: Sequence[Method], settings: Settings, effort: Effort) -> tuple[int, int]:
-    """Image-steps of a trial, and images that score it. Raises FczooError for a method that cannot start."""
+def _checked(built: Sequence[Method], settings: Settings, effort: Effort) -> Bench:
+    """What trials run on. Raises FczooError for a method that cannot start."""
     bench = opened(settings, effort)
     for method in built:
         bench.check(method)
-    return round(sum(image_steps(settings, bench.stream, bench.partition))), len(bench.stream.test.labels)
+    return bench
 
 
 def _all(

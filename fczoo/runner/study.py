@@ -50,12 +50,13 @@ def search_method(
     own = asdict(made)
     space = {**around(spaces(METHODS.get(name)), own), **{option: [own[option]] for option in fixed}}
     study = _study(out / f"{name}.db", name)
+    bench = opened(settings, effort)
     now = {"settings": settings.portable(), "effort": asdict(effort), "space": space}
-    _same_search(study, name, settings, {**now, "code": digest(code_of(settings, made))})
+    here = {"weights": bench.backbone.sha256, "code": digest(code_of(settings, made))}
+    _same_search(study, name, settings, {**now, **here})
     for broken in study.get_trials(states=(TrialState.RUNNING,)):  # an earlier command ended in it
         study.tell(broken.number, state=TrialState.FAIL)  # and its values are asked for again
     ended = (TrialState.COMPLETE,)
-    bench = opened(settings, effort)
     while (done := len(study.get_trials(states=ended))) < effort.trials:
         if done <= SPREAD and not study.get_trials(states=(TrialState.WAITING,)):
             study.enqueue_trial(spread(space, done) if done else own_values(space, own))
@@ -114,10 +115,11 @@ def _same_search(study: Any, name: str, settings: Settings, now: Mapping[str, An
     """Raise FczooError where the folder holds trials made in another way. More trials may follow."""
     plain = through_json(now)
     plain["effort"].pop("trials")
-    before = {"code": plain["code"], **study.user_attrs.get("search", plain)}
+    lacked = {part: plain[part] for part in ("code", "weights")}  # by earlier versions
+    before = {**lacked, **study.user_attrs.get("search", plain)}
     tasks = tasks_of_trial(settings, before["effort"]["tasks"])  # earlier versions wrote what was asked for
     if {**before, "effort": {**before["effort"], "tasks": tasks}} != plain:
-        other = "code" if before["code"] != plain["code"] else "settings"
+        other = next((part for part in lacked if before[part] != plain[part]), "settings")
         raise FczooError(
             f"the trials of {name} in this folder were made with other {other}; give another --out"
         )

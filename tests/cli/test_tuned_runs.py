@@ -8,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
+from fczoo.core.files import write_record
+from fczoo.reports.run_folder import FORMAT
 from fczoo.runner.tuning import TUNED
 from helpers_cli import TINY, run
 
@@ -87,3 +89,12 @@ def test_settings_that_are_lists_are_those_of_the_search(tmp_path, caplog):
     run("bench", *words, "--tuned", str(tmp_path / "search" / TUNED), "--out", str(tmp_path / "runs"))
     assert "other than here" not in caplog.text
     assert "other_settings" not in about(tmp_path / "runs")["tuned"]
+
+
+def test_a_report_says_that_values_were_found_on_other_weights(begun):
+    content = about(begun)
+    assert content["tuned"]["weights"] == content["backbone"]["sha256"]
+    assert "other weights" not in run("report", str(begun))
+    other = {**content, "tuned": {**content["tuned"], "weights": "0" * 64}}
+    write_record(begun / "bench.json", FORMAT, {k: v for k, v in other.items() if k != "sha256"})
+    assert "with other weights of the backbone: fedncm, fedridge" in run("report", str(begun))

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import optuna
 import pytest
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 from sqlalchemy import URL
 
 from fczoo import FczooError
@@ -74,6 +77,26 @@ def test_trials_of_other_code_are_not_gone_on_with(tmp_path, scored, monkeypatch
     said = refused("tune", *TINY, "--methods", "fedncm", "--trials", "2", "--out", str(tmp_path))
     assert "the trials of fedncm in this folder were made with other code; give another --out" in said
     assert trials_kept(tmp_path, "fedncm") == 1
+
+
+def test_trials_on_other_weights_of_the_same_name_are_not_gone_on_with(tmp_path, scored):
+    scored(lambda method: 50.0)
+    weights, out = tmp_path / "net.safetensors", tmp_path / "search"
+    bundled = load_file(files("fczoo") / "assets" / "vit_nano_32.safetensors")
+    save_file(bundled, weights)
+    words = ["--backbone", str(weights), "--trials", "1"]
+    before = searched(out, "--methods", "fedncm", *words)
+    assert before.weights == sha256(weights.read_bytes()).hexdigest()
+    assert before.versions["optuna"] == optuna.__version__ and before.methods["fedncm"].command
+    bundled["norm.bias"] += 1.0
+    save_file(bundled, weights)
+    folder = ["--backbone", str(weights), "--out", str(out)]
+    said = refused("tune", *TINY, "--methods", "fedncm", "--trials", "2", *folder)
+    assert "found with other weights of the backbone; give another --out" in said
+    (out / TUNED).unlink()
+    said = refused("tune", *TINY, "--methods", "fedncm", "--trials", "2", *folder)
+    assert "the trials of fedncm in this folder were made with other weights; give another --out" in said
+    assert trials_kept(out, "fedncm") == 1
 
 
 def test_methods_that_were_searched_before_stay_in_the_file(tmp_path, scored):
