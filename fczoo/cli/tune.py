@@ -88,7 +88,7 @@ def tune(
     from fczoo.cli.pictures import check_plot, write_importance
     from fczoo.core.errors import FczooError
     from fczoo.core.options import spaces
-    from fczoo.reports.words import option_word, word_table
+    from fczoo.reports.words import early_tasks, option_word, word_table
     from fczoo.runner.search import tune as search
     from fczoo.runner.study import ERROR
     from fczoo.runner.trials import Effort
@@ -122,7 +122,7 @@ def tune(
         rows.append((name, as_it_comes, f"{found.score:.1f}", share, values))
     click.echo(word_table(rows, ["method", "as it comes", "tuned", "what matters", "values"]))
     effort_words = f"each method had {trials} trials of {tuned.image_steps} image-steps on its tasks' images"
-    seen = f"the first {tuned.effort['tasks']} tasks, on {tuned.scored} training images held out"
+    seen = f"{early_tasks(tuned.effort['tasks'])}, on {tuned.scored} training images held out"
     click.echo(f"\nA_N in % after {seen}; {effort_words}.\nWritten to {out / TUNED}")
     if plot is not None:
         write_importance(plot, tuned)

@@ -8,7 +8,7 @@ from fczoo.data.asynchronous import in_stages
 from fczoo.reports.chosen import chosen
 from fczoo.reports.run_folder import About
 from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.words import option_word
+from fczoo.reports.words import early_tasks, option_word
 from fczoo.security.outliers import FAR
 
 
@@ -135,7 +135,8 @@ def _tuned(about: About) -> str:
     """How the options of some methods were found: a table shows with how much effort."""
     tuned = about.tuned
     each = f"{tuned['trials']} trials of {tuned['image_steps']} image-steps each"
-    where = f"the first {tuned['tasks']} tasks of {tuned['dataset']}, in an order and a split of their own"
+    tasks = early_tasks(tuned["tasks"])
+    where = f"{tasks} of {tuned['dataset']}, in an order and a split of their own"
     other = [f"{k}={option_word(v)}" for k, v in tuned.get("other_settings", {}).items()]
     if tuned.get("weights", about.backbone["sha256"]) != about.backbone["sha256"]:
         other.append("other weights of the backbone")

@@ -22,6 +22,11 @@ def option_word(value: Any) -> str:
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
+def early_tasks(count: int) -> str:
+    """The tasks of a trial of ``fczoo tune``."""
+    return "the first task" if count == 1 else f"the first {count} tasks"
+
+
 def setting_word(name: str, value: Any) -> str:
     """A setting's value as a reader understands it; what ``none`` means depends on the setting."""
     if value is None and name == "class_order_seed":
