@@ -151,15 +151,15 @@ class PrintedClaim(Claim):
 
     @property
     def at_scale(self) -> list[str]:
-        cards_here, other = cards(), ""
-        commands: dict[str, None] = {}
+        listed, commands, note = cards(), [], ""
         for number in self.numbers:
             row = self.source.row(number)
             card = Card(card_name(self.source, row, number), self.source, (number,))
-            command = f"reproduce {card.name}" if card.name in cards_here else " ".join(card.command())
-            commands[f"  fczoo {command}"] = None
-            other = row.why or other
-        return [f"At the paper's scale{other and f' (a row is of {other})'}:", *commands]
+            command = f"reproduce {card.name}" if card.name in listed else " ".join(card.command())
+            commands.append(f"  fczoo {command}")
+            if row.why:
+                note = f" (a row is of {row.why})"
+        return [f"At the paper's scale{note}:", *commands]
 
     def _number(self, row: str) -> Number:
         wanted = (self.table, self.dataset, self.partition, self.metric, row)
