@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from fczoo import __version__
+from fczoo.core.files import shorten
 
 RESET_PEAK = Path("/proc/self/clear_refs")  # 5, written there, resets VmHWM; see proc(5)
 
@@ -45,6 +47,11 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     if device.type == "cuda":
         peak["cuda"] = torch.cuda.max_memory_allocated()
     return peak
+
+
+def command() -> list[str]:
+    """The words of the command that runs, without the folders of its files."""
+    return [shorten(word) or "" for word in sys.argv]
 
 
 def versions() -> dict[str, str]:

@@ -103,15 +103,16 @@ class Claim(ABC):
         return any(has(result.options, options) for options in wanted)
 
     def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
-        first, second = (entry_of(line, self.column) or Entry({}) for line in (ours, theirs))
-        seeds = sorted(first.by_seed.keys() & second.by_seed.keys())
+        known = [entry.by_seed if (entry := entry_of(x, self.column)) else {} for x in (ours, theirs)]
+        seeds = sorted(known[0].keys() & known[1].keys())
+        first, second = (Entry({s: values[s] for s in seeds}) for values in known)
         gain = Entry({s: self._signed(first.by_seed[s] - second.by_seed[s]) for s in seeds})
         about = experiment.about
         where = f"{about.settings['dataset']} {about.partition['spec']}, {ours.cells[0].place}"
         often = "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
         if not self.column.better and seeds:
             sizes = " and ".join(self.column.show(entry.mean) for entry in (first, second))
-            return _counted(first, second, seeds), f"{sizes} {self.column.name} with {often}; {where}"
+            return _counted(gain), f"{sizes} {self.column.name} with {often}; {where}"
         bounds = interval([*gain.by_seed.values()])
         if bounds is None:
             said = f"{gain.mean:+.1f} with {often}, which is no test" if seeds else "no seed in common"
@@ -140,12 +141,11 @@ class Claim(ABC):
         return difference if self.column.better == "high" else -difference
 
 
-def _counted(first: Entry, second: Entry, seeds: Sequence[int]) -> Verdict:
+def _counted(gain: Entry) -> Verdict:
     """Of a cost, which is counted and not sampled: what it is with every seed."""
-    if all(first.by_seed[s] < second.by_seed[s] for s in seeds):
+    if all(less > 0 for less in gain.by_seed.values()):
         return "holds"
-    more = all(first.by_seed[s] > second.by_seed[s] for s in seeds)
-    return "does not hold" if more else "not told apart"
+    return "does not hold" if all(less < 0 for less in gain.by_seed.values()) else "not told apart"
 
 
 def plainest(lines: Sequence[Line], side: Side) -> list[Line]:

@@ -1,7 +1,6 @@
 """The benchmark grid: data sets x partitions x methods x seeds, written to run folders as it goes."""
 
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from fczoo.data.partition import Partition
 from fczoo.data.stream import data_sha256
 from fczoo.federation.benchmark import Bench
 from fczoo.federation.code import code_of
-from fczoo.federation.environment import hardware, versions
+from fczoo.federation.environment import command, hardware, versions
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_folder import (
     ABOUT,
@@ -216,7 +215,7 @@ def _describe(
         "versions": versions(),
         "code": {k: v for method in methods for k, v in code_of(bench.settings, method).items()},
         **({"tuned": dict(job.tuned)} if job.tuned else {}),
-        "command": [shorten(word) for word in sys.argv],
+        "command": command(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     return (

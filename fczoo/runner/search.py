@@ -8,7 +8,6 @@ with A-GEM, ICLR 2019).
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,12 +21,11 @@ from loky import ProcessPoolExecutor
 from tqdm.auto import tqdm
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import shorten, through_json
+from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
-from fczoo.federation.benchmark import Bench
-from fczoo.federation.environment import versions
+from fczoo.federation.environment import command, versions
 from fczoo.federation.observer import Silent
 from fczoo.federation.settings import Settings
 from fczoo.runner.dry_run import image_steps
@@ -69,26 +67,25 @@ def tune(
     effort = replace(effort, tasks=tasks_of_trial(own, effort.tasks))
     with only_process(out):
         try:
-            bench = _checked(built, own, effort)
-            kept = _kept(out, methods, bench, effort)
+            steps, scored, weights = _checked(built, own, effort)
+            kept = _kept(out, methods, own, effort, weights)
             search = partial(search_method, settings=own, effort=effort, out=out, given=given)
             ended = _all(search, methods, jobs)
         except KeyboardInterrupt:
             advice = "the trials that had ended are kept, and the same command carries on"
             raise Interrupted(f"stopped as told; {advice} in {out}", signal.SIGINT) from None
-        command = [shorten(word) for word in sys.argv]
+        how = {"command": command(), "versions": {**versions(), "optuna": version("optuna")}}
         found = {
-            name: msgspec.structs.replace(method, command=command)
+            name: msgspec.structs.replace(method, **how)
             for name, method in ended.items()
             if isinstance(method, TunedMethod)
         }
         tuned = Tuned(
             settings=own.portable(),
             effort=msgspec.convert(asdict(effort), Spent),
-            image_steps=round(sum(image_steps(own, bench.stream, bench.partition))),
-            scored=len(bench.stream.test.labels),
-            weights=bench.backbone.sha256,
-            versions={**versions(), "optuna": version("optuna")},
+            image_steps=steps,
+            scored=scored,
+            weights=weights,
             methods={**kept, **found},
         )
         if tuned.methods:
@@ -117,15 +114,17 @@ def _as_it_comes(name: str, settings: Settings, given: Mapping[str, Any]) -> Met
     return create_method(name, settings.dataset, **{**settings.method_options(name), **given})
 
 
-def _kept(out: Path, methods: Sequence[str], bench: Bench, effort: Effort) -> dict[str, TunedMethod]:
+def _kept(
+    out: Path, methods: Sequence[str], settings: Settings, effort: Effort, weights: str
+) -> dict[str, TunedMethod]:
     """What the folder's ``tuned.json`` has of methods that are not searched now.
 
     Raises FczooError where it is of another search, or where they had another number of trials.
     """
     if not (out / TUNED).exists():
         return {}
-    earlier, settings = read_tuned(out / TUNED), bench.settings
-    if earlier.weights not in ("", bench.backbone.sha256):
+    earlier = read_tuned(out / TUNED)
+    if earlier.weights not in ("", weights):
         raise FczooError(f"{out / TUNED} was found with other weights of the backbone; give another --out")
     tasks = tasks_of_trial(settings, earlier.effort["tasks"])
     before = earlier.settings, {**earlier.effort, "tasks": tasks, "trials": effort.trials}
@@ -138,12 +137,16 @@ def _kept(out: Path, methods: Sequence[str], bench: Bench, effort: Effort) -> di
     return kept
 
 
-def _checked(built: Sequence[Method], settings: Settings, effort: Effort) -> Bench:
-    """What trials run on. Raises FczooError for a method that cannot start."""
+def _checked(built: Sequence[Method], settings: Settings, effort: Effort) -> tuple[int, int, str]:
+    """Image-steps of a trial, images that score it, and SHA-256 of the backbone's weights.
+
+    Raises FczooError for a method that cannot start.
+    """
     bench = opened(settings, effort)
     for method in built:
         bench.check(method)
-    return bench
+    steps = round(sum(image_steps(settings, bench.stream, bench.partition)))
+    return steps, len(bench.stream.test.labels), bench.backbone.sha256
 
 
 def _all(

@@ -38,7 +38,8 @@ class TunedMethod(msgspec.Struct, frozen=True, kw_only=True):
     trials: list[dict[str, Any]]  # values and score of each; 0 and the reason where a run failed
     importance: dict[str, Number]  # share of the score's variance that an option explains (fANOVA)
     code: str  # SHA-256 of the modules that took part, as in the versions of a run
-    command: list[str] = []  # that searched; older files lack it
+    command: list[str] = []  # that searched; older files lack it, and versions
+    versions: dict[str, str] = {}  # of libraries then, Optuna among them
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +50,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     image_steps: Count  # images of a trial's tasks, times rounds and epochs; a mean where clients are drawn.
     # What a method trains on besides, exemplars or the images of earlier tasks, comes on top.
     scored: Count  # training images on which a trial is scored
-    weights: str = ""  # SHA-256 of the backbone's; older files lack it, and versions
-    versions: dict[str, str] = {}
+    weights: str = ""  # SHA-256 of the backbone's; older files lack it
     methods: dict[str, TunedMethod]
 
     def write(self, path: Path) -> None:

@@ -34,6 +34,9 @@ PRINTED = {name: claim for name, claim in claims().items() if isinstance(claim, 
 def test_every_claim_is_what_the_paper_prints(name):
     claim = PRINTED[name]
     assert claim.gain > 0, "the row that is called better is not printed as better"
+    followed = [number for number in claim.numbers if not claim.source.row(number).why]
+    listed = [command for command in claim.at_scale if command.startswith("  fczoo reproduce ")]
+    assert len(listed) >= len(followed), "one of its rows has no card"
     ours, theirs = claim.sides
     assert (ours.method, ours.options) != (theirs.method, theirs.options)
 

@@ -87,7 +87,8 @@ def test_trials_on_other_weights_of_the_same_name_are_not_gone_on_with(tmp_path,
     words = ["--backbone", str(weights), "--trials", "1"]
     before = searched(out, "--methods", "fedncm", *words)
     assert before.weights == sha256(weights.read_bytes()).hexdigest()
-    assert before.versions["optuna"] == optuna.__version__ and before.methods["fedncm"].command
+    found = before.methods["fedncm"]
+    assert found.versions["optuna"] == optuna.__version__ and found.command
     bundled["norm.bias"] += 1.0
     save_file(bundled, weights)
     folder = ["--backbone", str(weights), "--out", str(out)]
