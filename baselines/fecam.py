@@ -48,7 +48,10 @@ class FeCAM(Method):
         1.0, "alpha_1, times the mean variance, added to the variances", low=0, tune=(1e-2, 10.0, "log")
     )
     shrink_apart: float = option(
-        0.0, "alpha_2, times the mean covariance of two dimensions, added to these (ResNet: 1)", low=0
+        0.0,
+        "alpha_2, times the mean covariance of two dimensions, added to these (ResNet: 1)",
+        low=0,
+        tune=(0.0, 1.0, "linear"),
     )
 
     def training(self) -> Training:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
@@ -41,6 +42,7 @@ class FedNCM(Method):
     distance: Literal["euclid", "cosine"] = option(
         "euclid", "distance between feature and class mean", tune=["euclid", "cosine"]
     )
+    normalise: bool = option(False, "means of features of length 1 (iCaRL)", tune=[False, True])
 
     def training(self) -> Training:
         return Training(inputs=["query"], uploads={"class.": per_class("count", "sum")})
@@ -52,11 +54,14 @@ class FedNCM(Method):
         return state or {"mean": torch.zeros(task.classes, backbone.dim), "count": torch.zeros(task.classes)}
 
     def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        return class_sums(batch.query, batch, task)
+        return class_sums(self._read(batch), batch, task)
 
     def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         return with_means(state, sums, ctx.task)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         mean, count = state["mean"][: task.stop], state["count"][: task.stop]
-        return nearest_mean(batch.query, mean, count > 0, self.distance)
+        return nearest_mean(self._read(batch), mean, count > 0, self.distance)
+
+    def _read(self, batch: Batch) -> Tensor:
+        return F.normalize(batch.query, dim=-1) if self.normalise else batch.query

@@ -43,7 +43,6 @@ class FedRidge(Analytic):
         1e2, "lambda, weight of the squared norm of the classifier", low=0, tune=(1e-2, 1e6, "log")
     )
     scaled: bool = option(False, "multiply lambda by the mean of the moments' diagonal, trace(G) / M")
-    normalise: bool = option(False, "features of length 1")
     lift: Literal["plain", "random"] = option(
         "plain",
         "the frozen feature f, or relu(f R) with a fixed random R of ``width`` columns (RanPAC, STSA)",
@@ -80,6 +79,5 @@ class FedRidge(Analytic):
 
     def lifted(self, state: Tree, query: Tensor) -> Tensor:
         """phi(f) [B, M] in float64, of frozen features [B, D]."""
-        query = query.double()
-        phi = super().lifted(state, F.normalize(query, dim=-1) if self.normalise else query)
+        phi = super().lifted(state, query)
         return F.pad(phi, (0, 1), value=1.0) if self.bias == "penalised" else phi

@@ -56,7 +56,7 @@ class LoRM(LinearHead):
         "cub200": {"lr": 3e-2, "rank": 1, "gamma_head": 0.3},
     }
 
-    rank: int = option(4, "LoRA rank r", low=1)
+    rank: int = option(4, "LoRA rank r", low=1, tune=[1, 4, 16])
     blocks: tuple[int, ...] | None = option(None, "blocks with LoRA; none: all", low=0)
     lr: float = option(3e-3, "learning rate", low=0, tune=(1e-4, 1e-1, "log"))
     lr_a: float | None = option(None, "learning rate of A; none: as the rest", low=0)

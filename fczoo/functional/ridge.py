@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
+from fczoo.core.options import option
 from fczoo.core.payload import per_class, whole
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
@@ -34,6 +36,8 @@ class Analytic(Method):
 
     returning = True
     private = ("moment.", "answer.")
+
+    normalise: bool = option(False, "features of length 1", tune=[False, True])
 
     @abstractmethod
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
@@ -99,8 +103,8 @@ class Analytic(Method):
         return torch.where(held, scores, torch.finfo(scores.dtype).min)
 
     def lifted(self, state: Tree, query: Tensor) -> Tensor:
-        """phi(f) [B, M] in float64, of frozen features [B, D]: f itself, or relu(f R)."""
-        phi = query.double()
+        """phi(f) [B, M] in float64, of frozen features [B, D]: f, of length 1 if so chosen, or relu(f R)."""
+        phi = F.normalize(query.double(), dim=-1) if self.normalise else query.double()
         return (phi @ state["projection"].double()).relu() if "projection" in state else phi
 
 
