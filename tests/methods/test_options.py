@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fczoo import Tree
+from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
 from fczoo.testing.recording import watch
 from fczoo.testing.subject import Subject
@@ -199,3 +200,8 @@ def test_every_option_is_tried() -> None:
     values = [case[1:] for case in CASES if case[0] == "hgp"]
     for pair in (("init", "zeros"), ("clip", None), ("server_cosine", False), ("logit_norm", None)):
         assert pair in values
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.names()))
+def test_two_to_four_options_are_searched(name):
+    assert 2 <= len(spaces(METHODS.get(name))) <= 4
