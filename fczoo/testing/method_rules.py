@@ -19,7 +19,7 @@ from fczoo.testing.subject import Subject, need_same
 from fczoo.testing.trials import need, need_documented
 from fczoo.testing.world import TASKS, toy_backbone
 
-MOST_TUNED = 4  # options: a search of some twenty trials finds nothing in more
+LEAST_TUNED, MOST_TUNED = 2, 4  # options: a search of some twenty trials finds nothing in more
 
 # --- what a method is
 
@@ -53,12 +53,12 @@ def options_survive_json(subject: Subject) -> None:
 
 
 def says_where_to_tune(subject: Subject) -> None:
-    """``tune=`` of one to four of its options says where ``fczoo tune`` looks, so that it can be compared."""
+    """``tune=`` of two to four of its options, or of its only one, says where ``fczoo tune`` looks."""
     cls, name = type(subject.method), subject.name
-    space = spaces(cls)
+    space, least = spaces(cls), min(LEAST_TUNED, len(fields(cls)))
     need(
-        1 <= len(space) <= MOST_TUNED or not fields(cls),
-        f"{name} has {len(space)} options to tune; give one to {MOST_TUNED}, rates first, "
+        least <= len(space) <= MOST_TUNED,
+        f"{name} has {len(space)} options to tune; give {least} to {MOST_TUNED}, rates among them, "
         'a space: option(..., tune=(1e-4, 1e-1, "log")) or tune=[values]',
     )
     for option, where in space.items():

@@ -56,6 +56,12 @@ class Untold(Linear):
 
 
 @dataclass(frozen=True)
+class HalfTold(Linear):
+    lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
+    strength: float = option(0.1, "weight of what holds it back", low=0)
+
+
+@dataclass(frozen=True)
 class LooksOutside(Linear):
     lr: float = option(1e-2, "learning rate of the head", low=0, tune=(-1.0, 1.0, "linear"))
 
@@ -190,7 +196,8 @@ class Counts(Linear):
 BROKEN: list[tuple[Any, type[Method], str]] = [
     (rules.is_a_value, Changeable, r"lr can be set after creation; write @dataclass\(frozen=True\)"),
     (rules.says_what_it_is, Unpaid, "does not say where it comes from; set the class attribute paper"),
-    (rules.says_where_to_tune, Untold, "has 0 options to tune; give one to 4, rates first, a space"),
+    (rules.says_where_to_tune, Untold, "has 0 options to tune; give 1 to 4, rates among them, a space"),
+    (rules.says_where_to_tune, HalfTold, "has 1 options to tune; give 2 to 4, rates among them, a space"),
     (rules.says_where_to_tune, LooksOutside, "lr is to be tuned over a value that it refuses"),
     (rules.values_for_data_sets_are_valid, Misspelt, "has no option 'lrr'"),
     (rules.values_for_data_sets_are_valid, OutOfRange, "it must be at least 0"),
