@@ -47,7 +47,7 @@ def test_a_file_gives_options_and_the_command_line_beats_it(config, tmp_path: Pa
     settings = made["settings"]
     assert (settings["tasks"], settings["train_per_class"], settings["clients"]) == ([4, 6], 8, 2)
     assert settings["partition"] == "dirichlet:0.3" and made["seeds"] == [0, 1]
-    assert made["methods"] == {"fedncm": {"distance": "cosine"}}
+    assert made["methods"] == {"fedncm": {"distance": "cosine", "normalise": False}}
 
 
 def test_options_of_methods_are_merged_one_by_one(config) -> None:
@@ -80,7 +80,7 @@ set = ["fedncm.distance=cosine"]
     assert found.keys() == {"few", f"{split}/iid", f"{split}/dirichlet_0.5", last}
     assert found["few"]["settings"]["clients"] == 2 and found[f"{split}/iid"]["seeds"] == [3]
     assert list(found[last]["methods"]) == ["fedclm", "fedncm"]
-    assert found[last]["methods"]["fedncm"] == {"distance": "cosine"}
+    assert found[last]["methods"]["fedncm"] == {"distance": "cosine", "normalise": False}
     assert printed.count("digits: 2 tasks of 4 to 6 classes") == 3  # one table a stream and schedule
     assert run("--config", config(cells), "--out", str(out)) == printed
 

@@ -166,11 +166,11 @@ def test_a_trial_that_fails_is_never_the_best(tmp_path, scored):
         return 0.0
 
     scored(broken_but_at_one)
-    words = ["--methods", "fedridge", *TINY, "--trials", "3", "--out", str(tmp_path)]
+    words = ["--methods", "fedridge", *TINY, "--trials", "4", "--out", str(tmp_path)]
     assert "  failed  " in run("tune", *words)
     found = read_tuned(tmp_path / TUNED).methods["fedridge"]
-    assert found.values == {"ridge": 1e4} and found.score == 0
-    assert [trial.get("error") for trial in found.trials] == ["broken", "broken", None]
+    assert found.values == {"normalise": False, "ridge": 1e4} and found.score == 0
+    assert [trial.get("error") for trial in found.trials] == ["broken", "broken", "broken", None]
 
 
 @pytest.mark.parametrize("words", [["--partition", "overlap:0.6"], ["--moving", "1"], []])

@@ -76,7 +76,7 @@ def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_com
         assert method.trials[0]["score"] == method.default_score
         assert method.score == max(trial["score"] for trial in method.trials)
         assert set(method.values) == set(spaces(METHODS.get(name)))
-    assert tuned.methods["fedncm"].trials[0]["values"] == {"distance": "euclid"}
+    assert tuned.methods["fedncm"].trials[0]["values"] == {"distance": "euclid", "normalise": False}
 
 
 def test_a_search_goes_on_where_it_ended_and_finds_what_an_unbroken_one_finds(found, tmp_path):
