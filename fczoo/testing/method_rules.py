@@ -58,8 +58,8 @@ def says_where_to_tune(subject: Subject) -> None:
     space, least = spaces(cls), min(LEAST_TUNED, len(fields(cls)))
     need(
         least <= len(space) <= MOST_TUNED,
-        f"{name} has {len(space)} options to tune; give {least} to {MOST_TUNED}, rates among them, "
-        'a space: option(..., tune=(1e-4, 1e-1, "log")) or tune=[values]',
+        f"{name} has a space to tune for {len(space)} of its options; give {least} to {MOST_TUNED} one, "
+        'rates among them: option(..., tune=(1e-4, 1e-1, "log")) or tune=[values]',
     )
     for option, where in space.items():
         for value in where[:2] if isinstance(where, tuple) else where:

@@ -196,8 +196,8 @@ class Counts(Linear):
 BROKEN: list[tuple[Any, type[Method], str]] = [
     (rules.is_a_value, Changeable, r"lr can be set after creation; write @dataclass\(frozen=True\)"),
     (rules.says_what_it_is, Unpaid, "does not say where it comes from; set the class attribute paper"),
-    (rules.says_where_to_tune, Untold, "has 0 options to tune; give 1 to 4, rates among them, a space"),
-    (rules.says_where_to_tune, HalfTold, "has 1 options to tune; give 2 to 4, rates among them, a space"),
+    (rules.says_where_to_tune, Untold, "for 0 of its options; give 1 to 4 one, rates among them: option"),
+    (rules.says_where_to_tune, HalfTold, "for 1 of its options; give 2 to 4 one, rates among them: option"),
     (rules.says_where_to_tune, LooksOutside, "lr is to be tuned over a value that it refuses"),
     (rules.values_for_data_sets_are_valid, Misspelt, "has no option 'lrr'"),
     (rules.values_for_data_sets_are_valid, OutOfRange, "it must be at least 0"),
