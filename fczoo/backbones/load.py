@@ -20,12 +20,12 @@ from fczoo.backbones.timm_vit import (
     timm_config,
     timm_model,
 )
+from fczoo.backbones.weights import split_spec
 from fczoo.core.backbone import Backbone, ViTConfig
 from fczoo.core.errors import FczooError, first_line
 
 log = logging.getLogger("fczoo")
 
-SUFFIXES = (".safetensors", ".npz", ".pth", ".bin")
 UNUSED = ("head.", "head_dist.", "pre_logits.")  # prefixes of weights behind the feature
 _WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}  # timm's ViT family: 64 channels a head
 
@@ -44,7 +44,7 @@ def load_backbone(
     resamples the position embedding. Raises FczooError for unknown names, missing or corrupt files, and
     models that are no plain ViT.
     """
-    name, path = _split(spec)
+    name, path = split_spec(spec)
     if path is None and name == BUNDLED.name:
         with as_file(files("fczoo") / "assets" / "vit_nano_32.safetensors") as bundled:
             config, weights, digest = BUNDLED, _read(bundled, name), _sha256(bundled)
@@ -71,29 +71,9 @@ def configuration(spec: str, image_size: int | None = None) -> ViTConfig:
 
     Raises FczooError as ``load_backbone`` does.
     """
-    name, path = _split(spec)
+    name, path = split_spec(spec)
     config = _config(name, path, _read(path, name)) if path and not name else architecture(name)
     return config if image_size is None else _at_size(config, image_size)
-
-
-def weights_needed(spec: str) -> str:
-    """How to get the weights of ``spec``, in words; empty where they are on this machine."""
-    name, path = _split(spec)
-    if path is not None:
-        return "" if path.is_file() else f"there is no weight file at {path} either"
-    if name == BUNDLED.name:
-        return ""
-    download = f"its backbone {name} comes from timm's hub as the run starts"
-    return f"{download}, or from a file: --backbone {name}:FILE.safetensors"
-
-
-def _split(spec: str) -> tuple[str, Path | None]:
-    name, colon, file = spec.partition(":")
-    if colon and (file.endswith(SUFFIXES) or "/" in file):
-        return name, Path(file).expanduser()
-    if spec.endswith(SUFFIXES) or "/" in spec:
-        return "", Path(spec).expanduser()
-    return spec, None
 
 
 def _read(path: Path, name: str) -> dict[str, Tensor]:

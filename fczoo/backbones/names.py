@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
 
 BUNDLED_NAME = "vit_nano_32"
@@ -16,6 +17,15 @@ _PUBLISHED = {"url", "file", "hf_hub_id"}  # any of them says where weights are
 def backbone_names() -> list[str]:
     """The bundled backbone and timm's plain ViTs with published weights."""
     return [BUNDLED_NAME, *sorted(n for n in _written() or _imported() if _PLAIN.fullmatch(n))]
+
+
+@cache
+def full_name(name: str) -> str:
+    """Return a timm name with the tag of its default weights; a name with a tag stays as it is."""
+    if "." in name:
+        return name
+    tagged = (n for n in _written() if n.startswith(f"{name}.") and not n.endswith(".untrained"))
+    return next(tagged, name)
 
 
 def _written() -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fczoo import __version__
-from fczoo.backbones.load import load_backbone, weights_needed
+from fczoo.backbones.load import load_backbone
+from fczoo.backbones.weights import weights_needed
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home

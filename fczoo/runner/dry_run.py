@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fczoo.backbones.load import weights_needed
+from fczoo.backbones.weights import weights_needed
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.method import Method

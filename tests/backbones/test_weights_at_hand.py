@@ -1,0 +1,69 @@
+"""Which weights a run needs, and whether they are on this machine."""
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from fczoo.backbones.weights import download_megabytes, weights_needed, weights_to_download
+
+TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The empty cache of the hub's client."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def keep(hub: Path, name: str, file: str) -> None:
+    """Write a file into the cache as the hub's client does."""
+    folder = hub / f"models--timm--{name}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / file).write_bytes(b"weights")
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("vit_nano_32", ""),
+        ("weights.safetensors", ""),
+        (f"{TINY}:weights.safetensors", ""),
+        (TINY, TINY),
+        ("vit_tiny_patch16_224", TINY),  # timm's default weights
+        ("vit_small_patch16_224.dino", "vit_small_patch16_224.dino"),
+    ],
+)
+def test_only_a_name_needs_a_download(hub: Path, spec: str, name: str) -> None:
+    assert weights_to_download(spec) == name
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("spec", [TINY, "vit_tiny_patch16_224"])
+def test_kept_weights_need_none(hub: Path, spec: str, file: str) -> None:
+    keep(hub, TINY, file)
+    assert weights_to_download(spec) == "" and weights_needed(spec) == ""
+    assert weights_to_download("vit_small_patch16_224.dino") == "vit_small_patch16_224.dino"
+
+
+def test_a_broken_download_does_not_count(hub: Path) -> None:
+    keep(hub, TINY, "model.safetensors.incomplete")
+    assert weights_to_download(TINY) == TINY
+
+
+def test_the_advice_names_size_and_file(hub: Path) -> None:
+    assert weights_needed(TINY) == (
+        f"its backbone {TINY} comes from timm's hub (23 MB) as the run starts, or from a file: "
+        f"--backbone {TINY}:FILE.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [(TINY, 23), ("vit_small_patch8_224.dino", 88), ("vit_base_patch16_224.mae", 346), ("flexivit", None)],
+)
+def test_sizes_follow_from_names(name: str, size: int | None) -> None:
+    assert download_megabytes(name) == size
