@@ -1,4 +1,4 @@
-"""Which weights a backbone needs, and whether they are on this machine."""
+"""Names, files and sizes of a backbone's weights, and whether a download is needed."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ from fczoo.backbones.names import BUNDLED_NAME, full_name
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".bin")
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # names under which timm's hub keeps weights
-MEGABYTES = {"tiny": 23, "small": 88, "base": 346, "large": 1217}  # downloads of timm's ViTs, fp32
+MEGABYTES = {"tiny": 23, "small": 88, "base": 346, "large": 1217}  # fp32, 1,000 classes or no head
+MEGABYTES_IN21K = {"tiny": 39, "small": 120, "base": 410, "large": 1303}  # a head of 21,843 classes
 
 
 def split_spec(spec: str) -> tuple[str, Path | None]:
@@ -25,14 +26,16 @@ def weights_to_download(spec: str) -> str:
     Empty where nothing has to be downloaded: the weights are bundled, on this machine, or in a file.
     """
     name, path = split_spec(spec)
-    if path is not None or name == BUNDLED_NAME or _cached(full_name(name)):
+    if path is not None or name == BUNDLED_NAME:
         return ""
-    return full_name(name)
+    tagged = full_name(name)
+    return "" if _in_cache(tagged) else tagged
 
 
 def download_megabytes(name: str) -> int | None:
-    """Return the size of the download of a timm ViT in MB; None where its name does not tell it."""
-    return next((size for word, size in MEGABYTES.items() if word in name.split("_")), None)
+    """Return about how large the download of a timm ViT with its tag is, in MB; None if unknown."""
+    sizes = MEGABYTES_IN21K if name.endswith(".augreg_in21k") else MEGABYTES
+    return next((size for width, size in sizes.items() if width in name.split("_")), None)
 
 
 def weights_needed(spec: str) -> str:
@@ -40,15 +43,16 @@ def weights_needed(spec: str) -> str:
     name, path = split_spec(spec)
     if path is not None:
         return "" if path.is_file() else f"there is no weight file at {path} either"
-    if not weights_to_download(spec):
+    missing = weights_to_download(spec)
+    if not missing:
         return ""
-    size = download_megabytes(name)
+    size = download_megabytes(missing)
     download = f"its backbone {name} comes from timm's hub{f' ({size} MB)' if size else ''}"
     return f"{download} as the run starts, or from a file: --backbone {name}:FILE.safetensors"
 
 
-def _cached(name: str) -> bool:
-    """Whether the hub's client has kept the weights of a timm model."""
+def _in_cache(name: str) -> bool:
+    """Return whether the hub's client has the weights of a timm model in its cache."""
     from huggingface_hub import try_to_load_from_cache
 
     return any(isinstance(try_to_load_from_cache(f"timm/{name}", file), str) for file in HUB_FILES)

@@ -1,4 +1,4 @@
-"""Which weights a run needs, and whether they are on this machine."""
+"""Weights that a run needs: downloads, the hub's cache, files."""
 
 from pathlib import Path
 
@@ -63,7 +63,14 @@ def test_the_advice_names_size_and_file(hub: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [(TINY, 23), ("vit_small_patch8_224.dino", 88), ("vit_base_patch16_224.mae", 346), ("flexivit", None)],
+    [
+        (TINY, 23),
+        ("vit_small_patch8_224.dino", 88),
+        ("vit_base_patch16_224.mae", 346),
+        ("vit_tiny_patch16_224.augreg_in21k", 39),  # 9.7 million parameters with the head
+        ("vit_base_patch16_224.augreg_in21k", 410),
+        ("flexivit", None),
+    ],
 )
 def test_sizes_follow_from_names(name: str, size: int | None) -> None:
     assert download_megabytes(name) == size
