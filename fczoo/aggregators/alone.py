@@ -1,7 +1,10 @@
 """Aggregators and merges on plain trees, without a run."""
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from numbers import Integral
 
+import torch
 from torch import Tensor
 
 from fczoo.core.errors import FczooError
@@ -14,24 +17,35 @@ from fczoo.core.types import ServerAggregator
 def merge(
     aggregator: str, trees: Sequence[Mapping[str, Tensor]], num_samples: Sequence[int] | None = None
 ) -> Tree:
-    """What a server makes of its clients' tensors: ``fczoo.merge("median", [{"w": tensor}, ...])``.
+    """Merge the tensors of several clients as a server does.
 
-    ``aggregator`` is what ``--aggregator`` takes, or the name of a method's merge; each tree is one
-    client's, name -> tensor, or a ``Payload``. ``num_samples`` are the clients' images, else one each.
-    Raises FczooError for trees that do not fit each other or the aggregator.
+    Example: ``fczoo.merge("median", [{"w": tensor}, ...])``. Means are floating-point numbers:
+    integers that an aggregator averages become float64.
+
+    Args:
+        aggregator: what ``--aggregator`` takes, or the name of a method's merge.
+        trees: one per client, name -> tensor, or a ``Payload``.
+        num_samples: images of each client; 1 each unless given.
+
+    Raises:
+        FczooError: for trees that do not fit each other or the aggregator, and for values that
+            are not finite.
     """
     own = aggregator.partition(":")[0] in MERGES.names()
     chosen: ServerAggregator = MERGES.create(aggregator) if own else make_aggregator(aggregator)
     if not trees:
         raise FczooError(f"{aggregator} has nothing to merge; give at least one tree of tensors")
     counts = num_samples or [getattr(tree, "num_samples", 1) for tree in trees]
-    if len(counts) != len(trees) or min(counts) < 1:
+    whole = all(isinstance(n, Integral) and n > 0 for n in counts)
+    if len(counts) != len(trees) or not whole:
         raise FczooError(
-            f"num_samples is {list(counts)}; give {len(trees)} whole numbers above 0, one a tree"
+            f"num_samples is {list(counts)}; give {len(trees)} whole numbers above 0, one per tree"
         )
     for number, tree in enumerate(trees[1:], 1):
         _check(number, tree, trees[0], shapes=not own)
-    payloads = [Payload(dict(tree), i, n) for i, (tree, n) in enumerate(zip(trees, counts, strict=True))]
+    _check_finite(trees)
+    tensors = [dict(tree) for tree in trees] if own else _same_types(trees)
+    payloads = [Payload(tree, i, n) for i, (tree, n) in enumerate(zip(tensors, counts, strict=True))]
     try:
         return chosen(payloads)
     except KeyError as error:
@@ -50,3 +64,19 @@ def _check(number: int, tree: Mapping[str, Tensor], first: Mapping[str, Tensor],
         if tree[name].shape != first[name].shape:
             sizes = f"{tuple(tree[name].shape)}, in tree 0 {tuple(first[name].shape)}"
             raise FczooError(f"{name!r} of tree {number} has shape {sizes}; all need the same")
+
+
+def _check_finite(trees: Sequence[Mapping[str, Tensor]]) -> None:
+    """Raise FczooError for the first tensor that holds NaN or infinity, with its client."""
+    for number, tree in enumerate(trees):
+        for name, value in tree.items():
+            if not value.isfinite().all():
+                client = getattr(tree, "client", number)
+                problem = f"{name!r} of client {client} has values that are not finite"
+                raise FczooError(f"{problem}; leave this client out, or train it again")
+
+
+def _same_types(trees: Sequence[Mapping[str, Tensor]]) -> list[Tree]:
+    """Convert each tensor to the type to which PyTorch promotes those of all trees."""
+    types = {n: reduce(torch.promote_types, (tree[n].dtype for tree in trees)) for n in trees[0]}
+    return [{name: value.to(types[name]) for name, value in tree.items()} for tree in trees]

@@ -52,8 +52,16 @@ def _mean(payloads: Sequence[Payload], weights: Tensor) -> Tree:
     """
     merged: Tree = {}
     for name, first in payloads[0].items():
-        gap = torch.zeros_like(first, dtype=torch.promote_types(first.dtype, torch.float32))
+        kept = mean_dtype(first.dtype)
+        exact = torch.promote_types(kept, torch.float32)
+        start = first.to(exact)
+        gap = torch.zeros_like(start)
         for payload, weight in zip(payloads[1:], weights.tolist()[1:], strict=True):
-            gap.add_(payload[name] - first, alpha=weight)
-        merged[name] = (first + gap).to(first.dtype)
+            gap.add_(payload[name].to(exact) - start, alpha=weight)
+        merged[name] = (start + gap).to(kept)
     return merged
+
+
+def mean_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of a mean of tensors of ``dtype``: float64 for integers, else their own."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.float64

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fczoo.aggregators.averaging import mean_dtype
 from fczoo.core.errors import FczooError
 from fczoo.core.options import check_options, option
 from fczoo.core.payload import Payload
@@ -116,12 +117,15 @@ class NormClip:
 
 
 def _by_coordinate(payloads: Sequence[Payload], merge: Callable[[Tensor], Tensor]) -> Tree:
-    """``merge`` of every tensor, stacked [K, ...] over the clients in float64, in the tensor's own type."""
+    """Apply ``merge`` to every tensor, stacked [K, ...] over the clients in float64.
+
+    The result has the tensor's own type, and float64 for integers.
+    """
     ordered = _ordered(payloads)
     merged: Tree = {}
     for name, first in ordered[0].items():
         rows = torch.stack([p[name].double() for p in ordered])
-        merged[name] = merge(rows).to(first.dtype)
+        merged[name] = merge(rows).to(mean_dtype(first.dtype))
     return merged
 
 

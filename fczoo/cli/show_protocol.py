@@ -57,6 +57,7 @@ def _values(cls: type[Source], dataset: str) -> dict[str, Any]:
 
 
 def _on(cls: type[Source], dataset: str) -> list[str]:
+    dataset = cls.resolve(dataset)
     stated, values = cls.stated(dataset), _values(cls, dataset)
     known = [stated[field] for field in DEFAULTS if field in stated]
     rows = [

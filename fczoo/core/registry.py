@@ -232,11 +232,12 @@ def make_aggregator(spec: str) -> "ServerAggregator":
 
 
 def create_method(name: str, dataset: str | None = None, **options: Any) -> "Method":
-    """Method by name. ``options`` override the method's values for ``dataset``, which override its defaults.
+    """Create a method by name.
 
-    Raises FczooError for an unknown name or option and for a value that does not fit.
+    ``options`` override the method's values for ``dataset``, which override its defaults.
+    Raises FczooError for an unknown method, data set or option, and for a value that does not fit.
     """
     cls = METHODS.get(name)
-    tuned = cls.tuned.get(dataset, {}) if dataset else {}
+    tuned = cls.tuned.get(DATASETS.get(dataset).name, {}) if dataset is not None else {}
     method: Method = build(cls, name, {**tuned, **options}, f"--set {name}.{{}}".format)
     return method

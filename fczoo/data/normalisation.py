@@ -1,6 +1,7 @@
 """Mean and standard deviation of the input images, by data set."""
 
 from fczoo.core.errors import FczooError
+from fczoo.core.registry import DATASETS
 
 HALF = ((0.5,) * 3, (0.5,) * 3)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -17,9 +18,12 @@ RELEASED_NORM = {
 
 
 def released_norm(dataset: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the three channels. Raises FczooError where none is known."""
-    if dataset not in RELEASED_NORM:
-        raise FczooError(
-            f"--norm-by-dataset knows no values for {dataset}; known: {', '.join(RELEASED_NORM)}"
-        )
-    return RELEASED_NORM[dataset]
+    """Return mean and standard deviation of the three channels.
+
+    Raises FczooError for an unknown data set, and for one without known values.
+    """
+    name = DATASETS.get(dataset).name
+    if name not in RELEASED_NORM:
+        known = ", ".join(RELEASED_NORM)
+        raise FczooError(f"--norm-by-dataset knows no values for {name}; known: {known}")
+    return RELEASED_NORM[name]

@@ -172,7 +172,7 @@ def run(
     method's options are its own: a warning names those for which the data set has other values.
     """
     fields = type(method).__dataclass_fields__
-    tuned = type(method).tuned.get(dataset, {})
+    tuned = type(method).tuned.get(DATASETS.get(dataset).name, {})
     other = {k: v for k, v in tuned.items() if getattr(method, k) == fields[k].default != v}
     if other:
         named = ", ".join(f"{k}={v}" for k, v in other.items())

@@ -252,7 +252,8 @@ class Settings:
         The word ``none`` stands for None. Raises FczooError for unknown names and values that do not fit.
         """
         given = {k: v for k, v in changes.items() if v is not None}
-        defaults = {"dataset": dataset, **asdict(DATASETS.get(dataset).defaults)}
+        entry = DATASETS.get(dataset)
+        defaults = {"dataset": entry.name, **asdict(entry.defaults)}
         followed = sources(given.get("protocol"), given.get("as_released")).values()
         stated = {k: v for source in followed for k, v in source.stated(dataset).items()}
         if "class_order" in given:

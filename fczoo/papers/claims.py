@@ -13,7 +13,7 @@ from fczoo.core.options import nearest, spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.functional.heads import PromptedHead
 from fczoo.papers.cards import Card, card_name, cards
-from fczoo.papers.judging import Claim, Side, has, regime
+from fczoo.papers.judging import Claim, Side, has, regime, usual_method
 from fczoo.papers.printed import Number, Paper, get_paper, papers
 from fczoo.papers.readings import readings
 from fczoo.reports.columns import COLUMNS, Column
@@ -85,7 +85,7 @@ class PlainClaim(Claim):
         result = line.results[0]
         if not super().matches(line, side):
             return False
-        made = create_method(side.method, result.settings["dataset"])
+        made = usual_method(side.method, result.settings["dataset"])
         tuned = {*spaces(type(made)), *(f.name for f in fields(PromptedHead)), *side.options}
         options = through_json(asdict(made)).items()
         usual = {k: v for k, v in options if k not in tuned and k in result.options}

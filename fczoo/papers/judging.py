@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fczoo.core.registry import METHODS, create_method
+from fczoo.core.method import Method
+from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.papers.printed import plain_split
 from fczoo.reports.chosen import changes
 from fczoo.reports.columns import Column
@@ -97,7 +98,7 @@ class Claim(ABC):
         off = {name for name, value in result.options.items() if is_rate(name) and value == 0}
         if result.method != side.method or not off <= side.options.keys():
             return False
-        made = create_method(side.method, result.settings["dataset"])
+        made = usual_method(side.method, result.settings["dataset"])
         own = {**side.options, **{name: getattr(made, name) for name in side.usual}}
         wanted = own, {**own, **side.printed}
         return any(has(result.options, options) for options in wanted)
@@ -146,6 +147,11 @@ def _counted(gain: Entry) -> Verdict:
     if all(less > 0 for less in gain.by_seed.values()):
         return "holds"
     return "does not hold" if all(less < 0 for less in gain.by_seed.values()) else "not told apart"
+
+
+def usual_method(name: str, dataset: str) -> Method:
+    """Create a method with its values for a data set, or its defaults for an unknown one."""
+    return create_method(name, dataset if dataset in DATASETS.names() else None)
 
 
 def plainest(lines: Sequence[Line], side: Side) -> list[Line]:

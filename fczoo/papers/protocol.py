@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from fczoo.core.errors import FczooError
 from fczoo.core.options import nearest
+from fczoo.core.registry import DATASETS
 from fczoo.reports.words import option_word
 
 log = logging.getLogger("fczoo")
@@ -81,17 +82,35 @@ class Source:
 
     @classmethod
     def stated(cls, dataset: str) -> dict[str, Stated]:
-        """Settings on a data set. Raises FczooError for one that the paper does not use."""
-        if dataset not in cls.datasets and not cls.any_dataset:
-            raise FczooError(
-                f"protocol {cls.name} does not use {dataset}; {nearest(dataset, list(cls.datasets))}"
-            )
-        return {**cls.settings, **cls.datasets.get(dataset, {})}
+        """Return the settings on a data set.
+
+        Raises FczooError for an unknown data set, and for one that the paper does not use.
+        """
+        name = cls.resolve(dataset)
+        if name not in cls.datasets and not cls.any_dataset:
+            advice = nearest(name, list(cls.datasets))
+            raise FczooError(f"protocol {cls.name} does not use {name}; {advice}")
+        return {**cls.settings, **cls.datasets.get(name, {})}
+
+    @classmethod
+    def resolve(cls, dataset: str) -> str:
+        """Return the registered name of a data set, or the name of one that only this source knows.
+
+        Raises FczooError with the nearest names for any other.
+        """
+        known = {*cls.datasets, *cls.tuned}
+        if dataset in known:
+            return dataset
+        return str(DATASETS.get(dataset).name)
 
     @classmethod
     def hyperparameters(cls, method: str, dataset: str) -> dict[str, Stated]:
-        """What the protocol states for a method on a data set; empty where it says nothing."""
-        return {**cls.methods.get(method, {}), **cls.tuned.get(dataset, {}).get(method, {})}
+        """Return what the protocol states for a method on a data set; empty where it says nothing.
+
+        Raises FczooError for an unknown data set.
+        """
+        here = cls.tuned.get(cls.resolve(dataset), {})
+        return {**cls.methods.get(method, {}), **here.get(method, {})}
 
     @classmethod
     def everything(cls) -> dict[tuple[str, str], list[Stated]]:

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fczoo
 from fczoo.core.errors import FczooError
@@ -36,6 +38,10 @@ def test_every_aggregator_takes_plain_trees(name: str) -> None:
         ("median", [tree(1.0), tree(1.0, name="v")], None, "tree 1 has 'v', tree 0 has not"),
         ("median", [tree(1.0), tree(1.0, 2.0)], None, r"of tree 1 has shape \(2,\), in tree 0 \(1,\)"),
         ("fedavg", FIVE, [1, 2], "give 5 whole numbers above 0"),
+        ("fedavg", FIVE, [1, 2, 0, 4, 5], "give 5 whole numbers above 0"),
+        ("fedavg", FIVE, [1, 2, float("nan"), 4, 5], "give 5 whole numbers above 0"),
+        ("capped", FIVE, [1, 2, 2.5, 4, 5], "give 5 whole numbers above 0"),
+        ("fedavg", FIVE, [1, 2, "3", 4, 5], "give 5 whole numbers above 0"),
         ("krum", FIVE[:2], None, "krum:1 needs 4 uploads"),
         ("prototype_reweight", FIVE, None, "reads 'prototype', which the trees do not have; they have w"),
         ("medain", FIVE, None, "did you mean median"),
@@ -44,3 +50,69 @@ def test_every_aggregator_takes_plain_trees(name: str) -> None:
 def test_what_is_missing_is_said(name, trees, counts, says: str) -> None:
     with pytest.raises(FczooError, match=says):
         fczoo.merge(name, trees, counts)
+
+
+INTEGERS = [{"w": torch.tensor([1, 2])}, {"w": torch.tensor([2, 3])}, {"w": torch.tensor([4, 9])}]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "dtype"),
+    [
+        ("fedavg", [7 / 3, 14 / 3], torch.float64),
+        ("uniform", [7 / 3, 14 / 3], torch.float64),
+        ("capped", [7 / 3, 14 / 3], torch.float64),
+        ("median", [2, 3], torch.float64),
+        ("trimmed_mean:0", [7 / 3, 14 / 3], torch.float64),
+        ("norm_clip:100", [7 / 3, 14 / 3], torch.float64),
+        ("multi_krum:0", [7 / 3, 14 / 3], torch.float64),
+        ("krum:0", [1, 2], torch.int64),  # one of the uploads, as it is
+    ],
+)
+def test_means_of_integers_are_not_truncated(name: str, values: list[float], dtype) -> None:
+    merged = fczoo.merge(name, INTEGERS)["w"]
+    assert merged.dtype == dtype and merged.tolist() == pytest.approx(values, abs=1e-12)
+
+
+def test_other_types_than_int64() -> None:
+    small = [{"w": torch.tensor([v], dtype=torch.uint8)} for v in (250, 1)]
+    assert fczoo.merge("fedavg", small)["w"].tolist() == [125.5]
+    flags = [{"w": torch.tensor([v])} for v in (True, False)]
+    assert fczoo.merge("uniform", flags)["w"].tolist() == [0.5]
+    mixed = [{"w": torch.tensor([1])}, {"w": torch.tensor([2.5])}]
+    assert fczoo.merge("fedavg", mixed)["w"].tolist() == [1.75]
+    half = [{"w": torch.tensor([v], dtype=torch.float16)} for v in (60_000, -60_000)]
+    assert fczoo.merge("uniform", half)["w"].tolist() == [0]
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_are_refused(name: str, bad: float) -> None:
+    trees = [*FIVE[:3], tree(1.0, bad), FIVE[4]]
+    with pytest.raises(FczooError, match=r"^'w' of client 3 has values that are not finite; "):
+        fczoo.merge(name, trees)
+
+
+def test_the_refusal_names_the_number_of_a_payload() -> None:
+    with pytest.raises(FczooError, match="'w' of client 8 "):
+        fczoo.merge("fedavg", [fczoo.Payload(tree(1.0), 7), fczoo.Payload(tree(float("nan")), 8)])
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+@given(
+    values=st.lists(st.integers(-(2**40), 2**40), min_size=4, max_size=7),
+    dtype=st.sampled_from([torch.int64, torch.float64]),
+)
+def test_a_merged_number_lies_between_those_of_the_clients(
+    name: str, values: list[int], dtype: torch.dtype
+) -> None:
+    merged = float(fczoo.merge(name, [{"w": torch.tensor([v], dtype=dtype)} for v in values])["w"])
+    rounding = 1e-3
+    assert min(values) - rounding <= merged <= max(values) + rounding
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=7), st.data())
+def test_a_weighted_mean_of_integers_by_hand(values: list[int], data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.integers(1, 1000), min_size=len(values), max_size=len(values)))
+    merged = fczoo.merge("fedavg", [{"w": torch.tensor([v])} for v in values], counts)["w"]
+    right = sum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts)
+    assert float(merged) == pytest.approx(right, rel=1e-9, abs=1e-2)

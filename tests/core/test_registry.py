@@ -85,7 +85,7 @@ def test_specs_beat_by_options() -> None:
         ("fcilpt", "cifar100", {"size": 10, "chosen": 5, "length": 5, "common_length": 5}),
         ("fcilpt", "miniimagenet", {"size": 19, "chosen": 4, "length": 6, "common_length": 5}),
         ("fcilpt", "tinyimagenet", {"size": 24, "chosen": 8, "length": 5, "common_length": 1}),
-        ("fppl", "no such data set", {"lr": 1e-3, "length": 20}),
+        ("fppl", "eurosat", {"lr": 1e-3, "length": 20}),  # no values of its own: the defaults
     ],
 )
 def test_methods_take_the_papers_values(method: str, dataset: str | None, expected: dict) -> None:

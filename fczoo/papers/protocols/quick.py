@@ -61,7 +61,7 @@ class Quick(Protocol):
 
     @classmethod
     def hyperparameters(cls, method: str, dataset: str) -> dict[str, Stated]:
-        if dataset == "digits" or method not in METHODS.names():
+        if cls.resolve(dataset) == "digits" or method not in METHODS.names():
             return {}
         hints = get_type_hints(METHODS.get(method))
         starts = {n: s for n, s in cls.starts.items() if n in hints and _fits(s.value, hints[n])}

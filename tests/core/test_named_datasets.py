@@ -1,0 +1,39 @@
+"""Names of data sets are resolved by the registry wherever a value depends on one."""
+
+import pytest
+
+import fczoo
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import PROTOCOLS, RELEASES, create_method
+from fczoo.data.normalisation import released_norm
+
+
+@pytest.mark.parametrize("name", ["tinyimagenett", "cifar-1000", ""])
+def test_a_method_is_not_created_for_an_unknown_data_set(name: str) -> None:
+    with pytest.raises(FczooError, match=r"no data set is called|unknown data set"):
+        create_method("pilora", name)
+
+
+def test_the_error_names_the_nearest_data_set() -> None:
+    with pytest.raises(FczooError, match=r"did you mean.*tinyimagenet"):
+        create_method("pilora", "tinyimagenett")
+
+
+@pytest.mark.parametrize(
+    "source", [*map(PROTOCOLS.get, PROTOCOLS.names()), *map(RELEASES.get, RELEASES.names())]
+)
+def test_a_protocol_states_nothing_for_an_unknown_data_set(source: type) -> None:
+    for ask in (
+        lambda: source.stated("cifar1000"),
+        lambda: source.hyperparameters("pilora", "cifar1000"),
+        lambda: source.options("pilora", "cifar1000", 0.5),
+    ):
+        with pytest.raises(FczooError, match=r"did you mean.*cifar100"):
+            ask()
+
+
+def test_other_functions_that_take_a_data_set() -> None:
+    with pytest.raises(FczooError, match=r"did you mean.*cifar100"):
+        released_norm("cifar1000")
+    with pytest.raises(FczooError, match=r"did you mean.*digits"):
+        fczoo.run(create_method("fedncm"), dataset="digitz")
