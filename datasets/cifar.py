@@ -19,6 +19,7 @@ class PickledCIFAR(Dataset):
     """A CIFAR data set as ``reader`` finds it."""
 
     reader: ClassVar[str]  # torchvision's class
+    overlaps = {"tinyimagenet": "similar", "imagenet1k": "similar"}
     licence = "none stated by its authors; for research, cite the technical report"
 
     def load(self, root: Path) -> ImageData:

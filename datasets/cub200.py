@@ -30,6 +30,7 @@ class CUB200(Dataset):
             sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
         ),
     )
+    overlaps = {"imagenet1k": "some"}
     about = "CUB-200-2011, 200 birds, 5,994 training and 5,794 test images, kept at 256x256"
     defaults = Defaults(partition="dirichlet:1.0")
 

@@ -76,6 +76,7 @@ class DomainNet(Dataset):
             for part, md5 in zip(("train", "test"), lists, strict=True)
         ),
     )
+    overlaps = {"tinyimagenet": "similar", "imagenet1k": "similar"}
     about = "DomainNet, 345 classes in six domains, 409,832 training and 176,743 test images, kept at 256x256"
     defaults = Defaults(tasks=5, clients=5)
 

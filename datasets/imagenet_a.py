@@ -27,6 +27,7 @@ class ImageNetA(Dataset):
             "https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar", "c3e55429088dc681f30d81f4726b6595"
         ),
     )
+    overlaps = {"tinyimagenet": "some", "imagenet1k": "all"}  # 74 of 200 in Tiny-ImageNet
     about = "ImageNet-A, 200 classes, 6,000 training and 1,500 test images, kept at 256x256"
     defaults = Defaults(partition="dirichlet:1.0")
 

@@ -30,6 +30,7 @@ class ImageNetR(Dataset):
             2_191_079_936,
         ),
     )
+    overlaps = {"tinyimagenet": "some", "imagenet1k": "all"}  # 62 of 200 in Tiny-ImageNet
     about = "ImageNet-R, 200 classes, 24,000 training and 6,000 test images, kept at 256x256"
     defaults = Defaults()
 

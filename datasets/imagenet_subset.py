@@ -27,6 +27,7 @@ class ImageNetSubset(Dataset):
     layout = "imagenet/{train,val}/CLASS/*.JPEG with all 1,000 classes"
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(None, 10_000, None, 50)
+    overlaps = {"tinyimagenet": "some", "imagenet1k": "all"}
     about = "200 classes of ImageNet-1k drawn by seed, kept at 256x256"
     defaults = Defaults()
 

@@ -26,6 +26,7 @@ class MiniImageNet(Dataset):
     layout = "mini-imagenet/{train,val}/CLASS/*.jpg, or mini-imagenet/CLASS/*.jpg"
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(50_000, 10_000, 500, 100)
+    overlaps = {"tinyimagenet": "some", "imagenet1k": "all"}  # 25 of 100 in Tiny-ImageNet
     about = "Mini-ImageNet, 100 classes, 500 training and 100 test images each, 84x84"
     defaults = Defaults()
 

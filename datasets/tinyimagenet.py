@@ -36,6 +36,7 @@ class TinyImageNet(Dataset):
             sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
         ),
     )
+    overlaps = {"tinyimagenet": "all", "imagenet1k": "all"}
     about = "Tiny-ImageNet, 200 classes, 500 training and 50 test images each, 64x64"
     defaults = Defaults()
 

@@ -40,15 +40,16 @@ def download_megabytes(name: str) -> int | None:
 
 def weights_needed(spec: str) -> str:
     """Say how to get the weights of a backbone; empty where they are on this machine."""
-    name, path = split_spec(spec)
+    _, path = split_spec(spec)
     if path is not None:
         return "" if path.is_file() else f"there is no weight file at {path} either"
     missing = weights_to_download(spec)
     if not missing:
         return ""
-    size = download_megabytes(missing)
-    download = f"its backbone {name} comes from timm's hub{f' ({size} MB)' if size else ''}"
-    return f"{download} as the run starts, or from a file: --backbone {name}:FILE.safetensors"
+    size, short = download_megabytes(missing), missing.partition(".")[0]
+    asked = short if full_name(short) == missing else missing
+    download = f"--backbone {asked} downloads them{f' ({size} MB)' if size else ''}"
+    return f"the weights {missing} are not on this machine; {download}, --backbone FILE reads a copy"
 
 
 def _in_cache(name: str) -> bool:

@@ -11,6 +11,8 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from tabulate import tabulate
 
 from fczoo.backbones.load import load_backbone
+from fczoo.backbones.names import BUNDLED_NAME
+from fczoo.backbones.pretraining import describe_pretraining
 from fczoo.core.discovery import PLUGINS
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
@@ -32,7 +34,11 @@ def doctor(data_root: Path | None) -> str:
         *plugins,
         *_extras(),
         ("FCZOO_HOME", f"{home()} ({'set' if os.environ.get('FCZOO_HOME') else 'default'})"),
-        ("bundled backbone", f"vit_nano_32, sha256 {load_backbone('vit_nano_32').sha256[:16]}"),
+        (
+            "bundled backbone",
+            f"{BUNDLED_NAME}, sha256 {load_backbone(BUNDLED_NAME).sha256[:16]}, "
+            f"trained on {describe_pretraining(BUNDLED_NAME)}",
+        ),
         (
             "other backbones",
             "by file, or by timm name from its hub (HF_HUB_OFFLINE=1: only what is kept here)",

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 import torch
 from tabulate import tabulate
 
+from fczoo.backbones.pretraining import TITLES
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import describe_type, nearest
@@ -25,6 +26,7 @@ from fczoo.core.registry import (
 )
 from fczoo.core.tree import Tree, nbytes
 from fczoo.federation.settings import GROUPS, Settings
+from fczoo.reports.contamination import CLASSES
 from fczoo.reports.words import option_word
 from fczoo.runner.cost import Measured, measure
 from fczoo.runner.moments import MOMENTS
@@ -144,6 +146,10 @@ def _dataset_page(cls: Any, _: str) -> str:
         ("Layout", cls.layout),
         ("Licence", cls.licence),
     ]
+    known = "; ".join(
+        f"{TITLES.get(key, key)} has {CLASSES[overlap]}" for key, overlap in cls.overlaps.items()
+    )
+    facts.append(("Pre-training", known))
     if cls.folder:
         facts.append(("Place", f"folder {cls.folder} below FCZOO_HOME/data or --data-root"))
         facts.append(

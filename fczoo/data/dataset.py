@@ -1,14 +1,19 @@
 """What a data set is: its images, where they come from, and the schedule that a benchmark uses on it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 from fczoo.core.errors import FczooError
 
 if TYPE_CHECKING:  # a shell that completes a word waits for this module
     import numpy as np
+
+
+Overlap = Literal["all", "some", "similar"]
+"""The part of a data set's classes that a pre-training set has; similar: it has classes like some."""
 
 
 class Images(NamedTuple):
@@ -101,6 +106,8 @@ class Dataset(ABC):
     layout: ClassVar[str] = ""  # what lies in the folder
     licence: ClassVar[str] = ""
     official: ClassVar[Official | None] = None
+    # classes in common with a pre-training set: tinyimagenet, imagenet1k or imagenet21k
+    overlaps: ClassVar[Mapping[str, Overlap]] = {}
     archives: ClassVar[
         tuple[Archive, ...]
     ] = ()  # downloads; empty where the terms forbid or nobody hosts them

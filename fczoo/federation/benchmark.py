@@ -51,6 +51,16 @@ def need_data(dataset: str, root: Path | None, backbone: str) -> None:
             raise FczooError(f"{error}; {weights}" if weights else str(error)) from error
 
 
+def need_weights(settings: Settings) -> None:
+    """Raise FczooError if a protocol replaces the backbone by weights that need a download."""
+    missing = weights_needed(settings.backbone)
+    for name, source in settings.followed.items():
+        stated = source.stated(settings.dataset).get("backbone") if source.replaces_backbone else None
+        if missing and stated and stated.value == settings.backbone:
+            taken = f"{name} takes {settings.backbone} on {settings.dataset} ({stated.source})"
+            raise FczooError(f"{taken}; {missing}")
+
+
 def _data_problem(settings: Settings) -> list[str]:
     """What is wrong with the data, too, so that all that is missing is said at once."""
     try:
@@ -108,6 +118,7 @@ class Bench(World):
         settings.check()
         s = settings
         need_data(s.dataset, s.root, s.backbone)
+        need_weights(s)
         mean, std = s.normalisation
         try:  # first the backbone: decoding images takes longer
             backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std)

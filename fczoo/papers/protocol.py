@@ -74,6 +74,7 @@ class Source:
     settings: ClassVar[Mapping[str, Stated]]  # fields of Settings on every data set
     datasets: ClassVar[Mapping[str, Mapping[str, Stated]]]  # data set -> fields of Settings
     any_dataset: ClassVar[bool] = False  # whether data sets other than those may be used
+    replaces_backbone: ClassVar[bool] = False  # whether its backbone replaces the data set's unasked
     methods: ClassVar[Mapping[str, Mapping[str, Stated]]] = {}  # method -> hyper-parameters on every data set
     tuned: ClassVar[
         Mapping[str, Mapping[str, Mapping[str, Stated]]]

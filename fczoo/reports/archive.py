@@ -14,6 +14,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, content_sha256, typed, write_safely
 from fczoo.core.metrics import METRICS
 from fczoo.federation.result import Result, consistent
+from fczoo.reports.contamination import contamination_of
 from fczoo.reports.run_folder import About, Cell, Runs, Split, checked
 from fczoo.reports.words import option_word
 
@@ -65,6 +66,7 @@ class Row(msgspec.Struct, kw_only=True):
     earlier_commands: list[str]
     tuned: dict[str, Any] = {}  # older archives lack it
     far: dict[str, Count] = {}  # uploads with far statistics by client; an older archive has none
+    pretraining: str = ""  # how the backbone met the classes in training; reports derive it again
 
 
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
@@ -128,6 +130,7 @@ def _cells(runs: Runs, cell: Cell, result: Result) -> dict[str, str]:
         peak_memory=result.peak_memory,
         backbone=about.backbone["name"],
         backbone_sha256=about.backbone["sha256"],
+        pretraining=contamination_of(about),
         backbone_shape={k: v for k, v in about.backbone.items() if k not in ("name", "sha256")},
         partition=about.partition["spec"],
         partition_seed=runs.split.seed,

@@ -6,6 +6,7 @@ from typing import Any
 
 from fczoo.data.asynchronous import in_stages
 from fczoo.reports.chosen import chosen
+from fczoo.reports.contamination import contamination_of
 from fczoo.reports.run_folder import About
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.words import early_tasks, option_word
@@ -13,8 +14,9 @@ from fczoo.security.outliers import FAR
 
 
 def describe(experiment: Experiment) -> str:
-    """What was run: data and split; backbone and schedule; attack, defence and privacy where any is on."""
-    lines = [_data(experiment), _training(experiment), "; ".join(conditions(experiment))]
+    """Describe data and split, backbone and schedule, and attack, defence and privacy where any is on."""
+    known = contamination_of(experiment.about)
+    lines = [_data(experiment), _training(experiment), "; ".join(conditions(experiment)), known]
     return "\n".join(line for line in lines if line)
 
 
@@ -39,9 +41,10 @@ def _data(experiment: Experiment) -> str:
         joining += ", each in an order of its own" if s["task_order"] == "own" else ""
     spec, sha256 = experiment.about.partition["spec"], experiment.about.partition["sha256"]
     drawn = "by the run's seed" if "partition" in s["vary"] else f"seed {split.seed}, {sha256[:8]}"
+    each = f" ({s['train_per_class']} per class)" if s["train_per_class"] else ""
     return (
         f"{s['dataset']}: {len(result.task_sizes)} {kind} of {classes} classes, "
-        f"{split.images} training and {sum(result.test_counts)} test images, {order}; "
+        f"{split.images} training{each} and {sum(result.test_counts)} test images, {order}; "
         f"{s['clients']} clients{joining}, {spec} ({drawn}), "
         f"participation {s['participation']:g}"
     )
@@ -51,8 +54,9 @@ def _training(experiment: Experiment) -> str:
     s, backbone = experiment.settings, experiment.about.backbone
     source = "".join(f"{word}: " for word in followed(s))
     devices = ", ".join(dict.fromkeys(runs.about.device for runs in experiment.runs))
+    pixels = f" at {s['image_size']} px" if s["image_size"] else ""
     return (
-        f"{backbone['name']} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
+        f"{backbone['name']}{pixels} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
         f"{source}{s['rounds']} rounds x {s['epochs']} epochs, batch {s['batch_size']}, "
         f"augmentation {s['augment']}; "
         f"seeds {', '.join(map(str, experiment.seeds))}{_moved(experiment)}"

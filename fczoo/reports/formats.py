@@ -8,6 +8,7 @@ from typing import Any
 from tabulate import tabulate
 
 from fczoo.reports.columns import COLUMNS, Column
+from fczoo.reports.contamination import contamination_of
 from fczoo.reports.describe import conditions
 from fczoo.reports.runs import Experiment
 from fczoo.reports.tables import Entry, Table, make_table
@@ -92,7 +93,7 @@ def to_csv(experiments: Sequence[Experiment]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     figures = [f"{name}{end}" for name in COLUMNS for end in ("", " std")]
-    writer.writerow(["dataset", "partition", "backbone", "conditions", "method", "seeds", *figures])
+    writer.writerow(["dataset", "partition", "backbone", "conditions", "method", "seeds", *figures, "notes"])
     for experiment in experiments:
         table, about = make_table(experiment, list(COLUMNS)), experiment.about
         common = [about.settings["dataset"], about.partition["spec"], about.backbone["name"]]
@@ -104,7 +105,7 @@ def to_csv(experiments: Sequence[Experiment]) -> str:
                     values += ["", ""]
                 else:
                     values += [entry.mean, "" if entry.std is None else entry.std]
-            writer.writerow([*common, label, seeds, *values])
+            writer.writerow([*common, label, seeds, *values, contamination_of(about)])
     return out.getvalue()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fczoo.core.files import write_json, write_safely
 from fczoo.reports.columns import COLUMNS, GROUPS
+from fczoo.reports.contamination import contamination_of
 from fczoo.reports.describe import conditions, describe, notes
 from fczoo.reports.formats import to_csv, to_json, to_latex, to_markdown, to_text
 from fczoo.reports.runs import Experiment, read_experiments
@@ -85,6 +86,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
     return {
         "about": describe(experiment),
         "conditions": conditions(experiment),
+        "pretraining": contamination_of(experiment.about),
         "rows": to_json(make_table(experiment, list(COLUMNS))),
         "remarks": remarks,
         "not_finished": problems,

@@ -19,6 +19,7 @@ from fczoo.federation.benchmark import Bench
 from fczoo.federation.code import code_of
 from fczoo.federation.environment import command, hardware, versions
 from fczoo.federation.settings import Settings
+from fczoo.reports.contamination import contamination_of
 from fczoo.reports.run_folder import (
     ABOUT,
     FAILURE,
@@ -33,7 +34,7 @@ from fczoo.reports.text import write_summary
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.clients_on_ray import clients_on_ray
 from fczoo.runner.lending import Lent, lend, shared_folder
-from fczoo.runner.progress import Progress, logged
+from fczoo.runner.progress import Progress, logged, say
 from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process
 from fczoo.runner.run_cell import kept, run_cell
 from fczoo.runner.schedule import warn_of_short_schedules
@@ -232,6 +233,9 @@ def _begin(folder: Path, about: dict[str, Any], partition: Partition) -> None:
     """
     write_about(folder, about)
     partition.save(folder / PARTITION)
+    if known := contamination_of(read_about(folder)):
+        with logged(folder / LOG):
+            say(f"{about['settings']['dataset']}: {known}")
 
 
 def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any], accept: bool) -> dict[str, Any]:

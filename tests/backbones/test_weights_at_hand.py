@@ -56,9 +56,11 @@ def test_a_broken_download_does_not_count(hub: Path) -> None:
 
 def test_the_advice_names_size_and_file(hub: Path) -> None:
     assert weights_needed(TINY) == (
-        f"its backbone {TINY} comes from timm's hub (23 MB) as the run starts, or from a file: "
-        f"--backbone {TINY}:FILE.safetensors"
+        f"the weights {TINY} are not on this machine; --backbone vit_tiny_patch16_224 downloads them "
+        "(23 MB), --backbone FILE reads a copy"
     )
+    dino = "vit_small_patch16_224.dino"  # without its tag the name stands for other weights
+    assert f"--backbone {dino} downloads them (88 MB)" in weights_needed(dino)
 
 
 @pytest.mark.parametrize(

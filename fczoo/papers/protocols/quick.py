@@ -5,10 +5,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, get_args, get_type_hints
 
+from fczoo.backbones.names import BUNDLED_NAME
 from fczoo.core.registry import METHODS, register_protocol
 from fczoo.papers.protocol import Protocol, Stated, same
+from fczoo.reports.contamination import shared_classes
 
-SEARCH = "fczoo tune: CIFAR-100, ViT-Ti/16 at 112 px, ten images a class, 2 rounds x 2 epochs, 12 trials"
+SEARCH = "fczoo tune: CIFAR-100, ViT-Ti/16 at 112 px, ten images per class, 2 rounds x 2 epochs, 12 trials"
+IMAGENET = f"fczoo: the bundled {BUNDLED_NAME} was trained with labels of these classes"
 
 
 @register_protocol("quick")
@@ -26,7 +29,7 @@ class Quick(Protocol):
     seeds = Stated((0,), "fczoo")
     settings = same(
         "fczoo",
-        backbone="vit_nano_32",
+        backbone=BUNDLED_NAME,
         partition="dirichlet:0.5",
         rounds=3,
         epochs=2,
@@ -48,16 +51,32 @@ class Quick(Protocol):
         )
     }
     any_dataset = True
+    replaces_backbone = True
+    imagenet = {
+        **same(IMAGENET, backbone="vit_tiny_patch16_224.augreg_in21k_ft_in1k"),
+        **same(
+            "fczoo: for minutes with a larger backbone",
+            image_size=64,
+            train_per_class=10,
+            test_per_class=10,
+            rounds=2,
+        ),
+    }
+    """Settings on data sets with labels that the bundled backbone was trained with."""
     starts = same("fczoo", head_init="means", head_tune=True, pooled="cls")
     """What any method with an option of that name takes, but on digits."""
     zeros = frozenset({"joint", "ssil"})
     """Methods whose head starts at zero instead."""
     notes = (
-        (
-            "The bundled backbone was trained on Tiny-ImageNet: its figures on that data set and on "
-            "subsets of ImageNet mean nothing."
-        ),
+        "It replaces the data set's backbone by the bundled one, which was trained on Tiny-ImageNet.",
+        "On Tiny-ImageNet, mini-ImageNet and subsets of ImageNet it takes a ViT-Ti/16 with ImageNet "
+        "weights, as papers do, at 64 pixels: the bundled one was trained with labels of these classes.",
     )
+
+    @classmethod
+    def stated(cls, dataset: str) -> dict[str, Stated]:
+        known = {"all", "some"} & set(shared_classes(dataset, BUNDLED_NAME).values())
+        return {**super().stated(dataset), **(cls.imagenet if known else {})}
 
     @classmethod
     def hyperparameters(cls, method: str, dataset: str) -> dict[str, Stated]:

@@ -1,0 +1,166 @@
+"""Every place that shows numbers describes how the backbone met the classes before the run."""
+
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from huggingface_hub import constants
+
+from fczoo import FczooError, Settings
+from fczoo.backbones.pretraining import TITLES, identify_weights, pretraining_sets
+from fczoo.cli.app import main
+from fczoo.core.registry import DATASETS
+from fczoo.federation.benchmark import need_weights
+from fczoo.reports.contamination import CLASSES, contamination
+from helpers_runs import write_run
+
+TI = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+LEARNED = "vit_nano_32 learned from Tiny-ImageNet"
+MILD = "weights saw images of {} in pre-training, as in the papers"
+STRONG = f"backbone trained with labels of these classes: {LEARNED}"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "backbone", "note"),
+    [
+        ("tinyimagenet", "vit_nano_32", STRONG),
+        ("miniimagenet", "vit_nano_32", f"backbone trained with labels of some of these classes: {LEARNED}"),
+        ("cifar100", "vit_nano_32", f"backbone trained with labels of classes like some of these: {LEARNED}"),
+        ("digits", "vit_nano_32", ""),
+        ("cub200", "vit_nano_32", ""),
+        ("imagefolder", "vit_nano_32", ""),
+        ("tinyimagenet", TI, f"ImageNet-21k and ImageNet-1k {MILD.format('these classes')}"),
+        ("imagenet_r", "vit_small_patch16_224.dino", f"ImageNet-1k {MILD.format('these classes')}"),
+        ("imagenet_a", "deit_tiny_patch16_224.fb_in1k", f"ImageNet-1k {MILD.format('these classes')}"),
+        ("cub200", "vit_base_patch16_224.mae", f"ImageNet-1k {MILD.format('some of these classes')}"),
+        ("cub200", "vit_base_patch16_224.orig_in21k", f"ImageNet-21k {MILD.format('some of these classes')}"),
+        ("eurosat", TI, ""),
+        ("tinyimagenet", "", ""),
+        ("no such set", TI, ""),
+    ],
+)
+def test_the_note_follows_from_what_both_declare(dataset: str, backbone: str, note: str) -> None:
+    assert contamination(dataset, backbone) == note
+
+
+@pytest.mark.parametrize(
+    ("spec", "sha256", "name"),
+    [
+        ("vit_nano_32", "b" * 64, "vit_nano_32"),
+        ("vit_nano_32.safetensors", "b" * 64, "vit_nano_32"),
+        ("mine.pth", "3ffadaa2e488f0de67e1f4459d5a303deca3de69e44e52619c0b0848d99d5c14", "vit_nano_32"),
+        ("mine.pth", "b" * 64, ""),
+        ("vit_nano_32:mine.pth", "b" * 64, ""),  # the architecture; the weights may be any
+        (f"{TI}.safetensors", "b" * 64, TI),
+        (f"{TI}:mine.pth", "b" * 64, TI),
+        ("vit_tiny_patch16_224", "b" * 64, TI),
+        ("vit_tiny_patch16_224:mine.pth", "b" * 64, ""),
+    ],
+)
+def test_weights_are_identified_by_hash_file_or_name(spec: str, sha256: str, name: str) -> None:
+    assert identify_weights(spec, sha256) == name
+
+
+def test_data_sets_declare_known_pretraining_sets() -> None:
+    for name in DATASETS.names("fczoo.datasets"):
+        overlaps = DATASETS.get(name).overlaps
+        assert overlaps.keys() <= TITLES.keys() and set(overlaps.values()) <= CLASSES.keys(), name
+
+
+def test_the_training_data_of_clip_are_not_known() -> None:
+    assert pretraining_sets("vit_base_patch16_clip_224.openai") == ()
+
+
+@pytest.mark.parametrize(
+    "dataset", ["tinyimagenet", "miniimagenet", "imagenet_r", "imagenet_a", "imagenet_subset"]
+)
+def test_quick_takes_imagenet_weights_where_the_bundled_ones_know_the_labels(dataset: str) -> None:
+    s = Settings.for_dataset(dataset, protocol="quick")
+    assert (s.backbone, s.image_size, s.train_per_class, s.test_per_class) == (TI, 64, 10, 10)
+
+
+def test_quick_keeps_the_bundled_backbone_elsewhere() -> None:
+    known = {"tinyimagenet", "miniimagenet", "imagenet_r", "imagenet_a", "imagenet_subset"}
+    for dataset in set(DATASETS.names("fczoo.datasets")) - known:
+        s = Settings.for_dataset(dataset, protocol="quick")
+        assert (s.backbone, s.image_size) == ("vit_nano_32", None)
+
+
+def test_quick_stops_where_its_weights_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(FczooError) as caught:
+        need_weights(Settings.for_dataset("tinyimagenet", protocol="quick"))
+    assert str(caught.value) == (
+        f"protocol quick takes {TI} on tinyimagenet (fczoo: the bundled vit_nano_32 was trained with labels "
+        f"of these classes); the weights {TI} are not on this machine; --backbone vit_tiny_patch16_224 "
+        "downloads them (23 MB), --backbone FILE reads a copy"
+    )
+    for named in ("vit_nano_32", "vit_tiny_patch16_224", str(tmp_path / "weights.safetensors")):
+        need_weights(Settings.for_dataset("tinyimagenet", protocol="quick", backbone=named))
+    need_weights(Settings.for_dataset("cifar100", protocol="hgp"))  # the user asked for its backbone
+
+
+def test_quick_stops_before_it_loads_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    write_tiny_imagenet(tmp_path / "data")
+    words = ["--dataset", "tinyimagenet", "--data-root", str(tmp_path / "data"), "--device", "cpu"]
+    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *words, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"Error: protocol quick takes {TI} on tinyimagenet (")
+    assert done.stderr.count("\n") == 1 and "decoding" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """Write a run folder as older versions did, without a note on pre-training."""
+    return write_run(tmp_path / "run", {"fedncm": {0: 50.0}}, dataset="tinyimagenet")
+
+
+@pytest.mark.parametrize("style", ["text", "markdown", "latex", "csv", "json"])
+def test_every_report_of_an_old_folder_has_the_note(old: Path, style: str) -> None:
+    done = CliRunner().invoke(main, ["report", str(old), "--format", style])
+    note = STRONG.replace("_", r"\_") if style == "latex" else STRONG
+    assert done.exit_code == 0 and note in done.output.replace("\n", " ")
+
+
+def test_pages_and_archives_have_the_note(old: Path, tmp_path: Path) -> None:
+    page, archive = tmp_path / "page.html", tmp_path / "runs.csv"
+    for words in (["--html", str(page)], ["--archive", str(archive)]):
+        assert CliRunner().invoke(main, ["report", str(old), *words]).exit_code == 0
+    assert STRONG in page.read_text(encoding="utf-8") and STRONG in archive.read_text(encoding="utf-8")
+    assert STRONG in CliRunner().invoke(main, ["report", str(archive)]).output
+
+
+def test_a_run_writes_the_note_to_screen_log_and_summaries(tmp_path: Path) -> None:
+    weights = tmp_path / "mine.safetensors"
+    shutil.copy(str(files("fczoo") / "assets" / "vit_nano_32.safetensors"), weights)
+    write_tiny_imagenet(tmp_path / "data")
+    words = ["--dataset", "tinyimagenet", "--data-root", str(tmp_path / "data"), "--backbone", str(weights)]
+    small = ["--image-size", "32", "--tasks", "2", "--clients", "2", "--partition", "iid"]
+    out = tmp_path / "out"
+    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *words, *small, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert f"tinyimagenet: {STRONG}" in done.stderr and STRONG in done.stdout
+    for name in ("log.txt", "summary.json", "summary.csv", "summary.md"):
+        assert STRONG in (out / name).read_text(encoding="utf-8"), name
+    assert "vit_nano_32 at 32 px (" in done.stdout and "(10 per class)" in done.stdout
+
+
+def write_tiny_imagenet(root: Path) -> None:
+    """Write two classes of four images each in the layout of Tiny-ImageNet."""
+    from PIL import Image
+
+    top, notes = root / "tiny-imagenet-200", []
+    (top / "val" / "images").mkdir(parents=True)
+    for number, name in enumerate(("n01443537", "n01629819")):
+        (top / "train" / name / "images").mkdir(parents=True)
+        for i in range(4):
+            picture = Image.new("RGB", (64, 64), (60 * i, 200 * number, 30))
+            picture.save(top / "train" / name / "images" / f"{name}_{i}.JPEG")
+        picture.save(top / "val" / "images" / f"val_{number}.JPEG")
+        notes.append(f"val_{number}.JPEG\t{name}\t0\t0\t62\t62")
+    (top / "val" / "val_annotations.txt").write_text("\n".join(notes) + "\n")
+    (top / "words.txt").write_text("n01443537\tgoldfish\nn01629819\tsalamander\n")
