@@ -16,7 +16,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.method import Method
-from fczoo.core.registry import DATASETS, make_aggregator
+from fczoo.core.registry import DATASETS
 from fczoo.core.tree import sha256_of
 from fczoo.core.types import Training
 from fczoo.data.dataset import Dataset, Images
@@ -33,6 +33,7 @@ from fczoo.federation.observer import Observer, Silent
 from fczoo.federation.result import Result
 from fczoo.federation.rounds import Run
 from fczoo.federation.settings import Settings
+from fczoo.federation.sound import check_stateless
 from fczoo.federation.spread import Elsewhere
 from fczoo.federation.stream import open_stream
 from fczoo.federation.world import World
@@ -135,7 +136,7 @@ class Bench(World):
         if not isinstance(training, Training):
             problem = f"{method.name}.training returns {type(training).__name__}"
             raise FczooError(f"{problem}; return a fczoo.Training")
-        make_aggregator(self.settings.aggregator or training.averaging)
+        check_stateless(self.settings.aggregator or training.averaging)
         self.check_labels(method)
         uplink = self.uplink(method, 0)
         uplink.check()

@@ -26,7 +26,7 @@ from fczoo.federation.environment import versions
 from fczoo.federation.observer import Observer
 from fczoo.federation.plan import Plan
 from fczoo.federation.result import Result
-from fczoo.federation.sound import sound
+from fczoo.federation.sound import check_stateless, sound
 from fczoo.federation.spread import Elsewhere, Spread
 from fczoo.federation.sums import gathered
 from fczoo.federation.uplink import Arrival
@@ -54,7 +54,9 @@ class Exchanges:
         self.elsewhere = elsewhere  # where clients act; None: here
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.training = method.training()
-        self.average = sound(make_aggregator(self.settings.aggregator or self.training.averaging))
+        averaging = self.settings.aggregator or self.training.averaging
+        check_stateless(averaging)
+        self.average = sound(make_aggregator(averaging))
         self.uplink = world.uplink(method, seed)
         self.uplink.check()
         self.controls = Controls(self.uplink.rule)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fczoo.core.errors import FczooError
 from fczoo.core.files import shorten
 from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, domains_of, make_aggregator, sources
+from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, domains_of, sources
 from fczoo.data.normalisation import released_norm
 
 GROUPS = "data", "population", "training", "machine", "robustness"
@@ -277,11 +277,12 @@ class Settings:
         """
         from fczoo.data.views import get_augment  # imports torch
         from fczoo.federation.local_training import make_local_training
+        from fczoo.federation.sound import check_stateless
 
         _ = self.partitioner, self.normalisation
         get_augment(self.augment)
         if self.aggregator is not None:
-            make_aggregator(self.aggregator)
+            check_stateless(self.aggregator)
         if self.attack is not None:
             ATTACKS.create(self.attack)
         make_local_training(self.local)

@@ -1,0 +1,120 @@
+"""An aggregator that keeps state is refused: a resumed run would end with other numbers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fczoo.aggregators.averaging import uniform
+from fczoo.cli.app import main
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import AGGREGATORS
+from fczoo.testing import check_aggregator
+from fczoo.testing.world import small_method, toy_bench
+from helpers_cli import TINY
+
+REFUSED = (
+    "aggregator stateful keeps state or draws random numbers, so a resumed run would differ; "
+    "compute its result from the uploads only"
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    AGGREGATORS._entries.pop("stateful", None)
+
+
+@dataclass
+class Momentum:
+    """Server momentum: the first merge looks like a mean, the second one does not."""
+
+    beta: float = 0.9
+    before: dict = field(default_factory=dict)
+    velocity: dict = field(default_factory=dict)
+
+    def __call__(self, payloads):
+        merged = uniform(payloads)
+        for name, value in merged.items():
+            step = value - self.before.get(name, value)
+            self.velocity[name] = self.beta * self.velocity.get(name, torch.zeros_like(value)) + step
+            merged[name] = self.before.get(name, value) + self.velocity[name]
+        self.before = dict(merged)
+        return merged
+
+
+def counting() -> Callable:
+    """A mean for five merges, then the first upload."""
+    calls = [0]
+
+    def merge(payloads):
+        calls[0] += 1
+        return uniform(payloads) if calls[0] <= 5 else {k: v.clone() for k, v in payloads[0].items()}
+
+    return merge
+
+
+def by_chance(payloads):
+    part = torch.rand(())
+    return {k: part * v + (1 - part) * payloads[0][k] for k, v in payloads[-1].items()}
+
+
+def robust(merge: Callable) -> Callable:
+    """As ``merge``, from seven uploads up."""
+
+    def checked(payloads):
+        if len(payloads) < 7:
+            raise FczooError("stateful needs 7 uploads")
+        return merge(payloads)
+
+    return checked
+
+
+STATEFUL = [lambda: Momentum, counting, lambda: by_chance, lambda: robust(counting())]
+
+
+@pytest.mark.parametrize("make", STATEFUL)
+def test_a_run_refuses_state(make: Callable) -> None:
+    bench, method = toy_bench(aggregator="stateful"), small_method("fedavg")
+    for start in (bench.check, bench.run, bench.start):
+        AGGREGATORS._entries.pop("stateful", None)
+        AGGREGATORS.register("stateful")(make())
+        with pytest.raises(FczooError) as caught:
+            start(method)
+        assert str(caught.value) == REFUSED
+
+
+def test_the_aggregator_that_a_method_names_is_checked(monkeypatch) -> None:
+    AGGREGATORS.register("stateful")(Momentum)
+    method = small_method("fedavg")
+    training = method.training()
+    object.__setattr__(training, "averaging", "stateful")
+    monkeypatch.setattr(type(method), "training", lambda self: training)
+    with pytest.raises(FczooError, match="aggregator stateful keeps state"):
+        toy_bench().check(method)
+
+
+@pytest.mark.parametrize("extra", [[], ["--dry-run"]])
+def test_bench_refuses_before_it_writes(extra: list[str], tmp_path) -> None:
+    AGGREGATORS.register("stateful")(Momentum)
+    run = ["bench", "--methods", "fedavg", "--aggregator", "stateful", *TINY, *extra]
+    done = CliRunner().invoke(main, [*run, "--out", str(tmp_path / "run")])
+    assert (done.exit_code, done.stderr.strip()) == (1, f"Error: {REFUSED}")
+    assert not list(tmp_path.glob("run/*.json"))
+
+
+def test_the_check_of_an_aggregator_says_the_same() -> None:
+    merge = Momentum()
+    merge.name = "stateful"
+    says = "stateful gives another tree from the same uploads; draw nothing and keep no state"
+    with pytest.raises(AssertionError, match=says):
+        check_aggregator(merge)
+
+
+def test_an_aggregator_without_state_is_run() -> None:
+    for name in AGGREGATORS.names():
+        toy_bench(aggregator=name).check(small_method("fedavg"))
+    AGGREGATORS.register("stateful")(lambda payloads: {"usage": payloads[0]["usage"]})  # of one method
+    toy_bench(aggregator="stateful").check(small_method("fedavg"))
