@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.options import WIDEST, nearest, quoted
@@ -14,9 +15,8 @@ EXECUTORS = ("cores", "slurm", "ray")  # NAME: fczoo.runner.on_NAME has ``worker
 
 
 def words(value: str | Sequence[str] | None, option: str) -> list[str]:
-    """The words of a comma-separated list. Raises FczooError where one stands there twice."""
-    listed = value.split(",") if isinstance(value, str) else [str(v) for v in value or ()]
-    found = [w.strip() for w in listed if w.strip()]
+    """Read a comma-separated list. Raises FczooError where an entry is empty or occurs twice."""
+    found = _listed(value, option)
     for word in found:
         if found.count(word) > 1:
             raise FczooError(f"{option} names {quoted(word)} twice; give every name once")
@@ -32,18 +32,31 @@ def methods_named(value: str | Sequence[str] | None) -> list[str]:
 
 
 def specs(value: str | Sequence[str] | None) -> list[str]:
-    """A comma-separated list of NAME:FIELD=VALUE,FIELD=VALUE:
-    a word that only sets a field belongs to the one before it.
+    """Read a comma-separated list of NAME:FIELD=VALUE,FIELD=VALUE.
+
+    A word that only sets a field belongs to the one before it. Raises FczooError for an empty entry.
     """
-    if value is not None and not isinstance(value, str):
-        return list(dict.fromkeys(map(str, value)))
     found: list[str] = []
-    for word in (value or "").split(","):
-        if found and "=" in word and ":" not in word.partition("=")[0]:
+    for word in _listed(value, "a list"):
+        if isinstance(value, str) and found and "=" in word and ":" not in word.partition("=")[0]:
             found[-1] += f",{word}"
-        elif word.strip():
-            found.append(word.strip())
+        else:
+            found.append(word)
     return list(dict.fromkeys(found))
+
+
+def _listed(value: str | Sequence[Any] | None, option: str) -> list[str]:
+    """Return the entries of a comma-separated list without the spaces around them.
+
+    Raises FczooError where some of the entries, but not all, are empty.
+    """
+    entries = value.split(",") if isinstance(value, str) else [str(entry) for entry in value or ()]
+    found = [entry.strip() for entry in entries]
+    if not any(found):
+        return []
+    if "" in found:
+        raise FczooError(f"{option} has an empty entry in {quoted(value)}; remove it and its comma")
+    return found
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -61,12 +74,12 @@ def parse_changes(changes: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def parse_seeds(value: str | int | Sequence[int | str]) -> list[int]:
-    """``0,1,5-7`` -> [0, 1, 5, 6, 7]. Raises FczooError for what is
-    no list of distinct whole numbers from 0 up.
+    """Read ``0,1,5-7`` as [0, 1, 5, 6, 7].
+
+    Raises FczooError for anything but a list of distinct whole numbers from 0 up.
     """
-    listed = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
     seeds: list[int] = []
-    for word in (str(w).strip() for w in listed if str(w).strip()):
+    for word in _listed([value] if isinstance(value, int) else value, "--seeds"):
         ends = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", word, re.ASCII)
         if ends is None:
             raise FczooError(f"--seeds has {quoted(word)}; give distinct whole numbers such as 0,1,2 or 0-4")

@@ -185,8 +185,9 @@ def _parse(given: Any, hint: Any, label: str) -> Any:
             return value
     elif typing.get_origin(hint) is tuple:
         if isinstance(value, str):
-            value = [v for v in value.strip("[]() ").split(",") if v.strip()]
-        if isinstance(value, list | tuple):
+            value = value.strip("[]() ").removesuffix(",").split(",")
+            value = value if any(v.strip() for v in value) else []
+        if isinstance(value, list | tuple) and "" not in (str(v).strip() for v in value):
             return tuple(_parse(v, typing.get_args(hint)[0], label) for v in value)
     else:
         if isinstance(value, str) and hint is not str:

@@ -138,6 +138,7 @@ class Bench(World):
             raise FczooError(f"{problem}; return a fczoo.Training")
         check_stateless(self.settings.aggregator or training.averaging)
         self.check_labels(method)
+        self.check_least(method)
         uplink = self.uplink(method, 0)
         uplink.check()
         uplink.attackers.check(self.partition)

@@ -272,13 +272,17 @@ class Settings:
         return None if self.partition.startswith("file:") else PARTITIONERS.create(self.partition)
 
     def check(self) -> None:
-        """Raise FczooError for a name that nothing has or a value that does not fit,
-        before anything is loaded.
+        """Raise FczooError for an unknown name and for a value that does not fit.
+
+        Loads no data and no backbone.
         """
         from fczoo.data.views import get_augment  # imports torch
         from fczoo.federation.local_training import make_local_training
         from fczoo.federation.sound import check_stateless
 
+        if self.min_clients > self.clients:
+            problem = f"--min-clients {self.min_clients} is more than the {self.clients} clients at the start"
+            raise FczooError(f"{problem}, so every run would stop; lower it or raise --clients")
         _ = self.partitioner, self.normalisation
         get_augment(self.augment)
         if self.aggregator is not None:

@@ -9,7 +9,7 @@ import torch
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
+from fczoo.core.method import Concludes, Method
 from fczoo.core.registry import METHODS
 from fczoo.core.types import Scope, Task
 from fczoo.data.owned import Owned
@@ -43,6 +43,24 @@ class World:
         )
         where = "with --tasks domains, --moving or --task-order own"
         raise FczooError(f"{problem}, as they do {where}; these add to it: {able}")
+
+    def check_least(self, method: Method) -> None:
+        """Raise FczooError where a task has fewer clients that can upload than a run needs."""
+        training, least = method.training(), self.settings.min_clients
+        for task in self.stream.tasks if least > 1 else ():
+            joined = self.clients(task, training.scope, idle=True)
+            holders = [c for c in joined if len(c.index)]
+            most = len(holders)
+            if training.active_optims(task, 0):
+                candidates = holders if self.settings.draw_among == "data" else joined
+                most = min(most, self.settings.drawn(len(candidates)))
+            elif isinstance(method, Concludes):  # clients that hold exemplars are asked as well
+                most = len(joined)
+            if 0 < most < least:
+                raise FczooError(
+                    f"--min-clients is {least}, but at most {most} of the clients can upload in task "
+                    f"{task.index + 1} of {method.name}; lower it, or change --participation or --partition"
+                )
 
     def clients(self, task: Task, scope: Scope = "task", idle: bool = False) -> list[Client]:
         """The clients that have something to train on, by the method's ``scope``.

@@ -37,6 +37,31 @@ from helpers_cli import TINY
         (["--methods", "fcilpt", "--set", "fcilpt.chosen=11"], "more than the 10 prompts"),
         (["--methods", "hgp", "--aggregator", "mean"], "no aggregator"),
         (["--methods", "hgp", "--set", "hgp.blocks="], "hgp.blocks is empty"),
+        (
+            ["--methods", "hgp,,fedncm"],
+            "--methods has an empty entry in 'hgp,,fedncm'; remove it and its comma",
+        ),
+        (["--methods", "hgp, ,fedncm,"], "--methods has an empty entry in 'hgp, ,fedncm,'"),
+        (["--methods", ",hgp"], "--methods has an empty entry in ',hgp'"),
+        (["--methods", "hgp", "--seeds", "0,,1"], "--seeds has an empty entry in '0,,1'"),
+        (["--methods", "hgp", "--dataset", "digits,"], "a list has an empty entry in 'digits,'"),
+        (["--methods", "hgp", "--partition", "iid,,dirichlet:0.5"], "an empty entry in 'iid,,dirichlet:0.5'"),
+        (["--methods", "hgp", "--log", "wandb,"], "--log has an empty entry in 'wandb,'"),
+        (["--methods", "hgp", "--tasks", "5,,5"], "--tasks is '5,,5'; it must be"),
+        (["--methods", "hgp", "--vary", "training,,partition"], "--vary is 'training,,partition'"),
+        (["--methods", ","], "no methods are named"),
+        (
+            ["--methods", "hgp", "--clients", "5", "--min-clients", "10"],
+            "--min-clients 10 is more than the 5 clients at the start, so every run would stop; lower it",
+        ),
+        (
+            ["--methods", "fedncm", "--clients", "5", "--min-clients", "6", "--dry-run"],
+            "--min-clients 6 is more than the 5 clients",
+        ),
+        (
+            ["--methods", "fedavg", "--clients", "5", "--participation", "0.4", "--min-clients", "3"],
+            "--min-clients is 3, but at most 2 of the clients can upload in task 1 of fedavg; lower it",
+        ),
     ],
 )
 def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The bookkeeping of a run: bytes, clients, surveys, methods that lack something."""
 
+import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -8,8 +9,10 @@ from torch import Tensor
 
 import fczoo
 from fczoo import Method, Optim, Training, Tree, create_method, whole
+from fczoo.core.errors import FczooError
 from fczoo.federation.observer import Silent
 from fczoo.federation.plan import Plan
+from fczoo.testing.world import small_method, toy_bench
 
 
 @dataclass(frozen=True)
@@ -209,3 +212,27 @@ def test_a_method_without_the_data_sets_values_is_named(caplog: pytest.LogCaptur
     assert told == [
         "hgp has server_lr=0.001 on digits; fczoo.create_method('hgp', 'digits') takes the data set's values"
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "most", "task"),
+    [
+        ({"min_clients": 3}, "fedavg", 2, 2),  # one client has nothing in task 2
+        ({"min_clients": 3}, "fedncm", 2, 2),
+        ({"min_clients": 3, "participation": 0.6}, "fedavg", 2, 1),
+        ({"min_clients": 2, "participation": 1 / 3}, "fedavg", 1, 1),
+        ({"min_clients": 2, "participation": 1 / 3}, "fedncm", 0, 0),  # all clients are surveyed
+        ({"min_clients": 2}, "fedavg", 0, 0),
+        ({"min_clients": 2}, "joint", 1, 1),  # one client holds all images
+        ({"min_clients": 3, "draw_among": "joined"}, "fedavg", 2, 2),
+    ],
+)
+def test_too_few_clients_are_named_before_a_run(settings, method, most: int, task: int) -> None:
+    bench = toy_bench(**settings)
+    if not task:
+        bench.check(small_method(method))
+        return
+    least = f"--min-clients is {settings['min_clients']}"
+    says = f"{least}, but at most {most} of the clients can upload in task {task} of {method}; "
+    with pytest.raises(FczooError, match=re.escape(says)):
+        bench.check(small_method(method))
