@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 from importlib.resources import files
 from typing import Any
 
@@ -10,6 +9,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from fczoo import __version__
+from fczoo.core.files import encode_json
 
 GENERATOR = "fczoo board"
 SCRIPTS = ("charts.js", "board.js")
@@ -44,4 +44,4 @@ def render(template: str, **content: Any) -> str:
 
 def as_data(content: Any) -> Markup:
     """JSON inside a script element, in which no text can end the element."""
-    return Markup(json.dumps(content, separators=(",", ":")).replace("<", "\\u003c"))
+    return Markup(encode_json(content, separators=(",", ":")).replace("<", "\\u003c"))

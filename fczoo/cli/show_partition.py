@@ -4,12 +4,12 @@ in tables, a picture and JSON.
 
 import csv
 import io
-import json
 from pathlib import Path
 
 import numpy as np
 from tabulate import tabulate
 
+from fczoo.core.files import encode_json
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 
@@ -80,7 +80,7 @@ def write_export(path: Path, partition: Partition, stream: Stream) -> None:
         "sha256": partition.sha256,
     }
     path.write_text(
-        json.dumps(
+        encode_json(
             {
                 **about,
                 "class_names": dict(zip(map(str, stream.class_order), stream.classes, strict=True)),

@@ -3,8 +3,9 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -46,14 +47,47 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def encode_json(content: Any, **layout: Any) -> str:
+    """Return content as JSON, with null for NaN and infinities, which JSON does not have.
+
+    ``layout`` holds options of ``json.dumps``.
+    """
+    try:
+        return json.dumps(content, allow_nan=False, **layout)
+    except ValueError:
+        return json.dumps(_finite_or_null(content), allow_nan=False, **layout)
+
+
+def _finite_or_null(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite_or_null(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite_or_null(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def null_as_nan(numbers: Any) -> Any:
+    """Replace null by NaN in numbers read from JSON, also in lists and objects of numbers."""
+    if isinstance(numbers, Mapping):
+        return {key: null_as_nan(value) for key, value in numbers.items()}
+    if isinstance(numbers, list):
+        return [null_as_nan(value) for value in numbers]
+    return math.nan if numbers is None else numbers
+
+
+def restore_nan(content: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return a JSON object with null read as NaN in the fields called ``names``."""
+    return {k: null_as_nan(v) if k in names else v for k, v in content.items()}
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of it."""
-    write_safely(path, (json.dumps(content, indent=1) + "\n").encode())
+    write_safely(path, (encode_json(content, indent=1) + "\n").encode())
 
 
 def through_json(content: Any) -> Any:
-    """What a reader of its JSON gets: tuples as lists."""
-    return json.loads(json.dumps(content))
+    """Return content as a reader of its JSON gets it: tuples as lists, NaN and infinities as None."""
+    return json.loads(encode_json(content))
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -69,9 +103,10 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return content
 
 
-def read_record(path: Path, what: str, kind: type[T], version: str) -> T:
-    """An object of type ``kind`` from a JSON file of ``write_record``, or of an older fczoo without version.
+def read_record(path: Path, what: str, kind: type[T], version: str, measured: Collection[str] = ()) -> T:
+    """Read an object of type ``kind`` from a file of ``write_record``, or of an older fczoo without version.
 
+    Null stands for NaN in the fields ``measured``.
     Raises FczooError, naming file and field, when it is missing, of another version, of another form, or
     when its content does not match its SHA-256.
     """
@@ -86,7 +121,7 @@ def read_record(path: Path, what: str, kind: type[T], version: str) -> T:
             f"{path} is no valid {what}: its content does not match its sha256; it was changed or is damaged"
         )
     try:
-        return typed(content, kind)
+        return typed(restore_nan(content, measured), kind)
     except ValueError as error:
         raise FczooError(f"{path} is no valid {what}: {error}") from error
 
@@ -100,7 +135,8 @@ def write_record(path: Path, version: str, content: Mapping[str, Any]) -> None:
 def content_sha256(content: Mapping[str, Any]) -> str:
     """Hash of a JSON object without its own ``sha256``, whatever its spacing and order."""
     hashed = {key: value for key, value in content.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(hashed, sort_keys=True)  # older files hold NaN, and a hash over that word
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def typed(content: Any, kind: type[T]) -> T:

@@ -6,7 +6,6 @@ one or none, and it holds a checksum: what is damaged or foreign is computed ane
 """
 
 import hashlib
-import json
 import logging
 import os
 import tempfile
@@ -19,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fczoo.core.files import home
+from fczoo.core.files import encode_json, home
 from fczoo.core.tree import sha256_of
 
 log = logging.getLogger("fczoo")
@@ -36,7 +35,7 @@ class FeatureFile:
     """
 
     def __init__(self, key: Mapping[str, Any], cache: Path | None = None):
-        self.key = json.dumps({"format": FORMAT, **key}, sort_keys=True)
+        self.key = encode_json({"format": FORMAT, **key}, sort_keys=True)
         name = hashlib.sha256(self.key.encode()).hexdigest()[:32]
         self.path = (cache or home() / "cache") / "features" / f"{name}.safetensors"
 

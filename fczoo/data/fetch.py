@@ -5,7 +5,6 @@ removed when the fetch is done.
 """
 
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -22,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from fczoo import __version__
 from fczoo.core.errors import FczooError
-from fczoo.core.files import home
+from fczoo.core.files import encode_json, home
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Archive, Dataset
 from fczoo.data.unpack import BLOCK, progress_bar, unpack
@@ -83,7 +82,7 @@ def _fetch(dataset: Dataset, top: Path, work: Path, mirror: str | None) -> None:
         problem = f"cannot unpack in {work}: {error.strerror or type(error).__name__}"
         raise FczooError(f"{problem}; mend that and run it again, the download is kept") from error
     note = {"files": record, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    (unpacked / top.name / "fetched.json").write_text(json.dumps(note, indent=1) + "\n")
+    (unpacked / top.name / "fetched.json").write_text(encode_json(note, indent=1) + "\n")
     os.replace(unpacked / top.name, top)
     shutil.rmtree(work)
 

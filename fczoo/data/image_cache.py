@@ -23,7 +23,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import home, write_json
+from fczoo.core.files import encode_json, home, write_json
 
 FORMAT = "fczoo-images-1"
 WINDOW = 1024  # images decoded before the next are begun, so that fast cores cannot outrun a slow disk
@@ -52,7 +52,7 @@ def cached_pixels(
     Raises FczooError when the disk is too small or pixels have changed, and whatever ``prepare`` raises.
     """
     source = _source(root, files)
-    digest = hashlib.sha256(json.dumps([FORMAT, preparation, size, source]).encode()).hexdigest()
+    digest = hashlib.sha256(encode_json([FORMAT, preparation, size, source]).encode()).hexdigest()
     folder = (cache or home() / "cache") / "images"
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"{dataset}-{size}-{digest[:24]}"

@@ -1,7 +1,6 @@
 """The split of the training images over clients and tasks: made once for a run, saved and hashed."""
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import Count, read_json, typed, write_safely
+from fczoo.core.files import Count, encode_json, read_json, typed, write_safely
 from fczoo.core.place import at
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
@@ -90,9 +89,9 @@ class Partition:
 
     def _json(self, head: dict[str, Any]) -> Iterator[str]:
         """``head`` and the tasks as JSON, task by task: as text they are many times as large as here."""
-        yield f'{json.dumps(head)[:-1]}, "tasks": ['
+        yield f'{encode_json(head)[:-1]}, "tasks": ['
         for number, task in enumerate(self.tasks):
-            yield f"{', ' if number else ''}{json.dumps([part.tolist() for part in task])}"
+            yield f"{', ' if number else ''}{encode_json([part.tolist() for part in task])}"
         yield "]}"
 
 

@@ -5,7 +5,6 @@ test images. A record is one JSON object a line in ``diagnostics.jsonl``: ``task
 ``KINDS`` says of the kind.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fczoo.core.files import read_lines
+from fczoo.core.files import encode_json, read_lines
 from fczoo.core.method import Diagnoses, Method
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree, select
@@ -117,7 +116,7 @@ class Probe:
 
     def _write(self, task: Task, kind: str, **content: Any) -> None:
         with self.path.open("a") as file:
-            file.write(json.dumps({"task": task.index, "kind": kind, **content}) + "\n")
+            file.write(encode_json({"task": task.index, "kind": kind, **content}) + "\n")
 
 
 def _predictions(world: World, method: Method, state: Tree, now: Task, task: Task) -> tuple[Tensor, Tensor]:

@@ -100,6 +100,7 @@ KNOWN_AT_START = (
     "remark",
     "versions",
 )
+MEASURED = "accuracy", "metrics"  # fields whose numbers may be NaN, which JSON has as null
 PROGRESS = tuple(f.name for f in fields(Result) if f.name not in KNOWN_AT_START)
 """The fields that a run fills in as it goes on; the others are known when it begins."""
 
@@ -116,7 +117,7 @@ def read_result(path: Path) -> Result:
     """
     again = "remove it, and the same bench command makes this run again"
     try:
-        return consistent(read_record(path, "result file", Result, FORMAT))
+        return consistent(read_record(path, "result file", Result, FORMAT, MEASURED))
     except FczooError as error:
         raise FczooError(f"{error}; {again}") from error
     except ValueError as error:

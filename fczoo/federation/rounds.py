@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fczoo.core.files import restore_nan
 from fczoo.core.metrics import all_metrics
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tree import Tree, select
@@ -22,7 +23,7 @@ from fczoo.federation.evaluate import accuracy_row
 from fczoo.federation.exchanges import Exchanges
 from fczoo.federation.local_training import CONTROL
 from fczoo.federation.plan import Plan, plan_of
-from fczoo.federation.result import PROGRESS, Result
+from fczoo.federation.result import MEASURED, PROGRESS, Result
 
 
 class Run(Exchanges):
@@ -187,7 +188,7 @@ class Run(Exchanges):
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), carried.begin)
         self.ledger.restore(notes["ledger"])
-        self.result = replace(self.result, **notes["result"])
+        self.result = replace(self.result, **restore_nan(notes["result"], MEASURED))
         return snapshot.task, snapshot.round
 
     def _plan(self) -> Plan:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fczoo.core.files import null_as_nan
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
@@ -50,7 +51,8 @@ class Spread(Engine):
     def _read(self, content: bytes) -> Answer:
         trees, notes = unpack(ANSWER, content, self.backbone.device)
         payloads = [Payload(trees[f"payload.{c}"], c, images) for c, images in notes["payloads"]]
-        losses = {client: (mean, trees["losses"][str(client)]) for client, mean in notes["losses"]}
+        means = {client: null_as_nan(mean) for client, mean in notes["losses"]}
+        losses = {client: (mean, trees["losses"][str(client)]) for client, mean in means.items()}
         return Answer(payloads, kept_in(trees), losses)
 
 

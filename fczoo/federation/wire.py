@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from fczoo.core.files import encode_json
 from fczoo.core.tree import Tree, sha256_of
 
 
@@ -24,7 +25,7 @@ def pack(form: str, trees: Mapping[str, Tree], notes: Mapping[str, Any]) -> byte
         for name, v in values.items()
     }
     places = {tree: {k: v.device.type for k, v in values.items()} for tree, values in trees.items()}
-    text = json.dumps({"places": places, "notes": dict(notes)})
+    text = encode_json({"places": places, "notes": dict(notes)})
     return save(tensors, {"format": form, "text": text, "sha256": sha256_of(tensors, text)})
 
 

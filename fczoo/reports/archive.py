@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 import msgspec
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import Count, Number, content_sha256, typed, write_safely
+from fczoo.core.files import Count, Number, content_sha256, encode_json, restore_nan, typed, write_safely
 from fczoo.core.metrics import METRICS
-from fczoo.federation.result import Result, consistent
+from fczoo.federation.result import MEASURED, Result, consistent
 from fczoo.reports.contamination import contamination_of
 from fczoo.reports.run_folder import About, Cell, Runs, Split, checked
 from fczoo.reports.words import option_word
@@ -148,8 +149,8 @@ def _cells(runs: Runs, cell: Cell, result: Result) -> dict[str, str]:
         earlier_commands=[shlex.join(command) for command in about.earlier_commands],
     )
     plain = msgspec.to_builtins(row)
-    texts = {k: v if k in TEXTS else json.dumps(v, separators=(",", ":")) for k, v in plain.items()}
-    metrics = {name: json.dumps(value) for name, value in result.metrics.items()}
+    texts = {k: v if k in TEXTS else encode_json(v, separators=(",", ":")) for k, v in plain.items()}
+    metrics = {k: encode_json(v) for k, v in result.metrics.items() if math.isfinite(v)}
     settings = {f"{SETTING}{name}": option_word(value) for name, value in about.settings.items()}
     return {**texts, **metrics, **settings}
 
@@ -205,7 +206,7 @@ def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
             content[field.name] = text if field.name in TEXTS else json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{field.name}: {error}") from error
-    return typed(content, Row)
+    return typed(restore_nan(content, MEASURED), Row)
 
 
 def _cell(path: Path, row: Row, cells: Mapping[str, str]) -> Cell:

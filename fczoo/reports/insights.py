@@ -36,7 +36,7 @@ def _insights(line: Line, found: Sequence[dict[str, Any]]) -> Iterator[Figure]:
             f"why confusion {line.label}",
             f"{seed}: images of a task taken for a class of another, % (after the last task)",
             "answered",
-            100 * np.array(records["confusion"][-1]["matrix"]),
+            100 * np.array(records["confusion"][-1]["matrix"], dtype=float),
             "orange",
         )
     if "clients" in records:
@@ -46,7 +46,7 @@ def _insights(line: Line, found: Sequence[dict[str, Any]]) -> Iterator[Figure]:
             f"why lora {line.label}",
             f"{seed}: cosine between the LoRA updates of the tasks",
             "task",
-            np.array(records["lora"][-1]["matrix"]),
+            np.array(records["lora"][-1]["matrix"], dtype=float),
             "purple to orange",
             "{:.1f}",
             (-1, 1),

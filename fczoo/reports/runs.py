@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError
+from fczoo.core.files import encode_json
 from fczoo.federation.result import Result
 from fczoo.federation.settings import MOVED, Settings
 from fczoo.reports.archive import read_archive
@@ -100,7 +101,7 @@ def identity(about: About) -> tuple[str, ...]:
     split = settings["partition"] if by_seed else about.partition["sha256"]
     by_split = () if by_seed else ("partition_seed",)  # the same split may have come of another one
     apart = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed)
-    same = [json.dumps(value) for name, value in settings.items() if name not in apart]
+    same = [encode_json(value) for name, value in settings.items() if name not in apart]
     return (*same, about.backbone["sha256"], split)
 
 
@@ -181,7 +182,7 @@ def _experiment(runs: Sequence[Runs]) -> Experiment:
     for cell in cells:
         if cell.result is None:
             continue
-        options = json.dumps(cell.result.options)
+        options = encode_json(cell.result.options)
         by_seed = groups.setdefault((cell.method, options), {})
         before = by_seed.setdefault(cell.seed, cell)
         if before.result is not None and not _same_numbers(before.result, cell.result):

@@ -1,13 +1,12 @@
 """Run folders on their way into an archive: what is checked before somebody else's result enters a table."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import read_json
+from fczoo.core.files import encode_json, read_json
 from fczoo.core.registry import DATASETS, create_method
 from fczoo.data.asynchronous import in_stages
 from fczoo.data.partition import load_partition
@@ -218,4 +217,4 @@ def _there_already(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterat
 
 
 def _key(cell: Cell) -> tuple[str, str, int]:
-    return cell.method, json.dumps(cell.result.options if cell.result else {}, sort_keys=True), cell.seed
+    return cell.method, encode_json(cell.result.options if cell.result else {}, sort_keys=True), cell.seed

@@ -1,13 +1,12 @@
 """What ``bench`` and ``report`` print and write about experiments."""
 
-import json
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fczoo.core.files import write_json, write_safely
+from fczoo.core.files import encode_json, write_json, write_safely
 from fczoo.reports.columns import COLUMNS, GROUPS
 from fczoo.reports.contamination import contamination_of
 from fczoo.reports.describe import conditions, describe, notes
@@ -34,7 +33,7 @@ def report(places: Sequence[Path], style: str) -> str:
     """
     experiments = read_experiments(places)
     if style == "json":
-        return json.dumps([as_json(e) for e in experiments], indent=1)
+        return encode_json([as_json(e) for e in experiments], indent=1)
     if style == "csv":
         return to_csv(experiments)
     return sections(experiments, style, GROUPS)

@@ -1,11 +1,11 @@
 """Writes a run's files."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError
+from fczoo.core.files import encode_json
 from fczoo.core.method import Method
 from fczoo.federation.observer import Silent
 from fczoo.federation.result import Result, write_result
@@ -35,7 +35,7 @@ class Recorder(Silent):
         self.log.truncate(self.log.tell())  # rounds that were logged but not saved are run again
 
     def round(self, record: dict[str, Any]) -> None:
-        self.log.write(json.dumps(record).encode() + b"\n")
+        self.log.write(encode_json(record).encode() + b"\n")
         self.log.flush()
         os.fsync(self.log.fileno())
 

@@ -1,6 +1,5 @@
 """What institutions agree on before a run between them: three short files that all of them have alike."""
 
-import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fczoo.core.errors import FczooError, first_line
-from fczoo.core.files import Count, read_json, typed, write_json
+from fczoo.core.files import Count, encode_json, read_json, typed, write_json
 from fczoo.core.method import Method
 from fczoo.core.options import nearest
 from fczoo.core.registry import create_method
@@ -84,8 +83,8 @@ def write_agreement(
     classes = sorted(name for task in tasks for name in task)
     (folder / CLASSES).write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
     write_json(folder / SCHEDULE, {"tasks": [list(task) for task in tasks]})
-    named = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
-    head = f"method = {json.dumps(method)}\nsites = {json.dumps(list(sites))}\nseed = 0\n"
+    named = "".join(f"{name} = {encode_json(value)}\n" for name, value in settings.items())
+    head = f"method = {encode_json(method)}\nsites = {encode_json(list(sites))}\nseed = 0\n"
     (folder / RUN).write_text(f"{head}\n[options]\n\n[settings]\n{named}", encoding="utf-8")
     read_agreement(folder)
 

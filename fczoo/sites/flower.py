@@ -1,6 +1,5 @@
 """Server and nodes of a Flower federation: what they need on disk, and how they are run."""
 
-import json
 import shutil
 import socket
 import ssl
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import read_json, typed, write_json
+from fczoo.core.files import encode_json, read_json, typed, write_json
 from fczoo.federation.result import Result, read_result
 from fczoo.sites.address import host_and_port
 from fczoo.sites.agreement import CLASSES, RUN, SCHEDULE, Agreement, read_agreement
@@ -234,7 +233,7 @@ def _superlink(folder: Path, place: Place) -> Iterator[None]:
     home = folder / HOME
     home.mkdir(exist_ok=True)
     link = {"address": f"127.0.0.1:{port}", "root-certificates": str(folder / "ca.crt")}
-    lines = [f"[superlink.{LINK}]", *(f"{name} = {json.dumps(value)}" for name, value in link.items())]
+    lines = [f"[superlink.{LINK}]", *(f"{name} = {encode_json(value)}" for name, value in link.items())]
     (home / "config.toml").write_text("\n".join(["[superlink]", f'default = "{LINK}"', *lines, ""]))
     with running(command, folder) as process:
         begun = time.monotonic()

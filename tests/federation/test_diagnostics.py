@@ -155,3 +155,13 @@ def test_the_command_records_and_draws_them_only_when_asked(tmp_path):
         for out in ("with", "without")
     ]
     assert results[0]["accuracy"] == results[1]["accuracy"]
+
+
+def test_movement_from_zero_is_null_in_the_records(tmp_path):
+    """The head of this run starts at zero, so that its relative movement is infinite."""
+    options = ["--methods", "fedavg", "--set", "fedavg.tune=head", "--set", "fedavg.head_init=zeros"]
+    bench = ["bench", *options, *TINY, "--diagnostics", "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(main, bench).exit_code == 0
+    text = (tmp_path / "out" / "fedavg" / "seed0" / FILE).read_text()
+    drift = [r["by prefix"] for r in map(json.loads, text.splitlines()) if r["kind"] == "client drift"]
+    assert drift[0]["head."] is None and drift[1]["head."] > 0 and "Infinity" not in text
