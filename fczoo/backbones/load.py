@@ -3,15 +3,17 @@
 import hashlib
 import logging
 import math
+import re
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from fczoo.backbones.state_dict import UNUSED, read_state_dict
 from fczoo.backbones.timm_vit import (
     BUNDLED,
     architecture,
@@ -26,7 +28,9 @@ from fczoo.core.errors import FczooError, first_line
 
 log = logging.getLogger("fczoo")
 
-UNUSED = ("head.", "head_dist.", "pre_logits.")  # prefixes of weights behind the feature
+RELEASES = re.compile(r"(dino_(deit|vit)|deit_|mae_|mocov3|moco_v3|vit-[sb]-\d+ep|ibot_)", re.IGNORECASE)
+"""File names of official releases whose inputs have ImageNet's mean and standard deviation."""
+IMAGENET: Any = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}  # timm's ViT family: 64 channels a head
 
 
@@ -36,13 +40,23 @@ def load_backbone(
     image_size: int | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    device: str | torch.device | None = None,
 ) -> Backbone:
-    """Frozen backbone from ``vit_nano_32``, a timm ViT name, a weight file, or ``NAME:FILE``.
+    """Load a frozen backbone: ``vit_nano_32``, a timm ViT name, a weight file, or ``NAME:FILE``.
 
-    The file alone suffices where the architecture follows from its name or its tensors' shapes. Input
-    size, mean and std come from the checkpoint's own configuration unless given; another ``image_size``
-    resamples the position embedding. Raises FczooError for unknown names, missing or corrupt files, and
-    models that are no plain ViT.
+    A file without a name is enough where its name or the shapes of its tensors give the architecture.
+    Another ``image_size`` resamples the position embedding.
+
+    Args:
+        spec: Name, file, or both.
+        image_size: Height and width of the input in pixels. Default: that of the checkpoint.
+        mean: Mean of the three input channels. Default: that of the checkpoint.
+        std: Standard deviation of the three input channels. Default: that of the checkpoint.
+        device: Device of the weights. Default: the CPU.
+
+    Raises:
+        FczooError: The name is unknown, the file is missing or damaged, the model is not a plain ViT, or
+            the device is not available.
     """
     name, path = split_spec(spec)
     if path is None and name == BUNDLED.name:
@@ -63,7 +77,8 @@ def load_backbone(
     if len(config.mean) != 3 or len(config.std) != 3 or min(config.std) <= 0:
         problem = f"input mean {config.mean} and std {config.std}"
         raise FczooError(f"{problem} must be three numbers each, and std above 0")
-    return Backbone(config, weights, digest)
+    backbone = Backbone(config, weights, digest)
+    return backbone if device is None else _on_device(backbone, device)
 
 
 def configuration(spec: str, image_size: int | None = None) -> ViTConfig:
@@ -80,25 +95,28 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
     if not path.is_file():
         raise FczooError(f"no weight file at {path}; give --backbone NAME, FILE or NAME:FILE")
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        import timm
-
-        if path.suffix == ".npz":  # Flax checkpoints of the original ViT release name their tensors otherwise
-            if not (name or timm.models.is_model(path.stem.split(".")[0])):
-                problem = f"the name of {path} is no timm model's, and .npz files do not name one"
-                raise FczooError(f"{problem}; give --backbone NAME:{path.name}")
-            model: Any = timm_model(name or path.stem, pretrained=False)
-            model.load_pretrained(str(path))
-            return dict(model.state_dict())
-        return dict(timm.models.load_state_dict(str(path), weights_only=True))
+        return _read_flax(path, name) if path.suffix == ".npz" else read_state_dict(path)
     except FczooError:
         raise
-    except (SafetensorError, RuntimeError, ValueError, OSError, KeyError, EOFError, AttributeError) as error:
+    except OSError as error:
+        raise FczooError(f"cannot read weights from {path}: {error.strerror or error}") from error
+    except (SafetensorError, RuntimeError, ValueError, KeyError, EOFError, AttributeError) as error:
         problem = f"cannot read weights from {path}: {type(error).__name__} {first_line(error)}"
         raise FczooError(f"{problem}; check that the file is complete") from error
-    except Exception as error:  # unpickling errors of torch.load share no base class
-        raise FczooError(f"{path} is no plain weight file: {first_line(error)}") from error
+    except Exception as error:  # those of zip files share no base class with the others
+        raise FczooError(f"{path} is not a valid weight file: {first_line(error)}") from error
+
+
+def _read_flax(path: Path, name: str) -> dict[str, Tensor]:
+    """Read a Flax checkpoint of the original ViT release, which has other names for its tensors."""
+    import timm
+
+    if not (name or timm.models.is_model(path.stem.split(".")[0])):
+        problem = f"the name of {path} is no timm model's, and .npz files do not name one"
+        raise FczooError(f"{problem}; give --backbone NAME:{path.name}")
+    model: Any = timm_model(name or path.stem, pretrained=False)
+    model.load_pretrained(str(path))
+    return dict(model.state_dict())
 
 
 def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
@@ -106,7 +124,8 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
     import timm
 
     if name:
-        return architecture(name)
+        named = architecture(name)
+        return replace(named, **IMAGENET) if "." not in name and RELEASES.match(path.name) else named
     try:
         dim = weights["cls_token"].shape[-1]
         patch = weights["patch_embed.proj.weight"].shape[-1]
@@ -126,6 +145,8 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
         problem = f"the number of heads cannot be told from {path} (width {dim})"
         raise FczooError(f"{problem}; give NAME:FILE with a timm name")
     guess = f"vit_{_WIDTHS[dim]}_patch{patch}_{size}"
+    if RELEASES.match(path.name):
+        return ViTConfig(guess, size, patch, dim, depth, dim // 64, mlp, **IMAGENET)
     mean, std = input_statistics(guess)
     doubt = "%s is taken for %s by its shapes, with input mean %s and std %s; else give NAME:FILE"
     log.warning(doubt, path.name, guess, mean, std)
@@ -154,6 +175,14 @@ def _at_size(config: ViTConfig, image_size: int) -> ViTConfig:
 
 def _replace(config: ViTConfig, **changes: Any) -> ViTConfig:
     return replace(config, **{k: v for k, v in changes.items() if v is not None})
+
+
+def _on_device(backbone: Backbone, device: str | torch.device) -> Backbone:
+    try:
+        return backbone.to(torch.device(device))
+    except (RuntimeError, AssertionError, TypeError) as error:
+        problem = f"device {str(device)!r} cannot be used: {first_line(error)}"
+        raise FczooError(f"{problem}; give 'cpu', 'cuda' or 'mps' as this machine has it") from error
 
 
 def _sha256(path: Path) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fczoo.backbones.names import BUNDLED_NAME, full_name
 
-SUFFIXES = (".safetensors", ".npz", ".pth", ".bin")
+SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # names under which timm's hub keeps weights
 MEGABYTES = {"tiny": 23, "small": 88, "base": 346, "large": 1217}  # fp32, 1,000 classes or no head
 MEGABYTES_IN21K = {"tiny": 39, "small": 120, "base": 410, "large": 1303}  # a head of 21,843 classes

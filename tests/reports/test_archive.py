@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,19 @@ def folders(make_run, tmp_path: Path) -> Path:
     }
     write_json(path, {**json.loads(path.read_text()), **more})
     return place
+
+
+def test_an_accuracy_without_test_images_is_kept_as_nan(make_run, tmp_path):
+    make_run(tmp_path / "runs", {"one": {0: 70.0}})
+    path = tmp_path / "runs" / "one" / "seed0" / "result.json"
+    result = json.loads(path.read_text())
+    result["accuracy"][-1][-1], result["test_counts"][-1], result["metrics"] = None, 0, {}
+    write_json(path, result)
+    archive = archived(tmp_path / "runs", tmp_path / "all.csv")
+    assert "NaN" not in archive.read_text()
+    (cell,) = read_runs([archive])[0].cells
+    assert math.isnan(cell.result.accuracy[-1][-1])
+    assert cell.result.accuracy[:-1] == result["accuracy"][:-1]
 
 
 def archived(place: Path, to: Path) -> Path:
