@@ -27,7 +27,7 @@ class Cars196(Dataset):
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(8_144, 8_041)
     about = "Stanford Cars, 196 classes, 8,144 training and 8,041 test images, kept at 256x256"
-    defaults = Defaults(partition="dirichlet:1.0")
+    defaults = Defaults(partition="dirichlet:1")
 
     def load(self, root: Path) -> ImageData:
         from torchvision.datasets import StanfordCars as Reader  # takes a second

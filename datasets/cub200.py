@@ -32,7 +32,7 @@ class CUB200(Dataset):
     )
     overlaps = {"imagenet1k": "some"}
     about = "CUB-200-2011, 200 birds, 5,994 training and 5,794 test images, kept at 256x256"
-    defaults = Defaults(partition="dirichlet:1.0")
+    defaults = Defaults(partition="dirichlet:1")
 
     def load(self, root: Path) -> ImageData:
         folder = self.locate(root)

@@ -29,7 +29,7 @@ class EuroSAT(Dataset):
         ),
     )
     about = "EuroSAT, 10 kinds of land use, 21,600 training and 5,400 test images, 64x64"
-    defaults = Defaults(tasks=5, partition="dirichlet:1.0")
+    defaults = Defaults(tasks=5, partition="dirichlet:1")
 
     def load(self, root: Path) -> ImageData:
         return one_folder(self.name, self.locate(root), 64)

@@ -29,7 +29,7 @@ class ImageNetA(Dataset):
     )
     overlaps = {"tinyimagenet": "some", "imagenet1k": "all"}  # 74 of 200 in Tiny-ImageNet
     about = "ImageNet-A, 200 classes, 6,000 training and 1,500 test images, kept at 256x256"
-    defaults = Defaults(partition="dirichlet:1.0")
+    defaults = Defaults(partition="dirichlet:1")
 
     def load(self, root: Path) -> ImageData:
         folder = self.locate(root)

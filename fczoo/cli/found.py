@@ -10,7 +10,7 @@ from fczoo.core.files import through_json
 from fczoo.core.options import flag
 from fczoo.core.registry import create_method
 from fczoo.federation.settings import Settings
-from fczoo.reports.run_folder import About
+from fczoo.reports.run_folder import About, as_read
 from fczoo.reports.runs import filled
 from fczoo.reports.words import option_word
 from fczoo.runner.tuning import WITHOUT_WEIGHT, read_tuned
@@ -68,7 +68,7 @@ def found_in_file(path: Path) -> Found:
     return Found(
         values={name: method.values for name, method in tuned.methods.items()},
         searched={name: method.space for name, method in tuned.methods.items()},
-        settings=tuned.settings,
+        settings=as_read(tuned.settings),
         effort={
             "dataset": tuned.settings["dataset"],
             **tuned.effort,

@@ -61,7 +61,7 @@ def jobs_of(request: Request) -> dict[Path, Job]:
         for partition in partitions or (None,)
     ]
     jobs: dict[Path, Job] = {}
-    for settings in grid:
+    for settings in dict.fromkeys(grid):  # two spellings of one partition are one setting
         source = next(iter(settings.followed.values()), None)  # the protocol, or the release without one
         methods = methods_named(request.get("methods")) or list(source.proposes if source else ())
         if not methods:

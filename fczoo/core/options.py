@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ Made = TypeVar("Made")
 
 LARGEST = 1e30  # of any option, so that what is computed from it in single precision is a number
 WIDEST = 2**63 - 1  # of any whole number: 64 bits
+DECIMAL = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)(e[+-]?\d+)?", re.ASCII)  # .5 and 5. too, which JSON refuses
 QUOTED = 60  # characters of a wrong value that a message repeats
 Space = tuple[float, float, Literal["log", "linear"]] | list[Any]
 _UNIONS = (types.UnionType, typing.Union)
@@ -29,15 +31,17 @@ def option(
     quirk: str | Mapping[Any, str] = "",
     group: str = "",
     tune: Space | None = None,
+    kw_only: bool = False,
 ) -> Any:
     """A dataclass field with a one-line meaning (shown by ``fczoo show``) and optional inclusive limits.
 
     ``quirk`` says where the deviation that the option switches on was seen, or for each value that is one
     (shown by ``fczoo list quirks``). ``group`` is the heading under which ``fczoo bench --help`` lists it.
     ``tune`` is where ``fczoo tune`` looks: (lowest, highest, "log" or "linear"), or a list of values.
+    ``kw_only`` keeps the field out of positional arguments.
     """
     metadata = {"meaning": meaning, "low": low, "high": high, "quirk": quirk, "group": group, "tune": tune}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata, kw_only=kw_only)
 
 
 def build(
@@ -204,9 +208,21 @@ def _parse(given: Any, hint: Any, label: str) -> Any:
 
 
 def _word(word: str) -> Any:
-    if word in ("on", "off"):
-        return word == "on"
+    plain = word.strip().lower()
+    if plain in ("on", "off"):
+        return plain == "on"
     try:
-        return json.loads(word.strip().lower())
+        return json.loads(plain)
     except (ValueError, RecursionError):  # no JSON, or brackets without end
-        return word
+        return float(plain) if DECIMAL.fullmatch(plain) else word
+
+
+def spell(value: Any) -> str:
+    """Return the shortest word from which ``build`` reads a value: ``0.5``, ``10``, ``on``, ``none``."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return ",".join(map(spell, value))
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
+    return "none" if value is None else str(value)

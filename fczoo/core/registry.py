@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fczoo.core.discovery import PLUGINS, Found, declared_options, in_package, in_plugins
 from fczoo.core.errors import FczooError, first_line
-from fczoo.core.options import Declared, build, declared, nearest
+from fczoo.core.options import Declared, build, declared, nearest, spell
 
 if TYPE_CHECKING:
     from fczoo.core.method import Method
@@ -109,13 +109,37 @@ class Registry(Generic[Entry]):
         for i, part in enumerate(p for p in rest.split(",") if p):
             key, sign, value = part.partition("=")
             if sign:
-                words[key.strip()] = value
+                words[key.strip()] = value.strip()
             elif i == 0 and fields:
-                words[fields[0]] = key
+                words[fields[0]] = key.strip()
             else:
                 advice = "write NAME:VALUE or NAME:FIELD=VALUE,..."
                 raise FczooError(f"cannot read {part!r} in {self.kind} {spec!r}; {advice}")
         return build(cls, name, {**words, **options})
+
+    def canonical(self, spec: str) -> str:
+        """Return the canonical spelling of a spec: ``dirichlet`` -> ``dirichlet:0.5``.
+
+        It states the first option as a bare value, then the other options that differ from their
+        defaults, in the order of the fields. A spec that ``create`` refuses is returned unchanged.
+        """
+        name, _, rest = spec.partition(":")
+        if name not in self.names():
+            return spec
+        try:
+            if not rest and not self.options(name):  # nothing is imported for a name alone
+                return name
+            made, words = self.create(spec), []
+        except FczooError:
+            return spec
+        for place, field in enumerate(dataclasses.fields(made)):
+            value = getattr(made, field.name)
+            word = spell(value)
+            if place == 0 and word and not {",", "="} & set(word):
+                words.append(word)
+            elif value != field.default:
+                words.append(f"{field.name}={word}")
+        return f"{made.name}:{','.join(words)}" if words else str(made.name)
 
     @cached_property
     def _found(self) -> dict[str, Found]:
@@ -184,6 +208,14 @@ ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
 LOCAL_TRAINING: Registry[Any] = Registry("local training", "register_local_training", "fczoo.federation")
 PROTOCOLS: Registry[Any] = Registry("protocol", "register_protocol", "fczoo.papers.protocols")
 RELEASES: Registry[Any] = Registry("release", "register_release", "fczoo.papers.releases")
+
+SPECS = {
+    "partition": PARTITIONERS,
+    "aggregator": AGGREGATORS,
+    "attack": ATTACKS,
+    "local": LOCAL_TRAINING,
+}
+"""Settings that name a registered object with its options; they are kept in its canonical spelling."""
 
 register_method = METHODS.register
 register_dataset = DATASETS.register

@@ -26,6 +26,8 @@ from fczoo.data.stream import Stream
 log = logging.getLogger("fczoo")
 
 FORMAT = "fczoo-partition-1"
+HASHED_AS = {"dirichlet:1": "dirichlet:1.0"}
+"""Canonical specs that are hashed in an earlier spelling, so that known hashes stay valid."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,8 +61,19 @@ class Partition:
     @cached_property
     def sha256(self) -> str:
         """Hash of the content: equal hashes mean equal splits."""
+        return self.sha256_as(HASHED_AS.get(self.spec, self.spec))
+
+    def has_hash(self, sha256: str, spec: str) -> bool:
+        """Return whether a hash belongs to this partition, whose spec was recorded as ``spec``.
+
+        Earlier versions recorded and hashed the spec as the user typed it.
+        """
+        return sha256 in (self.sha256, self.sha256_as(spec))
+
+    def sha256_as(self, spec: str) -> str:
+        """Return the hash that the partition has with another spelling of its spec."""
         digest = hashlib.sha256()
-        for text in self._json(dict(sorted(self._about().items()))):
+        for text in self._json(dict(sorted({**self._about(), "spec": spec}.items()))):
             digest.update(text.encode())
         return digest.hexdigest()
 
@@ -124,7 +137,7 @@ def make_partition(
         parts = _split_whole(stream, partitioner, clients, seed)
     else:
         parts = _split_tasks(stream, partitioner, population, seed)
-    return Partition(stream.name, spec, seed, stream.class_order, parts, joined)
+    return Partition(stream.name, PARTITIONERS.canonical(spec), seed, stream.class_order, parts, joined)
 
 
 def _check_parts(partitioner: Partitioner, parts: list[np.ndarray], images: int, clients: int) -> None:
@@ -196,7 +209,10 @@ class _PartitionFile(msgspec.Struct):
 
 
 def load_partition(path: Path) -> Partition:
-    """Read a saved partition. Raises FczooError when it is missing, malformed or does not match its hash."""
+    """Read a saved partition and return it with the canonical spelling of its spec.
+
+    Raises FczooError when it is missing, malformed or does not match its hash.
+    """
     content = read_json(path, "partition file")
     try:
         return _partition(typed(content, _PartitionFile))
@@ -219,8 +235,9 @@ def _partition(file: _PartitionFile) -> Partition:
             raise ValueError("joined: a client owns images before it has joined")
     tasks = tuple(Owned(np.array(c, dtype=np.int64) for c in clients) for clients in file.tasks)
     order, joined = tuple(file.class_order), tuple(file.joined)
-    partition = Partition(file.dataset, file.spec, file.seed, order, tasks, joined)
-    if partition.sha256 != file.sha256:
+    spec = PARTITIONERS.canonical(file.spec)
+    partition = Partition(file.dataset, spec, file.seed, order, tasks, joined)
+    if not partition.has_hash(file.sha256, file.spec):
         raise ValueError("its content does not match its sha256")
     return partition
 

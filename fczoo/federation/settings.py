@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fczoo.core.errors import FczooError
 from fczoo.core.files import shorten
 from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS, domains_of, sources
+from fczoo.core.registry import DATASETS, PARTITIONERS, SPECS, domains_of, sources
 from fczoo.data.normalisation import released_norm
 
 GROUPS = "data", "population", "training", "machine", "robustness"
@@ -184,6 +184,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_options(self)
+        for name, registry in SPECS.items():
+            if spec := getattr(self, name):
+                object.__setattr__(self, name, registry.canonical(spec))
         object.__setattr__(self, "vary", tuple(w for w in MOVED if w == "training" or w in self.vary))
         if not self.participation:
             raise FczooError("--participation is 0, so nobody would train; give a part up to 1 or a number")
@@ -288,7 +291,7 @@ class Settings:
         if self.aggregator is not None:
             check_stateless(self.aggregator)
         if self.attack is not None:
-            ATTACKS.create(self.attack)
+            SPECS["attack"].create(self.attack)
         make_local_training(self.local)
 
     @property

@@ -27,6 +27,11 @@ class Dirichlet:
     """
 
     beta: float = option(0.5, "concentration: small is skewed, large is IID", low=1e-6)
+    scope: Literal["task", "dataset"] = option(
+        "task",
+        "split every task by itself, or the whole data set before it is cut into tasks",
+        kw_only=True,
+    )
     draw: Literal["split", "sample"] = option(
         "split", "cut each class at the drawn shares, or draw an owner for every image (fed-mammoth)"
     )
@@ -37,9 +42,6 @@ class Dirichlet:
         6, "fewest images a client may own in a task or, with scope=dataset, in all", low=1
     )
     max_tries: int = option(100, "draws before the repair", low=1)
-    scope: Literal["task", "dataset"] = option(
-        "task", "split every task by itself, or the whole data set before it is cut into tasks"
-    )
 
     def __post_init__(self) -> None:
         check_options(self)

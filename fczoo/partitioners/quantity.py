@@ -24,6 +24,11 @@ class Quantity:
     """
 
     alpha: int = option(2, "classes a client owns in a task", low=1)
+    scope: Literal["task", "dataset"] = option(
+        "task",
+        "split every task by itself, or the whole data set before it is cut into tasks",
+        kw_only=True,
+    )
     max_tries: int = option(100, "draws before the repair", low=1)
     anchored: bool = option(
         False, "client i owns class i, counted round the classes, and draws only the others (released FPPL)"
@@ -32,9 +37,6 @@ class Quantity:
         "shares",
         "share the images of a class equally among its owners, or give each image to an owner drawn at "
         "random (fed-mammoth)",
-    )
-    scope: Literal["task", "dataset"] = option(
-        "task", "split every task by itself, or the whole data set before it is cut into tasks"
     )
 
     def __post_init__(self) -> None:

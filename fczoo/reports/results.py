@@ -90,7 +90,7 @@ class Results:
             for line in experiment.lines:
                 for result in line.results:
                     figures = {name: column.value(result) for name, column in COLUMNS.items()}
-                    told = {"dataset": result.settings["dataset"], "partition": result.settings["partition"]}
+                    told = {name: experiment.settings[name] for name in ("dataset", "partition")}
                     rows.append({"method": line.label, "seed": result.seed, **told, **figures})
         return pandas.DataFrame(rows)
 

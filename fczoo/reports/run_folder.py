@@ -13,7 +13,8 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, read_json, read_record, through_json, typed, write_record
 from fczoo.core.options import build
-from fczoo.data.partition import load_partition
+from fczoo.core.registry import PARTITIONERS
+from fczoo.data.partition import HASHED_AS, load_partition
 from fczoo.federation.result import Result, read_result
 from fczoo.federation.settings import Settings
 
@@ -141,11 +142,28 @@ def read_about(folder: Path) -> About:
     """``bench.json`` of a run folder. Raises FczooError when it is damaged or says what cannot be."""
     path, aside = folder / ABOUT, "restore it, or leave its folder out and run the command again elsewhere"
     try:
-        return checked(read_record(path, "run description", About, FORMAT))
+        written = read_record(path, "run description", About, FORMAT)
+        return _with_canonical_spec(checked(written), folder / PARTITION)
     except FczooError as error:
         raise FczooError(f"{error}; {aside}") from error
     except ValueError as error:
         raise FczooError(f"{path} is no valid run description: {error}; {aside}") from error
+
+
+def _with_canonical_spec(about: About, path: Path) -> About:
+    """Return the description with the canonical spec of the partition and the hash of that spec.
+
+    Earlier versions recorded the spec as the user typed it, with a different hash per spelling.
+    """
+    spec, sha256 = about.partition["spec"], about.partition["sha256"]
+    as_today = PARTITIONERS.canonical(spec) == spec and spec not in HASHED_AS
+    if as_today or not path.is_file():
+        return about
+    partition = load_partition(path)
+    if not partition.has_hash(sha256, spec):
+        return about
+    known = {**about.partition, "spec": partition.spec, "sha256": partition.sha256}
+    return msgspec.structs.replace(about, partition=known)
 
 
 def checked(about: About) -> About:
@@ -162,12 +180,21 @@ def checked(about: About) -> About:
         if Path(method).name != method or "\\" in method:  # it names a folder
             raise ValueError(f"methods: {method!r} is no name of a method")
     try:
-        read = through_json(dataclasses.asdict(recorded_settings(about.settings)))
+        settings = as_read(about.settings)
     except FczooError as error:
         raise ValueError(str(error)) from error
-    if "dataset" not in about.settings:
+    if "dataset" not in settings:
         raise ValueError("settings: the dataset is missing")
-    return msgspec.structs.replace(about, settings={k: read.get(k, v) for k, v in about.settings.items()})
+    return msgspec.structs.replace(about, settings=settings)
+
+
+def as_read(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that a run wrote as plain values of today's types and spelling.
+
+    Raises FczooError for a value that does not fit.
+    """
+    read = through_json(dataclasses.asdict(recorded_settings(settings)))
+    return {name: read.get(name, value) for name, value in settings.items()}
 
 
 def recorded_settings(settings: Mapping[str, Any]) -> Settings:

@@ -14,7 +14,16 @@ from fczoo.data.stream import DOMAINS, make_tasks
 from fczoo.federation.code import code_of, digest
 from fczoo.federation.result import Result
 from fczoo.reports.archive import read_archive, write_archive
-from fczoo.reports.run_folder import ABOUT, PARTITION, RESULT, About, Cell, Runs, recorded_settings
+from fczoo.reports.run_folder import (
+    ABOUT,
+    PARTITION,
+    RESULT,
+    About,
+    Cell,
+    Runs,
+    as_read,
+    recorded_settings,
+)
 from fczoo.reports.runs import WITHOUT_EFFECT, filled, identity, read_runs
 
 VERSIONS = ("fczoo", "python", "torch", "torchvision", "timm", "numpy", "code")
@@ -116,7 +125,9 @@ def _contradictions(cell: Cell, result: Result, folder: Path) -> Iterator[str]:
     about, partition = cell.about, load_partition(folder / PARTITION)
     if missing := [name for name in VERSIONS if not result.versions.get(name)]:
         yield f"{cell.place}: the versions of {', '.join(missing)} are not recorded; {AGAIN}"
-    own, told = filled(result.settings), filled(about.settings)
+    own, told = filled(as_read(result.settings)), filled(about.settings)
+    spec, sha256 = result.partition.get("spec", ""), result.partition.get("sha256", "")
+    sha256 = partition.sha256 if partition.has_hash(sha256, spec) else sha256
     other = [
         name for name in told if name not in (*WITHOUT_EFFECT, "min_clients") and own[name] != told[name]
     ]
@@ -125,7 +136,7 @@ def _contradictions(cell: Cell, result: Result, folder: Path) -> Iterator[str]:
         ("options", result.options, about.methods[cell.method]),
         ("settings " + ", ".join(other), bool(other), False),
         ("backbone", result.backbone.get("sha256"), about.backbone["sha256"]),
-        ("partition", result.partition.get("sha256"), about.partition["sha256"]),
+        ("partition", sha256, about.partition["sha256"]),
         ("partition file", partition.sha256, about.partition["sha256"]),
         ("data set of the partition", partition.dataset, told["dataset"]),
         ("class order", result.class_order, list(partition.class_order)),

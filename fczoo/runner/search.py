@@ -28,6 +28,7 @@ from fczoo.core.registry import METHODS, create_method
 from fczoo.federation.environment import command, versions
 from fczoo.federation.observer import Silent
 from fczoo.federation.settings import Settings
+from fczoo.reports.run_folder import as_read
 from fczoo.runner.dry_run import image_steps
 from fczoo.runner.resume import Interrupted, only_process
 from fczoo.runner.study import opened, search_method
@@ -127,7 +128,7 @@ def _kept(
     if earlier.weights not in ("", weights):
         raise FczooError(f"{out / TUNED} was found with other weights of the backbone; give another --out")
     tasks = tasks_of_trial(settings, earlier.effort["tasks"])
-    before = earlier.settings, {**earlier.effort, "tasks": tasks, "trials": effort.trials}
+    before = as_read(earlier.settings), {**earlier.effort, "tasks": tasks, "trials": effort.trials}
     if before != (through_json(settings.portable()), asdict(effort)):
         raise FczooError(f"{out / TUNED} was found with other settings; give another --out")
     kept = {name: found for name, found in earlier.methods.items() if name not in methods}

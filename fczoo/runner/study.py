@@ -14,6 +14,7 @@ from fczoo.federation.benchmark import Bench
 from fczoo.federation.code import code_of, digest
 from fczoo.federation.observer import Observer
 from fczoo.federation.settings import Settings
+from fczoo.reports.run_folder import as_read
 from fczoo.runner.progress import say
 from fczoo.runner.search_space import around, own_values, spread, suggest
 from fczoo.runner.trials import Effort, tasks_of_trial, trial_stream
@@ -118,6 +119,7 @@ def _same_search(study: Any, name: str, settings: Settings, now: Mapping[str, An
     lacked = {part: plain[part] for part in ("code", "weights")}  # by earlier versions
     before = {**lacked, **study.user_attrs.get("search", plain)}
     tasks = tasks_of_trial(settings, before["effort"]["tasks"])  # earlier versions wrote what was asked for
+    before["settings"] = as_read(before["settings"])
     if {**before, "effort": {**before["effort"], "tasks": tasks}} != plain:
         other = next((part for part in lacked if before[part] != plain[part]), "settings")
         raise FczooError(

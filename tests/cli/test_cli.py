@@ -259,9 +259,9 @@ def test_a_list_of_partitions_keeps_the_fields_of_each_together(tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert {p.name for p in (tmp_path / "grid").iterdir() if p.is_dir()} == {
-        "dirichlet_beta=0.5,min_size=2",
+        "dirichlet_0.5,min_size=2",
         "iid",
-        "dirichlet_0.1,cap=true",
+        "dirichlet_0.1,cap=on",
     }
 
 
