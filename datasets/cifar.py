@@ -11,12 +11,13 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Images, Official
+from fczoo.data.folder_layout import read_folders
 
 HOME = "https://www.cs.toronto.edu/~kriz"
 
 
 class PickledCIFAR(Dataset):
-    """A CIFAR data set as ``reader`` finds it."""
+    """A CIFAR data set as ``reader`` finds it, or in ``train/CLASS/*`` and ``test/CLASS/*``."""
 
     reader: ClassVar[str]  # torchvision's class
     overlaps = {"tinyimagenet": "similar", "imagenet1k": "similar"}
@@ -26,6 +27,8 @@ class PickledCIFAR(Dataset):
         from torchvision import datasets  # takes a second
 
         folder, reader = self.locate(root), getattr(datasets, self.reader)
+        if (folder / "train").is_dir():  # the official order of classes is alphabetical, too
+            return read_folders(self.name, folder, 32)
         try:
             parts = [reader(str(folder.parent), train=train, download=False) for train in (True, False)]
         except RuntimeError as error:

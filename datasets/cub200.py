@@ -1,5 +1,6 @@
 """CUB-200-2011 (Wah et al., 2011): 200 kinds of birds, with the official split."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +8,17 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.data.folder_layout import find_parts, read_folders
 from fczoo.data.image_files import ImageFiles
+from fczoo.data.text_lists import inside, read_list
 
 
 @register_dataset("cub200")
 class CUB200(Dataset):
-    """5,994 training and 5,794 test images by ``train_test_split.txt``; bounding boxes are not used."""
+    """5,994 training and 5,794 test images by ``train_test_split.txt``; bounding boxes are not used.
+
+    Without ``images.txt``, images are read from ``train/CLASS/*`` and ``test/CLASS/*``.
+    """
 
     classes = 200
     folder = "CUB_200_2011"
@@ -36,28 +42,36 @@ class CUB200(Dataset):
 
     def load(self, root: Path) -> ImageData:
         folder = self.locate(root)
+        if not (folder / "images.txt").is_file() and find_parts(folder):
+            data = read_folders(self.name, folder, 256)
+            return data._replace(classes=_birds(data.classes))
         files, labels = _table(folder / "images.txt"), _table(folder / "image_class_labels.txt")
         train, names = _table(folder / "train_test_split.txt"), _table(folder / "classes.txt")
         try:
             parts = []
             for wanted in ("1", "0"):
                 ids = [i for i in files if train[i] == wanted]
-                paths = tuple(files[i] for i in ids)
+                paths = tuple(inside(files[i], folder / "images.txt") for i in ids)
                 numbers = np.array([int(labels[i]) - 1 for i in ids], np.int64)
                 parts.append(ImageFiles(self.name, folder / "images", paths, numbers, 256))
             numbered = [names[str(i + 1)] for i in range(len(names))]  # such as 001.Black_footed_Albatross
-            classes = tuple(name.partition(".")[2].replace("_", " ") for name in numbered)
+            classes = _birds(numbered)
         except (KeyError, ValueError) as error:
             problem = f"the lists in {folder} do not fit each other ({error})"
             raise FczooError(f"{problem}; unpack {self.source} again") from error
         return ImageData(parts[0], parts[1], classes)
 
 
+def _birds(numbered: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the birds without their numbers."""
+    return tuple((name.partition(".")[2] or name).replace("_", " ") for name in numbered)
+
+
 def _table(path: Path) -> dict[str, str]:
     """``ID VALUE`` lines. Raises FczooError when the file is missing or has other lines."""
     if not path.is_file():
         raise FczooError(f"no file {path}; unpack {CUB200.source} again")
-    rows = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = [line.split(maxsplit=1) for line in read_list(path)]
     if wrong := [row for row in rows if len(row) != 2]:
         problem = f"{path} has the line {wrong[0][0]!r}, expected ID VALUE"
         raise FczooError(f"{problem}; unpack {CUB200.source} again")

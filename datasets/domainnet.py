@@ -8,6 +8,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
 from fczoo.data.image_files import ImageFiles
+from fczoo.data.text_lists import inside, read_list
 
 PLACE = "http://csr.bu.edu/ftp/visda/2019/multi-source/"
 DOMAINS = {  # path and MD5 of the archive, MD5 of the lists of training and test images
@@ -100,10 +101,11 @@ class DomainNet(Dataset):
                 raise FczooError(
                     f"no file {listed}, which lists its {part} images; get it from {self.source}"
                 )
-            for line in listed.read_text(encoding="utf-8").splitlines():
+            for line in read_list(listed):
                 file, _, label = line.strip().rpartition(" ")
+                file = inside(file, listed)
                 steps = file.split("/")
-                known = label.isdecimal() and len(steps) == 3 and steps[0] == domain and ".." not in steps
+                known = label.isdecimal() and len(steps) == 3 and steps[0] == domain
                 if not known or names.setdefault(int(label), steps[1]) != steps[1]:
                     problem = (
                         f"{listed} has the line {line[:80]!r}, not {domain}/CLASS/FILE and its class's number"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.data.image_files import one_folder
+from fczoo.data.folder_layout import read_folders
 
 
 @register_dataset("eurosat")
@@ -32,4 +32,4 @@ class EuroSAT(Dataset):
     defaults = Defaults(tasks=5, partition="dirichlet:1")
 
     def load(self, root: Path) -> ImageData:
-        return one_folder(self.name, self.locate(root), 64)
+        return read_folders(self.name, self.locate(root), 64)

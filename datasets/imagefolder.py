@@ -5,16 +5,17 @@ from pathlib import Path
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Dataset, Defaults, ImageData
-from fczoo.data.image_files import one_folder, two_folders
+from fczoo.data.folder_layout import read_folders
 
 
 @register_dataset("imagefolder")
 class ImageFolder(Dataset):
-    """``--data-root DIR`` with ``train/CLASS/*`` and ``test/CLASS/*`` (or ``val``), or just ``CLASS/*``.
+    """``--data-root DIR`` with ``train/CLASS/*`` and ``test/CLASS/*``, or just ``CLASS/*``.
 
-    Without that division a fifth of every class is the test part by the rule of ``imagenet_r``, or what a
-    list ``test.txt`` in the folder names, one ``CLASS/FILE`` a line. Images are kept at 256x256, or
-    ``--stored-size``.
+    ``test`` may be called ``val``, ``valid``, ``validation`` or ``dev``, in any capitals. Without
+    that division the test part is what a list ``test.txt`` in the folder names, one ``CLASS/FILE``
+    per line, or a fifth of every class by the rule of ``imagenet_r``. Images in subfolders of a
+    class folder belong to the class. Images are stored at 256x256, or ``--stored-size``.
     """
 
     classes = 0
@@ -29,8 +30,4 @@ class ImageFolder(Dataset):
         return root
 
     def load(self, root: Path) -> ImageData:
-        folder = self.locate(root)
-        for test in ("test", "val"):
-            if (folder / "train").is_dir() and (folder / test).is_dir():
-                return two_folders(self.name, folder / "train", folder / test, 256)
-        return one_folder(self.name, folder, 256)
+        return read_folders(self.name, self.locate(root), 256)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.data.image_files import class_ids, class_names, one_folder
+from fczoo.data.folder_layout import read_folders
+from fczoo.data.image_files import class_names
 
 
 @register_dataset("imagenet_a")
@@ -33,4 +34,5 @@ class ImageNetA(Dataset):
 
     def load(self, root: Path) -> ImageData:
         folder = self.locate(root)
-        return one_folder(self.name, folder, 256, class_names(class_ids(folder), folder / "README.txt"))
+        data = read_folders(self.name, folder, 256)
+        return data._replace(classes=class_names(data.classes, folder / "README.txt"))

@@ -6,7 +6,9 @@ from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.core.seeds import numpy_stream
 from fczoo.data.dataset import Dataset, Defaults, ImageData, Official
-from fczoo.data.image_files import class_ids, class_names, two_folders
+from fczoo.data.folder_layout import find_parts
+from fczoo.data.folder_scan import subfolders
+from fczoo.data.image_files import class_names, two_folders
 
 SEED = 0  # of the draw; another one is another data set
 
@@ -33,11 +35,13 @@ class ImageNetSubset(Dataset):
 
     def load(self, root: Path) -> ImageData:
         folder = self.locate(root)
-        ids = class_ids(folder / "train")
+        ids = subfolders(folder / "train")
         if len(ids) != 1000:
             problem = f"{folder / 'train'} has {len(ids)} class folders"
             raise FczooError(f"{problem}; the draw needs all 1,000 of ImageNet-1k")
         drawn = numpy_stream("imagenet subset", SEED).permutation(1000)[: self.classes]
         chosen = sorted(ids[i] for i in drawn)
         names = class_names(chosen, folder / "LOC_synset_mapping.txt")
-        return two_folders(self.name, folder / "train", folder / "val", 256, names, chosen)
+        train, test, remarks = find_parts(folder) or (folder / "train", None, ())
+        data = two_folders(self.name, train, test or folder / "val", 256, names, chosen)
+        return data._replace(remarks=(*remarks, *data.remarks))

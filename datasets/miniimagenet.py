@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Dataset, Defaults, ImageData, Official
-from fczoo.data.image_files import one_folder, two_folders
+from fczoo.data.folder_layout import read_folders
 
 
 @register_dataset("miniimagenet")
@@ -31,8 +31,4 @@ class MiniImageNet(Dataset):
     defaults = Defaults()
 
     def load(self, root: Path) -> ImageData:
-        folder = self.locate(root)
-        for test in ("test", "val"):
-            if (folder / test).is_dir():
-                return two_folders(self.name, folder / "train", folder / test, 84)
-        return one_folder(self.name, folder, 84)
+        return read_folders(self.name, self.locate(root), 84)

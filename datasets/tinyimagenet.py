@@ -7,14 +7,25 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.data.image_files import ImageFiles, class_folders, class_names, part
+from fczoo.data.folder_scan import has_images, subfolders
+from fczoo.data.image_files import (
+    ImageFiles,
+    class_names,
+    filled,
+    part,
+    scan_classes,
+    two_folders,
+    unread_files,
+)
+from fczoo.data.text_lists import inside, read_list
 
 
 @register_dataset("tinyimagenet")
 class TinyImageNet(Dataset):
     """Classes in the order of their WordNet ids. The labelled part ``val`` is the test set.
 
-    The part ``test`` has no labels and is not used.
+    The part ``test`` has no labels and is not used. Test images that were sorted into class folders
+    (``val/CLASS/*``, also ``val/images/CLASS/*`` or ``test/CLASS/*``) are read from there.
 
     Stanford publishes no checksum of the archive; the MD5 here is the one that many independent loaders
     check.
@@ -42,19 +53,45 @@ class TinyImageNet(Dataset):
 
     def load(self, root: Path) -> ImageData:
         folder = self.locate(root)
-        folders = class_folders(folder / "train", "images")
-        ids = list(folders)
+        train, images = folder / "train", folder / "val" / "images"
+        ids = subfolders(train)
+        names = class_names(ids, folder / "words.txt")
         notes = folder / "val" / "val_annotations.txt"
+        test = None if notes.is_file() and images.is_dir() and has_images(images) else _sorted(folder, ids)
+        if test is not None:
+            return two_folders(self.name, train, test, 64, names)
         if not notes.is_file():
             problem = f"no file {notes}; without it the test images have no labels"
             raise FczooError(f"{problem}, so unpack {self.source} again")
-        pairs = [line.split("\t")[:2] for line in notes.read_text(encoding="utf-8").splitlines()]
-        number = {name: i for i, name in enumerate(ids)}
-        if wrong := [pair for pair in pairs if len(pair) < 2 or pair[1] not in number]:
-            line = f"the line {' '.join(wrong[0])!r}, which names no class of {folder / 'train'}"
-            raise FczooError(f"{notes} has {line}; the copy is incomplete")
-        labels = np.array([number[name] for _, name in pairs], np.int64)
-        test = ImageFiles(self.name, folder / "val" / "images", tuple(file for file, _ in pairs), labels, 64)
+        found = scan_classes(train)
+        files, labels = _annotated(notes, train, ids)
         return ImageData(
-            part(self.name, folder / "train", folders, 64), test, class_names(ids, folder / "words.txt")
+            part(self.name, train, filled(train, found), 64),
+            ImageFiles(self.name, images, files, labels, 64),
+            names,
+            remarks=tuple(unread_files(train, found)),
         )
+
+
+def _sorted(folder: Path, ids: list[str]) -> Path | None:
+    """Return the folder in which users have sorted the test images into class folders, if any."""
+    for place in (folder / "val", folder / "val" / "images", folder / "test"):
+        if place.is_dir() and set(ids) & set(subfolders(place)):
+            return place
+    return None
+
+
+def _annotated(notes: Path, train: Path, ids: list[str]) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return file names and labels of the test images.
+
+    Raises FczooError for a line that does not fit.
+    """
+    number, found = {name: i for i, name in enumerate(ids)}, dict[str, int]()
+    for line in read_list(notes):
+        file, label = (*line.split(), "", "")[:2]
+        if label not in number:
+            problem = f"{notes} has the line {f'{file} {label}'.strip()!r}, which names no class of {train}"
+            raise FczooError(f"{problem}; the copy is incomplete")
+        if found.setdefault(inside(file, notes), number[label]) != number[label]:
+            raise FczooError(f"{notes} gives {file} two classes; the copy is damaged")
+    return tuple(found), np.array(list(found.values()), np.int64)

@@ -1,10 +1,10 @@
 """Files that a page holds itself, to be downloaded."""
 
 import base64
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from fczoo.core.csv_text import to_csv_text
 
 
 def download(text: str) -> str:
@@ -14,7 +14,4 @@ def download(text: str) -> str:
 
 def as_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """The address of a CSV file with these rows."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerows([head, *rows])
-    return download(out.getvalue())
+    return download(to_csv_text([head, *rows]))

@@ -38,7 +38,8 @@ def heading(experiment: Experiment) -> Heading:
     if s["precision"] != "fp32":
         budget.append(s["precision"])
     words = (s["dataset"], s["partition"], experiment.about.backbone["name"].split("_patch")[0])
-    same = (*identity(experiment.about), *sorted(experiment.about.data.items()))
+    data = {name: value for name, value in experiment.about.data.items() if name != "remarks"}
+    same = (*identity(experiment.about), *sorted(data.items()))
     unique = hashlib.sha256(repr(same).encode()).hexdigest()[:6]
     name = "-".join([*words, f"{s['rounds']}x{s['epochs']}", unique])
     return Heading(

@@ -2,13 +2,12 @@
 in tables, a picture and JSON.
 """
 
-import csv
-import io
 from pathlib import Path
 
 import numpy as np
 from tabulate import tabulate
 
+from fczoo.core.csv_text import to_csv_text
 from fczoo.core.files import encode_json
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
@@ -48,13 +47,11 @@ def describe_split(partition: Partition, stream: Stream, full: bool, protocol: s
 
 def write_table(path: Path, partition: Partition, stream: Stream) -> None:
     """CSV with a row for each task, client and class of which it owns something."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["task", "client", "class", "name", "images"])
+    rows: list[list[object]] = [["task", "client", "class", "name", "images"]]
     counts = class_counts(partition, stream)
     for t, k, c in np.argwhere(counts):
-        writer.writerow([t, k, stream.class_order[c], stream.classes[c], counts[t, k, c]])
-    path.write_text(out.getvalue(), encoding="utf-8")
+        rows.append([t, k, stream.class_order[c], stream.classes[c], counts[t, k, c]])
+    path.write_text(to_csv_text(rows), encoding="utf-8")
 
 
 def write_export(path: Path, partition: Partition, stream: Stream) -> None:

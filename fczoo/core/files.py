@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -22,10 +22,12 @@ Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  # in a file; neither
 def write_safely(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file, whole or part by part, so that a reader finds the old or the new content, also after a
     crash.
+
+    Raises OSError that names the file, also where the disk is full.
     """
     draft = path.with_name(path.name + ".tmp")
     try:
-        with draft.open("wb") as file:
+        with naming(path), draft.open("wb") as file:
             file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -35,6 +37,17 @@ def write_safely(path: Path, content: bytes | Iterable[bytes]) -> None:
             draft.unlink()
         raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add a path to an OSError that has none, as where a disk is full while a file is written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -170,9 +183,17 @@ def home() -> Path:
     return Path(os.environ.get("FCZOO_HOME") or platformdirs.user_cache_dir("fczoo"))
 
 
+def printable(name: str) -> str:
+    """Return a file's name as text: bytes that are not UTF-8 become replacement characters."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def shorten(word: str | None) -> str | None:
     """``NAME:FOLDER/FILE`` -> ``NAME:FILE``; words without a folder as they are."""
-    if word is None or "/" not in word:
+    if word is None:
+        return None
+    word = printable(word)
+    if "/" not in word:
         return word
     before, _, last = word.rstrip("/").rpartition("/")
     name, colon, _ = before.partition(":")

@@ -58,6 +58,7 @@ class ImageData(NamedTuple):
     test: Split
     classes: tuple[str, ...]
     split: str = "official"  # how the test part was chosen, for the record
+    remarks: tuple[str, ...] = ()  # warnings on this copy, such as files that are not read
 
 
 class Archive(NamedTuple):

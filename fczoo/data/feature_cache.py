@@ -72,7 +72,8 @@ class FeatureFile:
                 Path(draft).unlink(missing_ok=True)
             _make_room(self.path.parent)
         except OSError as error:
-            log.warning("features are not kept in %s: %s", self.path.parent, error.strerror)
+            advice = "set FCZOO_HOME to a folder that you can write"
+            log.warning("features are not kept in %s: %s; %s", self.path.parent, error.strerror, advice)
 
     def _about(self, features: Tensor) -> dict[str, str]:
         return {"key": self.key, "sha256": sha256_of({"features": features})}

@@ -13,8 +13,9 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,18 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import encode_json, home, write_json
+from fczoo.core.files import encode_json, home, naming, write_json
 
-FORMAT = "fczoo-images-1"
+FORMAT = "fczoo-images-2"
+ENDS = 4096  # bytes at either end of a file that are hashed
+READERS = 8  # threads that read the ends: on a network file system each file takes a round trip
+SLICE = 256  # files that one thread reads in turn
 WINDOW = 1024  # images decoded before the next are begun, so that fast cores cannot outrun a slow disk
 BLOCK = 1 << 24  # bytes of pixels, about, that share a checksum
 VERIFIED = 1 << 28  # bytes of pixels, about, that are verified when a cache is opened
 
 Prepare = Callable[[Path, int], np.ndarray]
+Fingerprint = tuple[int, int, int, int, str]
 
 
 def cached_pixels(
@@ -42,19 +47,19 @@ def cached_pixels(
     prepare: Prepare,
     cache: Path | None = None,
 ) -> np.ndarray:
-    """The images as uint8 [N, size, size, 3], mapped from the folder ``cache``; made where missing.
+    """Map the decoded images, uint8 [N, size, size, 3], from a cache that is built where missing.
 
     Without ``cache`` it is the user's, below ``home()``. ``prepare(path, size)`` decodes one image. A cache
-    belongs to the files' names below ``root``, their sizes and times of change, to ``size`` and to
-    ``preparation``. Up to ``VERIFIED`` bytes are compared with their checksums: all of a small cache, blocks
-    drawn anew each time of a large one.
+    belongs to the files (see ``fingerprint``), to ``size`` and to ``preparation``. Up to
+    ``VERIFIED`` bytes are compared with their checksums: a small cache as a whole, random blocks
+    of a large one.
 
-    Raises FczooError when the disk is too small or pixels have changed, and whatever ``prepare`` raises.
+    Raises FczooError when the disk is too small or cannot be written, when pixels have changed,
+    and whatever ``prepare`` raises.
     """
     source = _source(root, files)
     digest = hashlib.sha256(encode_json([FORMAT, preparation, size, source]).encode()).hexdigest()
     folder = (cache or home() / "cache") / "images"
-    folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"{dataset}-{size}-{digest[:24]}"
     about = {
         "format": FORMAT,
@@ -66,7 +71,7 @@ def cached_pixels(
     }
     checksums = _read_checksums(stem, about)
     if checksums is None:
-        with FileLock(f"{stem}.lock"):
+        with _writable(folder), FileLock(f"{stem}.lock"):
             checksums = _read_checksums(stem, about)  # another run may have made it while this one waited
             if checksums is None:
                 checksums = _build(stem, files, size, prepare, dataset)
@@ -78,12 +83,48 @@ def cached_pixels(
     return pixels
 
 
-def _source(root: Path, files: Sequence[Path]) -> list[tuple[str, int, int]]:
-    source = []
-    for file in files:
-        stat = file.stat()
-        source.append((file.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns))
-    return source
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Make the folder. Raise FczooError, naming it and FCZOO_HOME, where writing inside fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        problem = f"cannot write decoded images to {folder}: {error.strerror or error}"
+        advice = "free space there, or set FCZOO_HOME to a folder that you can write"
+        raise FczooError(f"{problem}; {advice}") from error
+
+
+def _source(root: Path, files: Sequence[Path]) -> list[tuple[str, Fingerprint]]:
+    """Return the name below ``root`` and the fingerprint of each file."""
+
+    def read(start: int) -> list[tuple[str, Fingerprint]]:
+        part = files[start : start + SLICE]
+        return [(file.relative_to(root).as_posix(), fingerprint(file)) for file in part]
+
+    with ThreadPoolExecutor(READERS) as pool:
+        slices = pool.map(read, range(0, len(files), SLICE))
+        return [entry for part in slices for entry in part]
+
+
+def fingerprint(file: Path) -> Fingerprint:
+    """Return size, times of change, inode and a hash of the first and last ``ENDS`` bytes.
+
+    Names, sizes and times may agree between two data sets. A copy has other inodes and is
+    decoded again.
+    """
+    handle = os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    try:
+        with naming(file):
+            about = os.fstat(handle)
+            ends = os.read(handle, ENDS)
+            if about.st_size > ENDS:
+                os.lseek(handle, max(ENDS, about.st_size - ENDS), os.SEEK_SET)
+                ends += os.read(handle, ENDS)
+    finally:
+        os.close(handle)
+    digest = hashlib.sha256(ends).hexdigest()[:32]
+    return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino, digest
 
 
 def _read_checksums(stem: Path, about: dict[str, Any]) -> list[str] | None:

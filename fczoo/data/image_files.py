@@ -2,10 +2,12 @@
 
 import hashlib
 import itertools
+import os
 import re
 import stat
 import warnings
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +15,21 @@ import numpy as np
 from PIL import Image
 
 from fczoo.core.errors import FczooError
+from fczoo.core.files import printable
 from fczoo.data.dataset import ImageData, Images, rows
+from fczoo.data.folder_scan import (
+    FORMATS,
+    Scan,
+    comparable,
+    count_images,
+    raw_name,
+    refuse_broken,
+    scan,
+    subfolders,
+)
 from fczoo.data.image_cache import cached_pixels
+from fczoo.data.text_lists import listed_images
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow's readers for these suffixes. No other is used, whatever a file's name: one starts Ghostscript."""
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # modes that Pillow would clip to white without a word
 PREPARATION = "RGB as Pillow converts it; the largest centred square, bicubic"
 """Part of the cache key. Change the words when ``prepare`` changes what it returns."""
@@ -44,9 +55,10 @@ class ImageFiles:
         try:
             side = size or self.size
             pixels = cached_pixels(self.dataset, self.root, files, side, PREPARATION, prepare, cache)
-        except UnreadableImage as error:
+        except (UnreadableImage, OSError) as error:
+            broken = error if isinstance(error, UnreadableImage) else unreadable(Path(error.filename), error)
             advice = f"get it again, or see `fczoo data check {self.dataset}` for all such files"
-            raise FczooError(f"{error}; {advice}") from error
+            raise FczooError(f"{broken}; {advice}") from error
         return Images(pixels, self.labels[index], rows(self.domains, index))
 
 
@@ -70,7 +82,7 @@ def prepare(path: Path, size: int) -> np.ndarray:
                 raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it")
             rgb = image.convert("RGB")
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise UnreadableImage(f"cannot read image {path}: {_reason(error, path)}") from error
+        raise unreadable(path, error) from error
     width, height = rgb.size
     if (width, height) != (size, size):
         side = min(width, height)
@@ -79,39 +91,73 @@ def prepare(path: Path, size: int) -> np.ndarray:
     return np.asarray(rgb)
 
 
-def images_in(folder: Path) -> list[str]:
-    """Names of the image files in a folder, sorted, without hidden ones (macOS leaves such in archives).
-
-    Raises FczooError when there is no such folder.
-    """
-    if not folder.is_dir():
-        raise FczooError(f"no folder {folder}")
-    visible = (file for file in folder.iterdir() if not file.name.startswith("."))
-    return sorted(file.name for file in visible if file.suffix.lower() in SUFFIXES)
-
-
-def class_ids(root: Path) -> list[str]:
-    """Names of the class folders in ``root``, sorted. Raises FczooError when there is no such folder."""
-    if not root.is_dir():
-        raise FczooError(f"no folder {root}; see `fczoo show` for the layout that is expected")
-    return sorted(f.name for f in root.iterdir() if f.is_dir() and not f.name.startswith("."))
-
-
-def class_folders(root: Path, inner: str = "", keep: list[str] | None = None) -> dict[str, list[str]]:
+def class_folders(root: Path, keep: list[str] | None = None) -> dict[str, list[str]]:
     """Class -> names of its images below ``root``, for all class folders or those to ``keep``.
 
-    ``inner`` is a folder inside each class folder. Raises FczooError for a class without images.
+    Images in subfolders of a class folder belong to the class. Raises FczooError for a class
+    without images.
     """
-    found = {}
-    for folder in class_ids(root) if keep is None else keep:
-        prefix = f"{folder}/{inner}/" if inner else f"{folder}/"
-        found[folder] = [prefix + name for name in images_in(root / folder / inner)]
-    if empty := [name for name, images in found.items() if not images]:
-        problem = f"no image in {root / empty[0] / inner} ({len(empty)} such classes)"
-        raise FczooError(f"{problem}; the copy is incomplete or has another layout")
+    return filled(root, scan_classes(root, keep))
+
+
+def scan_classes(root: Path, keep: list[str] | None = None) -> dict[str, Scan]:
+    """Find the files of each class folder in ``root``. Raises FczooError for a broken link."""
+    found = {name: scan(root / name) for name in (subfolders(root) if keep is None else keep)}
+    refuse_broken([link for files in found.values() for link in files.broken])
+    return found
+
+
+def filled(root: Path, found: dict[str, Scan]) -> dict[str, list[str]]:
+    """Return class -> names of its images below ``root``.
+
+    Raises FczooError where a class has none, two classes have one name, or there are no classes.
+    """
+    if empty := [name for name, files in found.items() if not files.images]:
+        problem = f"no image in {root / empty[0]} ({len(empty)} such classes)"
+        unread = unread_files(root, found)[:1]
+        advice = "".join(unread) or "the copy is incomplete or has another layout"
+        raise FczooError(f"{problem}; {advice}")
     if not found:
         raise FczooError(f"no class folders in {root}; one folder with images for each class is expected")
-    return found
+    by_name(root, found)
+    return {name: [f"{name}/{image}" for image in files.images] for name, files in found.items()}
+
+
+def by_name(root: Path, folders: Iterable[str]) -> dict[str, str]:
+    """Return the folders by the form of their names that is compared.
+
+    Raises FczooError where two differ only in the encoding of their accents.
+    """
+    out: dict[str, str] = {}
+    for folder in folders:
+        if (other := out.setdefault(comparable(folder), folder)) != folder:
+            problem = f"two class folders in {root} are called {printable(other)!r}, in two Unicode forms"
+            raise FczooError(f"{problem}; move the images of one into the other")
+    return out
+
+
+def unread_files(root: Path, found: dict[str, Scan]) -> list[str]:
+    """Return a line for each kind of files below ``root`` that are not read."""
+    lines = []
+    unread = sum((files.unread for files in found.values()), Counter[str]())
+    if total := unread.total():
+        kinds = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in unread.most_common(3))
+        verb = "image file is" if total == 1 else "image files are"
+        lines.append(f"{total} {verb} not read ({kinds}); convert to PNG or JPEG")
+    if loose := count_images(root):
+        verb = "image lies" if loose == 1 else "images lie"
+        lines.append(f"{loose} {verb} in {root} itself, outside of class folders: not read")
+    if loops := [link for files in found.values() for link in files.loops]:
+        links = "1 link is" if len(loops) == 1 else f"{len(loops)} links are"
+        lines.append(f"{links} not followed, to a folder that holds the link: {min(loops)}")
+    return lines
+
+
+def display_names(folders: Iterable[str]) -> tuple[str, ...]:
+    """Return class folders as text; with their bytes where invalid UTF-8 makes two look alike."""
+    pairs = [(printable(folder), raw_name(folder)) for folder in folders]
+    count = Counter(name for name, _ in pairs)
+    return tuple(f"{name} ({raw.hex()})" if count[name] > 1 else name for name, raw in pairs)
 
 
 def part(dataset: str, root: Path, folders: dict[str, list[str]], size: int) -> ImageFiles:
@@ -133,16 +179,38 @@ def two_folders(
 
     Raises FczooError when the two have different classes.
     """
-    if unpaired := sorted(set(class_ids(train)) ^ set(class_ids(test))):
-        problem = f"{train} and {test} have different classes: {unpaired[0]} is in one of them only"
-        raise FczooError(f"{problem}; both parts must hold every class")
-    train_folders, test_folders = class_folders(train, keep=keep), class_folders(test, keep=keep)
+    there = subfolders(test)
+    train_scan = scan_classes(train, keep)
+    test_scan = scan_classes(test, there if keep is None else [name for name in there if name in keep])
+    twins = by_name(test, test_scan)
+    paired = {name: twins.pop(comparable(name), "") for name in train_scan}
+    missing = sorted(name for name, twin in paired.items() if not twin)
+    extra = sorted(name for name in twins.values() if test_scan[name].images)  # else nothing is lost
+    if missing or extra:
+        raise FczooError(_unpaired(train, test, missing, extra))
+    train_folders = filled(train, train_scan)
+    test_folders = filled(test, {twin: test_scan[twin] for twin in paired.values()})
     return ImageData(
         part(dataset, train, train_folders, size),
         part(dataset, test, test_folders, size),
-        classes or tuple(train_folders),
+        classes or display_names(train_folders),
         f"folders {train.name} and {test.name}",
+        (
+            *(f"{train.name}/: {line}" for line in unread_files(train, train_scan)),
+            *(f"{test.name}/: {line}" for line in unread_files(test, test_scan)),
+        ),
     )
+
+
+def _unpaired(train: Path, test: Path, missing: list[str], extra: list[str]) -> str:
+    """Say which class only one part has."""
+    name = printable((missing or extra)[0])
+    problem = f"{train} and {test} have different classes: {name} is in one of them only"
+    place = train.name if missing else test.name
+    capitals = {comparable(folder).casefold() for folder in extra}
+    if missing and comparable(missing[0]).casefold() in capitals:
+        return f"{problem} ({place}/), in these capitals; give the folder one name"
+    return f"{problem} ({place}/); both parts must hold every class"
 
 
 def one_folder(
@@ -154,14 +222,12 @@ def one_folder(
     that file a fifth of every class, see ``held_out``. Raises FczooError for a list that names other
     files or leaves a class without training.
     """
-    folders = class_folders(root)
+    found = scan_classes(root)
+    folders = filled(root, found)
     listed = root / "test.txt"
     if listed.is_file():
+        test = listed_images(listed, itertools.chain.from_iterable(folders.values()))
         split = f"test.txt, sha256 {hashlib.sha256(listed.read_bytes()).hexdigest()}"
-        test = {line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()}
-        if unknown := sorted(test - set(itertools.chain.from_iterable(folders.values()))):
-            problem = f"{listed} names {unknown[0]}, which is not in {root}"
-            raise FczooError(f"{problem} ({len(unknown)} such lines)")
     else:
         split = f"a fifth of every class by sha256, seed {seed}"
         test = held_out(folders, seed)
@@ -171,15 +237,16 @@ def one_folder(
         test_folders[name] = [image for image in images if image in test]
         if not train_folders[name]:
             problem = f"class {name} in {root} has no training image left"
-            raise FczooError(f"{problem}; add images, or mend {listed.name}")
+            raise FczooError(f"{problem}; add images, or correct {listed.name}")
     if not test:
-        advice = "give at least two images a class, or train/ and test/ folders"
+        advice = "give at least two images per class, or train/ and test/ folders"
         raise FczooError(f"{root} is too small to hold out test images; {advice}")
     return ImageData(
         part(dataset, root, train_folders, size),
         part(dataset, root, test_folders, size),
-        classes or tuple(folders),
+        classes or display_names(folders),
         split,
+        tuple(unread_files(root, found)),
     )
 
 
@@ -198,7 +265,7 @@ def held_out(folders: dict[str, list[str]], seed: int) -> set[str]:
     counts = np.minimum(counts, sizes - 1)
 
     def draw(name: str) -> bytes:
-        return hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        return hashlib.sha256(f"{seed}:".encode() + raw_name(name)).digest()
 
     chosen: set[str] = set()
     for images, count in zip(folders.values(), counts.tolist(), strict=True):
@@ -206,7 +273,7 @@ def held_out(folders: dict[str, list[str]], seed: int) -> set[str]:
     return chosen
 
 
-def class_names(folders: list[str], table: Path) -> tuple[str, ...]:
+def class_names(folders: Sequence[str], table: Path) -> tuple[str, ...]:
     """Readable names of WordNet ids, by a table of ``ID NAME`` lines.
 
     A name is the first synonym, with the id where two classes share it. An id that the table lacks keeps its
@@ -214,7 +281,7 @@ def class_names(folders: list[str], table: Path) -> tuple[str, ...]:
     """
     synonyms: dict[str, str] = {}
     if table.is_file():
-        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in table.read_text(encoding="utf-8-sig", errors="replace").splitlines():
             if match := re.match(r"(n\d{8})\s+([^,]+)", line):
                 synonyms[match[1]] = match[2].strip().replace("_", " ")
     names = [synonyms.get(folder, folder) for folder in folders]
@@ -223,7 +290,9 @@ def class_names(folders: list[str], table: Path) -> tuple[str, ...]:
     return tuple(f"{name} ({folder})" if name in shared else name for name, folder in pairs)
 
 
-def _reason(error: Exception, path: Path) -> str:
-    """What an error says of a file, on one line, without repeating its path."""
-    words = getattr(error, "strerror", None) or str(error).replace(f" '{path}'", "") or type(error).__name__
-    return words.splitlines()[0]
+def unreadable(path: Path, error: Exception) -> UnreadableImage:
+    """Return the error of a file, with its path and the reason on one line."""
+    if path.is_symlink() and not path.exists():
+        return UnreadableImage(f"cannot read image {path}: broken symbolic link to {os.readlink(path)}")
+    text = getattr(error, "strerror", None) or str(error).replace(f" '{path}'", "") or type(error).__name__
+    return UnreadableImage(f"cannot read image {path}: {text.splitlines()[0]}")

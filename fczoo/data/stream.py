@@ -1,6 +1,7 @@
 """A data set cut into tasks."""
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from fczoo.core.registry import DATASETS, domains_of
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Task
 from fczoo.data.dataset import Dataset, ImageData, Images, Split, rows
+from fczoo.data.duplicates import say_shared, shared_images
+
+log = logging.getLogger("fczoo")
 
 DOMAINS = "domains"
 Cut = int | Sequence[int] | Literal["domains"]
@@ -37,6 +41,7 @@ class Stream:
     classes: tuple[str, ...]  # names in order of arrival
     tasks: tuple[Task, ...]
     split: str = "official"  # how the test part was chosen
+    remarks: tuple[str, ...] = ()  # warnings on the images
 
     def positions(self, images: Images, task: Task) -> np.ndarray:
         """Positions among ``images`` of those of one task, ascending."""
@@ -56,6 +61,9 @@ def make_stream(
     pixels: bool = True,
 ) -> Stream:
     """Load a data set and cut its classes into tasks: see ``task_sizes``.
+
+    Remarks on the images, such as files that are not read or test images that are also training
+    images, are logged as warnings and stored in ``remarks``.
 
     Classes come in their natural order, shuffled by ``class_order_seed``, or as ``class_order`` lists
     their original labels. ``*_per_class`` keeps the first images of every class (of every domain, where these
@@ -83,15 +91,21 @@ def make_stream(
         _first(part.labels, part.domains, by_domain, per_class)
         for part, per_class in ((data.train, train_per_class), (data.test, test_per_class))
     )
+    train, test = take(data.train, train_index), take(data.test, test_index)
+    shared = say_shared(shared_images(train.pixels, test.pixels))
+    remarks = tuple(f"{dataset}: {remark}" for remark in (*data.remarks, *shared))
+    for remark in remarks:
+        log.warning(remark)
     return Stream(
         dataset,
-        take(data.train, train_index),
-        take(data.test, test_index),
+        train,
+        test,
         train_index,
         tuple(order.tolist()),
         tuple(data.classes[i] for i in order),
         arriving,
         data.split,
+        remarks,
     )
 
 

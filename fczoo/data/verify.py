@@ -1,5 +1,6 @@
 """Compares a local copy of a data set with the official numbers (``fczoo data check``)."""
 
+import itertools
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,8 @@ from tqdm import tqdm
 
 from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
-from fczoo.data.dataset import Dataset, Official, Split
+from fczoo.data.dataset import Dataset, ImageData, Official, Split
+from fczoo.data.duplicates import pixels_digest, say_shared
 from fczoo.data.image_files import ImageFiles, UnreadableImage, prepare
 
 SHOWN = 10  # unreadable files that are named
@@ -28,7 +30,8 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
     folder = dataset.locate(root) if dataset.folder or dataset.source else None
     data = dataset.load(root)
     official = dataset.official or Official(None, None)
-    broken = [reason for split in (data.train, data.test) for reason in unreadable(split)]
+    parts = [read_images(split) for split in (data.train, data.test)]
+    broken = [read for part in parts for read in part if isinstance(read, str)]
     rows = [("classes", str(len(data.classes)), str(dataset.classes or "-"))]
     differences = []
     if dataset.classes and len(data.classes) != dataset.classes:
@@ -57,32 +60,48 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
     lines = [f"{name}: {folder or 'comes with its package'}", table, *broken[:SHOWN]]
     if len(broken) > SHOWN:
         lines.append(f"... and {len(broken) - SHOWN} more")
+    learned = set(parts[0])
+    shared = sum(isinstance(read, bytes) and read in learned for read in parts[1])
+    lines += [*data.remarks, *say_shared(shared), *_in_two_classes(data, parts)]
     return "\n".join(lines), differences
 
 
-def unreadable(split: Split) -> list[str]:
-    """Every file of a part that cannot be read, with the reason; none where the images are in memory."""
+def read_images(split: Split) -> list[bytes | str]:
+    """Return a hash of the pixels of each image of a part, or why it cannot be read."""
     if not isinstance(split, ImageFiles):
-        return []
+        return [pixels_digest(image) for image in split.take(np.arange(len(split.labels))).pixels]
 
-    def reason(name: str) -> str:
+    def read(name: str) -> bytes | str:
         try:
-            prepare(split.root / name, split.size)
+            return pixels_digest(prepare(split.root / name, split.size))
         except UnreadableImage as error:
             return str(error)
-        return ""
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        found = pool.map(reason, split.names)
         bar = tqdm(
-            found,
+            pool.map(read, split.names),
             total=len(split.names),
             desc=f"{split.dataset}: reading",
             unit="image",
             disable=not sys.stderr.isatty(),
             leave=False,
         )
-        return [text for text in bar if text]
+        return list(bar)
+
+
+def _in_two_classes(data: ImageData, parts: list[list[bytes | str]]) -> list[str]:
+    """Return one line on images whose pixels occur in several classes; else an empty list."""
+    labels = np.concatenate([data.train.labels, data.test.labels]).tolist()
+    classes: dict[bytes, set[int]] = {}
+    for read, label in zip(itertools.chain(*parts), labels, strict=True):
+        if isinstance(read, bytes):
+            classes.setdefault(read, set()).add(label)
+    several = [sorted(own) for own in classes.values() if len(own) > 1]
+    if not several:
+        return []
+    first, second = (data.classes[label] for label in several[0][:2])
+    count = "1 image is" if len(several) == 1 else f"{len(several)} images are"
+    return [f"{count} in more than one class, such as {first} and {second}"]
 
 
 def _range(counts: np.ndarray) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fczoo.core.files import encode_json, read_lines
+from fczoo.core.files import encode_json, naming, read_lines
 from fczoo.core.method import Diagnoses, Method
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree, select
@@ -115,7 +115,7 @@ class Probe:
                 self._write(task, kind, **finding)
 
     def _write(self, task: Task, kind: str, **content: Any) -> None:
-        with self.path.open("a") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(encode_json({"task": task.index, "kind": kind, **content}) + "\n")
 
 

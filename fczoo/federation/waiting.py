@@ -13,7 +13,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from fczoo.core.files import home
+from fczoo.core.files import home, naming
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
 
@@ -27,7 +27,7 @@ def on_disk(payload: Payload) -> Payload:
     """
     folder = home() / "cache"
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
         starts = {name: _append(file, value) for name, value in payload.items()}
         file.flush()
         if not file.tell():

@@ -1,7 +1,6 @@
 """Finished runs of many run folders in one CSV file: a row a run, with all that tables need."""
 
 import csv
-import io
 import json
 import math
 import shlex
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from fczoo.core.csv_text import to_csv_text, unquote_formula
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, content_sha256, encode_json, restore_nan, typed, write_safely
 from fczoo.core.metrics import METRICS
@@ -91,13 +91,11 @@ def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
             row = _cells(runs, cell, result)
             rows.append({**row, **dict.fromkeys(ONCE, "")} if index else row)
     columns = dict.fromkeys(column for row in rows for column in row)
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [*columns, "sha256"], lineterminator="\n", restval="")
-    writer.writeheader()
+    lines = [[*columns, "sha256"]]
     for row in rows:
         whole = {column: row.get(column, "") for column in columns}
-        writer.writerow({**whole, "sha256": content_sha256(whole)})
-    write_safely(path, out.getvalue().encode())
+        lines.append([*whole.values(), content_sha256(whole)])
+    write_safely(path, to_csv_text(lines).encode())
     return len(rows), sum(len(runs.cells) for runs in found) - len(rows)
 
 
@@ -180,7 +178,8 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
             reader = csv.DictReader(file, strict=True)
             if "format" not in (reader.fieldnames or ()):
                 raise FczooError(f"{path} is no archive of runs: it has no column format; {ANEW}")
-            yield from reader
+            for cells in reader:
+                yield {k: unquote_formula(v) if isinstance(v, str) else v for k, v in cells.items()}
     except (ValueError, csv.Error) as error:
         raise FczooError(f"{path} is no valid archive of runs: {error}; {ANEW}") from error
 

@@ -120,7 +120,8 @@ def _epsilon(experiment: Experiment) -> str:
 
 def notes(experiment: Experiment) -> list[str]:
     """What must be known of single methods, and one line for each run that has no final numbers."""
-    found = [f"{line.label}: {line.remark}" for line in experiment.lines if line.remark]
+    found = list(dict.fromkeys(r for runs in experiment.runs for r in runs.about.data.get("remarks", ())))
+    found += [f"{line.label}: {line.remark}" for line in experiment.lines if line.remark]
     found += dict.fromkeys(_tuned(runs.about) for runs in experiment.runs if runs.about.tuned)
     if experiment.settings["dp_noise"]:
         found.append(

@@ -1,12 +1,11 @@
 """How tables are written: plain text, Markdown, LaTeX, CSV and JSON."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
+from fczoo.core.csv_text import to_csv_text
 from fczoo.reports.columns import COLUMNS, Column
 from fczoo.reports.contamination import contamination_of
 from fczoo.reports.describe import conditions
@@ -90,10 +89,10 @@ def escape(text: str) -> str:
 
 def to_csv(experiments: Sequence[Experiment]) -> str:
     """Every figure unrounded, as mean and standard deviation; one row a method and experiment."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     figures = [f"{name}{end}" for name in COLUMNS for end in ("", " std")]
-    writer.writerow(["dataset", "partition", "backbone", "conditions", "method", "seeds", *figures, "notes"])
+    rows: list[list[object]] = [
+        ["dataset", "partition", "backbone", "conditions", "method", "seeds", *figures, "notes"]
+    ]
     for experiment in experiments:
         table, about = make_table(experiment, list(COLUMNS)), experiment.about
         common = [about.settings["dataset"], about.partition["spec"], about.backbone["name"]]
@@ -105,8 +104,8 @@ def to_csv(experiments: Sequence[Experiment]) -> str:
                     values += ["", ""]
                 else:
                     values += [entry.mean, "" if entry.std is None else entry.std]
-            writer.writerow([*common, label, seeds, *values, contamination_of(about)])
-    return out.getvalue()
+            rows.append([*common, label, seeds, *values, contamination_of(about)])
+    return to_csv_text(rows)
 
 
 def to_json(table: Table) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from fczoo.core.files import shorten, through_json
 from fczoo.core.method import Method
 from fczoo.core.registry import create_method
 from fczoo.data.partition import Partition
-from fczoo.data.stream import data_sha256
+from fczoo.data.stream import Stream, data_sha256
 from fczoo.federation.benchmark import Bench
 from fczoo.federation.code import code_of
 from fczoo.federation.environment import command, hardware, versions
@@ -210,7 +210,7 @@ def _describe(
         "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
         "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
         "split": bench.stream.split,
-        "data": {"sha256": data_sha256(bench.stream)},
+        "data": _images_of(bench.stream),
         "device": conduct.device(job.settings),
         "hardware": {**hardware(), "threads": conduct.threads},
         "versions": versions(),
@@ -224,6 +224,12 @@ def _describe(
         if (folder / ABOUT).is_file()
         else about
     )
+
+
+def _images_of(stream: Stream) -> dict[str, Any]:
+    """Describe the images for ``bench.json``: their hash and the remarks on them."""
+    remarks = {"remarks": list(stream.remarks)} if stream.remarks else {}
+    return {"sha256": data_sha256(stream), **remarks}
 
 
 def _begin(folder: Path, about: dict[str, Any], partition: Partition) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import encode_json
+from fczoo.core.files import encode_json, naming
 from fczoo.core.method import Method
 from fczoo.federation.observer import Silent
 from fczoo.federation.result import Result, write_result
@@ -35,9 +35,10 @@ class Recorder(Silent):
         self.log.truncate(self.log.tell())  # rounds that were logged but not saved are run again
 
     def round(self, record: dict[str, Any]) -> None:
-        self.log.write(encode_json(record).encode() + b"\n")
-        self.log.flush()
-        os.fsync(self.log.fileno())
+        with naming(Path(self.log.name)):
+            self.log.write(encode_json(record).encode() + b"\n")
+            self.log.flush()
+            os.fsync(self.log.fileno())
 
     def task(self, result: Result) -> None:
         write_result(self.folder / RESULT, result)

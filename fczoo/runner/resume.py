@@ -26,6 +26,7 @@ FREE = (
     "hardware",
     "settings.min_clients",
     "settings.data_root",  # the data's own hash is compared
+    "data.remarks",
     "code",  # see check_code
     "changed_code",
 )  # parts of bench.json that may change while a run goes on

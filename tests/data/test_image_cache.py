@@ -1,5 +1,6 @@
 """The cache that keeps the squares made of image files."""
 
+import errno
 import json
 import os
 import shutil
@@ -57,6 +58,40 @@ def test_another_source_size_or_preparation_has_a_cache_of_its_own(
     assert len(list(cache.glob("*.u8"))) == 2
     if change == "file":
         assert (again.pixels[4] == [1, 2, 3]).all()
+
+
+@pytest.mark.parametrize("kind", ["bmp", "png"])
+def test_other_pixels_under_equal_names_sizes_and_times_are_decoded(
+    kind: str, tmp_path: Path, cache: Path
+) -> None:
+    roots = [tmp_path / "first", tmp_path / "second"]
+    for root, grey in zip(roots, (10, 200), strict=True):
+        root.mkdir()
+        file = root / f"0.{kind}"
+        Image.new("RGB", (8, 8), (grey, grey, grey)).save(file)
+        file.write_bytes(file.read_bytes().ljust(20_000, b"."))
+        os.utime(file, (0, 0))
+    labels, one = np.zeros(1, np.int64), np.arange(1)
+    for root, grey in zip(roots, (10, 200), strict=True):
+        if root != roots[0]:
+            shutil.rmtree(roots[0])
+            root.rename(roots[0])
+        pixels = ImageFiles("toy", roots[0], (f"0.{kind}",), labels, 8).take(one).pixels
+        assert (pixels == grey).all()
+
+
+def test_a_full_disk_or_a_folder_that_cannot_be_written_is_named(
+    files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FczooError, match=rf"to {cache}: No space left on device; .* FCZOO_HOME"):
+        files.take(EVERY)
+    monkeypatch.setenv("FCZOO_HOME", str(files.root / files.names[0]))
+    with pytest.raises(FczooError, match=r"cannot write decoded images to .* set FCZOO_HOME"):
+        files.take(EVERY)
 
 
 def test_what_is_written_to_the_array_stays_out_of_the_cache(files: ImageFiles) -> None:
