@@ -6,6 +6,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from fczoo.core.names import match
+
 BUNDLED_NAME = "vit_nano_32"
 _PLAIN = re.compile(
     r"vit_(tiny|small|base|large)_patch(8|16|32)_(224|384)\.(augreg|augreg_.*|dino|mae|orig_.*|sam_.*)"
@@ -26,6 +28,24 @@ def full_name(name: str) -> str:
         return name
     tagged = (n for n in _written() if n.startswith(f"{name}.") and not n.endswith(".untrained"))
     return next(tagged, name)
+
+
+def canonical_backbone(spec: str) -> str:
+    """Return a backbone, with or without ``:FILE``, by the spelling of its name that is in the list.
+
+    An unknown name and a file stay as they are.
+    """
+    name, colon, file = spec.partition(":")
+    if name in ("", BUNDLED_NAME):
+        return spec
+    return f"{match(name, _spellings()) or name}{colon}{file}"
+
+
+@cache
+def _spellings() -> tuple[str, ...]:
+    """Return the names of backbones, with and without the tag of their weights."""
+    names = backbone_names()
+    return (*names, *dict.fromkeys(name.partition(".")[0] for name in names))
 
 
 def _written() -> list[str]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fczoo.backbones.names import BUNDLED_NAME, full_name
+from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, full_name
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # names under which timm's hub keeps weights
@@ -11,7 +11,11 @@ MEGABYTES_IN21K = {"tiny": 39, "small": 120, "base": 410, "large": 1303}  # a he
 
 
 def split_spec(spec: str) -> tuple[str, Path | None]:
-    """Split a backbone's ``NAME``, ``FILE`` or ``NAME:FILE`` into name and file."""
+    """Split a backbone's ``NAME``, ``FILE`` or ``NAME:FILE`` into name and file.
+
+    A known name is returned in the spelling of its list.
+    """
+    spec = canonical_backbone(spec)
     name, colon, file = spec.partition(":")
     if colon and (file.endswith(SUFFIXES) or "/" in file):
         return name, Path(file).expanduser()

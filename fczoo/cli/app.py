@@ -13,8 +13,11 @@ from fczoo.cli.bench import bench
 from fczoo.cli.board import leaderboard, submit
 from fczoo.cli.claims import claims
 from fczoo.cli.data import data, partition
+from fczoo.cli.listing import KINDS
 from fczoo.cli.look import doctor, list_command, show
 from fczoo.cli.new import new
+from fczoo.cli.options import CONTEXT
+from fczoo.cli.pointers import command_pointer, option_pointer
 from fczoo.cli.site import site
 from fczoo.cli.tables import compare, papers, report, reproduce
 from fczoo.cli.tune import tune
@@ -41,6 +44,11 @@ def usage_in_one_line() -> Iterator[None]:
         if isinstance(error, _HELP):
             raise
         command = error.ctx.command_path if error.ctx else "fczoo"
+        if isinstance(error, click.NoSuchOption) and error.ctx:
+            options = (option for param in error.ctx.command.params for option in param.opts)
+            known = {option.lstrip("-").replace("-", "_") for option in options}
+            if advice := option_pointer(error.option_name, known):
+                said = f"No such option {error.option_name!r}; {advice}"
         raise UsageLine(f"{said}; see {command} --help") from error
 
 
@@ -52,6 +60,11 @@ class Commands(click.Group):
             if isinstance(stream, io.TextIOWrapper):  # a terminal without ± shows a question mark
                 stream.reconfigure(errors="replace")
         return super().main(*arguments, **more)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and (advice := command_pointer(args[0], KINDS)):
+            raise click.UsageError(f"No such command {args[0]!r}; write {advice}", ctx)
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
         with usage_in_one_line():
@@ -79,7 +92,7 @@ class Commands(click.Group):
             raise
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], **CONTEXT})
 @click.version_option(__version__, prog_name="fczoo")
 def main() -> None:
     """Benchmark zoo for Federated Class-Incremental Learning on pre-trained vision transformers."""

@@ -1,14 +1,17 @@
 """Words of the command line, read."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fczoo.cli.pointers import check_fields, check_methods
 from fczoo.core.errors import FczooError
-from fczoo.core.options import WIDEST, nearest, quoted
+from fczoo.core.names import fold, match
+from fczoo.core.options import WIDEST, nearest, quoted, spell_fields
 from fczoo.core.registry import METHODS
 
 ALL = "all"
+BACKBONE = "backbone"  # ``--set backbone.FIELD=VALUE`` gives a setting
 MOST_SEEDS = 10_000
 MOST_JOBS = 1024
 EXECUTORS = ("cores", "slurm", "ray")  # NAME: fczoo.runner.on_NAME has ``workers(count, conduct, out)``
@@ -26,9 +29,12 @@ def words(value: str | Sequence[str] | None, option: str) -> list[str]:
 def methods_named(value: str | Sequence[str] | None) -> list[str]:
     """Names of methods; ``all`` alone is every one. Raises FczooError where it is not alone."""
     named = words(value, "--methods")
-    if ALL in named and len(named) > 1:
-        raise FczooError(f"--methods {ALL} names every method already; leave the others out")
-    return METHODS.names() if named == [ALL] else named
+    if ALL in map(fold, named):
+        if len(named) > 1:
+            raise FczooError(f"--methods {ALL} names every method already; leave the others out")
+        return METHODS.names()
+    check_methods(named)
+    return words([METHODS.find(name) or name for name in named], "--methods")
 
 
 def specs(value: str | Sequence[str] | None) -> list[str]:
@@ -70,6 +76,22 @@ def parse_changes(changes: Sequence[str]) -> dict[str, dict[str, str]]:
                 f"cannot read --set {quoted(change)}; write METHOD.FIELD=VALUE, e.g. hgp.lr=0.001"
             )
         out.setdefault(method, {})[field] = value
+    return spell_options(out)
+
+
+def spell_options(changes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return options by method under the registered spelling of methods and fields.
+
+    Unknown names stay as they are. Raises FczooError where one option has two spellings.
+    """
+    out: dict[str, dict[str, Any]] = {}
+    for word, values in changes.items():
+        name = METHODS.find(word)
+        method = name or match(word, [BACKBONE]) or word
+        known = METHODS.options(name) if name else {}
+        spelled = spell_fields(known, f"--set {method}", values)
+        check_fields(method, known, spelled)
+        out[method] = {**out.get(method, {}), **spelled}
     return out
 
 
@@ -111,10 +133,11 @@ def parse_cluster(given: Sequence[str], executor: str) -> tuple[tuple[str, str],
 
 
 def parse_executor(word: str) -> str:
-    """The word, if it names an executor. Raises FczooError otherwise."""
-    if word not in EXECUTORS:
-        raise FczooError(f"no executor is called {quoted(word)}; {nearest(word, list(EXECUTORS))}")
-    return word
+    """Return the executor that a word names. Raises FczooError for an unknown one."""
+    name = match(word, EXECUTORS)
+    if name is None:
+        raise FczooError(f"no executor is called {quoted(word)}; {nearest(word, EXECUTORS)}")
+    return name
 
 
 def parse_jobs(value: str | int) -> int:

@@ -9,6 +9,7 @@ import click
 from fczoo.cli.arguments import EXECUTORS
 from fczoo.cli.options import OUTPUT, RUNS, GroupedCommand, complete, grouped, settings_options
 from fczoo.core.errors import FczooError
+from fczoo.core.names import match
 from fczoo.core.registry import METHODS
 
 
@@ -124,6 +125,7 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.cli.arguments import MOST_JOBS, parse_cluster, parse_executor, parse_jobs, words
     from fczoo.cli.config import merged, read_config, request
     from fczoo.cli.plan import SETTINGS, plan
+    from fczoo.cli.pointers import one_seed
     from fczoo.cli.resumed import remember, resumed
     from fczoo.cli.terminal import fitted
     from fczoo.reports.columns import SHORT
@@ -132,14 +134,17 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.runner.cell import Conduct
     from fczoo.runner.grid import run_grid
     from fczoo.runner.resume import last_run
-    from fczoo.runner.trackers import check_loggers
+    from fczoo.runner.trackers import LOGGERS, check_loggers
 
     said = {name: value for name, value in given.items() if value not in (None, ())}
     said |= {name: list(given[name]) for name in ("set", "cluster") if given[name]}
     command = request(said, given, "fczoo bench")
+    if note := one_seed(command.get("seeds", "")):
+        click.echo(note, err=True)
     shared, cells = read_config(config, SETTINGS, given) if config else ({}, [])
     wishes = merged(shared, command)
-    loggers, resume = words(wishes.get("log"), "--log"), wishes.get("resume", False)
+    loggers = [match(name, LOGGERS) or name for name in words(wishes.get("log"), "--log")]
+    resume = wishes.get("resume", False)
     results = Path("results")
     if resume and "out" not in wishes:
         wishes["out"] = str(last_run(results))

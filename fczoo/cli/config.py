@@ -7,8 +7,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fczoo.cli.arguments import parse_changes
+from fczoo.cli.arguments import BACKBONE, parse_changes, spell_options
+from fczoo.cli.pointers import option_pointer
 from fczoo.core.errors import FczooError, first_line
+from fczoo.core.names import match
 from fczoo.core.options import flag, nearest, quoted
 
 Request = dict[str, Any]  # options of ``fczoo bench`` by name, as words or plain values
@@ -54,22 +56,22 @@ def request(given: Mapping[str, Any], known: Collection[str], place: str) -> Req
     """
     out: Request = {}
     for key, value in given.items():
-        name = key.replace("-", "_")
+        name = key.lower().replace("-", "_")
         if name not in known:
-            raise FczooError(f"{place}: no option is called {quoted(key)}; {nearest(name, sorted(known))}")
+            advice = option_pointer(key, known) or nearest(key, known)
+            raise FczooError(f"{place}: no option is called {quoted(key)}; {advice}")
         if name in out:
-            raise FczooError(
-                f"{place}: {key} is given twice, with dashes and with underscores; leave one out"
-            )
+            raise FczooError(f"{place}: {key} is given twice, in two spellings; leave one out")
         if wanted := _wanted(name, value):
             raise FczooError(f"{place}: {key} is {quoted(value)}; it must be {wanted}")
         out[name] = value
     changes = out.pop("set", {})
-    changes = dict(changes) if isinstance(changes, dict) else parse_changes(changes)
-    for name, value in changes.pop("backbone", {}).items():
-        if name not in OF_BACKBONE:
-            raise FczooError(f"--set backbone.{name} is unknown; {nearest(name, list(OF_BACKBONE))}")
-        out.setdefault(name, value)
+    changes = spell_options(changes) if isinstance(changes, dict) else parse_changes(changes)
+    for field, value in changes.pop(BACKBONE, {}).items():
+        setting = match(field, OF_BACKBONE)
+        if setting is None:
+            raise FczooError(f"--set backbone.{field} is unknown; {nearest(field, OF_BACKBONE)}")
+        out.setdefault(setting, value)
     return {**out, "set": changes}
 
 

@@ -52,10 +52,13 @@ def partition(
     **given: Any,
 ) -> None:
     """Show, and write if asked, the split over clients and tasks that `bench` uses with the same options."""
+    from fczoo.cli.arguments import specs
     from fczoo.cli.followed import followed_here
+    from fczoo.cli.pointers import check_partitions
     from fczoo.federation.settings import Settings
 
     said = {name: value for name, value in given.items() if value is not None}
+    check_partitions(specs(said.get("partition")))
     settings = Settings.for_dataset(dataset or "digits", **said, **followed_here(dataset or "digits", said))
     _ = settings.partitioner  # a misspelt one is told before data are looked for
 

@@ -13,10 +13,10 @@ from tabulate import tabulate
 from fczoo.backbones.load import load_backbone
 from fczoo.backbones.names import BUNDLED_NAME
 from fczoo.backbones.pretraining import describe_pretraining
-from fczoo.core.discovery import PLUGINS
+from fczoo.core.discovery import PLUGINS, load_plugins
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
-from fczoo.core.registry import DATASETS, load_plugins
+from fczoo.core.registry import DATASETS
 from fczoo.federation.environment import versions
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from fczoo.backbones.names import backbone_names
+from fczoo.cli.method_list import list_methods
 from fczoo.core.options import Declared, declared, quirks
 from fczoo.core.registry import (
     AGGREGATORS,
@@ -24,7 +25,7 @@ from fczoo.papers.protocol import Source
 from fczoo.reports.words import plain_table, word_table
 
 KINDS = {
-    "methods": "what fczoo compares",
+    "methods": "all methods, by group: year, what is trained, what is sent",
     "baselines": "methods to compare them with",
     "datasets": "images, and the schedule that bench uses on them",
     "partitioners": "how images are split over clients",
@@ -59,15 +60,14 @@ def kinds() -> str:
 
 def listing(kind: str) -> str:
     """Names of one kind, each with a line on what it is."""
+    if kind == "methods":
+        return list_methods()
     if kind == "backbones":
         return "\n".join(backbone_names())
     if kind == "quirks":
         return _quirks()
     registry = REGISTRIES.get(kind, METHODS)
-    names = registry.names()
-    if registry is METHODS:
-        baselines = METHODS.names("fczoo.baselines")
-        names = baselines if kind == "baselines" else [n for n in names if n not in baselines]
+    names = registry.names("fczoo.baselines" if kind == "baselines" else None)
     return plain_table([(name, registry.about(name)) for name in names])
 
 

@@ -5,11 +5,13 @@ from pathlib import Path
 import click
 
 from fczoo.cli.listing import KINDS, SOURCES, complete_names, kinds, listing
+from fczoo.cli.options import Name
 from fczoo.core.errors import FczooError
+from fczoo.core.names import match
 
 
 @click.command("list")
-@click.argument("kind", required=False, metavar="[KIND]", type=click.Choice(list(KINDS)))
+@click.argument("kind", required=False, metavar="[KIND]", type=Name(list(KINDS)))
 def list_command(kind: str | None) -> None:
     """Names of one kind; without KIND, what kinds there are."""
     click.echo(listing(kind) if kind else kinds())
@@ -21,10 +23,12 @@ def list_command(kind: str | None) -> None:
 )
 @click.option("--dataset", help="Data set whose values are shown.  [digits; of a protocol or release, all]")
 def show(names: tuple[str, ...], dataset: str | None) -> None:
-    """All about a method, data set, partitioner, aggregator, attack, local training, the settings or,
-    as `show protocol NAME` and `show release NAME`, a protocol or what released code does.
+    """Show all about a method, data set, partitioner, aggregator, attack, local training, protocol,
+    release, backbone, setting or option. `show settings` has all settings of a run.
+
+    `show protocol NAME` and `show release NAME` say which is meant where several have a name.
     """
-    kind = names[0]
+    kind = match(names[0], SOURCES) or names[0]
     if len(names) > 1 and (kind not in SOURCES or len(names) > 2):
         words = " or ".join(SOURCES)
         raise FczooError(f"cannot show {' '.join(names)!r}; write one name, or {words} and its name")
@@ -35,9 +39,9 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
 
         click.echo(source_page(SOURCES[kind].get(names[1]), dataset))
     else:
-        from fczoo.cli.show import show as page
+        from fczoo.cli.meanings import show_any
 
-        click.echo(page(kind, dataset or "digits"))
+        click.echo(show_any(kind, dataset))
 
 
 @click.command()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fczoo.cli.options import Name
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import AGGREGATORS, ATTACKS, DATASETS, METHODS, PARTITIONERS
 
@@ -20,7 +21,7 @@ KINDS = {
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("kind", type=Name(list(KINDS)))
 @click.argument("name")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder to write, which must not exist.  [fczoo-NAME]"
@@ -40,8 +41,8 @@ def write_plugin(kind: str, name: str, out: Path | None = None) -> Path:
         raise FczooError(
             f"{name!r} cannot name a {kind}; take lower-case letters, digits and single _ between them"
         )
-    if name in KINDS[kind].names():
-        raise FczooError(f"there is a {kind} called {name} already; choose another name")
+    if taken := KINDS[kind].find(name):
+        raise FczooError(f"there is a {kind} called {taken} already; choose another name")
     distribution = f"fczoo-{name.replace('_', '-')}"
     folder = out or Path(distribution)
     if folder.exists():

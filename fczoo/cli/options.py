@@ -6,36 +6,34 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
+from fczoo.cli.pointers import check_spaces
+from fczoo.core.names import match
 from fczoo.core.options import describe_type, flag
-from fczoo.core.registry import (
-    AGGREGATORS,
-    ATTACKS,
-    DATASETS,
-    LOCAL_TRAINING,
-    METHODS,
-    PARTITIONERS,
-    PROTOCOLS,
-    RELEASES,
-    Registry,
-)
+from fczoo.core.registry import Registry
 from fczoo.data.dataset import Defaults
 from fczoo.federation.settings import GROUPS, Settings
+from fczoo.federation.spelling import REGISTERED
 from fczoo.reports.words import option_word
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 RUNS, OUTPUT = "runs", "output"  # headings of options that are no settings
-NAMED: dict[str, Registry[Any]] = {
-    "methods": METHODS,
-    "dataset": DATASETS,
-    "protocol": PROTOCOLS,
-    "as_released": RELEASES,
-    "partition": PARTITIONERS,
-    "aggregator": AGGREGATORS,
-    "attack": ATTACKS,
-    "local": LOCAL_TRAINING,
-}
-"""Options whose words are names, and where these are found."""
+
+
+def normalized(token: str) -> str:
+    """Return an option or a command as it is spelled here: ``batch_size`` -> ``batch-size``."""
+    return token.lower().replace("_", "-")
+
+
+CONTEXT = {"token_normalize_func": normalized, "max_content_width": 120}
+
+
+class Name(click.Choice[str]):
+    """One of a few names, matched without regard to case, ``-`` and ``_``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        found: str = super().convert(match(str(value), self.choices) or value, param, ctx)
+        return found
 
 
 class GroupedOption(click.Option):
@@ -48,6 +46,15 @@ class GroupedOption(click.Option):
 
 class GroupedCommand(click.Command):
     """A command whose ``--help`` lists options below headings."""
+
+    def __init__(self, *arguments: Any, **more: Any):
+        super().__init__(*arguments, **more)
+        self.context_settings = {**CONTEXT, **self.context_settings}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if advice := check_spaces(args):
+            raise click.UsageError(advice, ctx)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -92,7 +99,7 @@ def _setting(field: Field[Any]) -> Callable[[Command], Command]:
     else:
         more["help"] += "" if default == "none" else f"  [{default}]"
         more["metavar"] = describe_type(hint).replace(" | none", "").replace(" ", "")
-        more["shell_complete"] = complete(NAMED.get(field.name), _choices(hint))
+        more["shell_complete"] = complete(REGISTERED.get(field.name), _choices(hint))
     return grouped(field.metadata["group"], name, **more)
 
 

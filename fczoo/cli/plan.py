@@ -9,6 +9,7 @@ from fczoo.cli.arguments import methods_named, parse_cluster, parse_seeds, specs
 from fczoo.cli.config import Request, merged
 from fczoo.cli.followed import followed_here
 from fczoo.cli.found import found_in_file
+from fczoo.cli.pointers import check_partitions
 from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
 from fczoo.core.registry import METHODS
@@ -39,7 +40,7 @@ def plan(shared: Request, cells: Sequence[Request], command: Request) -> dict[Pa
         raise FczooError(f"--set {min(stray)}.… names no method of this run ({', '.join(sorted(running))})")
     for layer in (shared, *cells):
         for method in layer.get("set", {}):
-            if method not in METHODS.names():
+            if METHODS.find(method) is None:
                 raise FczooError(f"set.{method} names no method; {nearest(method, METHODS.names())}")
     return jobs
 
@@ -53,6 +54,7 @@ def jobs_of(request: Request) -> dict[Path, Job]:
         )
     elsewhere = _elsewhere(request)
     datasets, partitions = specs(given.pop("dataset", "digits")), specs(given.pop("partition", None))
+    check_partitions(partitions)
     if not datasets:
         raise FczooError("--dataset is empty; see `fczoo list datasets`")
     grid = [

@@ -12,6 +12,7 @@ from tabulate import tabulate
 from fczoo.backbones.pretraining import TITLES
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
+from fczoo.core.names import fold
 from fczoo.core.options import describe_type, nearest
 from fczoo.core.payload import Payload
 from fczoo.core.registry import (
@@ -39,7 +40,7 @@ def show(name: str, dataset: str) -> str:
 
     Raises FczooError for an unknown name.
     """
-    if name == "settings":
+    if fold(name) == "settings":
         return _settings_page()
     pages = (
         (METHODS, _method_page),
@@ -47,7 +48,7 @@ def show(name: str, dataset: str) -> str:
         *((r, _options_page) for r in (PARTITIONERS, AGGREGATORS, MERGES, ATTACKS, LOCAL_TRAINING)),
     )
     for registry, page in pages:
-        if name in registry.names():
+        if registry.find(name):
             return page(registry.get(name), dataset)
     known = ["settings", *(n for registry, _ in pages for n in registry.names())]
     raise FczooError(f"nothing is called {name!r}; {nearest(name, known)}")

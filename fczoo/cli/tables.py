@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fczoo.cli.bench import bench
+from fczoo.cli.options import Name
 from fczoo.core.errors import FczooError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ FOLDERS = click.argument("folders", nargs=-1, required=True, type=click.Path(pat
 @click.option(
     "--format",
     "style",
-    type=click.Choice(["text", "markdown", "latex", "csv", "json"]),
+    type=Name(["text", "markdown", "latex", "csv", "json"]),
     default="text",
     show_default=True,
 )
@@ -109,7 +110,7 @@ def compare(folders: tuple[Path, ...], paper: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
 @click.option(
     "--reading",
-    type=click.Choice(["print", "released"]),
+    type=Name(["print", "released"]),
     show_default="print",
     help="As the paper prints it, or as its released code does.",
 )

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fczoo.cli.options import OUTPUT, RUNS, GroupedCommand, complete, grouped, settings_options
-from fczoo.core.registry import METHODS
+from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
 
 OF_ITS_OWN = ("class_order", "class_order_seed", "partition_seed", "vary")  # settings of which --seed decides
@@ -83,9 +83,10 @@ def tune(
     **given: Any,
 ) -> None:
     """Search the options of each method with the same effort, on no test image; see `fczoo bench --tuned`."""
-    from fczoo.cli.arguments import ALL, methods_named, parse_changes, parse_jobs
+    from fczoo.cli.arguments import ALL, methods_named, parse_changes, parse_jobs, specs
     from fczoo.cli.followed import followed_here
     from fczoo.cli.pictures import check_plot, write_importance
+    from fczoo.cli.pointers import check_partitions
     from fczoo.core.errors import FczooError
     from fczoo.core.options import spaces
     from fczoo.reports.words import early_tasks, option_word, word_table
@@ -96,8 +97,9 @@ def tune(
 
     if plot is not None:
         check_plot(plot)
-    dataset = given.pop("dataset") or "digits"
+    dataset = DATASETS.canonical_name(given.pop("dataset") or "digits")
     said = {name: value for name, value in given.items() if value is not None}
+    check_partitions(specs(said.get("partition")))
     settings = Settings.for_dataset(dataset, **said, **followed_here(dataset, said))
     settings.check()
     named, fixed = methods_named(methods), parse_changes(changes)

@@ -1,7 +1,8 @@
-"""Finds registrations by reading the modules' source, so that names are listed without importing torch."""
+"""Find registrations by reading the modules' source, so that names are listed without importing torch."""
 
 import ast
 import importlib.util
+import logging
 import operator
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -9,8 +10,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, first_line
 from fczoo.core.options import Declared
+
+log = logging.getLogger("fczoo")
 
 PLUGINS = "fczoo.plugins"  # entry point group: each entry names a module that registers things on import
 
@@ -50,7 +53,7 @@ def in_plugins(decorator: str) -> Iterator[Found]:
     for entry in entry_points(group=PLUGINS):
         try:
             spec = importlib.util.find_spec(entry.module)
-        except Exception:  # of the package around it, which ``load_plugins`` will tell
+        except Exception:  # of the package around it, which ``load_plugins`` reports
             continue
         if spec and spec.origin and spec.origin.endswith(".py"):
             yield from in_file(Path(spec.origin), entry.module, decorator)
@@ -139,3 +142,28 @@ def _body(module: str) -> list[ast.stmt]:
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return []
     return ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+
+
+_errors: dict[str, str] = {}  # module of a plug-in -> why it cannot be imported; empty where it was
+
+
+def load_plugins() -> dict[str, str]:
+    """Import every installed plug-in once; leave out one that fails, with a warning that names it.
+
+    Returns why a plug-in's module cannot be imported, for those that cannot.
+    """
+    for entry in entry_points(group=PLUGINS):
+        if entry.module not in _errors:
+            _errors[entry.module] = ""
+            try:
+                entry.load()
+            except Exception as error:
+                reason = _errors[entry.module] = f"{type(error).__name__}: {first_line(error)}"
+                place = f"plug-in {entry.name} ({entry.value})"
+                log.warning("%s is left out: %s; fix or uninstall it", place, reason)
+    return {module: reason for module, reason in _errors.items() if reason}
+
+
+def import_error(module: str) -> str:
+    """Return why a plug-in's module cannot be imported; empty for any other module."""
+    return _errors.get(module, "")

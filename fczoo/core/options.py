@@ -7,10 +7,11 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from fczoo.core.errors import FczooError
+from fczoo.core.names import fold, match
 
 Made = TypeVar("Made")
 
@@ -18,6 +19,8 @@ LARGEST = 1e30  # of any option, so that what is computed from it in single prec
 WIDEST = 2**63 - 1  # of any whole number: 64 bits
 DECIMAL = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)(e[+-]?\d+)?", re.ASCII)  # .5 and 5. too, which JSON refuses
 QUOTED = 60  # characters of a wrong value that a message repeats
+LISTED = 20  # known names that a message lists at most
+CLOSE = 0.5  # similarity from which a known name is proposed
 Space = tuple[float, float, Literal["log", "linear"]] | list[Any]
 _UNIONS = (types.UnionType, typing.Union)
 
@@ -59,7 +62,7 @@ def build(
     parsed = {}
     for key, value in values.items():
         if key not in fields:
-            raise FczooError(f"{label} has no option {quoted(key)}; {nearest(key, list(fields))}")
+            raise FczooError(f"{label} has no option {quoted(key)}; {nearest(key, fields)}")
         name = spelled(key) if spelled else f"{label}.{key}"
         parsed[key] = _parse(value, hints[key], name)
         _check_limits(parsed[key], fields[key], name)
@@ -73,6 +76,22 @@ def build(
 def flag(field: str) -> str:
     """How the command line spells a setting: ``batch_size`` -> ``--batch-size``."""
     return f"--{field.replace('_', '-')}"
+
+
+def spell_fields(names: Iterable[str], label: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` under the spelling that ``names`` has of their keys; unknown keys stay.
+
+    Raises FczooError where two keys are spellings of one name.
+    """
+    known, spelled = list(names), dict[str, Any]()
+    given: dict[str, str] = {}
+    for word, value in values.items():
+        key = match(word, known) or word
+        if key in spelled:
+            problem = f"{label} has {given[key]!r} and {word!r}, which are one option"
+            raise FczooError(f"{problem}; leave one out")
+        spelled[key], given[key] = value, word
+    return spelled
 
 
 class Declared(typing.NamedTuple):
@@ -145,12 +164,18 @@ def quoted(value: Any) -> str:
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}... ({len(text)} characters)"
 
 
-def nearest(word: str, names: list[str]) -> str:
-    """Advice after a misspelt word: "did you mean ...?", or the first 20 names where none is close."""
-    close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {', '.join(close)}?"
-    return f"known: {', '.join(sorted(names)[:20]) or 'none'}{', ...' if len(names) > 20 else ''}"
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Return advice after an unknown name: the close names, else all with the likeliest first."""
+    known, key = sorted(names), fold(word)
+    likeness = {name: difflib.SequenceMatcher(None, key, fold(name)).ratio() for name in known}
+    ranked = sorted(known, key=lambda name: -likeness[name])
+    parts = [name for name in ranked if len(key) > 3 and key in fold(name)]
+    close = [name for name in ranked if likeness[name] >= CLOSE]
+    if proposed := list(dict.fromkeys([*parts, *close]))[:3]:
+        return f"did you mean {', '.join(proposed)}?"
+    if len(known) <= LISTED:
+        return f"known: {', '.join(known) or 'none'}"
+    return f"known: {', '.join(ranked[:LISTED])}, ... ({len(known) - LISTED} more)"
 
 
 IN_WORDS = {int: "a whole number", float: "a finite number"}  # in an error

@@ -8,28 +8,37 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
-import logging
 from collections.abc import Callable
 from functools import cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from fczoo.core.discovery import PLUGINS, Found, declared_options, in_package, in_plugins
-from fczoo.core.errors import FczooError, first_line
-from fczoo.core.options import Declared, build, declared, nearest, spell
+from fczoo.core.discovery import (
+    PLUGINS,
+    Found,
+    declared_options,
+    import_error,
+    in_package,
+    in_plugins,
+    load_plugins,
+)
+from fczoo.core.errors import FczooError
+from fczoo.core.names import fold, match
+from fczoo.core.options import Declared, build, declared, nearest, spell, spell_fields
 
 if TYPE_CHECKING:
     from fczoo.core.method import Method
     from fczoo.core.types import ServerAggregator
-
-log = logging.getLogger("fczoo")
 
 Entry = TypeVar("Entry")
 Decorated = TypeVar("Decorated")
 
 
 class Registry(Generic[Entry]):
-    """Name -> class or function of one kind, filled by decorators in modules that are imported on demand."""
+    """Name -> class or function of one kind, filled by decorators in modules that are imported on demand.
+
+    Names are matched without regard to case, ``-`` and ``_``; the registered spelling is stored and shown.
+    """
 
     def __init__(self, kind: str, decorator: str, *packages: str):
         self.kind, self.decorator, self.packages = kind, decorator, packages
@@ -38,7 +47,8 @@ class Registry(Generic[Entry]):
     def register(self, name: str) -> Callable[[Decorated], Decorated]:
         """Decorator, which leaves the type of what it is put on.
 
-        Raises FczooError when another object already has the name, or a class with options is no dataclass.
+        Raises FczooError when another object already has the name or one that differs from it only in
+        case, ``-`` or ``_``, and when a class with options is no dataclass.
         """
 
         def add(entry: Any) -> Any:
@@ -48,6 +58,10 @@ class Registry(Generic[Entry]):
             other: Any = self._entries.get(name)
             if other is not None and _origin(other) != _origin(entry):
                 raise self._twice(name, other.__module__, entry.__module__)
+            read = self.__dict__.get("_found", {})  # the sources are not read for this check alone
+            modules = {found: read[found].module for found in read}
+            modules |= {known: other.__module__ for known, other in self._entries.items()}
+            self._check_spelling(name, entry.__module__, modules)
             self._entries[name] = entry
             entry.name = name
             return entry
@@ -55,19 +69,35 @@ class Registry(Generic[Entry]):
         return add
 
     def get(self, name: str) -> Entry:
-        """The entry called ``name``. Raises FczooError with the nearest names when there is none."""
+        """Return the entry called ``name``. Raises FczooError with the nearest names if there is none."""
+        name = self.find(name) or name
         found = self._found.get(name)
         if name not in self._entries and found:
             self._load(name)
         if name not in self._entries:
             load_plugins()
         module = found.module if found else getattr(self._entries.get(name), "__module__", "")
-        if reason := _loaded.get(module):
+        if reason := import_error(module):
             problem = f"{self.kind} {name} is in {module}, which cannot be imported: {reason}"
-            raise FczooError(f"{problem}; mend or uninstall that plug-in")
+            raise FczooError(f"{problem}; fix or uninstall that plug-in")
         if name not in self._entries:
-            raise FczooError(f"no {self.kind} is called {name!r}; {nearest(name, self.names())}")
+            raise self._unknown(name)
         return self._entries[name]
+
+    def find(self, word: str) -> str | None:
+        """Return the registered spelling of a name, None for an unknown one."""
+        if word in self._found or word in self._entries:
+            return word
+        if self._unread:
+            load_plugins()
+        return match(word, [*self._found, *self._entries])
+
+    def canonical_name(self, word: str) -> str:
+        """Return the registered spelling of a name. Raises FczooError with the nearest names if unknown."""
+        name = self.find(word)
+        if name is None:
+            raise self._unknown(word)
+        return name
 
     def names(self, package: str | None = None) -> list[str]:
         """All names, or those that ``package`` defines, sorted.
@@ -78,14 +108,16 @@ class Registry(Generic[Entry]):
         return sorted(name for name in modules if not package or modules[name].startswith(package))
 
     def about(self, name: str) -> str:
-        """One line about an entry, read from its source where possible, so without an import."""
+        """Return one line about an entry, read from its source where possible, so without an import."""
+        name = self.find(name) or name
         if name in self._found:
             return self._found[name].about
         entry = self.get(name)
         return getattr(entry, "about", "") or (entry.__doc__ or "").strip().split("\n")[0]
 
     def options(self, name: str) -> dict[str, Declared]:
-        """The options of an entry by field, read from its source where that tells them."""
+        """Return the options of an entry by field, read from its source where that tells them."""
+        name = self.find(name) or name
         if name in self._found:
             with contextlib.suppress(ValueError):
                 return declared_options(self._found[name].module, self._found[name].defined)
@@ -101,6 +133,7 @@ class Registry(Generic[Entry]):
         """
         name, _, rest = spec.partition(":")
         cls: Any = self.get(name)
+        name = self.find(name) or name
         if not isinstance(cls, type):
             if rest:
                 raise FczooError(f"{self.kind} {name} has no options; write {name} instead of {spec}")
@@ -115,7 +148,8 @@ class Registry(Generic[Entry]):
             else:
                 advice = "write NAME:VALUE or NAME:FIELD=VALUE,..."
                 raise FczooError(f"cannot read {part!r} in {self.kind} {spec!r}; {advice}")
-        return build(cls, name, {**words, **options})
+        given = {**spell_fields(fields, name, words), **options}
+        return build(cls, name, given)
 
     def canonical(self, spec: str) -> str:
         """Return the canonical spelling of a spec: ``dirichlet`` -> ``dirichlet:0.5``.
@@ -124,11 +158,11 @@ class Registry(Generic[Entry]):
         defaults, in the order of the fields. A spec that ``create`` refuses is returned unchanged.
         """
         name, _, rest = spec.partition(":")
-        if name not in self.names():
+        if self.find(name) is None:
             return spec
         try:
             if not rest and not self.options(name):  # nothing is imported for a name alone
-                return name
+                return self.find(name) or name
             made, words = self.create(spec), []
         except FczooError:
             return spec
@@ -150,6 +184,7 @@ class Registry(Generic[Entry]):
             other = found.setdefault(entry.name, entry)
             if other.module != entry.module:
                 raise self._twice(entry.name, other.module, entry.module)
+            self._check_spelling(entry.name, entry.module, {k: v.module for k, v in found.items()})
         return found
 
     @cached_property
@@ -164,12 +199,22 @@ class Registry(Generic[Entry]):
             load_plugins()
         registered = {name: entry.__module__ for name, entry in self._entries.items()}
         known = {name: found.module for name, found in self._found.items()} | registered
-        return {name: module for name, module in known.items() if not _loaded.get(module)}
+        return {name: module for name, module in known.items() if not import_error(module)}
 
     def _load(self, name: str) -> None:
         module = self._found[name].module
         if any(module.startswith(f"{package}.") for package in self.packages):
             importlib.import_module(module)
+
+    def _check_spelling(self, name: str, module: str, modules: dict[str, str]) -> None:
+        """Raise FczooError where ``modules`` has a name that folds to the same key as ``name``."""
+        alike = next((other for other in modules if other != name and fold(other) == fold(name)), None)
+        if alike is not None:
+            first = f"{self.kind} {name!r} in {module} and {self.kind} {alike!r} in {modules[alike]}"
+            raise FczooError(f"{first} differ only in case, - or _; rename one")
+
+    def _unknown(self, word: str) -> FczooError:
+        return FczooError(f"no {self.kind} is called {word!r}; {nearest(word, self.names())}")
 
     def _twice(self, name: str, first: str, second: str) -> FczooError:
         return FczooError(f"{self.kind} {name!r} is defined twice, in {first} and in {second}; rename one")
@@ -177,26 +222,6 @@ class Registry(Generic[Entry]):
 
 def _origin(entry: Any) -> tuple[str, str]:
     return entry.__module__, entry.__qualname__
-
-
-_loaded: dict[str, str] = {}  # module of a plug-in -> why it cannot be imported; empty where it was
-
-
-def load_plugins() -> dict[str, str]:
-    """Import every installed plug-in once; one that fails is left out, with a warning that names it.
-
-    Returns why a plug-in's module cannot be imported, for those that cannot.
-    """
-    for entry in entry_points(group=PLUGINS):
-        if entry.module not in _loaded:
-            _loaded[entry.module] = ""
-            try:
-                entry.load()
-            except Exception as error:
-                _loaded[entry.module] = f"{type(error).__name__}: {first_line(error)}"
-                reason, advice = _loaded[entry.module], "mend or uninstall it"
-                log.warning("plug-in %s (%s) is left out: %s; %s", entry.name, entry.value, reason, advice)
-    return {module: reason for module, reason in _loaded.items() if reason}
 
 
 METHODS: Registry["type[Method]"] = Registry("method", "register_method", "fczoo.methods", "fczoo.baselines")
@@ -235,7 +260,9 @@ def sources(protocol: str | None, release: str | None) -> dict[str, Any]:
     """
     named = {"protocol": (PROTOCOLS, protocol), "as released:": (RELEASES, release)}
     return {
-        f"{word} {name}": kind.get(name) for word, (kind, name) in named.items() if name and name != "none"
+        f"{word} {kind.canonical_name(name)}": kind.get(name)
+        for word, (kind, name) in named.items()
+        if name and name.lower() != "none"
     }
 
 
@@ -254,7 +281,7 @@ def make_aggregator(spec: str) -> "ServerAggregator":
     averaging, or when a value does not fit.
     """
     name = spec.partition(":")[0]
-    if name in MERGES.names():
+    if MERGES.find(name):
         raise FczooError(
             f"{name} merges what one method uploads and cannot replace averaging; "
             f"take one of {', '.join(AGGREGATORS.names())}"
@@ -270,6 +297,8 @@ def create_method(name: str, dataset: str | None = None, **options: Any) -> "Met
     Raises FczooError for an unknown method, data set or option, and for a value that does not fit.
     """
     cls = METHODS.get(name)
+    fields = [field.name for field in dataclasses.fields(cls)]
     tuned = cls.tuned.get(DATASETS.get(dataset).name, {}) if dataset is not None else {}
-    method: Method = build(cls, name, {**tuned, **options}, f"--set {name}.{{}}".format)
+    given = spell_fields(fields, cls.name, options)
+    method: Method = build(cls, cls.name, {**tuned, **given}, f"--set {cls.name}.{{}}".format)
     return method

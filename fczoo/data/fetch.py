@@ -40,7 +40,7 @@ def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str
     archive should. What was downloaded is kept for the next call unless it is wrong.
     """
     dataset: Dataset = DATASETS.get(name)()
-    root = (root or home() / "data").expanduser()
+    name, root = dataset.name, (root or home() / "data").expanduser()
     if not dataset.folder:
         raise FczooError(f"{name} needs no download: {dataset.source or 'it comes with its package'}")
     folder = root / dataset.folder

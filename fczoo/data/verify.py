@@ -26,7 +26,7 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
     checksum.
     """
     dataset: Dataset = DATASETS.get(name)()
-    root = (root or home() / "data").expanduser()
+    name, root = dataset.name, (root or home() / "data").expanduser()
     folder = dataset.locate(root) if dataset.folder or dataset.source else None
     data = dataset.load(root)
     official = dataset.official or Official(None, None)

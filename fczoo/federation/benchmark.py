@@ -184,6 +184,7 @@ def run(
     ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults. The
     method's options are its own: a warning names those for which the data set has other values.
     """
+    dataset = DATASETS.canonical_name(dataset)
     fields = type(method).__dataclass_fields__
     tuned = type(method).tuned.get(DATASETS.get(dataset).name, {})
     other = {k: v for k, v in tuned.items() if getattr(method, k) == fields[k].default != v}

@@ -10,6 +10,7 @@ from fczoo.core.files import shorten
 from fczoo.core.options import build, check_options, flag, option
 from fczoo.core.registry import DATASETS, PARTITIONERS, SPECS, domains_of, sources
 from fczoo.data.normalisation import released_norm
+from fczoo.federation.spelling import spell_names
 
 GROUPS = "data", "population", "training", "machine", "robustness"
 DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = GROUPS
@@ -184,9 +185,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_options(self)
-        for name, registry in SPECS.items():
-            if spec := getattr(self, name):
-                object.__setattr__(self, name, registry.canonical(spec))
+        for name, word in spell_names(vars(self)).items():
+            object.__setattr__(self, name, word)
         object.__setattr__(self, "vary", tuple(w for w in MOVED if w == "training" or w in self.vary))
         if not self.participation:
             raise FczooError("--participation is 0, so nobody would train; give a part up to 1 or a number")
@@ -254,6 +254,7 @@ class Settings:
 
         The word ``none`` stands for None. Raises FczooError for unknown names and values that do not fit.
         """
+        dataset = DATASETS.canonical_name(dataset)
         given = {k: v for k, v in changes.items() if v is not None}
         entry = DATASETS.get(dataset)
         defaults = {"dataset": entry.name, **asdict(entry.defaults)}

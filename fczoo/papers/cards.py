@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from fczoo.core.errors import FczooError
+from fczoo.core.names import fold, match
 from fczoo.core.options import nearest
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
@@ -12,6 +13,7 @@ from fczoo.papers.printed import Number, Paper, Row, papers
 from fczoo.papers.readings import Reading, readings
 from fczoo.reports.words import option_word
 
+FEW = 8  # cards of a paper that a message names
 READINGS = ("print", "released")
 
 
@@ -68,11 +70,16 @@ def cards() -> dict[str, Card]:
 
 
 def get_card(name: str) -> Card:
-    """Raises FczooError with the nearest cards for an unknown one."""
+    """Return the card of a name. Raises FczooError with the nearest cards for an unknown one."""
     known = cards()
-    if name not in known:
+    spelled = match(name, known)
+    if spelled is None:
+        if own := [card for card in known if fold(card).startswith(f"{fold(name)}/")]:
+            few = ", ".join(sorted(own, key=lambda card: card.count("/"))[:FEW])
+            more = f", ... ({len(own) - FEW} more; see fczoo reproduce)" if len(own) > FEW else ""
+            raise FczooError(f"{name} has {len(own)} cards; name one of them: {few}{more}")
         raise FczooError(f"no card is called {name!r}; {nearest(name, list(known))}")
-    return known[name]
+    return known[spelled]
 
 
 def card_name(paper: Paper, row: Row, number: Number) -> str:

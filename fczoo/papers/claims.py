@@ -9,6 +9,7 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
+from fczoo.core.names import match
 from fczoo.core.options import nearest, spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.functional.heads import PromptedHead
@@ -203,7 +204,8 @@ def claims() -> dict[str, Claim]:
 
 
 def get_claim(name: str) -> Claim:
-    """Raises FczooError with the nearest names for an unknown one."""
-    if name not in claims():
-        raise FczooError(f"no claim is called {name!r}; {nearest(name, list(claims()))}")
-    return claims()[name]
+    """Return the claim of a name. Raises FczooError with the nearest names for an unknown one."""
+    spelled = match(name, claims())
+    if spelled is None:
+        raise FczooError(f"no claim is called {name!r}; {nearest(name, claims())}")
+    return claims()[spelled]

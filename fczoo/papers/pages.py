@@ -3,6 +3,7 @@
 from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
+from fczoo.core.names import match
 from fczoo.core.registry import METHODS
 from fczoo.papers.printed import Number, Paper, get_paper, papers
 from fczoo.reports.words import word_table
@@ -35,9 +36,10 @@ def show_paper(key: str, table: str | None) -> str:
     """
     paper = get_paper(key)
     tables = list(dict.fromkeys(n.table for n in paper.numbers))
-    if table is not None and table.lower() not in [t.lower() for t in tables]:
+    chosen = table and match(table, tables)
+    if table and not chosen:
         raise FczooError(f"{paper.key} has no table {table!r}; it has {', '.join(tables)}")
-    wanted = [t for t in tables if table is None or t.lower() == table.lower()]
+    wanted = [chosen] if chosen else tables
     code = f", and of its code: fczoo show release {paper.release} --dataset NAME" if paper.release else ""
     parts = [
         f"{paper.name}: {paper.citation}\nIts settings: fczoo show protocol {paper.key} --dataset NAME{code}"

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from fczoo.core.errors import FczooError
+from fczoo.core.names import match
 from fczoo.core.options import nearest
 from fczoo.core.registry import PROTOCOLS
 from fczoo.federation.settings import Settings
@@ -205,7 +206,8 @@ def papers() -> dict[str, Paper]:
 
 
 def get_paper(key: str) -> Paper:
-    """Raises FczooError with the nearest keys for an unknown one."""
-    if key.lower() not in papers():
-        raise FczooError(f"no paper is called {key!r}; {nearest(key.lower(), list(papers()))}")
-    return papers()[key.lower()]
+    """Return the paper of a key. Raises FczooError with the nearest keys for an unknown one."""
+    spelled = match(key, papers())
+    if spelled is None:
+        raise FczooError(f"no paper is called {key!r}; {nearest(key, papers())}")
+    return papers()[spelled]

@@ -10,6 +10,7 @@ from typing import Any
 from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
+from fczoo.core.names import fold, match
 from fczoo.federation.result import Result
 from fczoo.reports.archive import write_archive
 from fczoo.reports.columns import COLUMNS, GROUPS, SHORT
@@ -45,7 +46,7 @@ class Results:
 
     def __getitem__(self, method: str) -> list[Result]:
         """The runs of a method, in the order of their seeds. Raises KeyError where there is none."""
-        found = [result for result in self if result.method == method]
+        found = [result for result in self if fold(result.method) == fold(method)]
         if not found:
             raise KeyError(method)
         return found
@@ -73,6 +74,7 @@ class Results:
 
     def table(self, style: str = "text", every_column: bool = False) -> str:
         """Tables as ``text``, ``markdown``, ``latex`` or ``csv``; ``every_column`` as in ``fczoo report``."""
+        style = match(style, ("text", "markdown", "latex", "csv")) or style
         if style == "csv":
             return to_csv(self.experiments)
         if style not in ("text", "markdown", "latex"):

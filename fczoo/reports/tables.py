@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fczoo.core.names import match
 from fczoo.reports.columns import COLUMNS, Column
 from fczoo.reports.runs import Experiment, Line
 
@@ -47,7 +48,7 @@ class Table:
 
 def make_table(experiment: Experiment, names: Sequence[str]) -> Table:
     """The named columns of an experiment, marked."""
-    columns = tuple(COLUMNS[n] for n in names)
+    columns = tuple(COLUMNS[match(n, COLUMNS) or n] for n in names)
     lines = experiment.lines
     by_column = []
     for column in columns:

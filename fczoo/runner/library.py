@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fczoo.core.registry import METHODS
 from fczoo.federation.settings import Settings
 from fczoo.reports.archive import write_archive
 from fczoo.reports.results import Results, load_results
@@ -32,7 +33,9 @@ def bench(
     """
     named = [methods] if isinstance(methods, str) else list(methods)
     own = Settings.for_dataset(dataset, **settings)
-    grid = by_seed(Path(), Job(own, tuple(named), tuple(seeds), options or {}))
+    values = {METHODS.find(name) or name: chosen for name, chosen in (options or {}).items()}
+    methods = tuple(map(METHODS.canonical_name, named))
+    grid = by_seed(Path(), Job(own, methods, tuple(seeds), values))
     if out is not None:
         run_grid(grid, Path(out), Conduct(jobs=jobs))
         return load_results(out)

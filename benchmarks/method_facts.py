@@ -1,0 +1,98 @@
+"""Write the table from which ``fczoo list methods`` prints: ``python benchmarks/method_facts.py``.
+
+The list imports neither torch nor a method, so this script computes once what a method trains and sends.
+Run it after a change to what a method declares; a test compares the table with the methods.
+"""
+
+import csv
+import re
+from typing import get_args
+
+import torch
+
+from fczoo.board.traits import FAMILIES, words_of
+from fczoo.cli.method_list import TABLE, Facts
+from fczoo.core.method import Method
+from fczoo.core.payload import Content, Payload, contents
+from fczoo.core.registry import METHODS, create_method
+from fczoo.core.tree import nbytes
+from fczoo.federation.settings import Settings
+from fczoo.runner.cost import measure
+
+DATASET = "digits"  # on which uploads are measured
+SHORT = {
+    "whole network": "network",
+    "parameters": "weights",
+    "counts": "counts",
+    "class means": "means",
+    "class variances": "variances",
+    "second moments": "moments",
+    "gradients of single images": "gradients",
+}
+"""What is trained or sent -> its word in a narrow column."""
+
+
+def facts_of(name: str) -> Facts:
+    """Return what the list says of a method, from what it declares and from one measured upload."""
+    method = create_method(name, DATASET)
+    training = method.training()
+    words = words_of(training.trained)
+    ordered = sorted(words, key=lambda word: FAMILIES.index(word) if word in FAMILIES else len(FAMILIES))
+    trained = [SHORT.get(word, word) for word in ordered]
+    declared = contents(training.uploads) | ({"parameters"} if trained else set())
+    return Facts(
+        name,
+        group_of(method),
+        year_of(type(method).paper),
+        ", ".join(trained) or "nothing",
+        ", ".join(SHORT[content] for content in get_args(Content) if content in declared) or "nothing",
+        str(upload_bytes(method)),
+    )
+
+
+def group_of(method: Method) -> str:
+    """Return the group of a method, from what it declares and where it is defined."""
+    training = method.training()
+    if training.scope != "task":
+        return "bounds"
+    if training.exemplars:
+        return "exemplars"
+    if type(method).__module__.startswith("fczoo.baselines."):
+        return "baselines" if training.trained else "analytic"
+    return "methods"
+
+
+def year_of(citation: str) -> str:
+    """Return the first year from 2000 on in a citation, or that of an arXiv number; empty for none.
+
+    Earlier years are those of ideas that a later paper made federated.
+    """
+    if found := re.search(r"(?<![\d.])20\d\d(?![\d.]\d)", citation):
+        return found[0]
+    number = re.search(r"(?<!\d)(\d\d)\d\d\.\d{4,5}(?!\d)", citation)
+    return f"20{number[1]}" if number else ""
+
+
+def upload_bytes(method: Method) -> int:
+    """Return the bytes that a client sends in a round of the first task.
+
+    For a method without rounds these are the bytes of its first upload.
+    """
+    sent = measure(method, Settings.for_dataset(DATASET)).sent
+    upload = sent.get("round") or next(iter(sent.values()), Payload({}))
+    return nbytes(upload.tensors)
+
+
+def main() -> None:
+    """Write the table of all methods of this repository."""
+    torch.set_num_threads(1)  # a step on so few images is too small to share
+    names = [*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")]
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Facts._fields)
+        writer.writerows(facts_of(name) for name in names)
+    print(f"{len(names)} methods written to {TABLE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Find what a name is for ``fczoo show NAME``: a protocol, release, backbone, setting or option."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import NamedTuple
+
+from fczoo.backbones.names import BUNDLED_NAME, backbone_names, canonical_backbone
+from fczoo.cli.listing import KINDS
+from fczoo.cli.pointers import first_few, option_owners, option_pointer
+from fczoo.core.errors import FczooError
+from fczoo.core.names import match
+from fczoo.core.options import flag, nearest
+from fczoo.core.registry import (
+    AGGREGATORS,
+    ATTACKS,
+    DATASETS,
+    LOCAL_TRAINING,
+    MERGES,
+    METHODS,
+    PARTITIONERS,
+    PROTOCOLS,
+    RELEASES,
+)
+from fczoo.federation.settings import Settings
+from fczoo.federation.spelling import REGISTERED
+from fczoo.reports.words import option_word, plain_table
+
+PARTS = (METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS, LOCAL_TRAINING)
+
+
+class Meaning(NamedTuple):
+    """One thing that a name can be."""
+
+    line: str  # what it is, and the command that shows it
+    page: Callable[[], str]
+
+
+def show_any(word: str, dataset: str | None) -> str:
+    """Return the page of whatever has a name; of several things, what they are and how to see each.
+
+    Raises FczooError for a name that nothing has.
+    """
+    if word.lower() == "settings" or any(registry.find(word) for registry in PARTS):
+        from fczoo.cli.show import show  # imports torch
+
+        return show(word, dataset or "digits")
+    found = meanings(word.lstrip("-"), dataset)
+    if len(found) == 1:
+        return found[0].page()
+    if found:
+        lines = "\n".join(f"- {meaning.line}" for meaning in found)
+        return f"{word} is {len(found)} things:\n{lines}"
+    if advice := _advice(word):
+        raise FczooError(f"nothing is called {word!r}; {advice}")
+    names = {name for registry in (*PARTS, PROTOCOLS, RELEASES) for name in registry.names()}
+    options = {name for method in METHODS.names() for name in METHODS.options(method)}
+    settings = {field.name for field in fields(Settings)}
+    known = {"settings", BUNDLED_NAME} | names | options | settings
+    raise FczooError(f"nothing is called {word!r}; {nearest(word, known)}")
+
+
+def meanings(word: str, dataset: str | None) -> list[Meaning]:
+    """Return all that a name can be, beside the parts that ``fczoo show NAME`` has a page of."""
+    found = []
+    for kind, registry in (("protocol", PROTOCOLS), ("release", RELEASES)):
+        if name := registry.find(word):
+            source, line = registry.get(name), f"the {kind} {name}: fczoo show {kind} {name}"
+            found.append(Meaning(line, partial(_source_page, source, dataset)))
+    backbone = canonical_backbone(word)
+    if backbone in {*backbone_names(), *(name.partition(".")[0] for name in backbone_names())}:
+        line = f"the backbone {backbone}: fczoo bench --backbone {backbone}"
+        found.append(Meaning(line, lambda: _backbone_page(backbone)))
+    if setting := match(word, [field.name for field in fields(Settings)]):
+        line = f"the setting {setting} of a run: fczoo bench {flag(setting)}"
+        found.append(Meaning(line, lambda: _setting_page(setting)))
+    if owners := option_owners(word):
+        few, (method, option) = first_few(list(owners)), next(iter(owners.items()))
+        method = method if len(owners) == 1 else "METHOD"
+        line = f"an option of {few}: fczoo show {method} has its value, --set {method}.{option}=VALUE sets it"
+        found.append(Meaning(line, lambda: _option_page(owners)))
+    return found
+
+
+def _advice(word: str) -> str:
+    """Return what to type for a kind of names, an option of bench, or an option of another tool."""
+    from fczoo.cli.bench import bench
+
+    options = {param.name or "": param for param in bench.params}
+    if kind := match(word, KINDS):
+        return f"see fczoo list {kind}"
+    if option := match(word.lstrip("-"), options):
+        return f"{options[option].opts[0]} is an option: see fczoo bench --help"
+    return option_pointer(word, options)
+
+
+def _source_page(source: type, dataset: str | None) -> str:
+    from fczoo.cli.show_protocol import source_page
+
+    return source_page(source, dataset)
+
+
+def _backbone_page(name: str) -> str:
+    kind = (
+        "the small backbone that comes with fczoo: no download"
+        if name == BUNDLED_NAME
+        else "a vision transformer of timm, downloaded when a run starts"
+    )
+    rows = [
+        ("backbone", name),
+        ("what it is", kind),
+        ("use it", f"fczoo bench --backbone {name}"),
+        ("own weights", f"fczoo bench --backbone {name}:FILE.safetensors"),
+        ("all names", "fczoo list backbones"),
+    ]
+    return plain_table(rows)
+
+
+def _setting_page(name: str) -> str:
+    field = next(field for field in fields(Settings) if field.name == name)
+    rows = [
+        ("setting", name),
+        ("option", f"fczoo bench {flag(name)}"),
+        ("what it is", field.metadata["meaning"]),
+        ("default", option_word(field.default)),
+        ("group", field.metadata["group"]),
+    ]
+    if registry := REGISTERED.get(name):
+        rows.append(("names", ", ".join(registry.names())))
+    return plain_table(rows)
+
+
+def _option_page(owners: Mapping[str, str]) -> str:
+    """Return the page of an option of methods, from its spelling by method."""
+    rows = []
+    for owner, option in owners.items():
+        declared = METHODS.options(owner)[option]
+        rows.append((f"{owner}.{option}", f"{option_word(declared.default)}: {declared.meaning}"))
+    method = next(iter(owners))
+    methods = "1 method" if len(owners) == 1 else f"{len(owners)} methods"
+    return (
+        f"An option of {methods}, with its default:\n\n{plain_table(rows)}\n\n"
+        f"fczoo bench --methods {method} --set {rows[0][0]}=VALUE sets it; "
+        f"fczoo show {method} has all options of {method}."
+    )

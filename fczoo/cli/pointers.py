@@ -1,0 +1,249 @@
+"""Map options, commands and values of other tools to those of fczoo.
+
+All advice is data in this module: a new pointer is one row.
+"""
+
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+
+from fczoo.core.errors import FczooError
+from fczoo.core.names import fold, match
+from fczoo.core.registry import AGGREGATORS, LOCAL_TRAINING, METHODS, PARTITIONERS
+
+RATE = "the learning rate is an option of each method: --set METHOD.lr=VALUE, e.g. --set hgp.lr=0.001"
+SKEW = "the split over clients is --partition NAME:VALUE, e.g. --partition dirichlet:0.1"
+
+OPTIONS: dict[str, tuple[str, str]] = {
+    "lr": ("set", RATE),
+    "learning-rate": ("set", RATE),
+    "wd": ("set", "it is an option of most methods: --set METHOD.weight_decay=VALUE"),
+    "lora-rank": ("set", "it is an option of most methods: --set METHOD.rank=VALUE"),
+    "memory-size": ("set", "it is an option of methods with exemplars: --set METHOD.memory=VALUE"),
+    "buffer-size": ("set", "it is an option of methods with exemplars: --set METHOD.memory=VALUE"),
+    "mu": ("local", "it is the number of FedProx: --local fedprox:MU"),
+    "fedprox": ("local", "give --local fedprox:MU"),
+    "scaffold": ("local", "give --local scaffold"),
+    "model": ("backbone", "give --backbone NAME or --backbone FILE; for methods, --methods NAMES"),
+    "arch": ("backbone", "give --backbone NAME or --backbone FILE"),
+    "net": ("backbone", "give --backbone NAME or --backbone FILE"),
+    "pretrained": ("backbone", "give --backbone NAME or --backbone FILE; all are pre-trained"),
+    "checkpoint": ("backbone", "give --backbone FILE for weights, --resume for a run"),
+    "weights": ("backbone", "give --backbone FILE"),
+    "method": ("methods", "give --methods NAMES, separated by commas"),
+    "algorithm": ("methods", "give --methods NAMES, separated by commas"),
+    "alg": ("methods", "give --methods NAMES, separated by commas"),
+    "strategy": ("methods", "give --methods NAMES, separated by commas"),
+    "alpha": ("partition", SKEW),
+    "beta": ("partition", SKEW),
+    "dirichlet": ("partition", SKEW),
+    "dirichlet-alpha": ("partition", SKEW),
+    "dir-alpha": ("partition", SKEW),
+    "concentration": ("partition", SKEW),
+    "split": ("partition", SKEW),
+    "noniid": ("partition", SKEW),
+    "iid": ("partition", "give --partition iid"),
+    "gpu": ("device", "give --device cuda; CUDA_VISIBLE_DEVICES chooses among several"),
+    "gpus": ("device", "give --device cuda; CUDA_VISIBLE_DEVICES chooses among several"),
+    "gpu-id": ("device", "give --device cuda; CUDA_VISIBLE_DEVICES chooses among several"),
+    "device-id": ("device", "give --device cuda; CUDA_VISIBLE_DEVICES chooses among several"),
+    "num-gpus": ("jobs", "give --jobs auto for one run per GPU"),
+    "cuda": ("device", "give --device cuda"),
+    "cpu": ("device", "give --device cpu"),
+    "workers": ("jobs", "give --jobs NUMBER for runs side by side"),
+    "num-workers": ("jobs", "give --jobs NUMBER for runs side by side"),
+    "seed": ("seeds", "give --seeds NUMBERS, e.g. --seeds 0 or --seeds 0-2"),
+    "batch": ("batch_size", "give --batch-size NUMBER"),
+    "bs": ("batch_size", "give --batch-size NUMBER"),
+    "local-bs": ("batch_size", "give --batch-size NUMBER"),
+    "num-clients": ("clients", "give --clients NUMBER"),
+    "num-users": ("clients", "give --clients NUMBER"),
+    "n-clients": ("clients", "give --clients NUMBER"),
+    "num-rounds": ("rounds", "give --rounds NUMBER, per task"),
+    "comm-rounds": ("rounds", "give --rounds NUMBER, per task"),
+    "global-rounds": ("rounds", "give --rounds NUMBER, per task"),
+    "local-epochs": ("epochs", "give --epochs NUMBER, per round"),
+    "local-ep": ("epochs", "give --epochs NUMBER, per round"),
+    "num-epochs": ("epochs", "give --epochs NUMBER, per round"),
+    "num-tasks": ("tasks", "give --tasks NUMBER"),
+    "n-tasks": ("tasks", "give --tasks NUMBER"),
+    "classes-per-task": ("tasks", "give the classes of each task: --tasks 20,20,20,20,20"),
+    "increment": ("tasks", "give the classes of each task: --tasks 50,10,10,10,10,10"),
+    "frac": ("participation", "give --participation NUMBER, a part up to 1 or a number of clients"),
+    "fraction": ("participation", "give --participation NUMBER, a part up to 1 or a number of clients"),
+    "data": ("data_root", "give --data-root FOLDER for images, --dataset NAME for what they are"),
+    "data-dir": ("data_root", "give --data-root FOLDER"),
+    "data-path": ("data_root", "give --data-root FOLDER"),
+    "datasets": ("dataset", "give --dataset NAMES, separated by commas"),
+    "img-size": ("image_size", "give --image-size NUMBER"),
+    "output": ("out", "give --out FOLDER"),
+    "output-dir": ("out", "give --out FOLDER"),
+    "save-dir": ("out", "give --out FOLDER"),
+    "log-dir": ("out", "give --out FOLDER"),
+    "cfg": ("config", "give --config FILE"),
+    "fp16": ("precision", "give --precision bf16"),
+    "amp": ("precision", "give --precision bf16"),
+    "wandb": ("log", "give --log wandb"),
+    "tensorboard": ("log", "give --log tensorboard"),
+}
+"""Option of another tool -> the parameter here that it stands for, and what to type."""
+
+COMMANDS: dict[str, str] = {
+    "run": "fczoo bench",
+    "train": "fczoo bench",
+    "fit": "fczoo bench",
+    "benchmark": "fczoo bench",
+    "start": "fczoo bench",
+    "launch": "fczoo bench",
+    "experiment": "fczoo bench",
+    "simulate": "fczoo bench",
+    "resume": "fczoo bench --resume",
+    "eval": "fczoo report FOLDER; bench evaluates after every task",
+    "evaluate": "fczoo report FOLDER; bench evaluates after every task",
+    "test": "fczoo report FOLDER; bench evaluates after every task",
+    "results": "fczoo report FOLDER",
+    "predict": "fczoo report FOLDER; bench evaluates after every task",
+    "plot": "fczoo report FOLDER --html FILE --figures FOLDER",
+    "visualize": "fczoo report FOLDER --html FILE --figures FOLDER",
+    "search": "fczoo tune",
+    "sweep": "fczoo tune for options of methods; fczoo bench --config FILE for a grid",
+    "download": "fczoo data fetch NAME",
+    "fetch": "fczoo data fetch NAME",
+    "check": "fczoo data check NAME",
+    "split": "fczoo partition",
+    "info": "fczoo show NAME",
+    "describe": "fczoo show NAME",
+    "ls": "fczoo list",
+    "config": "fczoo show settings",
+    "help": "fczoo --help",
+    "version": "fczoo --version",
+    "env": "fczoo doctor",
+}
+"""Command of another tool -> what to type."""
+
+PARTITIONS: dict[str, str] = {
+    "noniid": "dirichlet:0.1",
+    "niid": "dirichlet:0.1",
+    "skewed": "dirichlet:0.1",
+    "lda": "dirichlet:0.1",
+    "dir": "dirichlet:0.1",
+    "pathological": "shards:2 or quantity:2",
+    "uniform": "iid",
+    "random": "iid",
+}
+"""Name of a split elsewhere -> the partition here."""
+
+FEW = 5  # names that a message lists
+FIELDS: dict[str, str] = {
+    "learning-rate": "lr",
+    "lrate": "lr",
+    "step-size": "lr",
+    "wd": "weight_decay",
+    "decay": "weight_decay",
+    "lora-rank": "rank",
+    "memory-size": "memory",
+    "buffer-size": "memory",
+}
+"""Option of a method elsewhere -> its name here."""
+
+LISTS = {
+    **dict.fromkeys(("methods", "dataset", "partition", "log", "vary"), "names"),
+    **dict.fromkeys(("seeds", "tasks", "class-order", "mean", "std"), "numbers"),
+}
+"""Option that takes several words, separated by commas -> what these are."""
+MANY_SEEDS = 100  # a larger number after ``--seeds`` is not meant as a number of runs
+
+
+def option_pointer(option: str, known: Collection[str]) -> str:
+    """Return what to type in place of an unknown option; empty where ``known`` lacks the target.
+
+    An option that methods have is given with ``--set``.
+    """
+    rows = {fold(name): row for name, row in OPTIONS.items()}
+    target, advice = rows.get(fold(option.lstrip("-")), ("", ""))
+    if target:
+        return advice if target in known else ""
+    owners = option_owners(option.lstrip("-")) if "set" in known else {}
+    names = list(owners)
+    return f"it is an option of {first_few(names)}: --set METHOD.{owners[names[0]]}=VALUE" if names else ""
+
+
+def option_owners(word: str) -> dict[str, str]:
+    """Return the methods that have an option, each with its spelling of it."""
+    spelled = {name: match(word, METHODS.options(name)) for name in METHODS.names()}
+    return {name: option for name, option in spelled.items() if option}
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Return the first names in words, and how many more there are."""
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + more
+
+
+def command_pointer(command: str, kinds: Iterable[str]) -> str:
+    """Return what to type in place of an unknown command; empty where nothing is known of it.
+
+    ``kinds`` are what ``fczoo list`` lists.
+    """
+    if kind := match(command, kinds):
+        return f"fczoo list {kind}"
+    if method := METHODS.find(command):
+        return f"fczoo show {method} or fczoo bench --methods {method}"
+    return {fold(name): advice for name, advice in COMMANDS.items()}.get(fold(command), "")
+
+
+def check_methods(names: Iterable[str]) -> None:
+    """Raise FczooError for a name that is not a method but a rule of local training or an aggregator."""
+    for name in names:
+        for option, registry in (("local", LOCAL_TRAINING), ("aggregator", AGGREGATORS)):
+            found = registry.find(name)
+            if found and METHODS.find(name) is None:
+                advice = f"{found} goes with any method: --{option} {found}"
+                raise FczooError(f"no method is called {name!r}; {advice}")
+
+
+def check_partitions(specs: Iterable[str]) -> None:
+    """Raise FczooError for a partition that other tools call so, and for numbers without a name."""
+    listed = list(specs)
+    for place, spec in enumerate(listed):
+        name, colon, value = spec.partition(":")
+        advised = PARTITIONS.get(fold(name))
+        if advised and PARTITIONERS.find(name) is None:
+            wanted = f"{advised.partition(':')[0]}:{value}" if colon and " or " not in advised else advised
+            raise FczooError(f"--partition {spec} is not a partition here; write --partition {wanted}")
+        if spec.replace(".", "", 1).isdecimal():
+            before = listed[place - 1].partition(":")[0] if place else "dirichlet"
+            wanted = ",".join([*listed[:place], f"{before}:{spec}"])
+            raise FczooError(f"--partition has {spec!r} without a name; write --partition {wanted}")
+
+
+def check_fields(method: str, fields: Iterable[str], values: Iterable[str]) -> None:
+    """Raise FczooError for an option that the method has under another name, such as ``learning_rate``."""
+    known, names = list(fields), {fold(word): name for word, name in FIELDS.items()}
+    for word in values:
+        wanted = names.get(fold(word))
+        if wanted is None or word in known:
+            continue
+        close = sorted((name for name in known if set(wanted.split("_")) <= set(name.split("_"))), key=len)
+        if close:
+            advice = f"did you mean {', '.join(close)}? (--set {method}.{close[0]}=VALUE)"
+            raise FczooError(f"{method} has no option {word!r}; {advice}")
+
+
+def check_spaces(args: Sequence[str]) -> str:
+    """Return advice where words of a list are separated by spaces; empty where they are not."""
+    for place, word in enumerate(args):
+        name, _, first = word.removeprefix("--").lower().replace("_", "-").partition("=")
+        if word.startswith("--") and name in LISTS:
+            rest = itertools.takewhile(lambda value: not value.startswith("-"), args[place + 1 :])
+            values = [value.strip(",") for value in (first, *rest) if value.strip(",")]
+            if len(values) > 1:
+                return f"separate {LISTS[name]} by commas: --{name} {','.join(values)}"
+    return ""
+
+
+def one_seed(value: object) -> str:
+    """Return a note for a single seed, which may have been meant as a number of runs."""
+    word = str(value).strip()
+    if not word.isdecimal() or not 2 <= int(word) <= MANY_SEEDS:
+        return ""
+    return f"one run with seed {word}; for {word} runs give --seeds 0-{int(word) - 1}"

@@ -1,0 +1,159 @@
+"""Options, commands and values of other tools bring the right pointer, row by row."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+from fczoo.cli.bench import bench
+from fczoo.cli.pointers import COMMANDS, OPTIONS, PARTITIONS, one_seed
+from helpers_cli import TINY
+
+
+def error_of(*words: str) -> str:
+    """Return the one line in which a command refuses its words."""
+    done = CliRunner().invoke(main, list(words))
+    assert done.exit_code in (1, 2), done.output
+    assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1 and not done.stdout
+    return done.stderr
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_row_of_options_leads_to_an_option_of_bench(option: str) -> None:
+    target, advice = OPTIONS[option]
+    params = {param.name: param.opts[0] for param in bench.params}
+    assert params[target] in advice and f"--{option}" not in {o for p in bench.params for o in p.opts}
+    assert f"No such option '--{option}'; {advice}" in error_of("bench", f"--{option}", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["bench", "--LR", "1"], "--set METHOD.lr=VALUE"),
+        (
+            ["bench", "--lr_lora", "1"],
+            "option of dolfin, fedlora, l2p, pilora: --set METHOD.lr_lora=VALUE",
+        ),
+        (
+            ["tune", "--LR-LoRA", "1"],
+            "option of dolfin, fedlora, l2p, pilora: --set METHOD.lr_lora=VALUE",
+        ),
+        (["bench", "--momentum", "1"], "and 34 more: --set METHOD.momentum=VALUE"),
+        (["tune", "--lr", "1"], "--set METHOD.lr=VALUE"),
+        (["bench", "--non-iid", "1"], "--partition dirichlet:0.1"),
+        (["bench", "--pretrained", "x"], "--backbone FILE"),
+        (["tune", "--num-clients", "3"], "--clients NUMBER"),
+        (["bench", "--methods", "a", "b", "c"], "separate names by commas: --methods a,b,c"),
+        (["bench", "--methods=a", "b"], "separate names by commas: --methods a,b"),
+        (["bench", "--methods", "a,", "b"], "separate names by commas: --methods a,b"),
+        (["bench", "--seeds", "0", "1"], "separate numbers by commas: --seeds 0,1"),
+        (["bench", "--tasks", "50", "10", "--seeds", "0"], "separate numbers by commas: --tasks 50,10"),
+        (["tune", "--methods", "a", "b"], "separate names by commas: --methods a,b"),
+        (["bench", "--methods", "hgp,FedProx"], "fedprox goes with any method: --local fedprox"),
+        (["bench", "--methods", "Median"], "median goes with any method: --aggregator median"),
+        (["bench", "--methods", "hgp", "--partition", "noniid"], "write --partition dirichlet:0.1"),
+        (["bench", "--methods", "hgp", "--partition", "Non-IID:0.3"], "write --partition dirichlet:0.3"),
+        (
+            ["bench", "--methods", "hgp", "--partition", "dirichlet:0.1,0.5"],
+            "--partition dirichlet:0.1,dirichlet:0.5",
+        ),
+        (["bench", "--methods", "hgp", "--partition", "0.1"], "write --partition dirichlet:0.1"),
+        (["partition", "--partition", "NonIID"], "write --partition dirichlet:0.1"),
+        (
+            ["tune", "--methods", "hgp", "--out", "x", "--partition", "LDA:0.2"],
+            "write --partition dirichlet:0.2",
+        ),
+        (
+            ["bench", "--methods", "hgp", "--set", "hgp.learning_rate=1"],
+            "mean lr, head_lr, server_lr?",
+        ),
+        (["bench", "--methods", "hgp", "--set", "hgp.wd=1"], "(--set hgp.weight_decay=VALUE)"),
+        (["bench", "--methods", "pilora", "--set", "pilora.learning_rate=1"], "lr_prototype"),
+        (["reproduce", "hgp"], "hgp has "),
+        (["reproduce", "HGP"], "hgp/cifar100/"),
+    ],
+)
+def test_pointers(words: list[str], says: str) -> None:
+    assert says in error_of(*words)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_row_of_commands_leads_to_a_command(command: str) -> None:
+    advice = COMMANDS[command]
+    word = advice.split()[1].strip(";")
+    assert word in main.commands or word in ("--help", "--version")
+    assert f"No such command {command!r}; write {advice}" in error_of(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("HGP", "write fczoo show hgp or fczoo bench --methods hgp"),
+        ("Data-Sets", "write fczoo list datasets"),
+        ("protocols", "write fczoo list protocols"),
+    ],
+)
+def test_a_name_in_place_of_a_command(command: str, says: str) -> None:
+    assert says in error_of(command)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_every_row_of_partitions_names_one(name: str) -> None:
+    says = f"write --partition {PARTITIONS[name]}"
+    assert says in error_of("bench", "--methods", "hgp", "--partition", name)
+
+
+def test_one_seed() -> None:
+    assert one_seed("3") == "one run with seed 3; for 3 runs give --seeds 0-2"
+    assert one_seed(3) == one_seed("3")
+    assert {one_seed(value) for value in ("0", "1", "0-2", "0,1", "", "2024", "9" * 400)} == {""}
+
+
+def test_bench_says_how_many_runs_one_seed_is(tmp_path: Path) -> None:
+    words = [*TINY, "--out", str(tmp_path / "run"), "--methods", "fedncm", "--seeds", "3"]
+    done = CliRunner().invoke(main, ["bench", *words])
+    assert done.exit_code == 0, done.output
+    assert "one run with seed 3; for 3 runs give --seeds 0-2\n" in done.stderr
+    assert json.loads((tmp_path / "run" / "bench.json").read_text())["seeds"] == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("quick", "quick"),
+        ("vit_nano_32", "the small backbone that comes with fczoo"),
+        ("VIT-tiny-patch16-224", "--backbone vit_tiny_patch16_224:FILE.safetensors"),
+        ("aggregator", "capped, fedavg, krum"),
+        ("--batch-size", "fczoo bench --batch-size"),
+        ("lr", "An option of "),
+        ("lr", "hgp.lr "),
+    ],
+)
+def test_show_finds_what_a_name_is(name: str, says: str) -> None:
+    done = CliRunner().invoke(main, ["show", "--", name])
+    assert done.exit_code == 0 and says in done.stdout, done.output
+
+
+def test_show_lists_the_meanings_of_an_ambiguous_name() -> None:
+    done = CliRunner().invoke(main, ["show", "local"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("local is 2 things:\n- the setting local of a run: fczoo bench --local")
+    assert (
+        "- an option of pilora: fczoo show pilora has its value, --set pilora.local=VALUE sets it\n"
+        in done.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("qick", "nothing is called 'qick'; did you mean quick"),
+        ("methods", "nothing is called 'methods'; see fczoo list methods"),
+        ("seeds", "nothing is called 'seeds'; --seeds is an option: see fczoo bench --help"),
+        ("learning_rate", "nothing is called 'learning_rate'; the learning rate is an option of each method"),
+    ],
+)
+def test_show_says_what_an_unknown_name_may_be(name: str, says: str) -> None:
+    assert says in error_of("show", name)
