@@ -12,7 +12,7 @@ from fczoo.board.traits import Traits, traits
 from fczoo.reports.columns import COLUMNS, GROUPS, percent
 from fczoo.reports.describe import describe, notes
 from fczoo.reports.figures import accuracy_matrix, overview
-from fczoo.reports.formats import number, to_csv
+from fczoo.reports.formats import number, sign, to_csv
 from fczoo.reports.insights import insights
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.tables import Entry, Table, entry_of, interval, make_table
@@ -22,8 +22,11 @@ MAIN = ("A_N", "Avg", "forgetting", "MB sent", "seconds")
 """Columns of the first table; all others are below it."""
 
 
-def benchmark(experiment: Experiment, index: int) -> dict[str, Any]:
-    """What the template shows of an experiment, the ``index``-th of its page."""
+def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> dict[str, Any]:
+    """What the template shows of an experiment, the ``index``-th of its page.
+
+    ``order`` numbers the colours of rows.
+    """
     lines = ordered(experiment)
     experiment = Experiment(tuple(lines), experiment.unfinished, experiment.runs)
     words = [traits(line) for line in lines]
@@ -36,6 +39,8 @@ def benchmark(experiment: Experiment, index: int) -> dict[str, Any]:
     rows = [
         _row(line, w, f"b{index}-{i}", names) for i, (line, w) in enumerate(zip(lines, words, strict=True))
     ]
+    for row in rows:
+        row["colour"] = order[row["label"]]
     return {
         "id": f"b{index}",
         "heading": heading(experiment),
@@ -104,8 +109,9 @@ def _table(table: Table) -> dict[str, Any]:
     def cell(entry: Entry | None, i: int) -> dict[str, Any]:
         text = number(entry, table.columns[i])
         if entry is None:
-            return {"text": text, "value": "", "mark": "", "open": False}
-        return {"text": text, "value": repr(entry.mean), "mark": entry.mark, "open": entry.like_best}
+            return {"text": text, "value": "", "mark": "", "sign": ""}
+        tested = sign(entry, "≈", "†")
+        return {"text": text, "value": repr(entry.mean), "mark": entry.mark, "sign": tested}
 
     head = [(c.name, arrows[c.better], c.meaning) for c in table.columns]
     rows = [

@@ -15,9 +15,10 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import write_safely
 from fczoo.reports.chosen import changes
 from fczoo.reports.columns import COLUMNS, percent
+from fczoo.reports.figures import colour_order
 from fczoo.reports.runs import Experiment, Line, read_experiments
 from fczoo.reports.tables import entry_of
-from fczoo.reports.text import TEST
+from fczoo.reports.text import TEST, UNTESTED
 
 INDEX = "index.html"
 
@@ -27,7 +28,8 @@ def write_page(places: Sequence[Path], out: Path) -> None:
 
     Raises FczooError for places that hold no finished run.
     """
-    text = _benchmarks(read_experiments(places), home="")
+    experiments = read_experiments(places)
+    text = _benchmarks(experiments, home="", order=colour_order(experiments))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_safely(out, text.encode())
 
@@ -38,7 +40,8 @@ def write_site(places: Sequence[Path], folder: Path) -> int:
     Raises FczooError for places that hold no finished run, and for a folder with anything but such a site.
     """
     experiments = sorted(read_experiments(places), key=_weight, reverse=True)
-    pages = {heading(experiment).file: _benchmarks([experiment], INDEX) for experiment in experiments}
+    order = colour_order(experiments)
+    pages = {heading(e).file: _benchmarks([e], INDEX, order) for e in experiments}
     earlier = _earlier(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in {**pages, INDEX: _index(experiments)}.items():
@@ -78,9 +81,9 @@ def _ours(path: Path) -> bool:
     return f'content="{GENERATOR}"' in path.read_text(encoding="utf-8", errors="replace")[:2000]
 
 
-def _benchmarks(experiments: Sequence[Experiment], home: str) -> str:
-    shown = [benchmark(experiment, i) for i, experiment in enumerate(experiments)]
-    return render("benchmarks.html", benchmarks=shown, home=home, test=TEST)
+def _benchmarks(experiments: Sequence[Experiment], home: str, order: Mapping[str, int]) -> str:
+    shown = [benchmark(experiment, i, order) for i, experiment in enumerate(experiments)]
+    return render("benchmarks.html", benchmarks=shown, home=home, test=TEST, untested=UNTESTED)
 
 
 # --- the index

@@ -40,7 +40,7 @@ def _pairs_csv(labels: Sequence[str], tested: Mapping[tuple[int, int], Pair]) ->
 def _pair(pair: Pair | None, better: str, worse: str) -> dict[str, str]:
     """A cell of the table of pairs."""
     if pair is None:
-        return {"sign": "", "kind": "untested", "says": f"{better} and {worse}: not tested", "worse": worse}
+        return {"sign": "†", "kind": "untested", "says": f"{better} and {worse}: not tested", "worse": worse}
     kind = "sure" if pair.corrected < LEVEL else "alone" if pair.p < LEVEL else "open"
     return {
         "sign": {"sure": "●", "alone": "○", "open": "≈"}[kind],

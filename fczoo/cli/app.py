@@ -44,11 +44,13 @@ def usage_in_one_line() -> Iterator[None]:
         if isinstance(error, _HELP):
             raise
         command = error.ctx.command_path if error.ctx else "fczoo"
-        if isinstance(error, click.NoSuchOption) and error.ctx:
-            options = (option for param in error.ctx.command.params for option in param.opts)
-            known = {option.lstrip("-").replace("-", "_") for option in options}
-            if advice := option_pointer(error.option_name, known):
-                said = f"No such option {error.option_name!r}; {advice}"
+        if isinstance(error, click.NoSuchOption):
+            params = error.ctx.command.params if error.ctx else []
+            known = {option.lstrip("-").replace("-", "_") for param in params for option in param.opts}
+            near = ", ".join(error.possibilities or [])
+            advice = f"did you mean {near}?" if near else f"see {command} --help"
+            advice = option_pointer(error.option_name, known) or advice
+            raise UsageLine(f"{command}: no such option {error.option_name}; {advice}") from error
         raise UsageLine(f"{said}; see {command} --help") from error
 
 
@@ -59,6 +61,8 @@ class Commands(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a terminal without ± shows a question mark
                 stream.reconfigure(errors="replace")
+        if not more.get("prog_name"):  # click would call it by the file: python -m fczoo
+            more["prog_name"] = "fczoo"
         return super().main(*arguments, **more)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -92,7 +96,7 @@ class Commands(click.Group):
             raise
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], **CONTEXT})
+@click.group("fczoo", cls=Commands, context_settings={"help_option_names": ["-h", "--help"], **CONTEXT})
 @click.version_option(__version__, prog_name="fczoo")
 def main() -> None:
     """Benchmark zoo for Federated Class-Incremental Learning on pre-trained vision transformers."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from fczoo.core.errors import FczooError
+from fczoo.core.options import plural
 
 ARCHIVE = Path("results") / "results.csv"
 
@@ -24,7 +25,7 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     from fczoo.board.pages import INDEX, write_site
 
     count = write_site(places or (ARCHIVE,), out)
-    click.echo(f"{'1 benchmark' if count == 1 else f'{count} benchmarks'} written to {out / INDEX}")
+    click.echo(f"{plural(count, 'benchmark')} written to {out / INDEX}")
 
 
 @click.command()
@@ -47,5 +48,5 @@ def submit(folder: Path, into: Path, dry_run: bool) -> None:
         click.echo(f"refused: {fault}", err=True)
     if faults:
         raise FczooError(f"nothing of {folder} was entered into {into}; mend what is refused")
-    runs = "1 run" if count == 1 else f"{count} runs"
+    runs = plural(count, "run")
     click.echo(f"{runs} may enter {into}" if dry_run else f"{runs} entered into {into}")

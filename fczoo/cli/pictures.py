@@ -13,11 +13,11 @@ NAMED = 0.08  # share of a bar from which on its option stands in it
 
 def check_plot(path: Path) -> None:
     """Raise FczooError without matplotlib, without the folder, and for a kind of picture not written here."""
-    from fczoo.reports.drawing import pyplot
+    from fczoo.reports.drawing import picture_class
 
     if not path.absolute().parent.is_dir():
         raise FczooError(f"--plot {path}: there is no folder {path.parent}; make it first")
-    kinds = sorted(pyplot().Figure().canvas.get_supported_filetypes())
+    kinds = sorted(picture_class()().canvas.get_supported_filetypes())
     if path.suffix.removeprefix(".").lower() not in kinds:
         raise FczooError(f"--plot {path} names no kind of picture; end it in one of .{', .'.join(kinds)}")
 

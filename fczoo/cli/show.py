@@ -13,7 +13,7 @@ from fczoo.backbones.pretraining import TITLES
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.names import fold
-from fczoo.core.options import describe_type, nearest
+from fczoo.core.options import describe_type, nearest, plural
 from fczoo.core.payload import Payload
 from fczoo.core.registry import (
     AGGREGATORS,
@@ -202,7 +202,7 @@ def _tree_table(tree: Tree) -> str:
     rows = []
     for group, names in groups.items():
         shape = (
-            f"{len(names)} tensors"
+            plural(len(names), "tensor")
             if len(names) > 1
             else "x".join(map(str, tree[names[0]].shape)) or "scalar"
         )

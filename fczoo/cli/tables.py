@@ -9,10 +9,25 @@ import click
 from fczoo.cli.bench import bench
 from fczoo.cli.options import Name
 from fczoo.core.errors import FczooError
+from fczoo.core.options import plural
 
 if TYPE_CHECKING:
     from fczoo.papers.cards import Card
 
+TABLE = click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="NAME",
+    help="Only this printed table, such as T1; may be given several times.",
+)
+ROW = click.option(
+    "--row",
+    "rows",
+    multiple=True,
+    metavar="NAME",
+    help="Only this printed row, or those with NAME in theirs; may be given several times.",
+)
 FOLDERS = click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 
 
@@ -60,7 +75,7 @@ def report(
 
         written, unfinished = write_archive(read_runs(folders), archive)
         left_out = f", {unfinished} unfinished left out" if unfinished else ""
-        click.echo(f"{written} runs written to {archive}{left_out}")
+        click.echo(f"{plural(written, 'run')} written to {archive}{left_out}")
     elif html:
         from fczoo.board.pages import write_page
 
@@ -97,11 +112,14 @@ def papers(paper: str | None, table: str | None, missing: bool) -> None:
 @click.command()
 @FOLDERS
 @click.option("--paper", required=True, help="See `fczoo papers`.")
-def compare(folders: tuple[Path, ...], paper: str) -> None:
+@TABLE
+@ROW
+def compare(folders: tuple[Path, ...], paper: str, tables: tuple[str, ...], rows: tuple[str, ...]) -> None:
     """Our numbers beside a paper's, with every setting and option that differs from the print."""
+    from fczoo.cli.terminal import fitted
     from fczoo.papers.compare import compare as beside
 
-    click.echo(beside(folders, paper))
+    click.echo(fitted(beside(folders, paper, tables, rows)))
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -120,14 +138,25 @@ def compare(folders: tuple[Path, ...], paper: str) -> None:
     show_default="results",
     help="Without CARD: where runs are looked for.",
 )
+@click.option("--paper", help="Without CARD: list the rows of this paper only; see `fczoo papers`.")
+@TABLE
+@ROW
 def reproduce(
-    card: str | None, extra: tuple[str, ...], dry_run: bool, reading: str | None, results: Path | None
+    card: str | None,
+    extra: tuple[str, ...],
+    dry_run: bool,
+    reading: str | None,
+    results: Path | None,
+    paper: str | None,
+    tables: tuple[str, ...],
+    rows: tuple[str, ...],
 ) -> None:
     """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it.
     Without CARD: all cards, with status.
 
     EXTRA words go to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out FOLDER.
     """
+    from fczoo.cli.terminal import fitted
     from fczoo.papers.cards import get_card
     from fczoo.papers.compare import spread
     from fczoo.papers.reproduce import listing, spelled, verdict
@@ -136,13 +165,16 @@ def reproduce(
     if card is None:
         if dry_run or reading:
             raise FczooError("--dry-run and --reading are about one card; name it, or leave them out")
-        click.echo(listing(results or Path("results")))
+        click.echo(fitted(listing(results or Path("results"), paper, tables, rows)))
         return
-    if results:
-        raise FczooError(f"--results is about the list of all cards; leave it or {card} out")
+    if card.startswith("-"):
+        raise click.NoSuchOption(card, ctx=click.get_current_context())
+    listed = {"--results": results, "--paper": paper, "--table": tables, "--row": rows}
+    if given := [name for name, value in listed.items() if value]:
+        raise FczooError(f"{given[0]} is about the list of all cards; leave it or {card} out")
     chosen = get_card(card)
     command = chosen.command(extra, reading or "print")
-    ran = bench.make_context("bench", command[1:])
+    ran = bench.make_context("fczoo reproduce", command[1:])
     _check_one_row(chosen, ran.params)
     click.echo(spelled(command))
     if dry_run:

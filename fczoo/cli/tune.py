@@ -88,7 +88,7 @@ def tune(
     from fczoo.cli.pictures import check_plot, write_importance
     from fczoo.cli.pointers import check_partitions
     from fczoo.core.errors import FczooError
-    from fczoo.core.options import spaces
+    from fczoo.core.options import plural, spaces
     from fczoo.reports.words import early_tasks, option_word, word_table
     from fczoo.runner.search import tune as search
     from fczoo.runner.study import ERROR
@@ -123,7 +123,9 @@ def tune(
         as_it_comes = "failed" if ERROR in found.trials[0] else f"{found.default_score:.1f}"
         rows.append((name, as_it_comes, f"{found.score:.1f}", share, values))
     click.echo(word_table(rows, ["method", "as it comes", "tuned", "what matters", "values"]))
-    effort_words = f"each method had {trials} trials of {tuned.image_steps} image-steps on its tasks' images"
+    effort_words = (
+        f"each method had {plural(trials, 'trial')} of {tuned.image_steps} image-steps on its tasks' images"
+    )
     seen = f"{early_tasks(tuned.effort['tasks'])}, on {tuned.scored} training images held out"
     click.echo(f"\nA_N in % after {seen}; {effort_words}.\nWritten to {out / TUNED}")
     if plot is not None:

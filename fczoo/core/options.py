@@ -164,6 +164,11 @@ def quoted(value: Any) -> str:
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}... ({len(text)} characters)"
 
 
+def plural(number: int, noun: str, nouns: str = "") -> str:
+    """Return ``1 setting`` or ``2 settings``; ``nouns`` is the plural where it does not end in s."""
+    return f"{number} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
 def nearest(word: str, names: Iterable[str]) -> str:
     """Return advice after an unknown name: the close names, else all with the likeliest first."""
     known, key = sorted(names), fold(word)

@@ -11,6 +11,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from fczoo.core.files import home
+from fczoo.core.options import plural
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Dataset, ImageData, Official, Split
 from fczoo.data.duplicates import pixels_digest, say_shared
@@ -35,7 +36,7 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
     rows = [("classes", str(len(data.classes)), str(dataset.classes or "-"))]
     differences = []
     if dataset.classes and len(data.classes) != dataset.classes:
-        differences.append(f"{len(data.classes)} classes, not {dataset.classes}")
+        differences.append(f"{plural(len(data.classes), 'class', 'classes')}, not {dataset.classes}")
     for label, split, total, each in (
         ("training images", data.train, official.train, official.train_per_class),
         ("test images", data.test, official.test, official.test_per_class),
@@ -49,7 +50,7 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
             differences.append(f"{_range(counts)} {label} a class, not {each}")
     rows.append(("unreadable files", str(len(broken)), "0"))
     if broken:
-        differences.append(f"{len(broken)} unreadable files")
+        differences.append(plural(len(broken), "unreadable file"))
     table = tabulate(
         rows,
         ["", "found", "official"],

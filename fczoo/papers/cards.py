@@ -54,6 +54,15 @@ def cards() -> dict[str, Card]:
 
     A row that a table prints again, such as an ablation's last one, adds its figures to the same card.
     """
+    return _cards(implemented=True)
+
+
+def not_implemented() -> dict[str, Card]:
+    """The rows that no run can follow, by the name that a card would have."""
+    return _cards(implemented=False)
+
+
+def _cards(implemented: bool) -> dict[str, Card]:
     found: dict[str, tuple[Paper, list[Number]]] = {}
     methods, datasets = set(METHODS.names()), set(DATASETS.names())
     for paper in papers().values():
@@ -61,7 +70,7 @@ def cards() -> dict[str, Card]:
             row = paper.row(n)
             if row.method not in methods or row.dataset not in datasets:
                 continue
-            if row.why or n.metric_here is None:
+            if bool(row.why) == implemented or n.metric_here is None:
                 continue
             numbers = found.setdefault(card_name(paper, row, n), (paper, []))[1]
             if all((n.metric, n.value) != (k.metric, k.value) for k in numbers):
@@ -70,10 +79,15 @@ def cards() -> dict[str, Card]:
 
 
 def get_card(name: str) -> Card:
-    """Return the card of a name. Raises FczooError with the nearest cards for an unknown one."""
-    known = cards()
+    """Return the card of a name.
+
+    Raises FczooError with the nearest cards for an unknown name, and for a row that is not implemented.
+    """
+    known, absent = cards(), not_implemented()
     spelled = match(name, known)
     if spelled is None:
+        if row := match(name, absent):
+            raise FczooError(f"{row} is not implemented: {absent[row].row.why}")
         if own := [card for card in known if fold(card).startswith(f"{fold(name)}/")]:
             few = ", ".join(sorted(own, key=lambda card: card.count("/"))[:FEW])
             more = f", ... ({len(own) - FEW} more; see fczoo reproduce)" if len(own) > FEW else ""

@@ -79,13 +79,28 @@ def _counted(found: Sequence[Verdict]) -> str:
 
 
 def _summed(verdicts: Sequence[Sequence[Verdict]]) -> str:
-    """How many claims hold: a claim counts by the runs that tell its sides apart."""
-    kinds = Counter(frozenset(found) - {"not told apart"} if found else None for found in verdicts)
-    counts = {
-        "hold": kinds[frozenset({"holds"})],
-        "do not hold": kinds[frozenset({"does not hold"})],
-        "hold in some runs and not in others": kinds[frozenset({"holds", "does not hold"})],
-        "are told apart in none": kinds[frozenset()],
-        "were never run": kinds[None],
-    }
-    return f"of {len(verdicts)} claims {', '.join(f'{n} {what}' for what, n in counts.items() if n)}"
+    """Count the claims that hold: runs with a significant difference count first, untested ones last."""
+    counts = Counter(_kind(set(found)) for found in verdicts)
+    order = [
+        "hold",
+        "do not hold",
+        "hold in some runs and not in others",
+        "show no significant difference",
+        "were not tested",
+        "were never run",
+    ]
+    return (
+        f"of {len(verdicts)} claims {', '.join(f'{counts[kind]} {kind}' for kind in order if counts[kind])}"
+    )
+
+
+def _kind(verdicts: set[Verdict]) -> str:
+    if {"holds", "does not hold"} <= verdicts:
+        return "hold in some runs and not in others"
+    if "holds" in verdicts:
+        return "hold"
+    if "does not hold" in verdicts:
+        return "do not hold"
+    if "no significant difference" in verdicts:
+        return "show no significant difference"
+    return "were not tested" if verdicts else "were never run"

@@ -1,6 +1,6 @@
 """Our numbers beside a paper's, with every setting and option in which a run differs from the print."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -10,10 +10,11 @@ from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.metrics import seen_accuracy
+from fczoo.core.options import plural
 from fczoo.core.registry import DATASETS
 from fczoo.federation.result import Result
-from fczoo.papers.printed import Number, Paper, get_paper, plain_split
-from fczoo.papers.readings import differences, left_open, readable
+from fczoo.papers.printed import Number, Paper, choose_numbers, get_paper, plain_split
+from fczoo.papers.readings import differences, left_open, readings
 from fczoo.reports.columns import COLUMNS, Column, percent
 from fczoo.reports.describe import describe
 from fczoo.reports.runs import Experiment, Line, read_experiments
@@ -30,7 +31,6 @@ class Comparison:
     readings: tuple[str, ...]  # names of the readings of the number: the print, and the released code
     differences: tuple[tuple[str, ...], ...]  # of each, in what the run differs: ``rounds 2 (paper: 5)``
     open: tuple[str, ...] = ()  # what the paper does not say, where the run has other than the protocol
-    why: str = ""  # why no run can be what was printed
 
     @property
     def gap(self) -> float:
@@ -43,64 +43,104 @@ class Comparison:
 
     @property
     def from_print(self) -> tuple[str, ...]:
-        return self.differences[0] if self.differences else (self.why,)
+        return self.differences[0]
 
 
-def compare(places: Sequence[Path], key: str) -> str:
-    """Tables of ours and theirs. Raises FczooError where the paper has no number for any of the runs."""
+def compare(places: Sequence[Path], key: str, tables: Sequence[str] = (), rows: Sequence[str] = ()) -> str:
+    """Write tables of our numbers beside a paper's, of the named tables and rows only if any are named.
+
+    Raises FczooError where the paper has no number for any of the runs, and for unknown names.
+    """
     paper = get_paper(key)
-    parts, tables = [], {""}
+    chosen = choose_numbers(paper.numbers, tables, rows)
+    parts: list[str] = []
+    shown = {""}
     for experiment in read_experiments(places):
-        found = [c for line in experiment.lines for c in comparisons(experiment, line, paper)]
-        if found:
-            tables |= {c.number.table for c in found}
-            parts += [describe(experiment), _table(found), _differences(found), spread(experiment, paper)]
-            without = [line.label for line in experiment.lines if not any(c.line is line for c in found)]
-            parts += (
-                [f"Without a row in {paper.name}'s tables of this data set: {', '.join(without)}."]
-                if without
-                else []
-            )
+        wanted = {line.label: matching(experiment, line, paper, chosen) for line in experiment.lines}
+        found = [c for x in experiment.lines for c in beside(experiment, x, paper, wanted[x.label])]
+        absent = not_implemented(paper, (n for numbers in wanted.values() for n in numbers))
+        if not found and not absent:
+            continue
+        shown |= {c.number.table for c in found} | {n.table for n in absent}
+        parts += [describe(experiment), _table(found, absent), *_differences(paper, found, absent)]
+        parts.append(spread(experiment, paper))
+        if without := [label for label, numbers in wanted.items() if not numbers]:
+            among = "the chosen rows" if tables or rows else f"{paper.name}'s tables of this data set"
+            parts.append(f"Without a row in {among}: {', '.join(without)}.")
     if not parts:
-        rows = {paper.row(n).dataset for n in paper.numbers}
-        raise FczooError(
-            f"{paper.name} has no number for the methods and data sets of these runs; its data sets: "
-            f"{', '.join(name for name in DATASETS.names() if name in rows)}"
-        )
+        raise FczooError(_nothing(paper, chosen, limited=bool(tables or rows)))
     parts += [
         f"To know about {f'table {t}' if t else paper.name}: {'; '.join(lines)}."
         for t, lines in paper.caveats.items()
-        if t in tables
+        if t in shown
     ]
     return "\n\n".join(parts)
 
 
-def comparisons(experiment: Experiment, line: Line, paper: Paper) -> list[Comparison]:
-    """The paper's numbers for a line's method and data set.
+def _nothing(paper: Paper, chosen: Sequence[Number], limited: bool) -> str:
+    rows = [paper.row(n) for n in chosen]
+    used = {row.dataset for row in rows}
+    names = [name for name in DATASETS.names() if name in used]
+    if not limited:
+        return (
+            f"{paper.name} has no number for the methods and data sets of these runs; its data sets: "
+            f"{', '.join(names)}"
+        )
+    methods = sorted({row.method for row in rows if row.method})
+    return (
+        f"the chosen rows of {paper.name} have no number for the methods and data sets of these runs; "
+        f"they are of {', '.join(methods)} on {', '.join(names)}"
+    )
 
-    Those of the same split and number of tasks, if it has any; else all.
+
+def matching(experiment: Experiment, line: Line, paper: Paper, numbers: Sequence[Number]) -> list[Number]:
+    """Return the numbers of a line's method and data set.
+
+    Those of the same split and number of tasks, if there are any; else all.
     """
     method, dataset = line.results[0].method, experiment.settings["dataset"]
-    numbers = [n for n in paper.numbers if (paper.row(n).method, paper.row(n).dataset) == (method, dataset)]
+    found = [n for n in numbers if (paper.row(n).method, paper.row(n).dataset) == (method, dataset)]
     split = plain_split(experiment.about.partition["spec"])
-    same = [n for n in numbers if paper.row(n).split in (None, split) and n.tasks == experiment.task_count]
-    return beside(experiment, line, paper, same or numbers)
+    same = [n for n in found if paper.row(n).split in (None, split) and n.tasks == experiment.task_count]
+    return same or found
+
+
+def not_implemented(paper: Paper, numbers: Iterable[Number]) -> list[Number]:
+    """Return the accuracies among some numbers that no run can follow, each once."""
+    return [n for n in dict.fromkeys(numbers) if paper.row(n).why and column_of(n)]
+
+
+def absent_reasons(paper: Paper, numbers: Iterable[Number]) -> list[str]:
+    """Name the rows among some numbers that no run can follow, with one line for each reason."""
+    tables: dict[str, dict[str, dict[str, None]]] = {}  # reason -> row -> tables
+    for n in not_implemented(paper, numbers):
+        rows = tables.setdefault(paper.row(n).why, {})
+        rows.setdefault(n.method, {})[n.table] = None
+    lines = []
+    for why, rows in tables.items():
+        named = [f"{row} ({', '.join(held)})" for row, held in rows.items()]
+        lines.append(f"Not implemented: {', '.join(named)}: {why}.")
+    return lines
+
+
+def comparisons(experiment: Experiment, line: Line, paper: Paper) -> list[Comparison]:
+    """Compare a line with the paper's numbers for its method and data set."""
+    return beside(experiment, line, paper, matching(experiment, line, paper, paper.numbers))
 
 
 def beside(experiment: Experiment, line: Line, paper: Paper, numbers: Sequence[Number]) -> list[Comparison]:
-    """A line beside those of the numbers that its runs have a figure for."""
+    """Compare a line with those of the numbers that its runs have a figure for and can follow."""
     found = []
     seeds = paper.protocol.seeds.given(experiment.task_count)
     for number in numbers:
         column = column_of(number)
         ours = entry_of(line, column) if column else None
-        if ours is None:
+        if ours is None or paper.row(number).why:
             continue
-        read = readable(paper, number)
+        read = readings(paper, number)
         differing = tuple(tuple(differences(experiment, line, r, len(seeds))) for r in read)
-        names, left = tuple(r.name for r in read), left_open(experiment, line, read[0]) if read else ()
-        why = paper.row(number).why or "its protocol has no such split"
-        found.append(Comparison(line, number, ours, names, differing, tuple(left), why))
+        names, left = tuple(r.name for r in read), left_open(experiment, line, read[0])
+        found.append(Comparison(line, number, ours, names, differing, tuple(left)))
     return found
 
 
@@ -130,24 +170,14 @@ def plus_minus(mean: float, std: float | None) -> str:
     return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
 
 
-def _table(found: Sequence[Comparison]) -> str:
+def _table(found: Sequence[Comparison], absent: Sequence[Number]) -> str:
     rows = []
     for c in found:
-        n = c.number
-        printed = f"{n.method}, {n.table} {n.dataset}, {n.tasks} tasks, {n.partition}"
-        verdict = f"yes, with {c.followed}" if c.followed else f"no: {len(c.from_print)} settings differ"
-        metric = n.metric if n.metric == n.metric_here else f"{n.metric} ({n.metric_here})"
-        rows.append(
-            (
-                c.line.label,
-                printed,
-                metric,
-                plus_minus(c.ours.mean, c.ours.std),
-                plus_minus(n.value, n.std),
-                f"{c.gap:+.1f}",
-                verdict,
-            )
-        )
+        differing = plural(len(c.from_print), "setting differs", "settings differ")
+        verdict = f"yes, with {c.followed}" if c.followed else f"no: {differing}"
+        ours, gap = plus_minus(c.ours.mean, c.ours.std), f"{c.gap:+.1f}"
+        rows.append((c.line.label, *_printed(c.number), ours, _value(c.number), gap, verdict))
+    rows += [("–", *_printed(n), "–", _value(n), "–", "not implemented") for n in absent]
     names = ["ours", "paper's row", "metric", "our value", "paper's", "difference", "comparable"]
     return tabulate(
         rows,
@@ -157,18 +187,50 @@ def _table(found: Sequence[Comparison]) -> str:
     )
 
 
-def _differences(found: Sequence[Comparison]) -> str:
-    """What differs from the print, once for all rows of one line that differ in the same; what is open."""
-    shared = [d for d in found[0].from_print if all(d in c.from_print for c in found)]
-    lines = [f"All rows differ from the print in: {', '.join(shared)}."] if shared else []
-    seen: dict[tuple[str, ...], None] = {}
-    for c in found:
-        own = [d for d in c.from_print if d not in shared]
-        key = (c.line.label, f"{c.number.method}, {c.number.table} {c.number.partition}", ", ".join(own))
-        if own and key not in seen:
-            seen[key] = None
-            lines.append(f"{key[0]} against {key[1]} differs from the print in: {key[2]}.")
-        if c.open and (c.line.label, *c.open) not in seen:
-            seen[c.line.label, *c.open] = None
-            lines.append(f"{c.line.label}, where the paper leaves it open: {', '.join(c.open)}.")
-    return "\n".join(lines) or "Nothing that is printed differs."
+def _printed(n: Number) -> tuple[str, str]:
+    metric = n.metric if n.metric == n.metric_here else f"{n.metric} ({n.metric_here})"
+    return f"{n.method}, {n.table} {n.dataset}, {plural(n.tasks, 'task')}, {n.partition}", metric
+
+
+def _value(n: Number) -> str:
+    return plus_minus(n.value, n.std)
+
+
+def _differences(paper: Paper, found: Sequence[Comparison], absent: Sequence[Number]) -> list[str]:
+    """Say what all rows share, then what each row has beside that, then why rows are not implemented."""
+    printed, left = _common(c.from_print for c in found), _common(c.open for c in found)
+    parts, own = [], []
+    if printed:
+        parts.append(f"All rows differ from the print in: {', '.join(printed)}.")
+    if left:
+        parts.append(f"In all rows, where the paper leaves it open: {', '.join(left)}.")
+    shared = [" ".join(parts)] if parts else []
+    for label in dict.fromkeys(c.line.label for c in found):
+        own += _of_line(label, [c for c in found if c.line.label == label], {*printed, *left})
+    if found and not shared and not own:
+        shared = ["Nothing that is printed differs."]
+    own += absent_reasons(paper, absent)
+    return [*shared, *(["\n".join(own)] if own else [])]
+
+
+def _of_line(label: str, rows: Sequence[Comparison], said: set[str]) -> list[str]:
+    """Say in what one line differs beside what was ``said``: from all its rows, then from single rows."""
+    printed = [d for d in _common(c.from_print for c in rows) if d not in said]
+    left = [o for o in dict.fromkeys(o for c in rows for o in c.open) if o not in said]
+    single: dict[tuple[str, ...], dict[str, None]] = {}
+    for c in rows:
+        if more := tuple(d for d in c.from_print if d not in {*said, *printed}):
+            row = f"{c.number.method} ({c.number.table}, {c.number.partition})"
+            single.setdefault(more, {})[row] = None
+    lines = [f"- against {' and '.join(names)}: {', '.join(more)}." for more, names in single.items()]
+    if left:
+        lines.append(f"- where the paper leaves it open: {', '.join(left)}.")
+    if printed:
+        return [f"{label} differs from the print in: {', '.join(printed)}.", *lines]
+    return [f"{label} differs from the print:" if single else f"{label}:", *lines] if lines else []
+
+
+def _common(lists: Iterable[Sequence[str]]) -> list[str]:
+    """Return what all lists hold, in the order of the first."""
+    first, *others = [*lists] or [()]
+    return [item for item in first if all(item in other for other in others)]

@@ -13,7 +13,7 @@ from fczoo.reports.columns import Column
 from fczoo.reports.runs import Experiment, Line, is_rate
 from fczoo.reports.tables import Entry, entry_of, interval, significant
 
-Verdict = Literal["holds", "does not hold", "not told apart"]
+Verdict = Literal["holds", "does not hold", "no significant difference", "not tested"]
 STRONG = 0.2  # Dirichlet's beta below which the papers speak of strong skew (they print 0.1 and 0.05)
 
 
@@ -117,8 +117,8 @@ class Claim(ABC):
         bounds = interval([*gain.by_seed.values()])
         if bounds is None:
             said = f"{gain.mean:+.1f} with {often}, which is no test" if seeds else "no seed in common"
-            return "not told apart", f"{said}; {where}"
-        verdict: Verdict = "not told apart"
+            return "not tested", f"{said}; {where}"
+        verdict: Verdict = "no significant difference"
         if significant(first, second):
             verdict = "holds" if gain.mean > 0 else "does not hold"
         between = f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]"
@@ -146,7 +146,8 @@ def _counted(gain: Entry) -> Verdict:
     """Of a cost, which is counted and not sampled: what it is with every seed."""
     if all(less > 0 for less in gain.by_seed.values()):
         return "holds"
-    return "does not hold" if all(less < 0 for less in gain.by_seed.values()) else "not told apart"
+    worse = all(less < 0 for less in gain.by_seed.values())
+    return "does not hold" if worse else "no significant difference"
 
 
 def usual_method(name: str, dataset: str) -> Method:

@@ -4,6 +4,7 @@ from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
+from fczoo.core.options import plural
 from fczoo.core.registry import METHODS
 from fczoo.papers.printed import Number, Paper, get_paper, papers
 from fczoo.reports.words import word_table
@@ -50,7 +51,7 @@ def show_paper(key: str, table: str | None) -> str:
         numbers = [n for n in paper.numbers if n.table == t]
         for dataset, tasks in dict.fromkeys((n.dataset, n.tasks) for n in numbers):
             here = [n for n in numbers if (n.dataset, n.tasks) == (dataset, tasks)]
-            parts.append(f"{t}: {dataset}, {tasks} tasks\n{_grid(here)}")
+            parts.append(f"{t}: {dataset}, {plural(tasks, 'task')}\n{_grid(here)}")
         parts += _caveats(paper, t)
     return "\n\n".join(parts)
 

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -13,7 +13,7 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
-from fczoo.core.options import nearest
+from fczoo.core.options import nearest, quoted
 from fczoo.core.registry import PROTOCOLS
 from fczoo.federation.settings import Settings
 from fczoo.papers.protocol import Protocol
@@ -169,6 +169,36 @@ class Paper:
         if number.std is None or not self.population or runs < 2:
             return number.std
         return number.std * math.sqrt(runs / (runs - 1))
+
+
+def choose_numbers(
+    numbers: Sequence[Number], tables: Sequence[str] = (), rows: Sequence[str] = ()
+) -> list[Number]:
+    """Keep the numbers of the named tables and rows; no name keeps all.
+
+    Case does not matter. A row may be given by a part of its printed name.
+    Raises FczooError for an unknown name, with the known ones.
+    """
+    found = list(numbers)
+    if tables:
+        known = dict.fromkeys(n.table for n in found)
+        wanted = {table for name in tables for table in _named("table", name, list(known), parts=False)}
+        found = [n for n in found if n.table in wanted]
+    if rows:
+        known = dict.fromkeys(n.method for n in found)
+        wanted = {row for name in rows for row in _named("row", name, list(known), parts=True)}
+        found = [n for n in found if n.method in wanted]
+    return found
+
+
+def _named(kind: str, name: str, known: Sequence[str], parts: bool) -> list[str]:
+    word = name.strip().casefold()
+    found = [k for k in known if k.casefold() == word]
+    if not found and parts and word:
+        found = [k for k in known if word in k.casefold()]
+    if not found:
+        raise FczooError(f"no {kind} is called {quoted(name)}; known: {', '.join(known)}")
+    return found
 
 
 def plain_split(spec: str) -> str:

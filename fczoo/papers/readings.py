@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fczoo.backbones.timm_vit import input_statistics
-from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
 from fczoo.core.options import flag, quirks
 from fczoo.core.registry import METHODS, PARTITIONERS, RELEASES, create_method
@@ -198,11 +197,3 @@ def _normalised(settings: Mapping[str, Any]) -> list[tuple[float, ...]]:
 
 def _normalisation_word(settings: Mapping[str, Any]) -> str:
     return " and ".join(map(option_word, _normalised(settings)))
-
-
-def readable(paper: Paper, number: Number) -> list[Reading]:
-    """The readings of a number; none where no run can follow it."""
-    try:
-        return [] if paper.row(number).why else readings(paper, number)
-    except FczooError:
-        return []

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from fczoo.papers.cards import Card, cards
-from fczoo.papers.compare import Comparison, beside, plus_minus
-from fczoo.papers.printed import Paper, papers, plain_split
+from fczoo.core.options import plural
+from fczoo.papers.cards import Card, card_name, cards
+from fczoo.papers.compare import Comparison, absent_reasons, beside, plus_minus
+from fczoo.papers.printed import Paper, choose_numbers, get_paper, papers, plain_split
 from fczoo.reports.runs import Experiment, Line, experiments_below
 
 ALLOWED = 1.0  # points that are put down to versions and machines
@@ -35,7 +36,7 @@ def verdict(card: Card, experiment: Experiment, line: Line) -> str:
         )
         return f"not reproduced with {first.followed}: {far}"
     gap, metrics = max(abs(c.gap) for c in found), ", ".join(c.number.metric for c in found)
-    shown = metrics if len(found) <= 4 else f"{len(found)} figures"
+    shown = metrics if len(found) <= 4 else plural(len(found), "figure")
     said = f"; differs from the print in {', '.join(first.from_print)}" if first.from_print else ""
     return f"reproduced with {first.followed} within {gap:.1f} points ({shown}){said}"
 
@@ -92,17 +93,35 @@ def _place(line: Line) -> Path:
     return Path(line.cells[0].place).parent
 
 
-def listing(results: Path) -> str:
-    """Every card with what the run folders and archives below a folder say about it."""
+def listing(
+    results: Path, paper: str | None = None, tables: Sequence[str] = (), rows: Sequence[str] = ()
+) -> str:
+    """List every card with what the run folders and archives below a folder say about it.
+
+    Of one paper, and of the named tables and rows only, where any are named. Rows that are not
+    implemented follow. Raises FczooError for unknown names.
+    """
+    used = [get_paper(paper)] if paper else [*papers().values()]
+    wanted = choose_numbers([n for p in used for n in p.numbers], tables, rows)
+    names, reasons = set(), []
+    for p in used:
+        own = [n for n in wanted if n.paper == p.name]
+        names |= {card_name(p, p.row(n), n) for n in own if n.metric_here and not p.row(n).why}
+        reasons += [f"{p.name}: {line}" for line in absent_reasons(p, own)]
+    chosen = [card for name, card in cards().items() if name in names]
+    parts = [_listed(chosen, results)] if chosen else []
+    return "\n\n".join([*parts, *reasons, "\n".join(f"{p.name}: {p.spread}." for p in used)])
+
+
+def _listed(chosen: Sequence[Card], results: Path) -> str:
     experiments = experiments_below(results)
     rows = []
-    for card in cards().values():
+    for card in chosen:
         shown = [f"{n.metric} {plus_minus(n.value, n.std)}" for n in card.numbers]
         if len(shown) > 4:
             shown = [*shown[:1], f"... {len(shown) - 2} more", shown[-1]]
         rows.append((card.name, ", ".join(shown), "\n".join(status(card, experiments))))
-    spreads = "\n".join(f"{paper.name}: {paper.spread}." for paper in papers().values())
-    return f"{tabulate(rows, ['card', 'paper', 'status'], maxcolwidths=[None, 34, 80])}\n\n{spreads}"
+    return tabulate(rows, ["card", "paper", "status"], maxcolwidths=[None, 34, 80])
 
 
 def spelled(words: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Figures drawn with matplotlib (extra ``plot``): for papers, slides and notebooks."""
 
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import singledispatch
@@ -10,21 +11,13 @@ import numpy as np
 
 from fczoo.core.errors import FczooError
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points
-from fczoo.reports.figures import figures
+from fczoo.reports.figures import colour_order, figures
 from fczoo.reports.runs import Experiment, read_experiments
 
-COLOURS = (
-    "#3b7dd8",
-    "#e07b39",
-    "#2f9e6e",
-    "#c44e8a",
-    "#8a6fd1",
-    "#b0891f",
-    "#1f9fb5",
-    "#d1495b",
-    "#6b7f2a",
-    "#8d6748",
-)
+# Okabe and Ito's hues for the colour-blind, darkened for thin lines; the page's --c0 to --c5 are the same
+COLOURS = ("#0072b2", "#d55e00", "#00875f", "#b3478c", "#8a6d00", "#6a5acd")
+STROKES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)), (0, (8, 2, 2, 2)))
+MARKERS = "o^sDvXP*"
 MAPS = {
     "green": "Greens",
     "blue": "Blues",
@@ -33,7 +26,7 @@ MAPS = {
     "blue to red": "RdBu_r",
     "purple to orange": "PuOr_r",
 }
-STYLE = {
+STYLE: Any = {
     "text.parse_math": False,  # names come from folders and may hold any sign
     "font.size": 9,
     "axes.spines.top": False,
@@ -42,57 +35,79 @@ STYLE = {
 }
 
 
-def pyplot() -> Any:
-    """matplotlib without a display. Raises FczooError when it is not installed."""
+def picture_class() -> Any:
+    """Return matplotlib's figure that notebooks show by itself. Raises FczooError without matplotlib."""
     try:
-        from matplotlib import pyplot, use
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as Drawn
     except ImportError as error:
         raise FczooError("a picture needs matplotlib; run pip install 'fczoo[plot]'") from error
-    use("agg")
-    return pyplot
+
+    class Picture(Drawn):
+        """A figure that belongs to no window and is shown as PNG."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            FigureCanvasAgg(self)
+
+        def _repr_png_(self) -> bytes:
+            out = io.BytesIO()
+            self.savefig(out, format="png", dpi=110)
+            return out.getvalue()
+
+    return Picture
 
 
 def write_all_figures(places: Sequence[Path], folder: Path) -> None:
     """The figures of all experiments at or below some places; of several each in a numbered folder."""
     experiments = read_experiments(places)
+    order = colour_order(experiments)
     for i, experiment in enumerate(experiments, 1):
-        write_figures(experiment, folder / f"{i}" if len(experiments) > 1 else folder)
+        write_figures(experiment, folder / f"{i}" if len(experiments) > 1 else folder, order)
 
 
-def write_figures(experiment: Experiment, folder: Path) -> list[Path]:
-    """Every figure of an experiment as PNG and PDF."""
+def write_figures(experiment: Experiment, folder: Path, order: Mapping[str, int] | None = None) -> list[Path]:
+    """Write every figure of an experiment as PNG and PDF; ``order`` is that of a whole report."""
     folder.mkdir(parents=True, exist_ok=True)
+    order = colour_order([experiment]) if order is None else order
     written = []
     for figure in figures(experiment):
         stem = re.sub(r"[^\w=.-]+", "-", figure.name).strip("-")
-        drawn = draw(figure)
+        drawn = draw(figure, order)
         for end in ("png", "pdf"):
             written.append(folder / f"{stem}.{end}")
             drawn.savefig(
                 written[-1], dpi=160, **({"metadata": {"CreationDate": None}} if end == "pdf" else {})
             )
-        pyplot().close(drawn)
     return written
 
 
-def draw(figure: Figure) -> Any:
-    """A figure as one of matplotlib's, which the caller closes."""
-    with pyplot().rc_context(STYLE):
-        return _draw(figure)
+def draw(figure: Figure, order: Mapping[str, int]) -> Any:
+    """Draw a figure as one of matplotlib's; ``order`` numbers the colours of rows."""
+    picture_class()
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
+        return _draw(figure, order if figure.of_methods else {})
+
+
+def _new(figsize: tuple[float, float]) -> Any:
+    drawn = picture_class()(figsize=figsize)
+    return drawn, drawn.subplots()
 
 
 @singledispatch
-def _draw(figure: Figure) -> Any:
+def _draw(figure: Figure, order: Mapping[str, int]) -> Any:
     raise TypeError(f"no way to draw {type(figure).__name__}")
 
 
 @_draw.register
-def _curves(figure: Curves) -> Any:
-    drawn, axes = pyplot().subplots(figsize=(5.2, 3.2))
-    for label, values, colour, turn in _coloured(figure.curves):
+def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
+    drawn, axes = _new((5.2, 3.2))
+    for label, values, colour, turn in _coloured(figure.curves, order):
         x, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
-        marks = {"marker": "o", "markersize": 3.5} if figure.marks else {}
-        strokes = {"linewidth": 1.6, "linestyle": ("-", "--", ":")[turn]}
+        marks = {"marker": MARKERS[turn], "markersize": 3.5} if figure.marks else {}
+        strokes = {"linewidth": 1.6, "linestyle": STROKES[turn]}
         axes.plot(x, mean, label=label, color=colour, **marks, **strokes)
         if len(values) > 1:
             spread = values.std(0, ddof=1)
@@ -105,14 +120,14 @@ def _curves(figure: Curves) -> Any:
 
 
 @_draw.register
-def _points(figure: Points) -> Any:
-    drawn, axes = pyplot().subplots(figsize=(5.2, 3.2))
+def _points(figure: Points, order: Mapping[str, int]) -> Any:
+    drawn, axes = _new((5.2, 3.2))
     if figure.diagonal:
         axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
     joined = np.array([figure.points[label].mean(0) for label in figure.front]).reshape(-1, 2)
     axes.plot(*joined.T, color="grey", linewidth=0.8)
-    for label, values, colour, turn in _coloured(figure.points):
-        axes.scatter(*values.T, label=label, color=colour, marker="o^s"[turn], s=18, zorder=3)
+    for label, values, colour, turn in _coloured(figure.points, order):
+        axes.scatter(*values.T, label=label, color=colour, marker=MARKERS[turn], s=18, zorder=3)
     axes.set(xlabel=figure.x, ylabel=figure.y)
     axes.set_ylim(bottom=0)
     if figure.log:
@@ -134,11 +149,11 @@ def _logarithmic(axes: Any) -> None:
 
 
 @_draw.register
-def _heat(figure: Heat) -> Any:
+def _heat(figure: Heat, order: Mapping[str, int]) -> Any:
     values = figure.values
     beside = max([0.8, *(0.065 * len(label) for label in figure.rows)])  # inches
     size = (max(3.5, 0.5 + beside + 0.42 * values.shape[1]), 1 + 0.33 * len(values))
-    drawn, axes = pyplot().subplots(figsize=size)
+    drawn, axes = _new(size)
     limits = {"vmin": figure.low, "vmax": figure.high}
     mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=MAPS[figure.colours], **limits)
     for (row, column), value in np.ndenumerate(values):
@@ -156,9 +171,9 @@ def _heat(figure: Heat) -> Any:
 
 
 @_draw.register
-def _bars(figure: Bars) -> Any:
+def _bars(figure: Bars, order: Mapping[str, int]) -> Any:
     beside = max(0.8, 0.065 * max(map(len, figure.labels)))  # inches
-    drawn, axes = pyplot().subplots(figsize=(4.4 + beside, 1.2 + 0.34 * len(figure.labels)))
+    drawn, axes = _new((4.4 + beside, 1.2 + 0.34 * len(figure.labels)))
     start = np.zeros(len(figure.labels))
     for (part, lengths), colour in zip(figure.parts.items(), COLOURS, strict=False):
         axes.barh(figure.labels, lengths, left=start, label=part, color=colour, height=0.65)
@@ -168,10 +183,13 @@ def _bars(figure: Bars) -> Any:
     return _with_legend(drawn, axes)
 
 
-def _coloured(by_label: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray, str, int]]:
-    """Each label's values with a colour, and how often that colour was taken before, for another stroke."""
+def _coloured(
+    by_label: Mapping[str, np.ndarray], order: Mapping[str, int]
+) -> Iterator[tuple[str, np.ndarray, str, int]]:
+    """Yield each label's values with its colour, and how often that colour came before in the order."""
     for i, (label, values) in enumerate(by_label.items()):
-        yield label, values, COLOURS[i % len(COLOURS)], i // len(COLOURS) % 3
+        turn, colour = divmod(order.get(label, i), len(COLOURS))
+        yield label, values, COLOURS[colour], turn % len(STROKES)
 
 
 def _with_legend(figure: Any, axes: Any) -> Any:
@@ -179,7 +197,7 @@ def _with_legend(figure: Any, axes: Any) -> Any:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = _columns(labels)
-        figure.set_figheight(figure.get_figheight() + 0.18 * max(0, len(labels) / columns - 4))
+        figure.set_figheight(figure.get_figheight() + 0.18 * max(0, len(labels) / columns - 2))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
     return figure
 

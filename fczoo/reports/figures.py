@@ -1,6 +1,6 @@
 """The figures of an experiment."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,12 @@ from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, counted
 from fczoo.reports.insights import insights
 from fczoo.reports.run_folder import ROUNDS
 from fczoo.reports.runs import Experiment, Line
+
+
+def colour_order(experiments: Iterable[Experiment]) -> dict[str, int]:
+    """Number the rows of a report: a row has the colour of its number in every figure."""
+    labels = (line.label for experiment in experiments for line in experiment.lines)
+    return {label: i for i, label in enumerate(dict.fromkeys(labels))}
 
 
 def figures(experiment: Experiment) -> Iterator[Figure]:

@@ -21,23 +21,32 @@ def number(entry: Entry | None, column: Column) -> str:
     return mean if entry.std is None or not column.better else f"{mean} ± {column.show(entry.std)}"
 
 
+def sign(entry: Entry, like_best: str, untested: str) -> str:
+    """Return the sign of what the test against the best says; empty for a significant difference."""
+    return like_best if entry.like_best else untested if entry.untested else ""
+
+
 def to_text(table: Table) -> str:
-    """For the terminal: ``*`` best, ``°`` second, ``~`` not significantly different from the best."""
-    return _tabulated(table, "simple", {"best": "*{}", "second": "°{}", "": "{}"}, "{} ~")
+    """For the terminal: ``*`` best, ``°`` second, ``~`` not significantly different from the best, ``?`` not
+    tested against it.
+    """
+    return _tabulated(table, "simple", {"best": "*{}", "second": "°{}", "": "{}"}, ("~", "?"))
 
 
 def to_markdown(table: Table) -> str:
-    """Best bold, second underlined, ``≈`` not significantly different from the best."""
-    return _tabulated(table, "github", {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"}, "{} ≈")
+    """Best bold, second underlined, ``≈`` not significantly different from the best, ``†`` not
+    tested against it.
+    """
+    marks = {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"}
+    return _tabulated(table, "github", marks, ("≈", "†"))
 
 
-def _tabulated(table: Table, style: str, marks: Mapping[str, str], like_best: str) -> str:
+def _tabulated(table: Table, style: str, marks: Mapping[str, str], signs: tuple[str, str]) -> str:
     def cell(entry: Entry | None, column: Column) -> str:
         text = number(entry, column)
         if entry is None:
             return text
-        text = marks[entry.mark].format(text)
-        return like_best.format(text) if entry.like_best else text
+        return marks[entry.mark].format(text) + sign(entry, f" {signs[0]}", f" {signs[1]}")
 
     body = [
         [label, *map(cell, row, table.columns), seeds]
@@ -60,7 +69,7 @@ def to_latex(table: Table, caption: str) -> str:
         text = number(entry, column).replace("±", r"$\pm$").replace("–", "--").replace("<", "$<$")
         if entry is None:
             return text
-        return marks[entry.mark].format(text) + (r"$^{\approx}$" if entry.like_best else "")
+        return marks[entry.mark].format(text) + sign(entry, r"$^{\approx}$", r"$^{\dagger}$")
 
     head = ["Method", *(escape(c.name) + arrows[c.better] for c in table.columns), "Seeds"]
     body = [

@@ -11,12 +11,13 @@ from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
+from fczoo.core.options import plural
 from fczoo.federation.result import Result
 from fczoo.reports.archive import write_archive
 from fczoo.reports.columns import COLUMNS, GROUPS, SHORT
 from fczoo.reports.describe import describe
 from fczoo.reports.drawing import draw
-from fczoo.reports.figures import accuracy_curves
+from fczoo.reports.figures import accuracy_curves, colour_order
 from fczoo.reports.formats import number, to_csv
 from fczoo.reports.run_folder import Runs
 from fczoo.reports.runs import Experiment, experiments_of, read_runs
@@ -54,7 +55,7 @@ class Results:
     def __repr__(self) -> str:
         methods = ", ".join(dict.fromkeys(r.method for r in self))
         datasets = ", ".join(dict.fromkeys(r.settings["dataset"] for r in self))
-        return f"<Results of {len(self)} runs: {methods} on {datasets}>"
+        return f"<Results of {plural(len(self), 'run')}: {methods} on {datasets}>"
 
     def __str__(self) -> str:
         return self.table()
@@ -98,7 +99,7 @@ class Results:
 
     def plot(self, experiment: int = 0) -> Any:
         """A matplotlib figure: accuracy over all classes seen after each task, for every method."""
-        return draw(accuracy_curves(self.experiments[experiment]))
+        return draw(accuracy_curves(self.experiments[experiment]), colour_order(self.experiments))
 
     def save(self, path: str | Path) -> None:
         """Write a CSV file with a row a run, which ``load_results`` and ``fczoo report`` read."""

@@ -12,6 +12,7 @@ from fczoo.reports.runs import Experiment, Line
 
 LEVEL = 0.05  # a difference below this p-value is significant
 SAME = 1e-9  # points between values that are one
+DIGITS = 9  # decimals by which means are equal
 Mark = Literal["best", "second", ""]
 
 
@@ -22,6 +23,7 @@ class Entry:
     by_seed: Mapping[int, float]
     mark: Mark = ""
     apart: bool | None = None  # whether the difference to the best is significant; None where none was tested
+    untested: bool = False  # ranked below the best, among runs of several seeds, and not tested against it
 
     @property
     def like_best(self) -> bool:
@@ -71,21 +73,28 @@ def entry_of(line: Line, column: Column) -> Entry | None:
 
 
 def marked(entries: Sequence[Entry | None], column: Column) -> list[Entry | None]:
-    """Entries with marks: best, second, and not significantly different from the best."""
+    """Mark entries: best, second, not significantly different from the best, not tested against it.
+
+    Equal means share a rank, and the ranks after it are left out: beside two best there is no second. Means
+    are equal if they agree to ``DIGITS`` decimals, not as they are printed.
+    """
     there = [e for e in entries if e is not None]
     if not column.better or len(there) < 2:
         return list(entries)
-    ranked = sorted({round(e.mean, 9) for e in there}, reverse=column.better == "high")
-    best = next(e for e in there if round(e.mean, 9) == ranked[0])
+    ranked = sorted((round(e.mean, DIGITS) for e in there), reverse=column.better == "high")
+    best = [e for e in there if round(e.mean, DIGITS) == ranked[0]]
+    several = any(len(e.by_seed) > 1 for e in there)
     marks: dict[int, Mark] = {0: "best", 1: "second"}
     out: list[Entry | None] = []
     for entry in entries:
         if entry is None:
             out.append(None)
             continue
-        rank = ranked.index(round(entry.mean, 9))
-        apart = significant(best, entry) if rank > 0 else None
-        out.append(Entry(entry.by_seed, marks.get(rank, ""), apart))
+        rank = ranked.index(round(entry.mean, DIGITS))
+        tests = (significant(other, entry) for other in best) if rank > 0 else iter(())
+        apart = next((result for result in tests if result is not None), None)
+        untested = rank > 0 and several and apart is None
+        out.append(Entry(entry.by_seed, marks.get(rank, ""), apart, untested))
     return out
 
 

@@ -16,13 +16,17 @@ from fczoo.reports.tables import Table, make_table
 from fczoo.reports.words import columns
 
 MARKS = {
-    "text": ("* best, ° second", "~"),
-    "markdown": ("Bold: best, underlined: second", "≈"),
-    "latex": ("Bold: best, underlined: second", r"$\approx$"),
+    "text": ("* best, ° second", "~", "?"),
+    "markdown": ("Bold: best, underlined: second", "≈", "†"),
+    "latex": ("Bold: best, underlined: second", r"$\approx$", r"$\dagger$"),
 }
 TEST = (
-    "not told apart from the best by a paired t test over the seeds "
-    "(two-sided, p < 0.05, not corrected for the number of methods)"
+    "no significant difference to the best by a paired t test over the seeds "
+    "(two-sided, p below 0.05, not corrected for the number of methods)"
+)
+UNTESTED = (
+    "not tested against the best: fewer than two seeds in common, or a difference that is the same with "
+    "each seed"
 )
 
 
@@ -64,9 +68,12 @@ def legend(tables: Sequence[Table], style: str) -> str:
     entries = [entry for table in tables for row in table.rows for entry in row if entry]
     ranked = ""
     if any(entry.mark for entry in entries):
-        marks, sign = MARKS[style]
+        marks, like_best, untested = MARKS[style]
         tested = any(len(entry.by_seed) > 1 for entry in entries)
-        ranked = f"{marks}, {sign} {TEST}. " if tested else f"{marks} (one seed: no difference is tested). "
+        more = f"; {untested} {UNTESTED}" if any(entry.untested for entry in entries) else ""
+        ranked = f"{marks}, {like_best} {TEST}{more}. "
+        if not tested:
+            ranked = f"{marks} (one seed: no difference is tested). "
     return textwrap.fill(f"{ranked}{meanings}.", min(columns() or 120, 120))
 
 

@@ -10,6 +10,7 @@ from fczoo.backbones.weights import weights_needed
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.method import Method
+from fczoo.core.options import plural
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import nbytes
 from fczoo.data.dataset import Images
@@ -55,7 +56,8 @@ def dry_run(job: Job) -> str:
     for method in built:
         say(f"{method.name}: measuring what it sends and a few steps of its training")
         work.append(_work(method, settings, classes, clients, sum(steps)))
-    runs = f"Settings of {len(built) * len(job.seeds)} runs, seeds {', '.join(map(str, job.seeds))}"
+    seeds = f"seed{'s' if len(job.seeds) > 1 else ''} {', '.join(map(str, job.seeds))}"
+    runs = f"Settings of {plural(len(built) * len(job.seeds), 'run')}, {seeds}"
     by_task = (
         f"{' + '.join(f'{s:,.0f}' for s in steps)} = {sum(steps):,.0f}"
         if steps

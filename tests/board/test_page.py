@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fczoo.board.pages import write_page
 from fczoo.cli.app import main
 from fczoo.core.files import write_json
 from helpers_browser import needs_browser, served
@@ -204,3 +205,11 @@ def test_a_browser_shows_it_and_fetches_nothing_else(page, tmp_path):
         picture.shape[:2] == (2000, 500)
         and len({tuple(p) for p in (picture[::4, ::4, :3] * 255).astype(int).reshape(-1, 3)}) > 30
     )
+
+
+def test_a_row_that_was_not_tested_has_its_mark_and_legend_on_the_page(make_run, tmp_path):
+    make_run(tmp_path / "run", {"one": {0: 55.0, 1: 57.0}, "two": {0: 53.0, 1: 55.0}})
+    write_page([tmp_path / "run"], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert 'class="second">67.0 ± 0.7 †</td>' in text
+    assert "† not tested against the best: fewer than two seeds in common" in text

@@ -25,7 +25,7 @@ def test_every_row_of_options_leads_to_an_option_of_bench(option: str) -> None:
     target, advice = OPTIONS[option]
     params = {param.name: param.opts[0] for param in bench.params}
     assert params[target] in advice and f"--{option}" not in {o for p in bench.params for o in p.opts}
-    assert f"No such option '--{option}'; {advice}" in error_of("bench", f"--{option}", "1")
+    assert f"fczoo bench: no such option --{option}; {advice}" in error_of("bench", f"--{option}", "1")
 
 
 @pytest.mark.parametrize(

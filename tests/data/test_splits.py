@@ -84,7 +84,7 @@ def test_check_of_a_whole_copy_and_of_broken_files(tmp_path: Path, monkeypatch: 
     broken = tmp_path / "eurosat" / "2750" / "Land2" / "Land2_3.jpg"
     broken.write_bytes(broken.read_bytes()[:100])
     table, wrong = verify("eurosat", tmp_path)
-    assert wrong == ["1 unreadable files"] and f"cannot read image {broken}" in table
+    assert wrong == ["1 unreadable file"] and f"cannot read image {broken}" in table
 
 
 @pytest.mark.parametrize(

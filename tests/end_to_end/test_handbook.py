@@ -70,6 +70,26 @@ def test_a_browser_shows_the_handbook_on_a_telephone(site: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.browser
+@needs_browser
+def test_options_and_code_are_readable_on_a_telephone(site: Path, tmp_path: Path) -> None:
+    """No meaning of an option and no comment behind a command lies off the screen."""
+    meaning = """
+        const cells = [...document.querySelectorAll("#options td:last-child")];
+        return [cells.length, Math.max(...cells.map(cell => cell.getBoundingClientRect().right))];
+    """
+    cut = """
+        const blocks = [...document.querySelectorAll(".highlight pre")];
+        return [blocks.length, blocks.filter(pre => pre.scrollWidth > pre.clientWidth + 1).length];
+    """
+    with served(site, tmp_path / "profile") as pages:
+        count, right = pages.ask("generated/methods/pilora.html", meaning)
+        blocks, wide = pages.ask("tables.html", cut)
+    assert count > 10 and right <= 390
+    assert blocks >= 2 and wide == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_what_a_tutorial_says_works(page: Path, tmp_path: Path) -> None:
     """Its files are written and its commands run in order, in an empty folder."""

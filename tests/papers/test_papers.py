@@ -6,7 +6,10 @@ from fczoo import create_method
 from fczoo.core.metrics import METRICS
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.papers.printed import get_paper, papers
+from fczoo.papers.readings import readings
 from helpers_papers import B16, printed, recorded
+
+TUNED = ("cifar100-112px-tuned/pilora/seed0", "cifar100-112px-tuned/pilora/seed1")
 
 
 def test_every_number_is_there_once():
@@ -132,3 +135,57 @@ def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
                 assert start == ("means" if row.card == "fedncm" else "default"), (paper.key, row.method)
                 seen.add((paper.key, row.method))
     assert len(seen) > 30
+
+
+def test_a_printed_row_that_no_run_can_follow_is_not_implemented_and_never_the_nearest(tmp_path):
+    page = printed("compare", str(recorded(tmp_path, *TUNED)), "--paper", "pilora")
+    (row, *others) = [line for line in page.splitlines() if "w/o LoRA (fine-tune backbone), T3" in line]
+    assert row.startswith("–") and row.endswith("not implemented") and len(others) == 2
+    assert row.split()[-5:] == ["–", "13.3", "–", "not", "implemented"]
+    assert "1 settings" not in page and "no: 15 settings differ" in page
+    assert page.count("Not implemented: w/o LoRA (fine-tune backbone) (T3): pilora has no option") == 1
+
+
+def test_what_all_rows_share_is_said_once_and_the_rest_by_row(tmp_path):
+    page = printed("compare", str(recorded(tmp_path, *TUNED)), "--paper", "pilora")
+    (shared,) = [line for line in page.splitlines() if line.startswith("All rows differ")]
+    assert "rounds 2 (paper: 30)" in shared and "pilora.distance rms (paper: squared)" in shared
+    assert "where the paper leaves it open: " in shared and "precision bf16" in shared
+    assert page.count("rounds 2 (paper: 30)") == 1 and page.count("precision bf16") == 1
+    assert "- against w/o l_ort (T3, beta=0.5): pilora.head_tune true (paper: false)" in page
+
+
+@pytest.mark.parametrize("row", ["w/o l_ort", "W/O L_ORT", "l_ORT"])
+def test_a_table_and_a_row_are_chosen_without_regard_to_case(tmp_path, row):
+    found = str(recorded(tmp_path, *TUNED))
+    page = printed("compare", found, "--paper", "pilora", "--table", "t3", "--row", row)
+    rows = [line for line in page.splitlines() if ", 10 tasks, " in line]
+    assert rows and all("w/o l_ort, T3 CIFAR-100" in line for line in rows)
+    whole = printed("compare", found, "--paper", "pilora", "--row", "pilora", "--table", "T1")
+    assert "PILoRA, T1" in whole and "HeadTune" not in whole  # a whole name comes before a part
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--table", "T9"], "Error: no table is called 'T9'; known: T1, T2, T3\n"),
+        (["--table", "T3", "--row", "nothing"], "no row is called 'nothing'; known: w/o prototype"),
+        (["--row", "EWC+FL"], "have no number for the methods and data sets of these runs; they are of ewc"),
+    ],
+)
+def test_a_wrong_table_or_row_is_one_line_with_the_known_ones(tmp_path, words, says):
+    text = printed("compare", str(recorded(tmp_path, *TUNED)), "--paper", "pilora", *words, code=1)
+    assert says in text and text.count("\n") == 1
+
+
+def test_every_printed_row_is_either_followed_by_a_reading_or_not_implemented():
+    """The only rows without a reading are PILoRA's fine-tuned backbone and FCILPT's ResNet-18."""
+    absent = set()
+    for paper in papers().values():
+        for number in paper.numbers:
+            if paper.row(number).why:
+                absent.add((paper.key, number.method))
+            elif number.metric_here:
+                assert readings(paper, number)
+    resnets = {("fcilpt", n.method) for n in get_paper("fcilpt").numbers if "ResNet-18" in n.method}
+    assert len(resnets) == 10 and absent == {("pilora", "w/o LoRA (fine-tune backbone)"), *resnets}

@@ -233,3 +233,17 @@ def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
         assert words in last
     assert last.count("(paper: ") == 7 and "hgp.clip none (code: 1)" in last
     assert "does not say what a seed moves" in out.splitlines()[-2]
+
+
+def test_the_list_names_what_is_not_implemented_and_is_limited_to_tables_and_rows(tmp_path):
+    words = ["reproduce", "--results", str(tmp_path), "--paper", "pilora", "--table", "t3"]
+    page = printed(*words, "--row", "w/o lora")
+    assert page.count("never run") == 2  # frozen, on two splits
+    assert "PILoRA: Not implemented: w/o LoRA (fine-tune backbone) (T3): pilora has no option" in page
+    shared = printed(*words[:3], "--paper", "fppl", "--row", "ablation: u+f+d (full)")
+    assert "fppl/imagenet_r/dirichlet:0.5 " in shared  # T1's own card
+    wrong = printed(*words[:3], "--paper", "hgp", "--table", "T9", code=1)
+    assert "no table is called 'T9'; known: T1, T2" in wrong and wrong.count("\n") == 1
+    text = printed("reproduce", "pilora/cifar100/quantity:6/fine-tuned", "--dry-run", code=1)
+    assert "quantity:6/fine-tuned is not implemented: pilora has no option that trains" in text
+    assert "--table is about the list" in printed("reproduce", CARD, "--table", "T1", code=1)

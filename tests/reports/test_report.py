@@ -12,14 +12,17 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
+from fczoo import load_results
+from fczoo.board.pages import write_page
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
 from fczoo.reports.columns import ACCURACY, COLUMNS
-from fczoo.reports.formats import to_text
+from fczoo.reports.figures import colour_order
+from fczoo.reports.formats import to_latex, to_markdown, to_text
 from fczoo.reports.runs import read_experiments
-from fczoo.reports.tables import Entry, make_table, marked, significant
-from fczoo.reports.text import report
+from fczoo.reports.tables import Entry, Table, make_table, marked, significant
+from fczoo.reports.text import legend, report
 
 THREE = {
     "one": {0: 70.0, 1: 72.0, 2: 74.0},
@@ -122,7 +125,7 @@ def test_forgetting_is_better_low_and_ties_share_a_mark():
         e and e.mark
         for e in marked([Entry({0: 3.0}), None, Entry({0: 1.0}), Entry({0: 1.0}), Entry({0: 9.0})], low)
     ] == [
-        "second",
+        "",
         None,
         "best",
         "best",
@@ -278,3 +281,53 @@ def test_every_accuracy_column_has_a_direction():
         **dict.fromkeys(("A_N", "Avg", "FAA", "Abar", "BWT"), "high"),
         **dict.fromkeys(("forgetting", "forgetting_first", "forgetting_best"), "low"),
     }
+
+
+def entries(*by_seed):
+    return [Entry(dict(enumerate(values))) for values in by_seed]
+
+
+def test_a_row_that_was_not_tested_against_the_best_is_marked_as_such():
+    """Second: 2 points below with each seed, so nothing is sampled; third: 15 below and 5 above it."""
+    best, second, third = marked(entries([55, 57], [53, 55], [40, 62]), COLUMNS["A_N"])
+    assert (best.mark, best.apart, best.untested) == ("best", None, False)
+    assert (second.mark, second.apart, second.untested) == ("second", None, True)
+    assert (third.mark, third.apart, third.untested) == ("", False, False)
+    table = Table((COLUMNS["A_N"],), ("a", "b", "c"), (2, 2, 2), ((best,), (second,), (third,)))
+    assert "°54.0 ± 1.4 ?" in to_text(table) and "51.0 ± 15.6 ~" in to_text(table)
+    assert "<ins>54.0 ± 1.4</ins> †" in to_markdown(table) and "51.0 ± 15.6 ≈" in to_markdown(table)
+    assert r"\underline{54.0 $\pm$ 1.4}$^{\dagger}$" in to_latex(table, "")
+    assert "? not tested against the best" in " ".join(legend([table], "text").split())
+    assert "† not tested against the best" in " ".join(legend([table], "markdown").split())
+
+
+def test_two_equal_best_rows_leave_no_second_and_one_seed_no_sign():
+    found = marked(entries([60.0], [60.0], [50.0]), COLUMNS["A_N"])
+    assert [(e.mark, e.untested) for e in found] == [("best", False), ("best", False), ("", False)]
+    near = marked(entries([60.01], [60.02], [50.0]), COLUMNS["A_N"])  # both are printed as 60.0
+    assert [e.mark for e in near] == ["second", "best", ""]
+
+
+def test_a_row_has_one_colour_in_all_figures_of_a_report(make_run, tmp_path):
+    """alpha is third in one table and first in the other; more rows than hues differ by their strokes."""
+    pytest.importorskip("matplotlib")
+    values = {0: 50.0, 1: 52.0}
+    make_run(tmp_path / "a", dict.fromkeys(("zeta", "beta", "alpha"), values))
+    make_run(tmp_path / "b", dict.fromkeys(("alpha", *(f"m{i}" for i in range(9))), values), rounds=3)
+    results = load_results(tmp_path)
+    assert list(colour_order(results.experiments))[:3] == ["zeta", "beta", "alpha"]
+
+    def looks(drawn):
+        return {x.get_label(): (x.get_color(), x.get_linestyle()) for x in drawn.axes[0].lines}
+
+    first, second = looks(results.plot(0)), looks(results.plot(1))
+    assert first["alpha"] == second["alpha"] == ("#00875f", "-")
+    assert len(second) == 10 and len({*first.values(), *second.values()}) == 12
+    write_page([tmp_path], tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text().count('data-label="alpha" data-colour="2"') == 2
+
+
+def test_a_plot_shows_itself_as_one_picture(make_run, tmp_path):
+    pytest.importorskip("matplotlib")
+    drawn = load_results(make_run(tmp_path / "run", THREE)).plot()
+    assert drawn._repr_png_().startswith(b"\x89PNG\r\n")

@@ -70,7 +70,7 @@ class Board {
     section.querySelectorAll("table.pairs").forEach(told);
     this.form = section.querySelector("form");
     this.rows = [...section.querySelectorAll("tr[data-family]")];
-    this.coloured = []; // slot -> label
+    this.coloured = []; // labels that are drawn in colour
     this.wished = null; // labels in the order in which they were asked for; null: the best of each family
     this.lit = null;
     this.charts = [...section.querySelectorAll(".chart")].map((holder) => new Chart(holder, this));
@@ -114,7 +114,7 @@ class Board {
 
   wish(box) {
     const label = box.closest("tr").dataset.label;
-    const now = this.wished ?? this.coloured.filter((own) => own !== null);
+    const now = this.wished ?? this.coloured;
     this.wished = box.checked ? [...now, label].slice(-COLOURED) : now.filter((own) => own !== label);
     this.colour();
   }
@@ -130,21 +130,20 @@ class Board {
 
   colour() {
     const shown = this.shown();
-    const chosen = (this.wished ?? this.leaders()).filter((label) => shown.includes(label));
-    const slots = Array.from({ length: COLOURED }, (_, i) =>
-      chosen.includes(this.coloured[i]) ? this.coloured[i] : null,
-    );
-    for (const label of chosen) {
-      if (!slots.includes(label)) slots[slots.indexOf(null)] = label; // who has a colour keeps it
-    }
-    this.coloured = slots;
+    this.coloured = (this.wished ?? this.leaders()).filter((label) => shown.includes(label));
     for (const row of this.rows) {
       const box = row.querySelector("input.drawn");
       if (!box) continue;
-      box.checked = slots.includes(row.dataset.label);
-      box.style.setProperty("--own", box.checked ? `var(--c${slots.indexOf(row.dataset.label)})` : "");
+      box.checked = this.coloured.includes(row.dataset.label);
+      box.style.setProperty("--own", box.checked ? `var(--c${row.dataset.colour % COLOURED})` : "");
     }
     for (const chart of this.charts) chart.draw();
+  }
+
+  number(label) {
+    // of its colour: the same in every figure of a report, also in those that matplotlib draws
+    if (!this.coloured.includes(label)) return -1;
+    return Number(this.rows.find((row) => row.dataset.label === label).dataset.colour);
   }
 
   light(label) {

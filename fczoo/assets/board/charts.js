@@ -45,6 +45,9 @@ function scale(values, log, from, to, zero) {
   return { at, low, high };
 }
 
+// Classes of a colour's number: its hue, and how often that hue came before, for another stroke.
+const look = (slot) => `c${slot % COLOURED} t${Math.floor(slot / COLOURED) % 3}`;
+
 class Chart {
   constructor(holder, board) {
     const figure = JSON.parse(holder.querySelector("script").textContent);
@@ -66,7 +69,7 @@ class Chart {
   }
 
   slot(label) {
-    if (this.figure.of_methods) return this.board.coloured.indexOf(label);
+    if (this.figure.of_methods) return this.board.number(label);
     const own = this.figure.series.findIndex((one) => one.label === label);
     return own < COLOURED ? own : -1;
   }
@@ -136,7 +139,7 @@ class Chart {
 
   line(one) {
     const slot = this.slot(one.label);
-    const kind = slot < 0 ? "series" : `series chosen c${slot}`;
+    const kind = slot < 0 ? "series" : `series chosen ${look(slot)}`;
     const group = element("g", { class: kind, "data-label": one.label }, this.svg);
     if (this.board.lit === one.label) group.classList.add("lit");
     const there = one.points.filter((p) => p.drawn);
@@ -160,7 +163,7 @@ class Chart {
     this.keys.textContent = "";
     const named = this.series.filter((one) => this.slot(one.label) >= 0);
     for (const one of named) {
-      const key = html("button", { type: "button", className: `c${this.slot(one.label)}` }, this.keys);
+      const key = html("button", { type: "button", className: look(this.slot(one.label)) }, this.keys);
       key.textContent = one.label;
       if (this.figure.of_methods) {
         key.dataset.label = one.label;
