@@ -1,17 +1,18 @@
 """Aggregators and merges on plain trees, without a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fczoo.core.errors import FczooError
+from fczoo.core.options import plain, quoted
 from fczoo.core.payload import Payload
 from fczoo.core.registry import MERGES, make_aggregator
 from fczoo.core.tree import Tree
-from fczoo.core.types import ServerAggregator
+from fczoo.core.types import ServerAggregator, to_tensor
 
 
 def merge(
@@ -31,12 +32,24 @@ def merge(
         FczooError: for trees that do not fit each other or the aggregator, and for values that
             are not finite.
     """
+    if not isinstance(aggregator, str):
+        raise FczooError(
+            f"{quoted(aggregator)} is not the name of an aggregator; give a word such as 'median'"
+        )
+    if isinstance(trees, Mapping | str) or not isinstance(trees, Iterable):
+        raise FczooError(f"trees is {quoted(trees)}; give a list of dicts, name -> tensor, one per client")
+    trees = [_tree(number, tree) for number, tree in enumerate(trees)]
     own = aggregator.partition(":")[0] in MERGES.names()
     chosen: ServerAggregator = MERGES.create(aggregator) if own else make_aggregator(aggregator)
     if not trees:
         raise FczooError(f"{aggregator} has nothing to merge; give at least one tree of tensors")
-    counts = num_samples or [getattr(tree, "num_samples", 1) for tree in trees]
-    whole = all(isinstance(n, Integral) and n > 0 for n in counts)
+    counts = plain(num_samples)
+    if counts is None:
+        counts = [getattr(tree, "num_samples", 1) for tree in trees]
+    if not isinstance(counts, Sequence) or isinstance(counts, str):
+        raise FczooError(f"num_samples is {quoted(counts)}; give {len(trees)} whole numbers, one per tree")
+    counts = [plain(count) for count in counts]
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts)
     if len(counts) != len(trees) or not whole:
         raise FczooError(
             f"num_samples is {list(counts)}; give {len(trees)} whole numbers above 0, one per tree"
@@ -53,6 +66,15 @@ def merge(
         raise FczooError(
             f"{aggregator} reads {error}, which the trees do not have; they have {known}"
         ) from error
+
+
+def _tree(number: int, tree: Any) -> Payload | dict[str, Tensor]:
+    """Return a client's tensors; arrays of NumPy, lists and numbers are taken as tensors."""
+    if isinstance(tree, Payload):
+        return tree
+    if not isinstance(tree, Mapping):
+        raise FczooError(f"tree {number} is {quoted(tree)}; give a dict, name -> tensor")
+    return {str(name): to_tensor(value, f"{name!r} of tree {number}") for name, value in tree.items()}
 
 
 def _check(number: int, tree: Mapping[str, Tensor], first: Mapping[str, Tensor], shapes: bool) -> None:

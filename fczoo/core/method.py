@@ -1,14 +1,16 @@
 """The interface of every method."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
 from fczoo.core.options import check_options, declared, quirks
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
@@ -24,6 +26,22 @@ from fczoo.core.types import (
     Task,
     Training,
 )
+
+
+def _with_query(predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``predict`` of a class; it raises FczooError where features that it reads are missing."""
+
+    @wraps(predict)
+    def checked(self: "Method", backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        try:
+            return predict(self, backbone, state, batch, task)
+        except RuntimeError as error:  # of shapes; some methods ask for features in training alone
+            if batch.query.shape[-1] or "query" not in self.training().inputs:
+                raise
+            problem = f"{self.name} predicts from features of the frozen backbone, and the batch has none"
+            raise FczooError(f"{problem}; give whole_batch(images, labels, backbone(images))") from error
+
+    return checked
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,8 @@ class Method(ABC):
     def __init_subclass__(cls) -> None:
         """Raise TypeError for a method with only a part of an optional protocol: it would never be called."""
         super().__init_subclass__()
+        if "predict" in vars(cls):
+            cls.predict = _with_query(vars(cls)["predict"])  # type: ignore[method-assign]
         for protocol, members in OPTIONAL.items():
             missing = [f"{name}()" for name in members if not hasattr(cls, name)]
             defined = [f"{name}()" for name in members if hasattr(cls, name)]

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import re
 import types
 import typing
@@ -137,7 +138,8 @@ def check_options(instance: Any) -> None:
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         label = f"{getattr(instance, 'name', '') or type(instance).__name__}.{field.name}"
-        given = getattr(instance, field.name)
+        given = plain(getattr(instance, field.name))
+        object.__setattr__(instance, field.name, given)
         value = _parse(given, hints[field.name], label)
         if value != given:  # a word or list that only build() reads
             raise FczooError(
@@ -156,6 +158,16 @@ def _check_limits(value: Any, field: dataclasses.Field[Any], label: str) -> None
             raise FczooError(f"{label} is {quoted(number)}; it must be {_limits(low, high)}")
         if abs(number) > largest:
             raise FczooError(f"{label} is {quoted(number)}; it must be at most {largest}")
+
+
+def plain(value: Any) -> Any:
+    """Return paths and devices as words, and numbers and arrays of NumPy as those of Python."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    kind = type(value)
+    if (kind.__module__, kind.__name__) == ("torch", "device"):
+        return str(value)
+    return value.tolist() if kind.__module__ == "numpy" and hasattr(value, "tolist") else value
 
 
 def quoted(value: Any) -> str:
@@ -205,7 +217,7 @@ def _limits(low: float | None, high: float | None) -> str:
 
 
 def _parse(given: Any, hint: Any, label: str) -> Any:
-    value = given
+    value = plain(given)
     if typing.get_origin(hint) in _UNIONS:
         if isinstance(value, str) and value.lower() == "none" and types.NoneType in typing.get_args(hint):
             return None

@@ -24,7 +24,7 @@ from fczoo.core.discovery import (
 )
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
-from fczoo.core.options import Declared, build, declared, nearest, spell, spell_fields
+from fczoo.core.options import Declared, build, declared, nearest, quoted, spell, spell_fields
 
 if TYPE_CHECKING:
     from fczoo.core.method import Method
@@ -70,6 +70,8 @@ class Registry(Generic[Entry]):
 
     def get(self, name: str) -> Entry:
         """Return the entry called ``name``. Raises FczooError with the nearest names if there is none."""
+        if not isinstance(name, str):
+            raise FczooError(f"{quoted(name)} is not the name of a {self.kind}; give a word")
         name = self.find(name) or name
         found = self._found.get(name)
         if name not in self._entries and found:

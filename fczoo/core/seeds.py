@@ -1,9 +1,13 @@
 """Random generators seeded by a key, so that the order in which they are made does not matter."""
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from fczoo.core.errors import FczooError
+from fczoo.core.options import WIDEST, plain, quoted
 
 if TYPE_CHECKING:
     import torch
@@ -11,6 +15,24 @@ if TYPE_CHECKING:
 
 def _entropy(*key: int | str) -> np.random.SeedSequence:
     return np.random.SeedSequence([zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key])
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as an int. Raises FczooError for what is not a whole number from 0 up."""
+    value = plain(seed)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= WIDEST:
+        raise FczooError(f"seed is {quoted(seed)}; it must be a whole number from 0 to {WIDEST}")
+    return value
+
+
+def check_seeds(seeds: Any) -> tuple[int, ...]:
+    """Return several seeds. Raises FczooError for what is not a list of distinct seeds."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise FczooError(f"seeds is {quoted(seeds)}; give a list such as [0, 1] or range(3)")
+    numbers = tuple(map(check_seed, seeds))
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise FczooError(f"seeds is {quoted(list(numbers))}; give one or more distinct seeds")
+    return numbers
 
 
 def numpy_stream(*key: int | str) -> np.random.Generator:

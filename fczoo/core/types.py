@@ -4,11 +4,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
+from fczoo.core.options import quoted
 from fczoo.core.payload import Payload, Uploads
 from fczoo.core.schedules import SCHEDULES
 from fczoo.core.tasks import Partitioner as Partitioner
@@ -46,8 +48,38 @@ class Batch(NamedTuple):
         return (per_sample * self.w).sum() / self.w.sum().clamp(min=1)
 
 
+def to_tensor(given: Any, name: str) -> Tensor:
+    """Return a tensor, of an array or list as well. Raises FczooError for anything else."""
+    if isinstance(given, Tensor):
+        return given
+    try:
+        array = np.asarray(given)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf":
+        raise FczooError(f"{name}: {quoted(given)} is not a tensor; give one, or an array of numbers")
+    return torch.tensor(given.copy() if isinstance(given, np.ndarray) else given)
+
+
+def _about(tensor: Tensor) -> str:
+    """Return the type and shape of a tensor, for messages."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
 def whole_batch(x: Tensor, y: Tensor, query: Tensor | None = None) -> Batch:
-    """A batch without padding, to try a method by hand: images [B, 3, H, W], labels [B], frozen features."""
+    """A batch without padding, to try a method by hand: images [B, 3, H, W], labels [B], frozen features.
+
+    Arrays of NumPy and lists are taken, too. Raises FczooError where shapes or types do not fit.
+    """
+    x, y = to_tensor(x, "images"), to_tensor(y, "labels")
+    query = None if query is None else to_tensor(query, "query")
+    if not x.is_floating_point() or x.ndim not in (2, 4):
+        raise FczooError(f"images are {_about(x)}; give floating-point numbers [B, 3, H, W], normalised")
+    if y.is_floating_point() or y.dtype == torch.bool or y.shape != x.shape[:1]:
+        raise FczooError(f"labels are {_about(y)}; give {len(x)} whole numbers, one per image")
+    if query is not None and (query.ndim != 2 or len(query) != len(x)):
+        raise FczooError(f"query is {_about(query)}; give features [{len(x)}, D], such as backbone(images)")
+    y = y.long()
     none = torch.empty(len(y), 0, dtype=x.dtype, device=x.device)
     return Batch(x, y, torch.ones_like(y, dtype=x.dtype), none if query is None else query)
 

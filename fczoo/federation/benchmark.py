@@ -16,7 +16,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.method import Method
-from fczoo.core.registry import DATASETS
+from fczoo.core.options import build, quoted
+from fczoo.core.registry import DATASETS, create_method
+from fczoo.core.seeds import check_seed
 from fczoo.core.tree import sha256_of
 from fczoo.core.types import Training
 from fczoo.data.dataset import Dataset, Images
@@ -99,6 +101,20 @@ def open_stores(
         yield ImageStore(images, backbone, test_crop, partial(kept, images))
 
 
+def as_method(given: object, dataset: str) -> Method:
+    """Return a method given as itself, as its class or by name, with its values for ``dataset``.
+
+    Raises FczooError for anything else.
+    """
+    if isinstance(given, Method):
+        return given
+    if isinstance(given, type) and issubclass(given, Method):
+        return build(given, given.name or given.__name__, given.tuned.get(dataset, {}))
+    if isinstance(given, str):
+        return create_method(given, dataset)
+    raise FczooError(f"{quoted(given)} is not a method; give a name such as 'hgp', or create_method('hgp')")
+
+
 @dataclass(frozen=True, repr=False)
 class Bench(World):
     """A benchmark: what its runs share, and how to open and run it."""
@@ -109,12 +125,17 @@ class Bench(World):
 
     @staticmethod
     def open(
-        settings: Settings, streams: Callable[[Settings], tuple[Stream, Partition]] = open_stream
+        settings: Settings | str, streams: Callable[[Settings], tuple[Stream, Partition]] = open_stream
     ) -> "Bench":
         """Load data, partition and backbone. Raises FczooError for whatever is missing or does not fit.
 
-        ``streams`` takes the place of ``open_stream``.
+        ``settings`` may be the name of a data set, for its own schedule. ``streams`` takes the place of
+        ``open_stream``.
         """
+        if isinstance(settings, str):
+            settings = Settings.for_dataset(settings)
+        if not isinstance(settings, Settings):
+            raise FczooError(f"{quoted(settings)} is not Settings; give the name of a data set, or Settings")
         device, dtype = pick_device(settings.device), DTYPES[settings.precision]
         settings.check()
         s = settings
@@ -146,7 +167,7 @@ class Bench(World):
 
     def run(
         self,
-        method: Method,
+        method: Method | type[Method] | str,
         seed: int = 0,
         observer: Observer | None = None,
         checkpoint: Checkpoint | None = None,
@@ -159,32 +180,38 @@ class Bench(World):
         ``probe`` records diagnostics and changes nothing. Clients act here, one group after another, or
         ``elsewhere``, with the same numbers.
         """
+        made, number = as_method(method, self.settings.dataset), check_seed(seed)
         with reproducible(self.settings.deterministic):
-            return Run(self, method, seed, observer or Silent(), checkpoint, probe, elsewhere).run()
+            return Run(self, made, number, observer or Silent(), checkpoint, probe, elsewhere).run()
 
-    def start(self, method: Method, seed: int = 0, observer: Observer | None = None) -> Run:
+    def start(
+        self, method: Method | type[Method] | str, seed: int = 0, observer: Observer | None = None
+    ) -> Run:
         """A run to be stepped through, task by task: ``for task in bench.start(method): ...``.
 
         After each step ``run.state`` is the server's state and ``run.result`` holds what is known so far;
         what happens in a round reaches ``observer``.
         """
-        return Run(self, method, seed, observer or Silent(), None, None)
+        made, number = as_method(method, self.settings.dataset), check_seed(seed)
+        return Run(self, made, number, observer or Silent(), None, None)
 
 
 def run(
-    method: Method,
+    method: Method | type[Method] | str,
     *,
     seed: int = 0,
     observer: Observer | None = None,
     dataset: str = "digits",
     **settings: Any,
 ) -> Result:
-    """Run one method: ``fczoo.run(fczoo.create_method("pilora", rank=8), dataset="digits", rounds=2)``.
+    """Run one method: ``fczoo.run("pilora", dataset="digits", rounds=2)``, or one with options of its own.
 
     ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults. The
     method's options are its own: a warning names those for which the data set has other values.
     """
     dataset = DATASETS.canonical_name(dataset)
+    chosen = Settings.for_dataset(dataset, **settings).seeded(check_seed(seed))
+    method = as_method(method, dataset)
     fields = type(method).__dataclass_fields__
     tuned = type(method).tuned.get(DATASETS.get(dataset).name, {})
     other = {k: v for k, v in tuned.items() if getattr(method, k) == fields[k].default != v}
@@ -198,4 +225,4 @@ def run(
             method.name,
             dataset,
         )
-    return Bench.open(Settings.for_dataset(dataset, **settings).seeded(seed)).run(method, seed, observer)
+    return Bench.open(chosen).run(method, seed, observer)

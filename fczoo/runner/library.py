@@ -1,11 +1,15 @@
 """``fczoo.bench``: a grid of runs from Python."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method
+from fczoo.core.options import nearest, plain, quoted
 from fczoo.core.registry import METHODS
+from fczoo.core.seeds import check_seeds
 from fczoo.federation.settings import Settings
 from fczoo.reports.archive import write_archive
 from fczoo.reports.results import Results, load_results
@@ -15,7 +19,7 @@ from fczoo.runner.grid import Job, by_seed, run_grid
 
 
 def bench(
-    methods: str | Sequence[str],
+    methods: str | type[Method] | Sequence[str | type[Method]],
     seeds: Sequence[int] = (0,),
     *,
     dataset: str = "digits",
@@ -31,11 +35,18 @@ def bench(
     it, in which a broken run goes on; without it nothing is kept but what is returned. ``jobs`` runs go side
     by side. Raises FczooError for whatever does not fit.
     """
-    named = [methods] if isinstance(methods, str) else list(methods)
+    named, numbers = _names(methods), check_seeds(seeds)
     own = Settings.for_dataset(dataset, **settings)
+    if jobs != plain(jobs) or not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
+        raise FczooError(f"jobs is {quoted(jobs)}; it must be a whole number from 1 up")
+    if not isinstance(options or {}, Mapping) or not all(
+        isinstance(values, Mapping) for values in (options or {}).values()
+    ):
+        raise FczooError(f"options is {quoted(options)}; give a dict of dicts: {{'hgp': {{'lr': 0.01}}}}")
     values = {METHODS.find(name) or name: chosen for name, chosen in (options or {}).items()}
-    methods = tuple(map(METHODS.canonical_name, named))
-    grid = by_seed(Path(), Job(own, methods, tuple(seeds), values))
+    if stray := sorted({*values} - {*named}):
+        raise FczooError(f"options names {stray[0]!r}, which is not run; {nearest(stray[0], named)}")
+    grid = by_seed(Path(), Job(own, tuple(named), numbers, values))
     if out is not None:
         run_grid(grid, Path(out), Conduct(jobs=jobs))
         return load_results(out)
@@ -44,3 +55,23 @@ def bench(
         run_grid(grid, place, Conduct(jobs=jobs))
         write_archive(read_runs([place]), archive)
         return load_results(archive)
+
+
+def _names(methods: Any) -> list[str]:
+    """Return the names of methods given by name or class, one or several.
+
+    Raises FczooError for anything else.
+    """
+    listed = [methods] if isinstance(methods, str | type | Method) else methods
+    if not isinstance(listed, Iterable):
+        raise FczooError(f"methods is {quoted(methods)}; give a name such as 'hgp', or a list of names")
+    named: list[Any] = []
+    for method in listed:
+        if isinstance(method, Method):
+            problem = f"methods has an instance of {method.name}"
+            raise FczooError(f"{problem}; give its name, and options={{{method.name!r}: ...}}")
+        name: Any = method.name if isinstance(method, type) and issubclass(method, Method) else method
+        named.append(METHODS.get(name).name)
+    if not named or len(set(named)) < len(named):
+        raise FczooError(f"methods is {quoted(named)}; give one or more distinct names")
+    return named

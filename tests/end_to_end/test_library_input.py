@@ -1,0 +1,91 @@
+"""What users give the library from Python either works or raises FczooError with one useful line."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fczoo
+from fczoo import FczooError, Settings
+from fczoo.core.registry import METHODS
+from fczoo.federation.benchmark import Bench
+
+SMALL: dict[str, Any] = {"tasks": 2, "train_per_class": 8, "test_per_class": 4, "rounds": 1, "epochs": 1}
+IMAGES = np.zeros((2, 3, 8, 8), np.float32)
+ONE = torch.tensor([1.0])
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench.open(Settings.for_dataset("digits", clients=3, **SMALL))
+
+
+WRONG = {
+    "a number for a method": (lambda: fczoo.run(3), "3 is not a method; give a name such as 'hgp'"),
+    "a misspelt setting": (lambda: fczoo.run("fedncm", round=2), "no option 'round'; did you mean rounds?"),
+    "a negative seed": (lambda: fczoo.run("fedncm", seed=-1), "seed is -1; it must be a whole number from 0"),
+    "a large seed": (lambda: fczoo.run("fedncm", seed=2**70), "it must be a whole number from 0"),
+    "a switch for a seed": (lambda: fczoo.run("fedncm", seed=True), "seed is True; it must be"),
+    "a float seed": (lambda: fczoo.run("fedncm", seed=1.0), "seed is 1.0; it must be"),
+    "a word for a seed": (lambda: fczoo.run("fedncm", seed="0"), "seed is '0'; it must be"),
+    "one number for seeds": (lambda: fczoo.bench("fedncm", seeds=2), "seeds is 2; give a list such as"),
+    "a word for seeds": (lambda: fczoo.bench("fedncm", seeds="01"), "seeds is '01'; give a list such as"),
+    "no seeds": (lambda: fczoo.bench("fedncm", seeds=[]), "give one or more distinct seeds"),
+    "a seed twice": (lambda: fczoo.bench("fedncm", seeds=[0, 0]), "give one or more distinct seeds"),
+    "no methods": (lambda: fczoo.bench([]), "give one or more distinct names"),
+    "a number for methods": (lambda: fczoo.bench(3), "methods is 3; give a name such as 'hgp'"),
+    "flat options": (lambda: fczoo.bench("fedncm", options={"lr": 1}), "give a dict of dicts"),
+    "options of another": (lambda: fczoo.bench("fedncm", options={"hgp": {}}), "options names 'hgp'"),
+    "a word for jobs": (lambda: fczoo.bench("fedncm", jobs="2"), "jobs is '2'; it must be a whole number"),
+    "no settings": (lambda: Bench.open(None), "None is not Settings; give the name of a data set"),
+    "a misspelt data set": (lambda: Bench.open("digit"), "did you mean digits"),
+    "a list for a method": (lambda: fczoo.create_method(["hgp"]), "is not the name of a method"),
+    "another device": (lambda: Settings(device=torch.device("cuda:0")), "it must be auto | cpu | cuda | mps"),
+    "a dict for trees": (lambda: fczoo.merge("median", {"w": ONE}), "give a list of dicts"),
+    "tensors for trees": (lambda: fczoo.merge("median", [ONE]), "give a dict, name -> tensor"),
+    "a word for a tensor": (lambda: fczoo.merge("median", [{"w": "a"}]), "'a' is not a tensor"),
+    "a number for an aggregator": (lambda: fczoo.merge(3, [{"w": ONE}]), "not the name of an aggregator"),
+    "one number of images": (lambda: fczoo.merge("fedavg", [{"w": ONE}], 2), "num_samples is 2; give a list"),
+    "no images": (lambda: fczoo.whole_batch(None, None), "images: None is not a tensor"),
+    "too many labels": (lambda: fczoo.whole_batch(IMAGES, [0, 1, 2]), "give 2 whole numbers, one per image"),
+    "float labels": (lambda: fczoo.whole_batch(IMAGES, [0.0, 1.0]), "give 2 whole numbers, one per image"),
+    "flat features": (lambda: fczoo.whole_batch(IMAGES, [0, 1], np.zeros(3)), "give features [2, D]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_one_useful_line(name: str) -> None:
+    call, message = WRONG[name]
+    with pytest.raises(FczooError) as caught:
+        call()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["fedncm", METHODS.get("fedncm"), fczoo.create_method("fedncm")])
+def test_methods_are_taken_by_name_class_and_instance(method: Any, bench: Bench) -> None:
+    assert bench.run(method, np.int64(1)).seed == 1
+    assert bench.run(method).accuracy == fczoo.run(method, clients=3, **SMALL).accuracy
+
+
+def test_paths_devices_and_numbers_of_numpy_are_taken() -> None:
+    given = {"data_root": Path("/x"), "device": torch.device("cpu"), "rounds": np.int64(3)}
+    settings = Settings.for_dataset("digits", **given)
+    assert (settings.data_root, settings.device, settings.rounds) == ("/x", "cpu", 3)
+    assert Settings(data_root=Path("/x")).data_root == "/x"
+
+
+def test_arrays_are_taken_for_tensors() -> None:
+    batch = fczoo.whole_batch(IMAGES, [0, 1])
+    assert batch.x.shape == (2, 3, 8, 8) and batch.y.tolist() == [0, 1]
+    assert fczoo.merge("median", [{"w": np.array([1.0])}, {"w": [3.0]}])["w"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize("name", ["dualprompt", "l2p"])
+def test_prediction_without_features_says_what_is_missing(name: str, bench: Bench) -> None:
+    run = bench.start(name)
+    task = next(iter(run))
+    batch = fczoo.whole_batch(torch.zeros(2, 3, 32, 32), [0, 1])
+    with pytest.raises(FczooError, match="the batch has none; give whole_batch"):
+        run.method.predict(bench.backbone, run.state, batch, task)
