@@ -35,13 +35,20 @@ STYLE: Any = {
 }
 
 
-def picture_class() -> Any:
-    """Return matplotlib's figure that notebooks show by itself. Raises FczooError without matplotlib."""
+def import_matplotlib() -> Any:
+    """Return the package matplotlib. Raises FczooError where it is not installed."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as Drawn
+        import matplotlib
     except ImportError as error:
         raise FczooError("a picture needs matplotlib; run pip install 'fczoo[plot]'") from error
+    return matplotlib
+
+
+def picture_class() -> Any:
+    """Return matplotlib's figure that notebooks show by itself. Raises FczooError without matplotlib."""
+    import_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Drawn
 
     class Picture(Drawn):
         """A figure that belongs to no window and is shown as PNG."""
@@ -84,10 +91,7 @@ def write_figures(experiment: Experiment, folder: Path, order: Mapping[str, int]
 
 def draw(figure: Figure, order: Mapping[str, int]) -> Any:
     """Draw a figure as one of matplotlib's; ``order`` numbers the colours of rows."""
-    picture_class()
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
+    with import_matplotlib().rc_context(STYLE):
         return _draw(figure, order if figure.of_methods else {})
 
 

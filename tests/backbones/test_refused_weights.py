@@ -100,7 +100,7 @@ def test_unknown_names_bring_the_nearest(folder):
     assert "did you mean" in refused("vit_tinny_patch16_224") and "vit_tiny_patch16_224" in refused(
         "vit_tinny_patch16_224"
     )
-    assert "vit_nano_32" in refused("vit_nano32")
+    assert "vit_nano_32" in refused("vit_nanno_32")
     assert "vit_tiny_patch16_224" in refused(f"vit_tinny_patch16_224:{folder / 'mine.safetensors'}")
 
 

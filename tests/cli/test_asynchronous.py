@@ -30,7 +30,10 @@ def test_a_bench_in_stages(tmp_path: Path) -> None:
     """Three clients, two at a time: tasks 000, 110, 211, 222. It goes on, and can be had again."""
     out, again = tmp_path / "out", tmp_path / "again"
     said = invoke(*BENCH, "--moving", "2", "--out", str(out), "--diagnostics")
-    assert "digits: 4 stages of 3 tasks, of 4 to 10 classes, 200 training and 100 test images" in said
+    assert (
+        "digits: 4 stages of 3 tasks, of 4 to 10 classes, 200 training (20 per class) and 100 test images"
+        in said
+    )
     assert "3 clients, 2 of which go on to their next task at a time, iid" in said
     found = result(out)
     assert found["task_sizes"] == [4, 7, 10, 10] and found["test_counts"] == [40, 30, 30, 0]
