@@ -138,9 +138,9 @@ def test_a_misspelt_name_is_told_before_data_or_weights_are_touched(
 
 
 def test_seeds_are_lists_and_ranges() -> None:
-    assert parse_seeds("0-4") == [0, 1, 2, 3, 4] and parse_seeds("7,0-2,") == [7, 0, 1, 2]
+    assert parse_seeds("0-4") == [0, 1, 2, 3, 4] and parse_seeds("7,0-2") == [7, 0, 1, 2]
     assert parse_seeds(3) == [3] and parse_seeds([1, 0]) == [1, 0]
-    for wrong in ("4-0", "0-2,1", "", "-1", "0-", "0-10000", "²", True, [0, 0]):
+    for wrong in ("4-0", "0-2,1", "7,0-2,", "", "-1", "0-", "0-10000", "²", True, [0, 0]):
         with pytest.raises(FczooError, match="--seeds"):
             parse_seeds(wrong)
 

@@ -120,7 +120,7 @@ def test_a_release_beats_the_protocol_and_gives_way_to_what_is_given() -> None:
 def test_a_dry_run_says_what_came_from_the_release() -> None:
     words = ["--as-released", "fed-mammoth", "--dataset", "cifar100", "--backbone", "vit_nano_32"]
     page = printed("bench", *words, "--rounds", "2", "--set", "hgp.clip=3", "--dry-run")
-    assert "seeds 42:" in page and "\nhgp:\n" in page
+    assert "seed 42:" in page and "\nhgp:\n" in page
     assert row(page, "epochs")[:5] == ["epochs", "5", "as", "released:", "fed-mammoth"]
     assert row(page, "rounds")[:3] == ["rounds", "2", "given"] and row(page, "clip")[:3] == [
         "clip",
