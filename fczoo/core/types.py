@@ -77,7 +77,7 @@ def whole_batch(x: Tensor, y: Tensor, query: Tensor | None = None) -> Batch:
         raise FczooError(f"images are {_about(x)}; give floating-point numbers [B, 3, H, W], normalised")
     if y.is_floating_point() or y.dtype == torch.bool or y.shape != x.shape[:1]:
         raise FczooError(f"labels are {_about(y)}; give {len(x)} whole numbers, one per image")
-    if query is not None and (query.ndim != 2 or len(query) != len(x)):
+    if query is not None and (query.ndim < 2 or len(query) != len(x)):
         raise FczooError(f"query is {_about(query)}; give features [{len(x)}, D], such as backbone(images)")
     y = y.long()
     none = torch.empty(len(y), 0, dtype=x.dtype, device=x.device)

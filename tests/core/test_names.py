@@ -175,7 +175,7 @@ def test_options_that_fold_to_one_field_are_refused() -> None:
 def test_library_bench_matches_names() -> None:
     tiny = {"train_per_class": 4, "test_per_class": 2, "rounds": 1, "epochs": 1, "tasks": 2, "clients": 2}
     results = bench(["FedNCM"], dataset="Digits", options={"FEDNCM": {}}, **tiny)
-    assert repr(results) == "<Results of 1 runs: fedncm on digits>"
+    assert repr(results) == "<Results of 1 run: fedncm on digits>"
     assert len(results["FedNCM"]) == 1
 
 

@@ -199,7 +199,8 @@ def test_missing_data_and_weights_are_named_together(tmp_path: Path) -> None:
             cls.folder,
             cls.source,
             "--data-root",
-            f"--backbone {settings.backbone}:FILE.safetensors",
+            f"the weights {settings.backbone} are not on this machine",
+            "--backbone FILE reads a copy",
             str(tmp_path),
         ):
             assert word in message
