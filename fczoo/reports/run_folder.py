@@ -156,13 +156,13 @@ def _with_canonical_spec(about: About, path: Path) -> About:
     Earlier versions recorded the spec as the user typed it, with a different hash per spelling.
     """
     spec, sha256 = about.partition["spec"], about.partition["sha256"]
-    as_today = PARTITIONERS.canonical(spec) == spec and spec not in HASHED_AS
-    if as_today or not path.is_file():
+    canonical = PARTITIONERS.canonical(spec)
+    if (canonical == spec and spec not in HASHED_AS) or not path.is_file():
         return about
     partition = load_partition(path)
     if not partition.has_hash(sha256, spec):
         return about
-    known = {**about.partition, "spec": partition.spec, "sha256": partition.sha256}
+    known = {**about.partition, "spec": canonical, "sha256": partition.sha256}
     return msgspec.structs.replace(about, partition=known)
 
 
