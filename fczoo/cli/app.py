@@ -16,7 +16,7 @@ from fczoo.cli.data import data, partition
 from fczoo.cli.listing import KINDS
 from fczoo.cli.look import doctor, list_command, show
 from fczoo.cli.new import new
-from fczoo.cli.options import CONTEXT
+from fczoo.cli.options import CONTEXT, ExampleGroup
 from fczoo.cli.pointers import command_pointer, option_pointer
 from fczoo.cli.site import site
 from fczoo.cli.tables import compare, papers, report, reproduce
@@ -54,7 +54,7 @@ def usage_in_one_line() -> Iterator[None]:
         raise UsageLine(f"{said}; see {command} --help") from error
 
 
-class Commands(click.Group):
+class Commands(ExampleGroup):
     """Turns whatever a user can put right into one line and a non-zero exit."""
 
     def main(self, *arguments: Any, **more: Any) -> Any:
@@ -99,7 +99,7 @@ class Commands(click.Group):
 @click.group("fczoo", cls=Commands, context_settings={"help_option_names": ["-h", "--help"], **CONTEXT})
 @click.version_option(__version__, prog_name="fczoo")
 def main() -> None:
-    """Benchmark zoo for Federated Class-Incremental Learning on pre-trained vision transformers."""
+    """Compare methods of Federated Class-Incremental Learning on pre-trained vision transformers."""
 
 
 for command in (

@@ -7,47 +7,48 @@ from typing import Any
 import click
 
 from fczoo.cli.arguments import EXECUTORS
+from fczoo.cli.examples import COMMON
 from fczoo.cli.options import OUTPUT, RUNS, GroupedCommand, complete, grouped, settings_options
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.registry import METHODS
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=GroupedCommand, common=COMMON)
 @grouped(
     RUNS,
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Settings file: TOML with these options and [[cells]] of a grid, or the bench.json of a run folder, "
-    "which runs it again. The command line beats it.",
+    help="Settings file: TOML with these options and [[cells]] of a grid, or the bench.json of a run folder "
+    "to run again. Options on the command line override it",
 )
 @grouped(
     RUNS,
     "--methods",
     metavar="NAMES",
     shell_complete=complete(METHODS, ("all",)),
-    help="names, separated by commas, or all; see `fczoo list methods`  [the protocol's]",
+    help="Names of methods, separated by commas, or all; see `fczoo list methods`  [default: the protocol's]",
 )
 @grouped(
     RUNS,
     "--seeds",
-    metavar="SEEDS",
-    help="training seeds, separated by commas; 0-4 are five  [the protocol's, or 0]",
+    metavar="NUMBERS",
+    help="Seeds of the runs, separated by commas; 0-4 are five  [default: the protocol's, or 0]",
 )
 @grouped(
     RUNS,
     "--set",
     multiple=True,
     metavar="METHOD.FIELD=VALUE",
-    help="hyper-parameter of a method; `fczoo show METHOD` has them all",
+    help="Option of a method; `fczoo show METHOD` lists all; may be given several times",
 )
 @grouped(
     RUNS,
     "--tuned",
     metavar="FILE",
     type=click.Path(),
-    help="tuned.json of `fczoo tune`, whose values the methods take; --set beats it",
+    help="Take the values of a tuned.json that `fczoo tune` wrote; --set overrides them",
 )
 @settings_options()
 @grouped(
@@ -55,67 +56,66 @@ from fczoo.core.registry import METHODS
     "--out",
     metavar="FOLDER",
     type=click.Path(),
-    help="run folder; one that holds part of the same runs is carried on  [results/run-DATE-TIME]",
+    help="Run folder; one that holds part of the same runs is continued  [default: results/run-DATE-TIME]",
 )
 @grouped(
     OUTPUT,
     "--resume/--no-resume",
     default=None,
-    help="carry on in --out, or in the newest results/run-*, and begin nothing new; needs no other option",
+    help="Continue the runs in --out, or in the newest results/run-*; start no new run",
 )
 @grouped(
     OUTPUT,
     "--log",
     metavar="NAMES",
     shell_complete=complete(None, ("tensorboard", "wandb", "mlflow")),
-    help="tensorboard, wandb, mlflow: send the numbers there, too  [none]",
+    help="Send the numbers to tensorboard, wandb or mlflow as well  [default: none]",
 )
 @grouped(
     OUTPUT,
     "--diagnostics/--no-diagnostics",
     default=None,
-    help="also record what clients predict, confusion between tasks, drift; takes longer",
+    help="Record predictions of clients, confusion between tasks and drift; takes longer",
 )
 @grouped(
     OUTPUT,
     "--dry-run/--no-dry-run",
     default=None,
-    help="print the whole configuration, its work, traffic and memory, and stop",
+    help="Print the configuration with its work, traffic and memory, and stop",
 )
 @grouped(
     OUTPUT,
     "--skip-failed/--no-skip-failed",
     default=None,
-    help="carry on after a run that fails; the exit code tells",
+    help="Continue after a run that fails; the exit code is then not zero",
 )
 @grouped(
     OUTPUT,
     "--accept-changed-code/--no-accept-changed-code",
     default=None,
-    help="go on in a folder whose runs other code began; bench.json keeps which",
+    help="Continue a folder that other code began; bench.json records the change",
 )
 @grouped(
     OUTPUT,
     "--jobs",
-    metavar="auto|int",
-    help="runs side by side, each in a process of its own with its share of the cores; auto: one a core "
-    "or GPU; on a cluster, runs in its queue at one time, or workers for clients  [1; on a cluster all]",
+    metavar="auto|NUMBER",
+    help="Number of runs side by side, each in its own process; auto: one per core or GPU. On a cluster: "
+    "runs in its queue, or workers for clients  [default: 1; on a cluster all]",
 )
 @grouped(
     OUTPUT,
     "--executor",
     metavar="cores|slurm|ray",
     shell_complete=complete(None, EXECUTORS),
-    help="where the runs go on: this machine's cores and GPUs, or a Slurm or Ray cluster  [cores]",
+    help="Where runs execute: on this machine, or on a Slurm or Ray cluster  [default: cores]",
 )
 @grouped(
     OUTPUT,
     "--cluster",
     multiple=True,
     metavar="KEY=VALUE",
-    help="what a run asks of the cluster: threads; for Slurm submitit's parameters, such as timeout_min, "
-    "slurm_partition, gpus_per_node; for Ray address, gpus and spread=clients: the clients of each round, "
-    "not the runs, are shared out",
+    help="Resource that a run asks of the cluster: threads; for Slurm submitit's parameters, such as "
+    "timeout_min; for Ray address, gpus and spread=clients (distributes clients, not runs)",
 )
 def bench(config: Path | None, **given: Any) -> None:
     """Run methods on one data stream, or on each of a grid of them, and print their tables.

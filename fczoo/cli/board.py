@@ -4,19 +4,20 @@ from pathlib import Path
 
 import click
 
+from fczoo.cli.options import GroupedCommand
 from fczoo.core.errors import FczooError
 from fczoo.core.options import plural
 
 ARCHIVE = Path("results") / "results.csv"
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("places", nargs=-1, type=click.Path(path_type=Path, exists=True))
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Folder of its own."
 )
 def leaderboard(places: tuple[Path, ...], out: Path) -> None:
-    """Build a site that fetches nothing: methods ranked over benchmarks, and a page a benchmark.
+    """Build a site that fetches nothing: methods ranked over benchmarks, and a page per benchmark.
 
     PLACES are archives and run folders, or folders that hold them.  [results/results.csv]
     """
@@ -28,7 +29,7 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     click.echo(f"{plural(count, 'benchmark')} written to {out / INDEX}")
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
     "--into",

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import click
 
+from fczoo.cli.options import GroupedCommand
 from fczoo.core.errors import FczooError
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("name", required=False)
-@click.option("--paper", help="Claims of one paper alone; see `fczoo papers`.")
+@click.option("--paper", help="Show the claims of one paper; see `fczoo papers`.")
 @click.option("--run", "running", metavar="CLAIM", help="Run both sides on digits, in minutes, and judge.")
-@click.option("--seeds", show_default="0-2", help="Of --run.")
+@click.option("--seeds", show_default="0-2", metavar="NUMBERS", help="Seeds of --run.")
 @click.option("--jobs", metavar="auto|int", show_default="1", help="Of --run: runs side by side.")
 @click.option(
     "--results",
@@ -27,7 +28,7 @@ def claims(
     jobs: str | None,
     results: Path | None,
 ) -> None:
-    """What the papers claim, and what runs here say of it: all claims, or NAME with numbers and commands.
+    """Show what papers claim and what the runs here say: all claims, or NAME with numbers and commands.
 
     A claim holds or not by each pair of rows, one of either side, that stand in one table; 2x is two pairs.
     """

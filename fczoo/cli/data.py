@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from fczoo.cli.options import OUTPUT, Command, GroupedCommand, complete, grouped, settings_options
+from fczoo.cli.options import (
+    OUTPUT,
+    Command,
+    ExampleGroup,
+    GroupedCommand,
+    complete,
+    grouped,
+    settings_options,
+)
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import DATASETS
 
@@ -77,12 +85,12 @@ def partition(
             write(path, made, stream)
 
 
-@click.group()
+@click.group(cls=ExampleGroup)
 def data() -> None:
     """Download data sets and verify local copies."""
 
 
-@data.command()
+@data.command(cls=GroupedCommand)
 @click.argument("name", shell_complete=complete(DATASETS))
 @click.option("--data-root", type=click.Path(path_type=Path), help="Folder to put it in.  [FCZOO_HOME/data]")
 @click.option("--mirror", metavar="URL", help="Another address that has the same files, also file:///FOLDER.")
@@ -93,7 +101,7 @@ def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
     click.echo(get(name, data_root, mirror))
 
 
-@data.command()
+@data.command(cls=GroupedCommand)
 @click.argument("name", shell_complete=complete(DATASETS))
 @click.option("--data-root", type=click.Path(path_type=Path), help="Folder that holds it.  [FCZOO_HOME/data]")
 def check(name: str, data_root: Path | None) -> None:

@@ -5,23 +5,27 @@ from pathlib import Path
 import click
 
 from fczoo.cli.listing import KINDS, SOURCES, complete_names, kinds, listing
-from fczoo.cli.options import Name
+from fczoo.cli.options import GroupedCommand, Name
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 
 
-@click.command("list")
+@click.command("list", cls=GroupedCommand)
 @click.argument("kind", required=False, metavar="[KIND]", type=Name(list(KINDS)))
 def list_command(kind: str | None) -> None:
     """Names of one kind; without KIND, what kinds there are."""
     click.echo(listing(kind) if kind else kinds())
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument(
     "names", nargs=-1, required=True, metavar="[protocol|release] NAME", shell_complete=complete_names
 )
-@click.option("--dataset", help="Data set whose values are shown.  [digits; of a protocol or release, all]")
+@click.option(
+    "--dataset",
+    metavar="NAME",
+    help="Data set whose values are shown  [default: digits; of a protocol or release, all]",
+)
 def show(names: tuple[str, ...], dataset: str | None) -> None:
     """Show all about a method, data set, partitioner, aggregator, attack, local training, protocol,
     release, backbone, setting or option. `show settings` has all settings of a run.
@@ -44,12 +48,12 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
         click.echo(show_any(kind, dataset))
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option(
     "--data-root", type=click.Path(path_type=Path), help="Folder that holds the data.  [FCZOO_HOME/data]"
 )
 def doctor(data_root: Path | None) -> None:
-    """Versions, devices, plug-ins, extras, data and weights on this machine."""
+    """Show versions, devices, plug-ins, extras, data and weights on this machine."""
     from fczoo.cli.doctor import doctor as page
 
     click.echo(page(data_root))

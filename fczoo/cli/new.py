@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fczoo.cli.options import Name
+from fczoo.cli.options import GroupedCommand, Name
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import AGGREGATORS, ATTACKS, DATASETS, METHODS, PARTITIONERS
 
@@ -20,7 +20,7 @@ KINDS = {
 }
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("kind", type=Name(list(KINDS)))
 @click.argument("name")
 @click.option(

@@ -1,14 +1,15 @@
 """Command-line options: those of ``Settings``, made from its fields, and their headings in ``--help``."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import Field, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
+from fczoo.cli.examples import COMMAND_GROUPS, EXAMPLES
 from fczoo.cli.pointers import check_spaces
 from fczoo.core.names import match
-from fczoo.core.options import describe_type, flag
+from fczoo.core.options import flag
 from fczoo.core.registry import Registry
 from fczoo.data.dataset import Defaults
 from fczoo.federation.settings import GROUPS, Settings
@@ -18,12 +19,34 @@ from fczoo.reports.words import option_word
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 RUNS, OUTPUT = "runs", "output"  # headings of options that are no settings
+ALL_OPTIONS = "fczoo.all_options"  # key of a context: --help lists all options
 
 
 def normalized(token: str) -> str:
     """Return an option or a command as it is spelled here: ``batch_size`` -> ``batch-size``."""
     return token.lower().replace("_", "-")
 
+
+WORDS = {
+    "dataset": "NAMES",
+    "partition": "NAMES",
+    "data_root": "FOLDER",
+    "backbone": "NAME|FILE",
+    "tasks": "NUMBER|NUMBERS|domains",
+    "class_order": "natural|NUMBERS",
+    "mean": "NUMBERS",
+    "std": "NUMBERS",
+    "vary": "NAMES",
+}
+"""Setting -> the word for its value in ``--help``, where its type does not tell it."""
+
+TYPES: dict[type[click.ParamType], str] = {
+    type(click.INT): "NUMBER",
+    type(click.FLOAT): "NUMBER",
+    click.Path: "FOLDER",
+    type(click.STRING): "NAME",
+}
+"""Type of click -> its word in ``--help``; subclasses, such as ranges of numbers, are included."""
 
 CONTEXT = {"token_normalize_func": normalized, "max_content_width": 120}
 
@@ -44,27 +67,93 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-class GroupedCommand(click.Command):
-    """A command whose ``--help`` lists options below headings."""
+class WithExamples(click.Command):
+    """A command whose ``--help`` shows examples first, and types of values in words."""
 
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
+        for param in self.params:
+            if isinstance(param, click.Option) and not param.is_flag and param.metavar is None:
+                param.metavar = next(
+                    (word for kind, word in TYPES.items() if isinstance(param.type, kind)), None
+                )
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if examples := EXAMPLES.get(self.name or ""):
+            with formatter.section("Examples"):
+                for command, meaning in examples:
+                    formatter.write(f"  {command}\n      {meaning}\n")
+        super().format_help_text(ctx, formatter)
+
+
+class ExampleGroup(WithExamples, click.Group):
+    """A group of commands whose ``--help`` shows examples first and whole sentences."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        groups = COMMAND_GROUPS if self.name == "fczoo" else {}
+        sections = {heading: [n for n in own if n in names] for heading, own in groups.items()}
+        listed = {name for section in sections.values() for name in section}
+        sections["Commands"] = [name for name in names if name not in listed]
+        for heading, section in sections.items():
+            if section:
+                with formatter.section(heading):
+                    formatter.write_dl([(name, _sentence(self.commands[name])) for name in section])
+
+
+class GroupedCommand(WithExamples):
+    """A command whose ``--help`` lists options below headings, after its examples.
+
+    With ``common``, flags such as ``--rounds``, ``--help`` lists only these; ``--help-all`` lists all.
+    """
+
+    def __init__(self, *arguments: Any, common: Collection[str] = (), **more: Any):
+        super().__init__(*arguments, **more)
         self.context_settings = {**CONTEXT, **self.context_settings}
+        self.common = common
+        if common:
+            show = {"is_eager": True, "expose_value": False, "callback": _print_all_options}
+            self.params.append(
+                click.Option(["--help-all"], is_flag=True, help="Show all options and exit.", **show)
+            )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if advice := check_spaces(args):
+        takes_words = any(isinstance(param, click.Argument) for param in self.params)
+        if not takes_words and (advice := check_spaces(args)):
             raise click.UsageError(advice, ctx)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
+        omitted = 0
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record:
-                sections.setdefault(getattr(param, "group", "options"), []).append(record)
+            group = getattr(param, "group", "options")
+            if not record or isinstance(param, click.Argument):
+                continue
+            rare = self.common and group != "options" and param.opts[0] not in self.common
+            if rare and not ctx.meta.get(ALL_OPTIONS):
+                omitted += 1
+            else:
+                sections.setdefault(group, []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading.capitalize()):
                 formatter.write_dl(records)
+        if omitted:
+            formatter.write(f"\n{omitted} more options: {ctx.command_path} --help-all\n")
+
+
+def _print_all_options(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    """Print the help page with all options, and exit."""
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[ALL_OPTIONS] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+def _sentence(command: click.Command) -> str:
+    """Return the first sentence of a command's help, whole."""
+    return command.get_short_help_str(limit=1000)
 
 
 def grouped(group: str, *names: str, **more: Any) -> Callable[[Command], Command]:
@@ -92,15 +181,30 @@ def _setting(field: Field[Any]) -> Callable[[Command], Command]:
     hint, name = get_type_hints(Settings)[field.name], flag(field.name)
     default = option_word(field.default)
     if field.name in {f.name for f in fields(Defaults)}:
-        default = "by data set"
+        default = "set by the data set"
     more: dict[str, Any] = {"help": field.metadata["meaning"], "default": None}
     if hint is bool:
         name = f"{name}/--no-{name.removeprefix('--')}"
     else:
-        more["help"] += "" if default == "none" else f"  [{default}]"
-        more["metavar"] = describe_type(hint).replace(" | none", "").replace(" ", "")
+        more["help"] += "" if default == "none" else f"  [default: {default}]"
+        more["metavar"] = _metavar(field.name, hint)
         more["shell_complete"] = complete(REGISTERED.get(field.name), _choices(hint))
     return grouped(field.metadata["group"], name, **more)
+
+
+def _metavar(name: str, hint: Any) -> str:
+    """Return what ``--help`` shows for a value: a word in capitals, or the choices."""
+    if name in WORDS:
+        return WORDS[name]
+    parts = [part for part in (get_args(hint) or (hint,)) if part is not type(None)]
+    if get_origin(hint) is Literal:
+        return "|".join(map(str, parts))
+    if get_origin(hint) is tuple:
+        return "|".join(_choices(hint)) or "NUMBERS"
+    shown = [
+        "NUMBER" if part in (int, float) else "|".join(map(str, _choices(part))) or "NAME" for part in parts
+    ]
+    return "|".join(shown)
 
 
 def _choices(hint: Any) -> tuple[str, ...]:

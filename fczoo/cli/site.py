@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from fczoo.cli.options import ExampleGroup, GroupedCommand
 from fczoo.core.errors import FczooError
 
 AGREED = click.option(
@@ -21,12 +22,12 @@ PATIENCE = click.option(
 )
 
 
-@click.group()
+@click.group(cls=ExampleGroup)
 def site() -> None:
-    """Runs between institutions that keep their images, over Flower or NVIDIA FLARE."""
+    """Run between institutions that keep their images, over Flower or NVIDIA FLARE."""
 
 
-@site.command()
+@site.command(cls=GroupedCommand)
 @click.argument("out", type=click.Path(path_type=Path))
 @AGREED
 @click.option("--address", required=True, metavar="HOST:PORT", help="Where all sites reach the server.")
@@ -48,7 +49,7 @@ def init(out: Path, agreed: Path, address: str) -> None:
     click.echo("  fczoo site start FOLDER --images DIR")
 
 
-@site.command()
+@site.command(cls=GroupedCommand)
 @click.argument("out", type=click.Path(path_type=Path))
 @AGREED
 @PATIENCE
@@ -62,7 +63,7 @@ def job(out: Path, agreed: Path, patience: float) -> None:
     click.echo(f"Written to {out}. Next: nvflare job submit -j {out}")
 
 
-@site.command()
+@site.command(cls=GroupedCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--images",
@@ -87,7 +88,7 @@ def start(folder: Path, images: Path, patience: float) -> None:
         )
 
 
-@site.command()
+@site.command(cls=GroupedCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
 def status(folder: Path) -> None:
     """Say how the run of the server with this FOLDER gets on, while it is up."""

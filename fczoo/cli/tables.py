@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fczoo.cli.bench import bench
-from fczoo.cli.options import Name
+from fczoo.cli.options import GroupedCommand, Name
 from fczoo.core.errors import FczooError
 from fczoo.core.options import plural
 
@@ -31,7 +31,7 @@ ROW = click.option(
 FOLDERS = click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @FOLDERS
 @click.option(
     "--format",
@@ -64,7 +64,7 @@ FOLDERS = click.argument("folders", nargs=-1, required=True, type=click.Path(pat
 def report(
     folders: tuple[Path, ...], style: str, html: Path | None, figures: Path | None, archive: Path | None
 ) -> None:
-    """Tables of any run folders and archives, or of all below a folder."""
+    """Print tables of run folders and archives, or of all runs below a folder."""
     if figures and not html:
         raise FczooError("--figures are those of a page; give --html FILE, too")
     if archive and html:
@@ -93,12 +93,12 @@ def report(
         click.echo(fitted(text) if style == "text" else text)
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("paper", required=False)
 @click.argument("table", required=False)
 @click.option("--missing", is_flag=True, help="Printed systems that are not implemented here, and why.")
 def papers(paper: str | None, table: str | None, missing: bool) -> None:
-    """The papers' own tables: all of them, those of PAPER, or one TABLE."""
+    """Print the papers' own tables: all of them, those of PAPER, or one TABLE."""
     from fczoo.papers import pages
 
     if missing and paper:
@@ -109,20 +109,20 @@ def papers(paper: str | None, table: str | None, missing: bool) -> None:
         click.echo(pages.show_paper(paper, table) if paper else pages.overview())
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @FOLDERS
 @click.option("--paper", required=True, help="See `fczoo papers`.")
 @TABLE
 @ROW
 def compare(folders: tuple[Path, ...], paper: str, tables: tuple[str, ...], rows: tuple[str, ...]) -> None:
-    """Our numbers beside a paper's, with every setting and option that differs from the print."""
+    """Print our numbers beside a paper's, with every setting and option that differs from the print."""
     from fczoo.cli.terminal import fitted
     from fczoo.papers.compare import compare as beside
 
     click.echo(fitted(beside(folders, paper, tables, rows)))
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("card", required=False)
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
 @click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fczoo.cli.examples import COMMON
 from fczoo.cli.options import OUTPUT, RUNS, GroupedCommand, complete, grouped, settings_options
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
@@ -14,14 +15,14 @@ from fczoo.federation.settings import Settings
 OF_ITS_OWN = ("class_order", "class_order_seed", "partition_seed", "vary")  # settings of which --seed decides
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=GroupedCommand, common=COMMON)
 @grouped(
     RUNS,
     "--methods",
     metavar="NAMES",
     required=True,
     shell_complete=complete(METHODS, ("all",)),
-    help="names, separated by commas, or all; see `fczoo list methods`",
+    help="Names of methods, separated by commas, or all; see `fczoo list methods`",
 )
 @grouped(
     RUNS,
@@ -29,29 +30,41 @@ OF_ITS_OWN = ("class_order", "class_order_seed", "partition_seed", "vary")  # se
     "changes",
     multiple=True,
     metavar="METHOD.FIELD=VALUE",
-    help="hyper-parameter that is not searched: all trials have it, and so has what is found",
+    help="Option of a method that is not searched: all trials use this value",
 )
-@grouped(RUNS, "--trials", type=click.IntRange(1, 10_000), default=16, help="trials of each method  [16]")
+@grouped(
+    RUNS,
+    "--trials",
+    type=click.IntRange(1, 10_000),
+    default=16,
+    help="Number of trials per method  [default: 16]",
+)
 @grouped(
     RUNS,
     "--first-tasks",
     type=click.IntRange(1),
-    help="tasks of a trial, from the first one  [3, or all of fewer]",
+    help="Number of tasks per trial, the first ones  [default: 3, or all of fewer]",
 )
 @grouped(
     RUNS,
     "--held-out",
     type=click.FloatRange(0.01, 0.9),
     default=0.2,
-    help="part of the training images that scores a trial  [0.2]",
+    help="Part of the training images that scores a trial  [default: 0.2]",
 )
 @grouped(
     RUNS,
     "--score-per-class",
     type=click.IntRange(1),
-    help="so many training images of each class score it instead, beside those that --train-per-class keeps",
+    help="Number of training images per class that score a trial, instead of --held-out",
 )
-@grouped(RUNS, "--seed", type=click.IntRange(0), default=0, help="of class order, split and training  [0]")
+@grouped(
+    RUNS,
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    help="Seed of class order, split and training  [default: 0]",
+)
 @settings_options([field.name for field in fields(Settings) if field.name not in OF_ITS_OWN])
 @grouped(
     OUTPUT,
@@ -59,16 +72,18 @@ OF_ITS_OWN = ("class_order", "class_order_seed", "partition_seed", "vary")  # se
     metavar="FOLDER",
     type=click.Path(path_type=Path),
     required=True,
-    help="trials as they end, and tuned.json; the same command carries on there",
+    help="Folder for the trials and tuned.json; the same command continues there",
 )
 @grouped(
     OUTPUT,
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="a picture, such as FILE.png, of how much each option matters",
+    help="Write a figure, such as FILE.png, of how much each option matters",
 )
-@grouped(OUTPUT, "--jobs", metavar="auto|int", default="1", help="methods side by side  [1]")
+@grouped(
+    OUTPUT, "--jobs", metavar="auto|NUMBER", default="1", help="Number of methods side by side  [default: 1]"
+)
 def tune(
     methods: str,
     changes: Sequence[str],

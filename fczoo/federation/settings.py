@@ -25,162 +25,206 @@ MOVED = {"training": None, "partition": "partition_seed", "class-order": "class_
 class Settings:
     """Everything about a run but the method. ``for_dataset`` fills in a data set's own schedule."""
 
-    dataset: str = option("digits", "registered data set; see `fczoo list datasets`", group=DATA)
+    dataset: str = option(
+        "digits", "Name of a registered data set, or several; see `fczoo list datasets`", group=DATA
+    )
     protocol: str | None = option(
         None,
-        "a paper's own settings, followed where nothing else is given; see `fczoo list protocols`",
+        "Follow a paper's settings where nothing else is given; see `fczoo list protocols`",
         group=TRAINING,
     )
     as_released: str | None = option(
         None,
-        "released code's options, rates and schedule, which beat the protocol's; see `fczoo list releases`",
+        "Follow released code: its options, rates and schedule beat the protocol's; see "
+        "`fczoo list releases`",
         group=TRAINING,
     )
-    data_root: str | None = option(None, "folder that holds the data; none: FCZOO_HOME/data", group=DATA)
-    backbone: str = option("vit_nano_32", "name, weight file, or NAME:FILE", group=TRAINING)
-    image_size: int | None = option(None, "input size; none: the checkpoint's own", low=1, group=TRAINING)
-    mean: tuple[float, ...] | None = option(None, "input mean; none: the checkpoint's own", group=TRAINING)
+    data_root: str | None = option(None, "Folder that holds the data; none: FCZOO_HOME/data", group=DATA)
+    backbone: str = option(
+        "vit_nano_32",
+        "Pre-trained vision transformer: a name, a weight file, or NAME:FILE; see `fczoo list backbones`",
+        group=TRAINING,
+    )
+    image_size: int | None = option(
+        None, "Side of the input images in pixels; none: the checkpoint's own", low=1, group=TRAINING
+    )
+    mean: tuple[float, ...] | None = option(
+        None, "Mean of the input per colour channel; none: the checkpoint's own", group=TRAINING
+    )
     std: tuple[float, ...] | None = option(
-        None, "input standard deviation; none: the checkpoint's own", group=TRAINING
+        None, "Standard deviation of the input per colour channel; none: the checkpoint's own", group=TRAINING
     )
     norm_by_dataset: bool = option(
         False,
-        "mean and standard deviation by data set, whatever the checkpoint was trained with",
+        "Take mean and standard deviation of the data set instead of the checkpoint's",
         quirk="fed-mammoth",
         group=TRAINING,
     )
     partition: str = option(
         "dirichlet:0.5",
-        "iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, shards:ALPHA, or file:PATH of a saved partition",
+        "Split of the images over clients: iid, dirichlet:BETA, quantity:ALPHA, "
+        "overlap:PART, shards:ALPHA, or file:PATH of a saved partition",
         group=POPULATION,
     )
     tasks: int | tuple[int, ...] | Literal["domains"] = option(
         5,
-        "tasks into which the classes are cut, or the classes of each: 50,10,10,10,10,10; or domains: each "
-        "is a task with all classes",
+        "Number of tasks, or the classes of each task: 50,10,10,10,10,10; or domains: "
+        "each domain is a task with all classes",
         low=1,
         group=DATA,
     )
-    clients: int = option(5, "clients at the start", low=1, high=MOST_CLIENTS, group=POPULATION)
-    joining: int = option(0, "new clients at each later task", low=0, high=MOST_CLIENTS, group=POPULATION)
+    clients: int = option(5, "Number of clients at the start", low=1, high=MOST_CLIENTS, group=POPULATION)
+    joining: int = option(
+        0, "Number of new clients at each later task", low=0, high=MOST_CLIENTS, group=POPULATION
+    )
     transition: float = option(
-        1.0, "part of the earlier clients that get data of a new task", low=0, high=1, group=POPULATION
+        1.0,
+        "Part of the earlier clients that get data of a new task, from 0 to 1",
+        low=0,
+        high=1,
+        group=POPULATION,
     )
     moving: int | None = option(
-        None, "clients that go on to the next task at a time, by turns; none: all", low=1, group=POPULATION
+        None,
+        "Number of clients that move to the next task at a time, in turn; none: all",
+        low=1,
+        group=POPULATION,
     )
     task_order: Literal["same", "own"] = option(
-        "same", "all clients go through the tasks in one order, or each in its own", group=POPULATION
+        "same", "Order of tasks: the same for all clients, or each client's own", group=POPULATION
     )
     participation: float = option(
-        1.0, "part of the clients that train in a round or, above 1, their number", low=0, group=POPULATION
+        1.0,
+        "Part of the clients that train in a round, up to 1; above 1, their number",
+        low=0,
+        group=POPULATION,
     )
     draw_among: Literal["data", "joined"] = option(
         "data",
-        "participants are drawn among clients with data of the task, or all that have joined",
+        "Draw participants among clients with data of the task, or among all that have joined",
         group=POPULATION,
     )
     client_draw: Literal["round", "task"] = option(
         "round",
-        "draw participants for each round, or once a task",
+        "Draw participants for each round, or once per task",
         quirk={"task": "fed-mammoth"},
         group=POPULATION,
     )
-    rounds: int = option(3, "rounds a task", low=1, group=TRAINING)
-    epochs: int = option(2, "local epochs a round", low=1, group=TRAINING)
-    batch_size: int = option(16, "local batch size", low=1, group=TRAINING)
+    rounds: int = option(3, "Number of communication rounds per task", low=1, group=TRAINING)
+    epochs: int = option(2, "Number of local epochs per round", low=1, group=TRAINING)
+    batch_size: int = option(16, "Number of images per local batch", low=1, group=TRAINING)
     augment: str = option(
-        "none", "random view of the training images: none, flip, crop, pilora, fppl or hgp", group=TRAINING
+        "none", "Random view of the training images: none, flip, crop, pilora, fppl or hgp", group=TRAINING
     )
     test_crop: float = option(
         1.0,
-        "part of each side that the test view keeps; 0.875: resize to 256, cut out the middle 224",
+        "Part of each image side that the test view keeps; 0.875 resizes to 256 pixels "
+        "and cuts out the middle 224",
         low=0.1,
         high=1,
         group=TRAINING,
     )
     cache_queries: bool = option(
         False,
-        "keep query features of the test view in training, too, instead of one forward a step",
+        "Keep the query features of the test view during training; saves one forward per step",
         group=TRAINING,
     )
-    local: str | None = option(None, "fedprox:MU or scaffold, for any method; none: plain", group=TRAINING)
-    train_per_class: int | None = option(
-        None, "first training images of each class, of its domains by turns; none: all", low=1, group=DATA
+    local: str | None = option(
+        None, "Local training rule for any method: fedprox:MU or scaffold; none: plain", group=TRAINING
     )
-    test_per_class: int | None = option(None, "the same of test images; none: all", low=1, group=DATA)
+    train_per_class: int | None = option(
+        None,
+        "Number of training images per class, the first ones, from its domains in turn; none: all",
+        low=1,
+        group=DATA,
+    )
+    test_per_class: int | None = option(
+        None, "Number of test images per class, chosen in the same way; none: all", low=1, group=DATA
+    )
     stored_size: int | None = option(
-        None, "side in pixels at which image files are kept; none: the data set's own", low=1, group=DATA
+        None, "Side in pixels at which image files are cached; none: the data set's own", low=1, group=DATA
     )
     class_order: Literal["natural"] | tuple[int, ...] = option(
-        "natural", "natural, or original labels in order of arrival", low=0, group=DATA
+        "natural", "Order in which classes arrive: natural, or a list of original labels", low=0, group=DATA
     )
     class_order_seed: int | None = option(
-        None, "shuffles the classes; none: as class_order says", low=0, group=DATA
+        None, "Seed that shuffles the classes; none: the order of --class-order", low=0, group=DATA
     )
-    partition_seed: int = option(0, "seed of the split over clients", low=0, group=POPULATION)
+    partition_seed: int = option(0, "Seed of the split over clients", low=0, group=POPULATION)
     vary: tuple[Literal["training", "partition", "class-order"], ...] = option(
         ("training",),
-        "what --seeds moves: training (always), partition and class-order; +- is then over all of them",
+        "What the seeds of --seeds change: training (always), partition, class-order; the "
+        "deviation is over all of them",
         group=POPULATION,
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = option(
-        "auto", "auto: cuda, else mps, else cpu", group=MACHINE
+        "auto", "Device to run on; auto takes cuda, else mps, else cpu", group=MACHINE
     )
     precision: Literal["fp32", "bf16", "fp64"] = option(
-        "fp32", "type in which the frozen weights are held and computed", group=MACHINE
+        "fp32", "Number type of the frozen weights and their computation", group=MACHINE
     )
     deterministic: bool = option(
-        False, "use only operations that give the same bits each time, or fail; slower on CUDA", group=MACHINE
+        False,
+        "Use only operations that give the same bits every time, or fail; slower on CUDA",
+        group=MACHINE,
     )
     together: Literal["auto"] | int = option(
-        "auto", "clients in one forward; auto: 1 on the CPU", low=1, group=MACHINE
+        "auto", "Number of clients in one forward; auto: 1 on the CPU", low=1, group=MACHINE
     )
     aggregator: str | None = option(
         None,
-        "aggregator of whatever a method averages; none: the method's own; see `fczoo list aggregators`",
+        "Aggregator for all that a method averages; none: the method's own; see `fczoo list aggregators`",
         group=ROBUSTNESS,
     )
     outliers: float | None = option(
         None,
-        "class statistics further from the clients' centre than this many median distances are left out; "
-        "none: kept",
+        "Leave out class statistics further from the clients' centre than this many "
+        "median distances; none: keep all",
         low=1,
         group=ROBUSTNESS,
     )
     merge_statistics: Literal["median", "trimmed_mean", "geometric_median"] | None = option(
         None,
-        "robust centre in place of the clients' statistics of a class before the merge; none: as sent",
+        "Robust centre of the clients' class statistics before the merge; none: merge as sent",
         group=ROBUSTNESS,
     )
     drop_rate: float = option(
-        0.0, "chance that a client of a round is not heard of again in it", low=0, high=1, group=ROBUSTNESS
+        0.0, "Probability that a client of a round drops out, from 0 to 1", low=0, high=1, group=ROBUSTNESS
     )
-    min_clients: int = option(1, "sound uploads without which a run stops", low=1, group=ROBUSTNESS)
+    min_clients: int = option(
+        1, "Number of valid uploads per round below which a run stops", low=1, group=ROBUSTNESS
+    )
     attack: str | None = option(
-        None, "what hostile clients do, such as scale:10; see `fczoo list attacks`", group=ROBUSTNESS
+        None, "Attack of the hostile clients, such as scale:10; see `fczoo list attacks`", group=ROBUSTNESS
     )
     attackers: float = option(
-        0.2, "part of the clients that are hostile, with an attack", low=0, high=1, group=ROBUSTNESS
+        0.2,
+        "Part of the clients that are hostile, with --attack, from 0 to 1",
+        low=0,
+        high=1,
+        group=ROBUSTNESS,
     )
     min_class_count: int = option(
-        1, "images of a class without which a client withholds its statistics", low=1, group=ROBUSTNESS
+        1,
+        "Number of images of a class below which a client withholds its statistics",
+        low=1,
+        group=ROBUSTNESS,
     )
     dp_clip: float | None = option(
-        None, "largest norm C of an uploaded change; none: not clipped", low=1e-12, group=ROBUSTNESS
+        None, "Largest norm C of an uploaded change; none: not clipped", low=1e-12, group=ROBUSTNESS
     )
     dp_noise: float = option(
         0.0,
-        "standard deviation of the noise on each coordinate, in C; epsilon is stated",
+        "Standard deviation of the noise per coordinate, in units of C; the run states epsilon",
         low=0,
         group=ROBUSTNESS,
     )
-    dp_delta: float = option(1e-5, "delta for which epsilon is stated", low=1e-12, high=0.5, group=ROBUSTNESS)
+    dp_delta: float = option(1e-5, "Delta for which epsilon is stated", low=1e-12, high=0.5, group=ROBUSTNESS)
     dp_subsampling: bool = option(
-        False, "epsilon as if nobody saw which of the clients are drawn for a round", group=ROBUSTNESS
+        False, "State epsilon as if nobody saw which clients are drawn for a round", group=ROBUSTNESS
     )
     dp_secure: bool = option(
-        False, "noise from a cryptographic source; such a run cannot be repeated", group=ROBUSTNESS
+        False, "Draw the noise from a cryptographic source; such a run cannot be repeated", group=ROBUSTNESS
     )
 
     def __post_init__(self) -> None:
