@@ -14,7 +14,11 @@ ARCHIVE = Path("results") / "results.csv"
 @click.command(cls=GroupedCommand)
 @click.argument("places", nargs=-1, type=click.Path(path_type=Path, exists=True))
 @click.option(
-    "--out", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Folder of its own."
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FOLDER",
+    help="New folder, or that of an earlier site.",
 )
 def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     """Build a site that fetches nothing: methods ranked over benchmarks, and a page per benchmark.

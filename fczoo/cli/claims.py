@@ -13,12 +13,12 @@ from fczoo.core.errors import FczooError
 @click.option("--paper", help="Show the claims of one paper; see `fczoo papers`.")
 @click.option("--run", "running", metavar="CLAIM", help="Run both sides on digits, in minutes, and judge.")
 @click.option("--seeds", show_default="0-2", metavar="NUMBERS", help="Seeds of --run.")
-@click.option("--jobs", metavar="auto|int", show_default="1", help="Of --run: runs side by side.")
+@click.option("--jobs", metavar="auto|NUMBER", show_default="1", help="Number of runs at a time.")
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
     show_default="results",
-    help="Where runs are looked for; --run writes to claims/CLAIM in it.",
+    help="Folder in which runs are searched; --run writes to claims/CLAIM in it.",
 )
 def claims(
     name: str | None,

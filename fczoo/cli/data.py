@@ -45,7 +45,7 @@ def written(name: str, what: str) -> Callable[[Command], Command]:
 
 @click.command(cls=GroupedCommand)
 @settings_options(STREAM)
-@grouped(OUTPUT, "--full", is_flag=True, help="also a table of images per client and class for every task")
+@grouped(OUTPUT, "--full", is_flag=True, help="Print images per client and class as well")
 @written("--save", "partition file for `--partition file:PATH`")
 @written("--table", "CSV of images per task, client and class")
 @written("--plot", "heat map, e.g. as PNG, PDF or SVG; needs matplotlib (extra `plot`)")
@@ -92,8 +92,8 @@ def data() -> None:
 
 @data.command(cls=GroupedCommand)
 @click.argument("name", shell_complete=complete(DATASETS))
-@click.option("--data-root", type=click.Path(path_type=Path), help="Folder to put it in.  [FCZOO_HOME/data]")
-@click.option("--mirror", metavar="URL", help="Another address that has the same files, also file:///FOLDER.")
+@click.option("--data-root", type=click.Path(path_type=Path), help="Folder to write to.  [FCZOO_HOME/data]")
+@click.option("--mirror", metavar="URL", help="Another address with the same files, such as file:///FOLDER.")
 def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
     """Download a data set from its official source. A download that broke off is resumed."""
     from fczoo.data.fetch import fetch as get

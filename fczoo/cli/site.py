@@ -18,7 +18,7 @@ PATIENCE = click.option(
     type=click.FloatRange(min=1),
     default=3600.0,
     show_default=True,
-    help="Server: seconds for which it waits for a site before the round goes on without it.",
+    help="Seconds that the server waits for a site before the round continues without it.",
 )
 
 
@@ -30,7 +30,7 @@ def site() -> None:
 @site.command(cls=GroupedCommand)
 @click.argument("out", type=click.Path(path_type=Path))
 @AGREED
-@click.option("--address", required=True, metavar="HOST:PORT", help="Where all sites reach the server.")
+@click.option("--address", required=True, metavar="HOST:PORT", help="Address of the server for all sites.")
 def init(out: Path, agreed: Path, address: str) -> None:
     """Write OUT: a folder for the server and one for each site, with keys and certificates.
 

@@ -96,7 +96,7 @@ def report(
 @click.command(cls=GroupedCommand)
 @click.argument("paper", required=False)
 @click.argument("table", required=False)
-@click.option("--missing", is_flag=True, help="Printed systems that are not implemented here, and why.")
+@click.option("--missing", is_flag=True, help="List printed systems that are not implemented here, and why.")
 def papers(paper: str | None, table: str | None, missing: bool) -> None:
     """Print the papers' own tables: all of them, those of PAPER, or one TABLE."""
     from fczoo.papers import pages
@@ -125,18 +125,18 @@ def compare(folders: tuple[Path, ...], paper: str, tables: tuple[str, ...], rows
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("card", required=False)
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
-@click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
+@click.option("--dry-run", is_flag=True, help="Print the command and do not run it.")
 @click.option(
     "--reading",
     type=Name(["print", "released"]),
     show_default="print",
-    help="As the paper prints it, or as its released code does.",
+    help="Follow the paper as printed, or its released code.",
 )
 @click.option(
     "--results",
     type=click.Path(path_type=Path, exists=True),
     show_default="results",
-    help="Without CARD: where runs are looked for.",
+    help="Without CARD: the folder in which runs are searched.",
 )
 @click.option("--paper", help="Without CARD: list the rows of this paper only; see `fczoo papers`.")
 @TABLE

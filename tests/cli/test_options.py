@@ -34,7 +34,7 @@ def told(*arguments: str) -> str:
 
 def test_every_setting_is_an_option_with_its_own_text_below_its_heading() -> None:
     options = {p.name: p for p in bench.params if isinstance(p, GroupedOption)}
-    page = CliRunner().invoke(main, ["bench", "--help"], terminal_width=400).stdout
+    page = CliRunner().invoke(main, ["bench", "--help-all"], terminal_width=400).stdout
     for field in fields(Settings):
         option = options[field.name]
         assert option.help.startswith(field.metadata["meaning"]) and option.help in page
