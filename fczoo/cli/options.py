@@ -40,7 +40,7 @@ WORDS = {
 }
 """Setting -> the word for its value in ``--help``, where its type does not tell it."""
 
-TYPES: dict[type[click.ParamType], str] = {
+TYPES: dict[Any, str] = {
     type(click.INT): "NUMBER",
     type(click.FLOAT): "NUMBER",
     click.Path: "FOLDER",
@@ -112,9 +112,15 @@ class GroupedCommand(WithExamples):
         self.context_settings = {**CONTEXT, **self.context_settings}
         self.common = common
         if common:
-            show = {"is_eager": True, "expose_value": False, "callback": _print_all_options}
             self.params.append(
-                click.Option(["--help-all"], is_flag=True, help="Show all options and exit.", **show)
+                click.Option(
+                    ["--help-all"],
+                    is_flag=True,
+                    is_eager=True,
+                    expose_value=False,
+                    callback=_print_all_options,
+                    help="Show all options and exit.",
+                )
             )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
