@@ -47,7 +47,7 @@ def merge(
     if counts is None:
         counts = [getattr(tree, "num_samples", 1) for tree in trees]
     if not isinstance(counts, Sequence) or isinstance(counts, str):
-        raise FczooError(f"num_samples is {quoted(counts)}; give {len(trees)} whole numbers, one per tree")
+        raise FczooError(f"num_samples is {quoted(counts)}; give a list of {len(trees)} whole numbers")
     counts = [plain(count) for count in counts]
     whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts)
     if len(counts) != len(trees) or not whole:
