@@ -13,7 +13,7 @@ from fczoo import __version__
 from fczoo.backbones.load import load_backbone
 from fczoo.backbones.weights import weights_needed
 from fczoo.core.backbone import Backbone
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, named_as_in_python
 from fczoo.core.files import home
 from fczoo.core.method import Method
 from fczoo.core.options import build, quoted
@@ -196,6 +196,7 @@ class Bench(World):
         return Run(self, made, number, observer or Silent(), None, None)
 
 
+@named_as_in_python
 def run(
     method: Method | type[Method] | str,
     *,

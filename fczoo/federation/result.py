@@ -71,7 +71,9 @@ class Result:
         return tabulate(rows, head, tablefmt=style, disable_numparse=True)
 
     def save(self, path: str | Path) -> None:
-        """Write ``result.json``, which ``read_result`` reads."""
+        """Write a JSON file that ``load_results`` reads. Raises FczooError for another suffix."""
+        if Path(path).suffix != ".json" or Path(path).is_dir():
+            raise FczooError(f"{path} is not the name of a JSON file; give a name such as run.json")
         write_result(Path(path), self)
 
     @contextmanager

@@ -42,9 +42,10 @@ def _data(experiment: Experiment) -> str:
     spec, sha256 = experiment.about.partition["spec"], experiment.about.partition["sha256"]
     drawn = "by the run's seed" if "partition" in s["vary"] else f"seed {split.seed}, {sha256[:8]}"
     each = f" ({s['train_per_class']} per class)" if s["train_per_class"] else ""
+    training = f"{split.images} training{each} and " if split.counts else ""
     return (
         f"{s['dataset']}: {len(result.task_sizes)} {kind} of {classes} classes, "
-        f"{split.images} training{each} and {sum(result.test_counts)} test images, {order}; "
+        f"{training}{sum(result.test_counts)} test images, {order}; "
         f"{s['clients']} clients{joining}, {spec} ({drawn}), "
         f"participation {s['participation']:g}"
     )

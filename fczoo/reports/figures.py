@@ -40,7 +40,8 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
     if any(cell.folder for line in experiment.lines for cell in line.cells):  # an archive keeps no rounds
         yield loss_curves(experiment)
     yield time_bars(experiment)
-    yield partition_map(experiment)
+    if experiment.split.counts:  # a file of one result has none
+        yield partition_map(experiment)
 
 
 def accuracy_curves(experiment: Experiment) -> Curves:

@@ -1,5 +1,6 @@
 """Results as an object: for notebooks and scripts, what ``fczoo report`` is for the terminal."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
-from fczoo.core.options import plural
+from fczoo.core.options import plural, quoted
 from fczoo.federation.result import Result
 from fczoo.reports.archive import write_archive
 from fczoo.reports.columns import COLUMNS, GROUPS, SHORT
@@ -107,10 +108,13 @@ class Results:
 
 
 def load_results(*places: str | Path) -> Results:
-    """The finished runs in run folders and archives, at or below some places.
+    """Return the finished runs in run folders and archives at or below some paths, or in saved results.
 
     Raises FczooError where nothing is found or nothing is finished.
     """
+    for place in places or (None,):
+        if not isinstance(place, str | os.PathLike):
+            raise FczooError(f"{quoted(place)} is not a path; give a run folder, archive or saved result")
     found = Results(tuple(read_runs(map(Path, places))))
     _ = found.experiments
     return found

@@ -212,6 +212,32 @@ def read_folder(folder: Path, name: str) -> Runs:
     return Runs(name, str(folder), about, tuple(read_cells(folder, about)), folder)
 
 
+def read_saved_result(path: Path, name: str) -> Runs:
+    """Read one finished run from the file that ``Result.save`` wrote.
+
+    Such a file has no counts of images per client. Raises FczooError for a damaged file.
+    """
+    result = read_result(path)
+    try:
+        about = checked(
+            About(
+                methods={result.method: result.options},
+                seeds=[result.seed],
+                settings=result.settings,
+                backbone=result.backbone,
+                partition=result.partition,
+                device=str(result.settings.get("device", "")),
+                versions=result.versions,
+            )
+        )
+        split = typed({**result.partition, "images": 0, "counts": []}, Split)
+    except ValueError as error:
+        raise FczooError(f"{path} is not a valid result file: {error}; save it again") from error
+    problem = "" if result.finished else _unfinished(result)
+    cell = Cell(str(path), None, about, result.method, result.seed, None if problem else result, problem)
+    return Runs(name, str(path), about, (cell,), archived=split)
+
+
 def read_cells(folder: Path, about: About) -> list[Cell]:
     """Every method and seed for which a run folder has a place, finished or not."""
     cells = []
@@ -237,6 +263,8 @@ def _problem(place: Path, result: Result | None) -> str:
             raise FczooError(f"{failure} is no valid failure record: {error}") from error
     if result is None:
         return "not begun"
-    if not result.finished:
-        return f"stopped after task {len(result.accuracy)} of {len(result.task_sizes)}"
-    return ""
+    return "" if result.finished else _unfinished(result)
+
+
+def _unfinished(result: Result) -> str:
+    return f"stopped after task {len(result.accuracy)} of {len(result.task_sizes)}"

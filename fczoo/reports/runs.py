@@ -12,7 +12,7 @@ from fczoo.core.files import encode_json
 from fczoo.federation.result import Result
 from fczoo.federation.settings import MOVED, Settings
 from fczoo.reports.archive import read_archive
-from fczoo.reports.run_folder import ABOUT, About, Cell, Runs, Split, read_folder
+from fczoo.reports.run_folder import ABOUT, About, Cell, Runs, Split, read_folder, read_saved_result
 from fczoo.reports.words import option_word
 
 ARCHIVE = "results.csv"  # an archive of this name is found in a folder
@@ -128,8 +128,14 @@ def read_runs(places: Iterable[Path]) -> list[Runs]:
         for path in here:
             name = path.resolve().name if path == place else path.relative_to(place).as_posix()
             if path not in found:
-                found[path] = read_archive(path) if path.is_file() else read_folder(path, name)
+                found[path] = _read(path, name)
     return [runs for some in found.values() for runs in (some if isinstance(some, list) else [some])]
+
+
+def _read(path: Path, name: str) -> Runs | list[Runs]:
+    if not path.is_file():
+        return read_folder(path, name)
+    return read_saved_result(path, name) if path.suffix == ".json" else read_archive(path)
 
 
 def read_experiments(places: Sequence[Path]) -> list[Experiment]:

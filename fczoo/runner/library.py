@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, named_as_in_python
 from fczoo.core.method import Method
 from fczoo.core.options import nearest, plain, quoted
 from fczoo.core.registry import METHODS
@@ -18,6 +18,7 @@ from fczoo.runner.cell import Conduct
 from fczoo.runner.grid import Job, by_seed, run_grid
 
 
+@named_as_in_python
 def bench(
     methods: str | type[Method] | Sequence[str | type[Method]],
     seeds: Sequence[int] = (0,),

@@ -9,6 +9,7 @@ import torch
 
 import fczoo
 from fczoo import FczooError, Settings
+from fczoo.core.errors import named_as_in_python
 from fczoo.core.registry import METHODS
 from fczoo.federation.benchmark import Bench
 
@@ -47,10 +48,16 @@ WRONG = {
     "tensors for trees": (lambda: fczoo.merge("median", [ONE]), "give a dict, name -> tensor"),
     "a word for a tensor": (lambda: fczoo.merge("median", [{"w": "a"}]), "'a' is not a tensor"),
     "a number for an aggregator": (lambda: fczoo.merge(3, [{"w": ONE}]), "not the name of an aggregator"),
-    "one number of images": (lambda: fczoo.merge("fedavg", [{"w": ONE}], 2), "num_samples is 2; give a list"),
+    "one number of images": (
+        lambda: fczoo.merge("fedavg", [{"w": ONE}], 2),
+        "num_samples is 2; give a list",
+    ),
     "no images": (lambda: fczoo.whole_batch(None, None), "images: None is not a tensor"),
     "too many labels": (lambda: fczoo.whole_batch(IMAGES, [0, 1, 2]), "give 2 whole numbers, one per image"),
     "float labels": (lambda: fczoo.whole_batch(IMAGES, [0.0, 1.0]), "give 2 whole numbers, one per image"),
+    "no results": (lambda: fczoo.load_results(), "None is not a path; give a run folder"),
+    "a number for results": (lambda: fczoo.load_results(3), "3 is not a path; give a run folder"),
+    "no folder of results": (lambda: fczoo.load_results("/no"), "no run folder at or below /no"),
     "flat features": (lambda: fczoo.whole_batch(IMAGES, [0, 1], np.zeros(3)), "give features [2, D]"),
 }
 
@@ -89,3 +96,58 @@ def test_prediction_without_features_says_what_is_missing(name: str, bench: Benc
     batch = fczoo.whole_batch(torch.zeros(2, 3, 32, 32), [0, 1])
     with pytest.raises(FczooError, match="the batch has none; give whole_batch"):
         run.method.predict(bench.backbone, run.state, batch, task)
+
+
+def test_saved_results_are_loaded(bench: Bench, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        bench.run("fedncm", seed).save(tmp_path / f"{seed}.json")
+    results = fczoo.load_results(tmp_path / "0.json", str(tmp_path / "1.json"))
+    assert [result.seed for result in results["fedncm"]] == [0, 1]
+    (experiment,) = results.experiments
+    assert "2 tasks of 5 classes, 40 test images" in str(results)
+    assert experiment.about.partition["sha256"] == bench.partition.sha256
+    results.save(tmp_path / "all.csv")
+    assert len(fczoo.load_results(tmp_path / "all.csv")) == 2
+    with pytest.raises(FczooError, match="is not the name of a JSON file"):
+        next(iter(results)).save(tmp_path)
+
+
+def test_a_result_without_its_settings_is_not_loaded(bench: Bench, tmp_path: Path) -> None:
+    result = bench.run("fedncm")
+    result.settings = {}
+    result.save(tmp_path / "run.json")
+    with pytest.raises(FczooError, match="is not a valid result file: settings: the dataset is missing"):
+        fczoo.load_results(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"participation": 0}, "participation is 0, so nobody would train"),
+        ({"rounds": "x"}, "rounds is 'x'; it must be a whole number"),
+        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        ({"clients": 2, "participation": 3}, "participation 3 asks for more than the 2 clients"),
+        ({"tasks": 11}, "choose tasks between 1 and 10"),
+        ({"dp_noise": 1.0}, "dp_noise needs dp_clip"),
+        ({"vary": ("partition",), "partition": "file:p.json"}, "vary partition has nothing to vary"),
+    ],
+)
+def test_messages_name_arguments_and_no_options(given: dict[str, Any], message: str) -> None:
+    for call in (lambda: fczoo.run("fedncm", **given), lambda: fczoo.bench("fedncm", **given)):
+        with pytest.raises(FczooError) as caught:
+            call()
+        assert message in str(caught.value) and "--" not in str(caught.value)
+
+
+def test_messages_name_options_of_methods_and_keep_commands() -> None:
+    with pytest.raises(FczooError, match=r"^hgp\.lr is -1"):
+        fczoo.bench("hgp", options={"hgp": {"lr": -1}})
+
+    @named_as_in_python
+    def fail() -> None:
+        raise FczooError("no '--x'; lower it with --set, or see `fczoo bench --help` or fczoo tune --out a")
+
+    with pytest.raises(FczooError) as caught:
+        fail()
+    said = "no '--x'; lower it with options, or see `fczoo bench --help` or fczoo tune --out a"
+    assert str(caught.value) == said
