@@ -22,6 +22,7 @@ from fczoo.cli.site import site
 from fczoo.cli.tables import compare, papers, report, reproduce
 from fczoo.cli.tune import tune
 from fczoo.core.errors import FczooError
+from fczoo.core.streams import lossy_output
 from fczoo.runner.warnings import gathered
 
 
@@ -63,7 +64,8 @@ class Commands(ExampleGroup):
                 stream.reconfigure(errors="replace")
         if not more.get("prog_name"):  # click would call it by the file: python -m fczoo
             more["prog_name"] = "fczoo"
-        return super().main(*arguments, **more)
+        with lossy_output():
+            return super().main(*arguments, **more)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and (advice := command_pointer(args[0], KINDS)):

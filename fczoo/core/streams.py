@@ -1,0 +1,59 @@
+"""Standard output streams that can go away without ending a run."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+
+class LossyStream:
+    """A text stream whose output is dropped once it cannot be written any more."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._drop()
+
+    def isatty(self) -> bool:
+        try:
+            return self._stream.isatty()
+        except (OSError, ValueError):
+            return False
+
+    def _drop(self) -> None:
+        """Point the file descriptor at the null device, so that all later writes succeed."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(null, self._stream.fileno())
+        finally:
+            os.close(null)
+
+
+@contextlib.contextmanager
+def lossy_output() -> Iterator[None]:
+    """Make stdout and stderr lossy; a stream that was closed at the start becomes the null device."""
+    before = sys.stdout, sys.stderr
+    with open(os.devnull, "w", encoding="utf-8") as null:
+        sys.stdout, sys.stderr = (LossyStream(stream or null) for stream in before)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            sys.stdout, sys.stderr = before
