@@ -2,9 +2,21 @@
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
+
+HANGUP = tuple(s for s in signal.Signals if s.name == "SIGHUP")
+"""Signals to a process whose terminal is closed; none on Windows. A run ignores them."""
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal; a closed or missing one is not."""
+    try:
+        return stream is not None and stream.isatty()
+    except (OSError, ValueError):
+        return False
 
 
 class LossyStream:
@@ -30,10 +42,7 @@ class LossyStream:
             self._drop()
 
     def isatty(self) -> bool:
-        try:
-            return self._stream.isatty()
-        except (OSError, ValueError):
-            return False
+        return is_terminal(self._stream)
 
     def _drop(self) -> None:
         """Point the file descriptor at the null device, so that all later writes succeed."""
@@ -50,7 +59,7 @@ def lossy_output() -> Iterator[None]:
     """Make stdout and stderr lossy; a stream that was closed at the start becomes the null device."""
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as null:
-        sys.stdout, sys.stderr = (LossyStream(stream or null) for stream in before)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = (LossyStream(stream or null) for stream in before)
         try:
             yield
         finally:

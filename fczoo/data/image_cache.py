@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, home, naming, write_json
+from fczoo.core.streams import is_terminal
 
 FORMAT = "fczoo-images-2"
 ENDS = 4096  # bytes at either end of a file that are hashed
@@ -187,7 +188,7 @@ def _build(stem: Path, files: Sequence[Path], size: int, prepare: Prepare, datas
         total=len(files),
         desc=f"{dataset}: decoding to {size}x{size}",
         unit="image",
-        disable=not sys.stderr.isatty(),
+        disable=not is_terminal(sys.stderr),
         leave=False,
     )
     if bar.disable:

@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from fczoo.core.errors import FczooError, first_line
+from fczoo.core.streams import is_terminal
 
 BLOCK = 1 << 20  # bytes that are copied at once
 SMALLEST = 4096  # bytes that a member counts at least, as a block of the disk: empty files add up too
@@ -124,7 +125,7 @@ def _check_member(file: Path, name: str, file_or_folder: bool) -> None:
 
 def progress_bar(label: str, total: int | None, done: int, unit: str = "B") -> "tqdm[Any]":
     """A progress bar on a terminal; elsewhere one line that says what begins."""
-    quiet = not sys.stderr.isatty()
+    quiet = not is_terminal(sys.stderr)
     if quiet:
         print(f"{label}: {'resumed' if done else 'started'}", file=sys.stderr, flush=True)
     return tqdm(

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from fczoo.core.files import home
 from fczoo.core.options import plural
 from fczoo.core.registry import DATASETS
+from fczoo.core.streams import is_terminal
 from fczoo.data.dataset import Dataset, ImageData, Official, Split
 from fczoo.data.duplicates import pixels_digest, say_shared
 from fczoo.data.image_files import ImageFiles, UnreadableImage, prepare
@@ -84,7 +85,7 @@ def read_images(split: Split) -> list[bytes | str]:
             total=len(split.names),
             desc=f"{split.dataset}: reading",
             unit="image",
-            disable=not sys.stderr.isatty(),
+            disable=not is_terminal(sys.stderr),
             leave=False,
         )
         return list(bar)

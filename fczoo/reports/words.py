@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fczoo.core.streams import is_terminal
+
 SENTENCE = 80  # columns of a cell that holds a sentence, at most
 GAP = 2  # blanks between two columns of a plain table
 
@@ -38,7 +40,7 @@ def setting_word(name: str, value: Any) -> str:
 
 def columns() -> int | None:
     """Width of the terminal that the output goes to, if it goes to one."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
 def plain_table(rows: Iterable[Sequence[str]]) -> str:

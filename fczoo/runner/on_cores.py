@@ -11,6 +11,7 @@ import torch
 from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
+from fczoo.core.streams import HANGUP
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.lending import shared_folder
 from fczoo.runner.resume import Interrupted
@@ -76,7 +77,7 @@ _orders: list[tuple[int, Path]] = []  # in a worker: the process that began it, 
 
 def _prepare(parent: int, stop: Path) -> None:
     """In a new worker: signals reach it from the terminal, too, but only its parent says when to stop."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, *HANGUP):
         signal.signal(number, signal.SIG_IGN)
     _orders.append((parent, stop))
 

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from fczoo.core.method import Method
 from fczoo.core.metrics import all_metrics
+from fczoo.core.streams import is_terminal
 from fczoo.federation.observer import Silent
 from fczoo.federation.result import Result, read_result
 from fczoo.reports.run_folder import ABOUT, FAILURE, LOG, RESULT
@@ -64,7 +65,7 @@ class Progress:
         followed = f", protocol {' and '.join(protocols)}" if protocols else ""
         followed += " (--protocol none: the data set's own schedule)" if "quick" in protocols else ""
         say(f"{self.total} run{'s' * (self.total > 1)}{followed}; log: {place}")
-        shown = sys.stderr.isatty() or in_notebook()
+        shown = is_terminal(sys.stderr) or in_notebook()
         self.bar = tqdm(total=self.total, disable=not shown, leave=False, smoothing=0, bar_format=BAR)
 
     def __enter__(self) -> "Progress":

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fczoo.core.errors import FczooError
+from fczoo.core.streams import HANGUP
 from fczoo.federation.code import file_of
 
 LOCK = ".lock"
@@ -42,7 +43,7 @@ class Interrupted(FczooError):
 
 class Interrupts:
     """Inside it, the first SIGINT or SIGTERM is a wish that ``obey`` fulfils after the round;
-    the second one ends at once.
+    the second one ends at once. A terminal that is closed does not end a run.
     """
 
     def __init__(self, out: Path):
@@ -52,6 +53,7 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():  # Python delivers signals nowhere else
             self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+            self._before |= {s: signal.signal(s, signal.SIG_IGN) for s in HANGUP}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,9 +69,10 @@ class Interrupts:
         if self.wish:
             raise Interrupted(f"stopped at once; the round before is saved; {self.advice}", number)
         self.wish = number
-        os.write(
-            sys.stderr.fileno(), b"\nstopping after this round; once more to stop at once\n"
-        )  # print is not safe in a handler
+        with suppress(OSError, ValueError, AttributeError):  # the terminal may be gone
+            os.write(  # print is not safe in a handler
+                sys.stderr.fileno(), b"\nstopping after this round; once more to stop at once\n"
+            )
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
+from fczoo.core.streams import HANGUP
 from fczoo.federation.environment import command, versions
 from fczoo.federation.observer import Silent
 from fczoo.federation.settings import Settings
@@ -167,5 +168,6 @@ def _all(
 
 def _prepare() -> None:
     """In a new worker, which is killed when its command is told to stop, as a terminal tells both."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, *HANGUP):
+        signal.signal(number, signal.SIG_IGN)
     tqdm.set_lock(threading.RLock())  # the one that it makes itself would be reported as leaked

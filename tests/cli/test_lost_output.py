@@ -1,10 +1,13 @@
 """Output that goes away does not end a run."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from fczoo.core.streams import is_terminal
 
 RUN = "-m fczoo bench --methods fedncm --dataset digits --rounds 1 --jobs 1 --out {}"
 
@@ -16,6 +19,23 @@ def test_a_run_is_complete_without_its_streams(ending, tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "fedncm" / "seed0" / "result.json").is_file()
     assert "task 5 of 5" in (tmp_path / "out" / "log.txt").read_text()
+
+
+def test_a_hangup_does_not_end_a_run(tmp_path):
+    """A signal in the middle of a run, as the session of a closed terminal sends it."""
+    command = [sys.executable, *RUN.format(tmp_path / "out").split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stderr and any(b"task 1 of 5" in line for line in run.stderr)
+        run.stderr.close()
+        run.send_signal(signal.SIGHUP)
+        assert run.wait(timeout=300) == 0
+    assert (tmp_path / "out" / "fedncm" / "seed0" / "result.json").is_file()
+
+
+def test_streams_that_are_closed_or_missing_are_no_terminals(tmp_path):
+    file = (tmp_path / "file").open("w")
+    file.close()
+    assert not is_terminal(file) and not is_terminal(None)
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
