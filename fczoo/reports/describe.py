@@ -43,12 +43,18 @@ def _data(experiment: Experiment) -> str:
     drawn = "by the run's seed" if "partition" in s["vary"] else f"seed {split.seed}, {sha256[:8]}"
     each = f" ({s['train_per_class']} per class)" if s["train_per_class"] else ""
     training = f"{split.images} training{each} and " if split.counts else ""
+    part = "" if _only_surveys(experiment) else f", participation {s['participation']:g}"
     return (
         f"{s['dataset']}: {len(result.task_sizes)} {kind} of {classes} classes, "
         f"{training}{sum(result.test_counts)} test images, {order}; "
-        f"{s['clients']} clients{joining}, {spec} ({drawn}), "
-        f"participation {s['participation']:g}"
+        f"{s['clients']} clients{joining}, {spec} ({drawn}){part}"
     )
+
+
+def _only_surveys(experiment: Experiment) -> bool:
+    """Return whether no row of the table trains, so that the schedule has no effect on it."""
+    results = [result for line in experiment.lines for result in line.results]
+    return all(r.client_rounds and not r.trained_scalars and "training" not in r.phases for r in results)
 
 
 def _training(experiment: Experiment) -> str:
@@ -56,10 +62,12 @@ def _training(experiment: Experiment) -> str:
     source = "".join(f"{word}: " for word in followed(s))
     devices = ", ".join(dict.fromkeys(runs.about.device for runs in experiment.runs))
     pixels = f" at {s['image_size']} px" if s["image_size"] else ""
+    schedule = (
+        f"{s['rounds']} rounds x {s['epochs']} epochs, batch {s['batch_size']}, augmentation {s['augment']}"
+    )
     return (
         f"{backbone['name']}{pixels} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
-        f"{source}{s['rounds']} rounds x {s['epochs']} epochs, batch {s['batch_size']}, "
-        f"augmentation {s['augment']}; "
+        f"{source}{'no training' if _only_surveys(experiment) else schedule}; "
         f"seeds {', '.join(map(str, experiment.seeds))}{_moved(experiment)}"
     )
 
@@ -84,11 +92,11 @@ def conditions(experiment: Experiment) -> list[str]:
 
     Numbers with and without them do not compare.
     """
-    s = experiment.settings
+    s, trains = experiment.settings, not _only_surveys(experiment)
     found = []
     if s["attack"] is not None:
         found.append(f"attack {s['attack']} by {s['attackers']:g} of the clients")
-    if s["aggregator"] is not None:
+    if s["aggregator"] is not None and trains:
         found.append(f"aggregator {s['aggregator']}")
     if s["local"] is not None:
         found.append(f"local training {s['local']}")
@@ -96,7 +104,7 @@ def conditions(experiment: Experiment) -> list[str]:
         found.append(f"outliers beyond {s['outliers']:g} median distances left out")
     if s["merge_statistics"] is not None:
         found.append(f"class statistics merged from their {s['merge_statistics']}")
-    if s["drop_rate"]:
+    if s["drop_rate"] and trains:
         found.append(f"drop rate {s['drop_rate']:g}")
     if s["min_clients"] > 1:
         found.append(f"at least {s['min_clients']} clients")

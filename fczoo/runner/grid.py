@@ -39,6 +39,7 @@ from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_sam
 from fczoo.runner.run_cell import kept, run_cell
 from fczoo.runner.schedule import warn_of_short_schedules
 from fczoo.runner.trackers import check_loggers
+from fczoo.runner.unused import warn_of_unused_settings
 from fczoo.runner.workers import check_executor, run_side_by_side
 
 AS_EVER = Conduct()
@@ -115,6 +116,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         for cell in cells:
             cell.place.mkdir(parents=True, exist_ok=True)
         warn_of_short_schedules(cells)
+        warn_of_unused_settings(cells)
         progress = locks.enter_context(Progress(cells))
 
         def over(cell: Cell) -> None:
