@@ -18,6 +18,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
 from fczoo.federation.environment import versions
+from fczoo.federation.precision import bf16_slowdown
 
 
 def doctor(data_root: Path | None) -> str:
@@ -31,6 +32,7 @@ def doctor(data_root: Path | None) -> str:
         ("platform", platform.platform()),
         ("devices", ", ".join(devices)),
         ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
+        ("bf16", f"a matrix product takes {bf16_slowdown():.1f} times as long as in fp32 on this processor"),
         *plugins,
         *_extras(),
         ("FCZOO_HOME", f"{home()} ({'set' if os.environ.get('FCZOO_HOME') else 'default'})"),

@@ -104,6 +104,7 @@ def tune(
     from fczoo.cli.pointers import check_partitions
     from fczoo.core.errors import FczooError
     from fczoo.core.options import plural, spaces
+    from fczoo.federation.precision import resolve_precision
     from fczoo.reports.words import early_tasks, option_word, word_table
     from fczoo.runner.search import tune as search
     from fczoo.runner.study import ERROR
@@ -116,6 +117,7 @@ def tune(
     said = {name: value for name, value in given.items() if value is not None}
     check_partitions(specs(said.get("partition")))
     settings = Settings.for_dataset(dataset, **said, **followed_here(dataset, said))
+    settings = resolve_precision(settings)
     settings.check()
     named, fixed = methods_named(methods), parse_changes(changes)
     if not named:

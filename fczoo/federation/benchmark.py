@@ -32,6 +32,7 @@ from fczoo.federation.device import DTYPES, pick_device, reproducible
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.environment import hardware
 from fczoo.federation.observer import Observer, Silent
+from fczoo.federation.precision import resolve_precision, warn_of_slow_bf16
 from fczoo.federation.result import Result
 from fczoo.federation.rounds import Run
 from fczoo.federation.settings import Settings
@@ -136,6 +137,8 @@ class Bench(World):
             settings = Settings.for_dataset(settings)
         if not isinstance(settings, Settings):
             raise FczooError(f"{quoted(settings)} is not Settings; give the name of a data set, or Settings")
+        settings = resolve_precision(settings)
+        warn_of_slow_bf16(settings)
         device, dtype = pick_device(settings.device), DTYPES[settings.precision]
         settings.check()
         s = settings

@@ -16,6 +16,7 @@ GROUPS = "data", "population", "training", "machine", "robustness"
 DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = GROUPS
 """Groups of settings, as ``fczoo bench --help`` lists them."""
 
+AUTO = "auto"  # precision that is chosen by speed; stored is the chosen one
 MOST_CLIENTS = 1_000_000
 MOVED = {"training": None, "partition": "partition_seed", "class-order": "class_order_seed"}
 """What the seed of a run may move, and the setting that says so."""
@@ -160,8 +161,10 @@ class Settings:
     device: Literal["auto", "cpu", "cuda", "mps"] = option(
         "auto", "Device to run on; auto takes cuda, else mps, else cpu", group=MACHINE
     )
-    precision: Literal["fp32", "bf16", "fp64"] = option(
-        "fp32", "Number type of the frozen weights and their computation", group=MACHINE
+    precision: Literal["fp32", "bf16", "fp64", "auto"] = option(
+        "fp32",
+        "Number type of the frozen weights and their computation; auto takes the faster of fp32 and bf16",
+        group=MACHINE,
     )
     deterministic: bool = option(
         False,

@@ -18,6 +18,7 @@ from fczoo.data.partition import Partition
 from fczoo.data.stream import DOMAINS, Stream, make_tasks
 from fczoo.federation.device import DTYPES, pick_device
 from fczoo.federation.plan import group_size
+from fczoo.federation.precision import resolve_precision, warn_of_slow_bf16
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.federation.stream import arranged, open_stream
 from fczoo.reports.words import option_word, word_table
@@ -47,7 +48,8 @@ def dry_run(job: Job) -> str:
 
     Raises FczooError for input that cannot work. Data and weights may be missing; what is, is said.
     """
-    built, settings = job.create(), job.settings
+    built, settings = job.create(), resolve_precision(job.settings)
+    warn_of_slow_bf16(settings)
     about, found = _data(settings)
     steps = image_steps(settings, *found) if found else []
     clients = settings.clients + settings.joining * (settings.task_count - 1)

@@ -18,7 +18,8 @@ from fczoo.data.stream import Stream, data_sha256
 from fczoo.federation.benchmark import Bench
 from fczoo.federation.code import code_of
 from fczoo.federation.environment import command, hardware, versions
-from fczoo.federation.settings import Settings
+from fczoo.federation.precision import resolve_precision
+from fczoo.federation.settings import AUTO, Settings
 from fczoo.reports.contamination import contamination_of
 from fczoo.reports.run_folder import (
     ABOUT,
@@ -84,7 +85,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
     failures are skipped; and Interrupted after SIGINT or SIGTERM.
     """
     check_loggers(conduct.loggers)
-    places = {out / folder: job for folder, job in jobs.items()}
+    places = {out / folder: _with_precision(out / folder, job, conduct) for folder, job in jobs.items()}
     built = {folder: job.create() for folder, job in places.items()}
     _check_once(places, built)
     if conduct.resume and not any((place / ABOUT).is_file() for place in places):
@@ -137,6 +138,21 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         for folder in places:
             _summarise(folder)  # a run may have been ended between its last result and the summary
     return list(places), sum((cell.place / FAILURE).exists() for cell in cells)
+
+
+def _with_precision(folder: Path, job: Job, conduct: Conduct) -> Job:
+    """Return a job with the precision that ``auto`` stands for: that of its folder, or the faster one.
+
+    Raises FczooError on a cluster, whose processors are other ones.
+    """
+    if job.settings.precision != AUTO:
+        return job
+    if conduct.executor != "cores":
+        raise FczooError(f"--precision {AUTO} would measure this machine, not the cluster; give fp32 or bf16")
+    begun = (folder / ABOUT).is_file()
+    settings = resolve_precision(job.settings)
+    stored = read_about(folder).settings.get("precision", settings.precision) if begun else settings.precision
+    return replace(job, settings=replace(settings, precision=stored))
 
 
 def _without_seed(folder: Path) -> str:

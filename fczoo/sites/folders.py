@@ -12,7 +12,7 @@ from fczoo.data.image_files import ImageFiles, class_folders
 from fczoo.data.stream import Stream, make_tasks
 from fczoo.federation.benchmark import open_stores
 from fczoo.federation.device import DTYPES, pick_device
-from fczoo.federation.settings import Settings
+from fczoo.federation.settings import AUTO, Settings
 from fczoo.sites.agreement import CLASSES, DATASET, Agreement
 from fczoo.sites.server import Sites, SitesRun, Way, begin
 from fczoo.sites.site import Site
@@ -68,6 +68,8 @@ def _private(folder: Path) -> Path:
 
 
 def _backbone(s: Settings) -> Backbone:
+    if s.precision == AUTO:  # each site would choose for itself
+        raise FczooError(f"precision is {AUTO}; sites need one number type: write fp32 or bf16 in run.toml")
     mean, std = s.normalisation
     found = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std)
     return found.to(pick_device(s.device), DTYPES[s.precision])
