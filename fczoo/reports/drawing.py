@@ -89,10 +89,10 @@ def write_figures(experiment: Experiment, folder: Path, order: Mapping[str, int]
     return written
 
 
-def draw(figure: Figure, order: Mapping[str, int]) -> Any:
-    """Draw a figure as one of matplotlib's; ``order`` numbers the colours of rows."""
+def draw(figure: Figure, order: Mapping[str, int] | None = None) -> Any:
+    """Draw a figure with matplotlib; ``order`` numbers the colours of rows, by default as they come."""
     with import_matplotlib().rc_context(STYLE):
-        return _draw(figure, order if figure.of_methods else {})
+        return _draw(figure, order if order and figure.of_methods else {})
 
 
 def _new(figsize: tuple[float, float]) -> Any:

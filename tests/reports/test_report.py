@@ -18,7 +18,8 @@ from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
 from fczoo.reports.columns import ACCURACY, COLUMNS
-from fczoo.reports.figures import colour_order
+from fczoo.reports.drawing import draw
+from fczoo.reports.figures import accuracy_curves, colour_order
 from fczoo.reports.formats import to_latex, to_markdown, to_text
 from fczoo.reports.runs import read_experiments
 from fczoo.reports.tables import Entry, Table, make_table, marked, significant
@@ -331,3 +332,10 @@ def test_a_plot_shows_itself_as_one_picture(make_run, tmp_path):
     pytest.importorskip("matplotlib")
     drawn = load_results(make_run(tmp_path / "run", THREE)).plot()
     assert drawn._repr_png_().startswith(b"\x89PNG\r\n")
+
+
+def test_a_figure_of_its_own_takes_the_colours_in_order(make_run, tmp_path):
+    pytest.importorskip("matplotlib")
+    (experiment,) = load_results(make_run(tmp_path / "run", THREE)).experiments
+    drawn = draw(accuracy_curves(experiment))
+    assert [line.get_color() for line in drawn.axes[0].lines] == ["#0072b2", "#d55e00", "#00875f"]
