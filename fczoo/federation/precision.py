@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import torch
 
@@ -38,7 +39,7 @@ def bf16_slowdown() -> float:
     return product_seconds(torch.bfloat16) / product_seconds(torch.float32)
 
 
-def fastest_precision(device: torch.device) -> str:
+def fastest_precision(device: torch.device) -> Literal["fp32", "bf16"]:
     """Return the faster of fp32 and bf16 on a device; fp32 where bf16 is not faster or not built in."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
