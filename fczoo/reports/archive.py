@@ -67,12 +67,13 @@ class Row(msgspec.Struct, kw_only=True):
     earlier_commands: list[str]
     tuned: dict[str, Any] = {}  # older archives lack it
     far: dict[str, Count] = {}  # uploads with far statistics by client; an older archive has none
+    warnings: list[str] = []  # of its folder
     pretraining: str = ""  # how the backbone met the classes in training; reports derive it again
 
 
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
 ANEW = "`fczoo report FOLDER --archive FILE` makes one of run folders"
-ONCE = ("backbone_shape", "train_counts", "data", "hardware", "tuned", "earlier_commands")
+ONCE = ("backbone_shape", "train_counts", "data", "hardware", "tuned", "earlier_commands", "warnings")
 """Columns that are long and the same for all runs of a folder: only its first row has them."""
 
 
@@ -145,6 +146,7 @@ def _cells(runs: Runs, cell: Cell, result: Result) -> dict[str, str]:
         started=about.started,
         command=shlex.join(about.command),
         earlier_commands=[shlex.join(command) for command in about.earlier_commands],
+        warnings=about.warnings,
     )
     plain = msgspec.to_builtins(row)
     texts = {k: v if k in TEXTS else encode_json(v, separators=(",", ":")) for k, v in plain.items()}
@@ -227,6 +229,7 @@ def _cell(path: Path, row: Row, cells: Mapping[str, str]) -> Cell:
             started=row.started,
             command=shlex.split(row.command),
             earlier_commands=[shlex.split(command) for command in row.earlier_commands],
+            warnings=row.warnings,
         )
     )
     natural = row.class_order == NATURAL

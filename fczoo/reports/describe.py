@@ -128,7 +128,7 @@ def _epsilon(experiment: Experiment) -> str:
 
 
 def notes(experiment: Experiment) -> list[str]:
-    """What must be known of single methods, and one line for each run that has no final numbers."""
+    """Return notes on data and methods, warnings, and one line for each unfinished run."""
     found = list(dict.fromkeys(r for runs in experiment.runs for r in runs.about.data.get("remarks", ())))
     found += [f"{line.label}: {line.remark}" for line in experiment.lines if line.remark]
     found += dict.fromkeys(_tuned(runs.about) for runs in experiment.runs if runs.about.tuned)
@@ -142,7 +142,15 @@ def notes(experiment: Experiment) -> list[str]:
     for line in experiment.lines:
         texts = (*_changed_options(experiment, line), _rejections(line), _far(line))
         found += [f"{line.label}: {text}" for text in texts if text]
+    found += [f"warning: {line}" for line in warnings_of(experiment)]
     return found + [f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished]
+
+
+def warnings_of(experiment: Experiment) -> list[str]:
+    """Return the warnings of all run folders of an experiment, each once; remarks on images are others."""
+    abouts = [runs.about for runs in experiment.runs]
+    remarks = {remark for about in abouts for remark in about.data.get("remarks", ())}
+    return [w for w in dict.fromkeys(w for about in abouts for w in about.warnings) if w not in remarks]
 
 
 def _tuned(about: About) -> str:

@@ -8,7 +8,7 @@ from tabulate import tabulate
 from fczoo.core.csv_text import to_csv_text
 from fczoo.reports.columns import COLUMNS, Column
 from fczoo.reports.contamination import contamination_of
-from fczoo.reports.describe import conditions
+from fczoo.reports.describe import conditions, warnings_of
 from fczoo.reports.runs import Experiment
 from fczoo.reports.tables import Entry, Table, make_table
 
@@ -106,6 +106,7 @@ def to_csv(experiments: Sequence[Experiment]) -> str:
         table, about = make_table(experiment, list(COLUMNS)), experiment.about
         common = [about.settings["dataset"], about.partition["spec"], about.backbone["name"]]
         common.append("; ".join(conditions(experiment)))
+        notes = "; ".join(filter(None, (contamination_of(about), *warnings_of(experiment))))
         for label, seeds, row in zip(table.labels, table.seeds, table.rows, strict=True):
             values: list[float | str] = []
             for entry in row:
@@ -113,7 +114,7 @@ def to_csv(experiments: Sequence[Experiment]) -> str:
                     values += ["", ""]
                 else:
                     values += [entry.mean, "" if entry.std is None else entry.std]
-            rows.append([*common, label, seeds, *values, contamination_of(about)])
+            rows.append([*common, label, seeds, *values, notes])
     return to_csv_text(rows)
 
 

@@ -25,6 +25,7 @@ RESULT = "result.json"
 FAILURE = "failed.json"
 ROUNDS = "rounds.jsonl"
 LOG = "log.txt"
+WARNINGS = "warnings.jsonl"  # of a folder or of a run, as they are given
 FOUND = {"dataset", "methods", "trials", "tasks", "image_steps"}  # what reports say of a search
 
 
@@ -47,6 +48,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     earlier_commands: list[list[str]] = []
     code: dict[str, str] = {}  # SHA-256 of every module that its runs use
     changed_code: list[dict[str, Any]] = []  # when which of them had changed, and that was accepted
+    warnings: list[str] = []  # of the command and its runs, equal ones merged
 
     def __post_init__(self) -> None:
         """Raises ValueError where how values were found is told in part."""

@@ -9,7 +9,7 @@ from typing import Any
 from fczoo.core.files import encode_json, write_json, write_safely
 from fczoo.reports.columns import COLUMNS, GROUPS
 from fczoo.reports.contamination import contamination_of
-from fczoo.reports.describe import conditions, describe, notes
+from fczoo.reports.describe import conditions, describe, notes, warnings_of
 from fczoo.reports.formats import to_csv, to_json, to_latex, to_markdown, to_text
 from fczoo.reports.runs import Experiment, read_experiments
 from fczoo.reports.tables import Table, make_table
@@ -95,6 +95,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
         "pretraining": contamination_of(experiment.about),
         "rows": to_json(make_table(experiment, list(COLUMNS))),
         "remarks": remarks,
+        "warnings": warnings_of(experiment),
         "not_finished": problems,
     }
 

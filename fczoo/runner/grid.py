@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -34,6 +34,7 @@ from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.reports.text import write_summary
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.clients_on_ray import clients_on_ray
+from fczoo.runner.folder_warnings import add_warnings, describe_warnings
 from fczoo.runner.lending import Lent, lend, shared_folder
 from fczoo.runner.progress import Progress, logged, say
 from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process
@@ -41,6 +42,7 @@ from fczoo.runner.run_cell import kept, run_cell
 from fczoo.runner.schedule import warn_of_short_schedules
 from fczoo.runner.trackers import check_loggers
 from fczoo.runner.unused import warn_of_unused_settings
+from fczoo.runner.warnings import Warned, WarningRecorder, earlier_warnings
 from fczoo.runner.workers import check_executor, run_side_by_side
 
 AS_EVER = Conduct()
@@ -93,7 +95,13 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
     for place in {out, *places}:
         _check_free(place, places)
     check_executor(conduct)
-    opened = lru_cache(1)(Bench.open)  # one setting is loaded once; of several, one at a time is in memory
+    earlier = earlier_warnings()
+
+    @lru_cache(1)  # one setting is loaded once; of several, one at a time is in memory
+    def opened(settings: Settings) -> tuple[Bench, Collection[Warned]]:
+        with WarningRecorder() as recorder:
+            return Bench.open(settings), recorder.warnings
+
     with ExitStack() as locks:
         for place in sorted({out, *places}):  # whoever runs a folder of the grid on its own meets its lock
             locks.enter_context(only_process(place))
@@ -101,13 +109,18 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         lends = conduct.executor == "cores" and not conduct.in_turn
         shared = locks.enter_context(shared_folder()) if lends else None
         for folder, job in places.items():
-            bench = opened(conduct.here(job.settings))
-            about = _describe(folder, bench, built[folder], job, conduct)
-            described.append((folder, about, bench.partition))
+            bench, given = opened(conduct.here(job.settings))
+            with WarningRecorder() as recorder:
+                recorder.add(*earlier, *given)
+                about = _describe(folder, bench, built[folder], job, conduct)
+                warn_of_short_schedules(job.settings, built[folder])
+                warn_of_unused_settings(job.settings, built[folder])
+            described.append((folder, about, bench.partition, recorder.warnings))
             if shared:
                 lent[job.settings] = lend(bench, shared)
-        for folder, about, partition in described:
-            _begin(folder, about, partition)
+        for folder, about, partition, warnings in described:
+            _begin(folder, about, partition, warnings)
+            locks.callback(describe_warnings, folder)  # also of runs that are interrupted
         runs = [(f, job.settings, m, s) for f, job in places.items() for m in built[f] for s in job.seeds]
         names = {folder: _without_seed(folder.relative_to(out)) for folder in places}
         among = names if len(set(names.values())) > 1 else {}
@@ -116,8 +129,6 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
         ]
         for cell in cells:
             cell.place.mkdir(parents=True, exist_ok=True)
-        warn_of_short_schedules(cells)
-        warn_of_unused_settings(cells)
         progress = locks.enter_context(Progress(cells))
 
         def over(cell: Cell) -> None:
@@ -129,7 +140,7 @@ def run_grid(jobs: Mapping[Path, Job], out: Path, conduct: Conduct = AS_EVER) ->
             for cell in cells:
                 with only_process(cell.place), Interrupts(out) as interrupts:
                     elsewhere = workers(cell) if workers else None
-                    run_cell(cell, opened(cell.settings), conduct, interrupts.obey, progress, elsewhere)
+                    run_cell(cell, opened(cell.settings)[0], conduct, interrupts.obey, progress, elsewhere)
                 over(cell)
         else:
             del bench
@@ -250,8 +261,8 @@ def _images_of(stream: Stream) -> dict[str, Any]:
     return {"sha256": data_sha256(stream), **remarks}
 
 
-def _begin(folder: Path, about: dict[str, Any], partition: Partition) -> None:
-    """Write the folder's description and partition.
+def _begin(folder: Path, about: dict[str, Any], partition: Partition, warnings: Collection[Warned]) -> None:
+    """Write the folder's description, partition and first warnings.
 
     The description comes first: it says whose folder this is, should the process end here.
     """
@@ -260,6 +271,7 @@ def _begin(folder: Path, about: dict[str, Any], partition: Partition) -> None:
     if known := contamination_of(read_about(folder)):
         with logged(folder / LOG):
             say(f"{about['settings']['dataset']}: {known}")
+    add_warnings(folder, warnings)
 
 
 def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any], accept: bool) -> dict[str, Any]:
@@ -288,10 +300,12 @@ def _joined(folder: Path, old: dict[str, Any], new: dict[str, Any], accept: bool
     ]
     tuned = {**(now or before), "methods": sorted(searched)} if searched else {}
     more = {"tuned": tuned, "earlier_commands": commands, "changed_code": accepted}
+    more["warnings"] = old.get("warnings", [])
     return {**joined, **{name: value for name, value in more.items() if value}}
 
 
 def _summarise(folder: Path) -> None:
+    describe_warnings(folder)
     if any(c.result for c in read_cells(folder, read_about(folder))):
         write_summary(folder)
 

@@ -32,13 +32,13 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def logged(file: Path) -> Iterator[None]:
-    """Inside it, what is said and every warning is added to a file, with the time."""
+def logged(file: Path) -> Iterator[logging.Handler]:
+    """Add messages and warnings inside it to a file, with the time."""
     handler = logging.FileHandler(file, encoding="utf-8", delay=True, errors="replace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
     try:
-        yield
+        yield handler
     finally:
         logging.getLogger().removeHandler(handler)
         handler.close()

@@ -30,6 +30,7 @@ FREE = (
     "data.remarks",
     "code",  # see check_code
     "changed_code",
+    "warnings",
 )  # parts of bench.json that may change while a run goes on
 
 

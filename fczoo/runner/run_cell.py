@@ -11,12 +11,13 @@ from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.observer import Several
 from fczoo.federation.spread import Elsewhere
-from fczoo.reports.run_folder import FAILURE, LOG
+from fczoo.reports.run_folder import FAILURE, LOG, WARNINGS
 from fczoo.runner.cell import Cell, Conduct
 from fczoo.runner.progress import Progress, Shown, logged, say
 from fczoo.runner.recorder import Recorder
 from fczoo.runner.resume import Interrupted
 from fczoo.runner.trackers import Logging
+from fczoo.runner.warnings import WarningRecorder
 
 
 def run_cell(
@@ -38,7 +39,8 @@ def run_cell(
             return
         (cell.place / FAILURE).unlink(missing_ok=True)
         try:
-            _run(cell, bench, conduct, obey, progress, elsewhere)
+            with WarningRecorder(cell.place / WARNINGS):
+                _run(cell, bench, conduct, obey, progress, elsewhere)
         except Interrupted:
             raise
         except Exception as error:

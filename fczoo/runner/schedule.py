@@ -1,12 +1,12 @@
 """Whether a run is long enough for the learning rates that it takes over."""
 
 import logging
-from pathlib import Path
+from collections.abc import Iterable
 
+from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS
 from fczoo.federation.settings import Settings
 from fczoo.reports.words import option_word
-from fczoo.runner.cell import Cell
 
 log = logging.getLogger("fczoo")
 
@@ -22,16 +22,11 @@ def steps(settings: Settings) -> float:
     return settings.rounds * settings.epochs * kept / settings.clients / settings.batch_size
 
 
-def warn_of_short_schedules(cells: list[Cell]) -> None:
-    """Name methods whose rates were chosen for many more steps than they get, once for each setting."""
-    told: set[tuple[Path, str]] = set()
-    for cell in cells:
-        settings, method = cell.settings, cell.method
-        if (cell.folder, method.name) in told:
-            continue
-        told.add((cell.folder, method.name))
-        followed = {"protocol": settings.protocol, "as_released": settings.as_released}
-        part = steps(settings) / steps(Settings.for_dataset(settings.dataset, **followed))
+def warn_of_short_schedules(settings: Settings, methods: Iterable[Method]) -> None:
+    """Name methods whose rates were chosen for many more steps than they get."""
+    followed = {"protocol": settings.protocol, "as_released": settings.as_released}
+    part = steps(settings) / steps(Settings.for_dataset(settings.dataset, **followed))
+    for method in methods:
         chosen = {**method.tuned.get(settings.dataset, {}), **settings.method_options(method.name)}
         rates = {k: v for k, v in chosen.items() if k.split("_")[0] == "lr" or k.endswith("lr")}
         taken = [f"{k}={option_word(v)}" for k, v in rates.items() if getattr(method, k) == v]

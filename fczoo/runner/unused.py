@@ -1,11 +1,12 @@
 """Settings that have no effect on a method that does not train."""
 
 import logging
+from collections.abc import Iterable
 
+from fczoo.core.method import Method
 from fczoo.core.options import flag
 from fczoo.federation.settings import Settings
 from fczoo.reports.words import option_word
-from fczoo.runner.cell import Cell
 
 log = logging.getLogger("fczoo")
 
@@ -23,14 +24,10 @@ OF_TRAINING = (
 )
 
 
-def warn_of_unused_settings(cells: list[Cell]) -> None:
-    """Name the settings that the user gave and that methods without training ignore, in one line each."""
-    idle: dict[tuple[str, ...], list[str]] = {}
-    for cell in cells:
-        if not cell.method.training().trained and (given := _given(cell.settings)):
-            names = idle.setdefault(given, [])
-            names += [cell.method.name] if cell.method.name not in names else []
-    for given, names in idle.items():
+def warn_of_unused_settings(settings: Settings, methods: Iterable[Method]) -> None:
+    """Name the given settings that methods without training ignore, in one line."""
+    names = [method.name for method in methods if not method.training().trained]
+    if names and (given := _given(settings)):
         verb = "does" if len(names) == 1 else "do"
         log.warning("%s %s not train: %s no effect", ", ".join(names), verb, _listed(given))
 

@@ -1,0 +1,108 @@
+"""Warnings of a run are in its log, in ``bench.json`` and below every table."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import fczoo
+from fczoo.cli.app import main
+from fczoo.core.place import at
+from fczoo.reports.run_folder import read_about
+from fczoo.runner.warnings import Warned, WarningRecorder, earlier_warnings, gathered, read_warnings
+from helpers_cli import TINY, run
+
+SKEWED = "dirichlet:0.001,min_size=4"  # each class goes to one client
+REPAIRED = "dirichlet:0.001 left a client below 4 images in 100 draws; the last draw was repaired"
+TASKS = " (3 times: task 1; task 2; task 3)"
+FULL = "glfc.memory=1 has no room for one image of each of the client's"
+
+
+@pytest.fixture(scope="module")
+def repaired(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder whose split was repaired, and the table that the command printed."""
+    folder = tmp_path_factory.mktemp("repaired") / "run"
+    words = [*TINY, "--clients", "5", "--partition", SKEWED]
+    table = run("bench", "--methods", "fedncm", "--out", str(folder), *words)
+    (folder / "table.txt").write_text(table)
+    return folder
+
+
+def test_a_repaired_split_is_noted_in_every_file(repaired: Path) -> None:
+    assert read_about(repaired).warnings == [f"{REPAIRED}{TASKS}"]
+    assert f" WARNING {REPAIRED}{TASKS}\n" in (repaired / "log.txt").read_text()
+    assert f"warning: {REPAIRED}{TASKS}" in (repaired / "table.txt").read_text()
+    assert json.loads((repaired / "summary.json").read_text())["warnings"] == [f"{REPAIRED}{TASKS}"]
+    for name in ("summary.md", "summary.csv"):
+        assert f"{REPAIRED}{TASKS}" in (repaired / name).read_text(), name
+
+
+@pytest.mark.parametrize("style", ["text", "markdown", "latex", "csv", "json"])
+def test_every_report_has_the_warning(repaired: Path, style: str) -> None:
+    assert REPAIRED in run("report", str(repaired), "--format", style)
+
+
+def test_archives_and_pages_have_the_warning(repaired: Path, tmp_path: Path) -> None:
+    archive, page = tmp_path / "runs.csv", tmp_path / "page.html"
+    run("report", str(repaired), "--archive", str(archive))
+    run("report", str(repaired), "--html", str(page))
+    assert f"warning: {REPAIRED}{TASKS}" in run("report", str(archive))
+    assert f"{REPAIRED}{TASKS}" in page.read_text(encoding="utf-8")
+
+
+def test_a_grid_notes_a_warning_where_it_belongs(tmp_path: Path) -> None:
+    words = [*TINY, "--clients", "5", "--partition", "iid,dirichlet:0.001"]
+    run("bench", "--methods", "fedncm", "--out", str(tmp_path), *words)
+    assert read_about(tmp_path / "iid").warnings == []
+    warnings = read_about(tmp_path / "dirichlet_0.001").warnings
+    assert warnings == [f"{REPAIRED.replace('4', '6')} (task 1)", f"{REPAIRED} (2 times: task 2; task 3)"]
+
+
+def test_a_short_schedule_is_noted(tmp_path: Path) -> None:
+    words = [*TINY, "--clients", "5", "--batch-size", "32", "--partition", "iid"]
+    run("bench", "--methods", "hgp", "--out", str(tmp_path / "run"), *words)
+    (line,) = read_about(tmp_path / "run").warnings
+    assert line.startswith("hgp has server_lr=0.001, chosen on ") and "it may hardly learn" in line
+    assert f" WARNING {line}\n" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_warnings_of_runs_are_noted_once(tmp_path: Path) -> None:
+    words = ["bench", "--methods", "glfc", "--set", "glfc.memory=1", *TINY, "--tasks", "5"]
+    first = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "run")])
+    again = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "run"), "--seeds", "0-1"])
+    assert first.exit_code == again.exit_code == 0, first.output + again.output
+    lines = [line for line in read_about(tmp_path / "run").warnings if "2 classes" in line]
+    assert len(lines) == 1 and lines[0].startswith(f"glfc: {FULL} 2 classes: none is kept (")
+    assert "seed 0, task 2, client 2; " in lines[0]
+    assert f"warning: {lines[0]}" in again.stdout
+    assert FULL in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_the_library_notes_warnings(tmp_path: Path) -> None:
+    small = {"train_per_class": 8, "test_per_class": 4, "tasks": 3, "clients": 5, "partition": SKEWED}
+    fczoo.bench("fedncm", out=tmp_path / "run", **small)
+    assert read_about(tmp_path / "run").warnings == [f"{REPAIRED}{TASKS}"]
+
+
+def test_warnings_before_the_run_count(tmp_path: Path) -> None:
+    """Those of ``--tuned`` are given before there is a folder."""
+    with gathered():
+        logging.getLogger("fczoo").warning("--tuned has no values for %s", "fedncm")
+        assert earlier_warnings() == [Warned("--tuned has no values for fedncm", "")]
+        small = {"train_per_class": 8, "test_per_class": 4, "tasks": 3, "clients": 3, "partition": "iid"}
+        fczoo.bench("fedncm", out=tmp_path / "run", **small)
+    assert read_about(tmp_path / "run").warnings == ["--tuned has no values for fedncm"]
+
+
+def test_a_file_holds_each_warning_once_and_survives_a_kill(tmp_path: Path) -> None:
+    file = tmp_path / "warnings.jsonl"
+    for _ in range(2):  # as a run that resumes
+        with WarningRecorder(file), at("task 1"):
+            logging.getLogger("fczoo").warning("too %s", "small")
+            logging.getLogger("fczoo").warning("too %s", "small")
+    assert file.read_text() == '{"text": "too small", "place": "task 1"}\n'
+    with file.open("a") as half:
+        half.write('{"text": "too')
+    assert read_warnings(file) == [Warned("too small", "task 1")]
