@@ -14,6 +14,7 @@ from fczoo.reports.run_folder import read_about
 from fczoo.runner.warnings import Warned, WarningRecorder, earlier_warnings, gathered, read_warnings
 from helpers_cli import TINY, run
 
+SMALL = ["--train-per-class", "8", "--test-per-class", "4", "--tasks", "3", "--clients", "5"]
 SKEWED = "dirichlet:0.001,min_size=4"  # each class goes to one client
 REPAIRED = "dirichlet:0.001 left a client below 4 images in 100 draws; the last draw was repaired"
 TASKS = " (3 times: task 1; task 2; task 3)"
@@ -24,7 +25,7 @@ FULL = "glfc.memory=1 has no room for one image of each of the client's"
 def repaired(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder whose split was repaired, and the table that the command printed."""
     folder = tmp_path_factory.mktemp("repaired") / "run"
-    words = [*TINY, "--clients", "5", "--partition", SKEWED]
+    words = [*SMALL, "--partition", SKEWED]
     table = run("bench", "--methods", "fedncm", "--out", str(folder), *words)
     (folder / "table.txt").write_text(table)
     return folder
@@ -53,7 +54,7 @@ def test_archives_and_pages_have_the_warning(repaired: Path, tmp_path: Path) -> 
 
 
 def test_a_grid_notes_a_warning_where_it_belongs(tmp_path: Path) -> None:
-    words = [*TINY, "--clients", "5", "--partition", "iid,dirichlet:0.001"]
+    words = [*SMALL, "--partition", "iid,dirichlet:0.001"]
     run("bench", "--methods", "fedncm", "--out", str(tmp_path), *words)
     assert read_about(tmp_path / "iid").warnings == []
     warnings = read_about(tmp_path / "dirichlet_0.001").warnings
