@@ -23,7 +23,8 @@ def steps(settings: Settings) -> float:
 
 
 def warn_of_short_schedules(settings: Settings, methods: Iterable[Method]) -> None:
-    """Name methods whose rates were chosen for many more steps than they get."""
+    """Name methods whose rates belong to a schedule with many more steps than they get."""
+    schedule = next(reversed(settings.followed), f"data set {settings.dataset}")
     followed = {"protocol": settings.protocol, "as_released": settings.as_released}
     part = steps(settings) / steps(Settings.for_dataset(settings.dataset, **followed))
     for method in methods:
@@ -32,11 +33,12 @@ def warn_of_short_schedules(settings: Settings, methods: Iterable[Method]) -> No
         taken = [f"{k}={option_word(v)}" for k, v in rates.items() if getattr(method, k) == v]
         if taken and part < ENOUGH:
             log.warning(
-                "%s has %s, chosen on %s for %.0f times the steps of this run: it may hardly learn; see "
+                "%s has %s for the schedule of %s, which has %.0f times the steps of this run: "
+                "it may hardly learn; see "
                 "`fczoo tune --methods %s`, or give more --rounds or --epochs",
                 method.name,
                 ", ".join(taken),
-                settings.dataset,
+                schedule,
                 1 / part,
                 method.name,
             )

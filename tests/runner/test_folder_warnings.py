@@ -65,7 +65,10 @@ def test_a_short_schedule_is_noted(tmp_path: Path) -> None:
     words = [*TINY, "--clients", "5", "--batch-size", "32", "--partition", "iid"]
     run("bench", "--methods", "hgp", "--out", str(tmp_path / "run"), *words)
     (line,) = read_about(tmp_path / "run").warnings
-    assert line.startswith("hgp has server_lr=0.001, chosen on ") and "it may hardly learn" in line
+    assert (
+        line.startswith("hgp has server_lr=0.001 for the schedule of data set digits")
+        and "it may hardly learn" in line
+    )
     assert f" WARNING {line}\n" in (tmp_path / "run" / "log.txt").read_text()
 
 
