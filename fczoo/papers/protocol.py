@@ -42,6 +42,13 @@ class Stated:
     source: str
     printed: Any = ...  # what the paper prints, where the value follows something else
     open: bool = False  # the paper does not say: whatever a run has agrees with it
+    # settings for which the value was chosen, where they are not the source's own
+    chosen_for: Mapping[str, Any] | None = None
+
+    def has(self, value: Any) -> bool:
+        """Return whether ``value`` is the stated one, or that of one concentration."""
+        stated = self.value.values.values() if isinstance(self.value, ByBeta) else [self.value]
+        return value in stated
 
     @property
     def word(self) -> str:

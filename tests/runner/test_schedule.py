@@ -1,6 +1,7 @@
 """A schedule far below that for which a method's rates were chosen is warned of, and no other."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -43,11 +44,57 @@ def test_own_rates_and_enough_training_need_no_word(tmp_path: Path, more: list[s
     assert not warned(tmp_path / "run", *more)
 
 
-def test_rates_of_a_protocol_are_not_called_those_of_the_data_set(caplog: pytest.LogCaptureFixture) -> None:
-    """``quick`` has rates that were found on another data set; its schedule here has ten images per class."""
-    settings = Settings.for_dataset("tinyimagenet", protocol="quick", train_per_class=1)
-    method = create_method("hgp", settings.dataset, **settings.method_options("hgp"))
+def given_warnings(caplog: pytest.LogCaptureFixture, name: str, **changes: Any) -> list[str]:
+    """The warnings of a method with the options that the settings have for it."""
+    settings = Settings.for_dataset(changes.pop("dataset"), **changes)
+    method = create_method(name, settings.dataset, **settings.method_options(name))
     warn_of_short_schedules(settings, [method])
-    (record,) = caplog.records
-    assert "for the schedule of protocol quick, which has 10 times the steps" in record.getMessage()
-    assert "tinyimagenet" not in record.getMessage()
+    return caplog.messages
+
+
+def test_values_of_quick_are_said_to_come_from_the_search_that_found_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The search has 2 * 2 * 10 / 10 / 8 steps per class, this run 1 * 1 * 10 / 10 / 16."""
+    short = {"protocol": "quick", "rounds": 1, "epochs": 1}
+    (line,) = given_warnings(caplog, "hgp", dataset="tinyimagenet", **short)
+    assert "for the schedule of a search on cifar100 (fczoo tune: CIFAR-100, ViT-Ti/16 at " in line
+    assert "2 epochs, 12 trials), which has 8 times the steps per class of this run: it may" in line
+    assert "tinyimagenet" not in line
+
+
+@pytest.mark.parametrize("dataset", ["tinyimagenet", "cifar100", "cub200", "imagefolder"])
+def test_quick_as_it_comes_has_enough_steps_for_its_values(
+    caplog: pytest.LogCaptureFixture, dataset: str
+) -> None:
+    assert not given_warnings(caplog, "hgp", dataset=dataset, protocol="quick")
+
+
+def test_quick_with_all_images_of_a_folder_is_not_compared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody knows how many images that is."""
+    short = {"protocol": "quick", "rounds": 1, "epochs": 1, "train_per_class": "none"}
+    assert not given_warnings(caplog, "hgp", dataset="imagefolder", **short)
+
+
+def test_a_value_for_a_data_set_comes_from_the_protocol_that_states_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """HGP's paper has 5 rounds x 5 epochs and batches of 16, this run 1 x 1 and the same batches."""
+    (line,) = given_warnings(caplog, "hgp", dataset="imagenet_r", rounds=1, epochs=1, protocol="none")
+    found = "hgp has lr=0.03 for the schedule of protocol hgp (paper, appendix H), which has 25 times"
+    assert found in line
+
+
+def test_rates_of_two_sources_have_a_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    short = {"rounds": 1, "epochs": 1, "train_per_class": 5, "protocol": "none"}
+    lines = given_warnings(caplog, "pilora", dataset="tinyimagenet", **short)
+    assert ["lr_prototype=0.005" in line for line in lines] == [True, False]
+    assert ["released scripts" in line for line in lines] == [False, True]
+
+
+def test_a_value_of_unknown_origin_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """No protocol states rates of FedCLM."""
+    short = {"rounds": 1, "epochs": 1, "train_per_class": 5, "protocol": "none"}
+    assert not given_warnings(caplog, "fedclm", dataset="imagenet_r", **short)

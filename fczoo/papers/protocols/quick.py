@@ -10,7 +10,23 @@ from fczoo.core.registry import METHODS, register_protocol
 from fczoo.papers.protocol import Protocol, Stated, same
 from fczoo.reports.contamination import shared_classes
 
-SEARCH = "fczoo tune: CIFAR-100, ViT-Ti/16 at 112 px, ten images per class, 2 rounds x 2 epochs, 12 trials"
+SEARCHED = {
+    "dataset": "cifar100",
+    "backbone": "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+    "image_size": 112,
+    "train_per_class": 10,
+    "clients": 10,
+    "tasks": 10,
+    "rounds": 2,
+    "epochs": 2,
+    "batch_size": 8,
+}
+"""Settings of the search that found the values of ``assets/quick.json``."""
+SEARCH = (
+    f"fczoo tune: CIFAR-100, ViT-Ti/16 at {SEARCHED['image_size']} px, "
+    f"{SEARCHED['train_per_class']} images per class, {SEARCHED['rounds']} rounds x "
+    f"{SEARCHED['epochs']} epochs, 12 trials"
+)
 IMAGENET = f"fczoo: the bundled {BUNDLED_NAME} was trained with labels of these classes"
 
 
@@ -86,7 +102,8 @@ class Quick(Protocol):
         starts = {n: s for n, s in cls.starts.items() if n in hints and _fits(s.value, hints[n])}
         if method in cls.zeros:
             starts |= same("fczoo", head_init="zeros")
-        return {**starts, **same(SEARCH, **searched().get(method, {}))}
+        found = searched().get(method, {}).items()
+        return {**starts, **{n: Stated(v, SEARCH, chosen_for=SEARCHED) for n, v in found}}
 
 
 def _fits(value: Any, hint: Any) -> bool:
