@@ -114,7 +114,7 @@ def test_the_check_of_an_aggregator_says_the_same() -> None:
 
 
 def test_an_aggregator_without_state_is_run() -> None:
-    for name in AGGREGATORS.names():
+    for name in AGGREGATORS.names("fczoo.aggregators"):
         toy_bench(aggregator=name).check(small_method("fedavg"))
     AGGREGATORS.register("stateful")(lambda payloads: {"usage": payloads[0]["usage"]})  # of one method
     toy_bench(aggregator="stateful").check(small_method("fedavg"))

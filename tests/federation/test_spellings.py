@@ -85,8 +85,8 @@ def test_the_default_of_four_data_sets_keeps_its_hash(dataset: str, spec: str | 
 
 
 def test_all_splits_of_protocols_and_data_sets_are_canonical() -> None:
-    splits = {DATASETS.get(name).defaults.partition for name in DATASETS.names()}
-    for name in PROTOCOLS.names():
+    splits = {DATASETS.get(name).defaults.partition for name in DATASETS.names("fczoo.datasets")}
+    for name in PROTOCOLS.names("fczoo.papers"):
         splits |= {split for some in PROTOCOLS.get(name).partitions.values() for split in some}
     assert {"dirichlet:1", "quantity:6", "dirichlet:0.5,scope=dataset,cap=on,min_size=10"} <= splits
     assert {split: PARTITIONERS.canonical(split) for split in splits} == {split: split for split in splits}
