@@ -1,1 +1,1 @@
-"""One file a baseline."""
+"""Baselines, one file per baseline, and what several of them share."""

@@ -1,4 +1,7 @@
-"""AFL and AFCL: analytic federated (continual) learning. He et al., CVPR 2025; Tang et al., 2025."""
+"""AFL and AFCL: analytic federated (continual) learning.
+
+He et al., CVPR 2025; Tang et al., 2025.
+"""
 
 from dataclasses import dataclass
 
@@ -15,12 +18,14 @@ from fczoo.functional.ridge import Analytic, solve_ridge
 @register_method("afcl")
 @dataclass(frozen=True)
 class AFCL(Analytic):
-    """Ridge regression without a bias: clients' solutions, merged over clients and tasks without any loss.
+    """Ridge regression without a bias: clients' solutions, merged over clients and tasks without
+    any loss.
 
-    The papers merge two solutions at a time, W_12 from W_1, C_1, W_2, C_2 with C_k = G_k + gamma I. However
-    the pairs are chosen the result is (G + gamma I)^-1 Q, once a gamma for each client is taken back, so here
-    the clients send what makes up G and Q, and the server solves once. New classes are new columns: their
-    target for older images is 0. AFL's clean step, which takes back all of gamma, is ``gamma`` 0.
+    The papers merge two solutions at a time, W_12 from W_1, C_1, W_2, C_2 with C_k = G_k + gamma I.
+    However the pairs are chosen the result is (G + gamma I)^-1 Q, once a gamma for each client is
+    taken back, so here the clients send what makes up G and Q, and the server solves once. New
+    classes are new columns: their target for older images is 0. AFL's clean step, which takes back
+    all of gamma, is ``gamma`` 0.
     """
 
     paper = "AFL, CVPR 2025; AFCL, arXiv 2505.12245"
@@ -43,5 +48,9 @@ class AFCL(Analytic):
     )
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
+        # W = (G + gamma I)^-1 Q: the merge law W_12 of all clients and tasks in closed form. AFL
+        # without its clean step has gamma once per client.
         gamma = self.gamma * (ctx.clients if self.per_client else 1)
-        return solve_ridge(moments["gram"], moments["target"], gamma), torch.zeros_like(moments["count"])
+        return solve_ridge(moments["gram"], moments["target"], gamma), torch.zeros_like(
+            moments["count"]
+        )

@@ -1,33 +1,100 @@
 """BiC in federated learning: Large Scale Incremental Learning. Wu et al., CVPR 2019."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
+from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import whole
+from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Context, LocalData, ServerContext, Task, Training
-from fczoo.functional.bias import fit_bias, validation_split
 from fczoo.functional.exemplars import Rehearsal
 from fczoo.functional.losses import distillation
 
 
+def fit_bias(
+    batches: Sequence[tuple[Tensor, Tensor]],
+    start: int,
+    epochs: int,
+    lr: float,
+    weight_decay: float = 0.0,
+) -> Tensor:
+    """Fit the bias correction z' = alpha z + beta of the logits of new classes, by Adam.
+
+    Adam starts at (1, 0), minimizes the cross-entropy and takes one step per batch and epoch.
+
+    Args:
+        batches: Logits [B, C] and labels [B] of each batch.
+        start: First class whose logits are corrected; all later ones are corrected, too.
+        epochs: Passes over the batches.
+        lr: Learning rate.
+        weight_decay: Weight decay of Adam.
+
+    Returns:
+        alpha and beta as one tensor [2].
+    """
+    with torch.enable_grad():
+        logits = batches[0][0]
+        bias = logits.new_tensor([1.0, 0.0]).requires_grad_()
+        optimizer = torch.optim.Adam([bias], lr, weight_decay=weight_decay)
+        for _ in range(epochs):
+            for z, y in batches:
+                optimizer.zero_grad()
+                logits_corrected = torch.cat([z[:, :start], bias[0] * z[:, start:] + bias[1]], 1)
+                F.cross_entropy(logits_corrected, y).backward()
+                optimizer.step()
+    return bias.detach()
+
+
+def validation_split(data: LocalData, kept: Tensor, part: float) -> tuple[Tensor, Tensor]:
+    """Return the positions of a client's training images and of its held-out images.
+
+    The client holds out the same number of images of every class: ``part`` of its shortest exemplar
+    list, but at least one. It holds out none of a class with a single image, and none at all while
+    it has no exemplars.
+
+    Args:
+        data: Local data of the client; ``data.index`` are the images of the current task.
+        kept: Positions of the client's exemplars.
+        part: Share of the shortest exemplar list that is held out, 0 to 1.
+
+    Returns:
+        Positions [n] of training images and [v] of held-out images; both mix new images and
+            exemplars.
+    """
+    train_parts, validation_parts = [], []
+    new, old = (
+        _by_class(index, data.labels(index).to(index.device)) for index in (data.index, kept)
+    )
+    shortest = min(map(len, old), default=0)
+    for positions in (*new, *old):
+        number = min(max(int(part * shortest), 1), len(positions) - 1) if shortest else 0
+        train_parts.append(positions[: len(positions) - number])
+        validation_parts.append(positions[len(positions) - number :])
+    return torch.cat(train_parts), torch.cat(validation_parts)
+
+
+def _by_class(index: Tensor, labels: Tensor) -> list[Tensor]:
+    return [index[labels == c] for c in labels.unique()]
+
+
 @register_method("bic")
 @dataclass(frozen=True)
-class BiC(Tuned, Rehearsal):
-    """Distillation with exemplars; after a task two numbers put the new classes' logits on the old scale.
+class BiC(TunedLinearHead, Rehearsal):
+    """Distillation with exemplars; after a task two numbers put the new classes' logits on the old
+    scale.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, alpha
-    and beta, which each client has fitted under the global model to images that it had held out of
-    training. The server averages them by the clients' numbers of these images. As the corrected model
-    teaches the next task, only the last task's logits are corrected. Memory beyond the model: the teacher,
-    one copy of what is trained; exemplars at the client.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
+    alpha and beta, which each client has fitted under the global model to validation images that
+    were not trained on. The server averages them by the clients' numbers of these images. As the
+    corrected model teaches the next task, only the last task's logits are corrected. Memory beyond
+    the model: the teacher, one copy of what is trained; exemplars at the client.
     """
 
     paper = "Wu et al., Large Scale Incremental Learning, CVPR 2019"
@@ -37,62 +104,98 @@ class BiC(Tuned, Rehearsal):
     $$z_c \leftarrow \alpha z_c + \beta, \quad c \in C_t, \quad
     (\alpha, \beta) = \frac{\sum_k m_k (\alpha_k, \beta_k)}{\sum_k m_k}$$
 
-    $\lambda$ is the old classes' share of those seen; $q$ and $p$ are softmaxes over the old classes of the
-    teacher's corrected logits and of these, both divided by $T$. Client $k$ fits $\alpha_k$ and $\beta_k$ to
-    $m_k$ images held out, after the task.
+    $\lambda$ is the old classes' share of those seen; $q$ and $p$ are softmaxes over the old
+    classes of the teacher's corrected logits and of these, both divided by $T$. Client $k$ fits
+    $\alpha_k$ and $\beta_k$ to $m_k$ images held out, after the task.
     """
-    tuned = {"digits": {"memory": 20, "bias_lr": 0.02}}
+    dataset_options = {"digits": {"memory": 20, "bias_lr": 0.02}}
 
-    temperature: float = option(2.0, "T of both softmaxes; the distillation is multiplied by T^2", low=1e-6)
+    temperature: float = option(
+        2.0, "T of both softmaxes; the distillation is multiplied by T^2", low=1e-6
+    )
     validation: float = option(
-        0.1, "part of a class's exemplars that is held out; of a new class as many images", low=0, high=0.5
+        0.1,
+        "part of a class's exemplars that is held out; of a new class as many images",
+        low=0,
+        high=0.5,
     )
     bias_epochs: int = option(250, "epochs in which alpha and beta are fitted", low=1)
     bias_lr: float = option(1e-3, "their learning rate", low=0)
 
     def training(self) -> Training:
-        def trained(data: LocalData, kept: Tensor) -> Tensor:
+        # Stage 1 does not train on the images held out for stage 2.
+        def training_split(data: LocalData, kept: Tensor) -> Tensor:
             return validation_split(data, kept, self.validation)[0]
 
         training = self.rehearsing(super().training())
-        uploads = {"bias": whole("parameters"), "validated": whole("counts")}
-        return replace(training, trains_on=trained, uploads={**training.uploads, **uploads})
+        uploads = {"bias": whole_tensors("parameters"), "validated": whole_tensors("counts")}
+        return replace(training, trains_on=training_split, uploads={**training.uploads, **uploads})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        none = {"correction.scale": torch.ones(task.classes), "correction.shift": torch.zeros(task.classes)}
+        # The teacher is the last global model with its correction; the new task starts without one.
+        none = {
+            "correction.scale": torch.ones(task.classes),
+            "correction.shift": torch.zeros(task.classes),
+        }
         state = {**none, **super().begin_task(state, task, backbone, rng)}
         state = self.with_teacher(state, task, *self.training().optims, "correction.")
         return {**state, **none}
 
-    def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        logits = self.recalled("teacher.", backbone, shared, batch)
+    def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        # The teacher's logits with the last task's correction: alpha z_c + beta for its classes.
+        logits = self.earlier_logits("teacher.", backbone, shared, batch)
         if task.index == 0:
             return logits
         return logits * shared["teacher.correction.scale"] + shared["teacher.correction.shift"]
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Stage 1: (1 - lambda) cross-entropy over the classes seen, on new images and exemplars,
+        # + lambda T^2 distillation over the old classes; lambda = |OLD| / |SEEN|.
         logits, old = self.logits(backbone, train, batch)[:, : ctx.task.stop], ctx.task.start
         loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
         if not old:
             return loss, {}
-        distilled = batch.mean(distillation(logits[:, :old], batch.teacher[:, :old], self.temperature))
+        teacher_loss = batch.mean(
+            distillation(logits[:, :old], batch.teacher[:, :old], self.temperature)
+        )
         share = old / ctx.task.stop  # lambda
-        return (1 - share) * loss + share * self.temperature**2 * distilled, {}
+        return (1 - share) * loss + share * self.temperature**2 * teacher_loss, {}
 
-    def conclude(self, backbone: Backbone, data: LocalData, ctx: Context) -> tuple[Tree, Tree]:
-        """Fit alpha and beta to the images held out, and choose exemplars."""
-        _, held = validation_split(data, ctx.memory.get("exemplar.index", data.index[:0]), self.validation)
-        memory, _ = super().conclude(backbone, data, ctx)
-        if not len(held):
+    def end_task_client(
+        self, backbone: Backbone, data: LocalData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        """Fit alpha and beta to the images held out, and choose exemplars.
+
+        Args:
+            backbone: The frozen backbone.
+            data: Local data of the client.
+            ctx: Memory of the client and the final global model of the task.
+
+        Returns:
+            The memory with ``exemplar.index``, and the upload: ``bias`` [2], m_k times (alpha_k,
+                beta_k), and ``validated``, m_k. The upload is empty without images held out.
+        """
+        # Stage 2: z_c <- alpha z_c + beta for the new classes, fitted with everything else fixed.
+        _, validation = validation_split(
+            data, ctx.memory.get("exemplar.index", data.index[:0]), self.validation
+        )
+        memory, _ = super().end_task_client(backbone, data, ctx)
+        if not len(validation):
             return memory, {}
         batches = [
             (self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop], batch.y)
-            for batch in data.batches(held)
+            for batch in data.batches(validation)
         ]
         bias = fit_bias(batches, ctx.task.start, self.bias_epochs, self.bias_lr)
-        return memory, {"bias": len(held) * bias, "validated": bias.new_tensor(len(held))}
+        return memory, {
+            "bias": len(validation) * bias,
+            "validated": bias.new_tensor(len(validation)),
+        }
 
-    def concluded(self, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def end_task_server(self, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        # Server: average (alpha_k, beta_k) by the numbers m_k of images held out.
         scale, shift = state["correction.scale"].clone(), state["correction.shift"].clone()
         alpha, beta = sums["bias"] / sums["validated"]
         scale[ctx.task.start : ctx.task.stop] = alpha
@@ -100,5 +203,6 @@ class BiC(Tuned, Rehearsal):
         return {**state, "correction.scale": scale, "correction.shift": shift}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: argmax of the corrected logits over the classes seen.
         logits = self.logits(backbone, state, batch)
         return (logits * state["correction.scale"] + state["correction.shift"])[:, : task.stop]

@@ -6,6 +6,7 @@ Smith et al., CVPR 2023.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
@@ -16,8 +17,43 @@ from fczoo.core.tree import Tree, drop
 from fczoo.core.types import Batch, Context, Task, Training
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.orthogonal import gram_schmidt, orthonormal
 from fczoo.functional.prompts import component_weights
+
+
+def orthonormal(old: Tensor, draws: Tensor) -> Tensor:
+    """Compute unit rows, orthogonal to each other and to the old rows.
+
+    Args:
+        old: Rows [n, D].
+        draws: Random rows [m, D].
+
+    Returns:
+        Rows [m, D] from ``draws``.
+    """
+    basis, scale = torch.linalg.qr(torch.cat([old, draws]).double().mT)
+    rows: Tensor = (basis * scale.diagonal().sign()).mT[len(old) :]
+    return rows.to(draws)
+
+
+def gram_schmidt(old: Tensor, draws: Tensor) -> Tensor:
+    """Compute rows of length 1 by classical Gram-Schmidt, as in released code.
+
+    It subtracts from each draw its projections on all earlier rows at once. If these are not
+    orthogonal to each other, the result is not orthogonal to them either.
+
+    Args:
+        old: Rows [n, D].
+        draws: Random rows [m, D].
+
+    Returns:
+        Rows [m, D] from ``draws``.
+    """
+    rows = list(old)
+    for draw in draws:
+        projections = [(draw @ row) / (row @ row) * row for row in rows]
+        rows.append(draw - torch.stack(projections).sum(0) if projections else draw)
+    return F.normalize(torch.stack(rows[len(old) :]), dim=-1)
+
 
 PARTS = ("prompt", "key", "attention")  # P, K, A
 
@@ -25,11 +61,12 @@ PARTS = ("prompt", "key", "attention")  # P, K, A
 @register_method("codap")
 @dataclass(frozen=True)
 class CODAPrompt(PromptedHead):
-    """Prefixes are sums of components, weighted by how well the frozen feature fits each component's key.
+    """Prefixes are sums of components, weighted by how well the frozen feature fits each
+    component's key.
 
-    Trained and sent: the current task's components (prompt, key, attention) in each prompted block, and the
-    linear head. Components of finished tasks are frozen and go on contributing. New ones are drawn by the
-    server, orthogonal to the old.
+    Trained and sent: the current task's components (prompt, key, attention) in each prompted block,
+    and the linear head. Components of finished tasks are frozen and still contribute. New ones
+    are drawn by the server, orthogonal to the old.
     """
 
     paper = "Smith et al., CVPR 2023"
@@ -41,20 +78,25 @@ class CODAPrompt(PromptedHead):
     $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P)) \bigr)_y
     + \mu \sum_{X \in \{P, K, A\}} \operatorname{mean}\bigl( (X X^\top - I)^2 \bigr)$$
     """
-    frozen = ("past.",)
-    tuned = {
+    append_only = ("past.",)
+    dataset_options = {
         "digits": {"lr": 1e-2, "components": 50},
         "imagenet_a": {"lr": 1e-2},
         "cars196": {"lr": 3e-2},
     }
 
-    components: int = option(100, "components M of a block, shared out evenly over the tasks", low=1)
-    length: int = option(4, "rows of each key and each value prefix; a component holds both (L_p = 8)", low=1)
+    components: int = option(
+        100, "components M of a block, shared out evenly over the tasks", low=1
+    )
+    length: int = option(
+        4, "rows of each key and each value prefix; a component holds both (L_p = 8)", low=1
+    )
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with prefixes", low=0)
     lr: float = option(1e-3, "learning rate, Adam", low=0, tune=(1e-4, 1e-1, "log"))
     ortho: float = option(
         0.0,
-        "mu, weight of the orthogonality of prompts, keys and attentions (paper: 0.1; released code: 0)",
+        "mu, weight of the orthogonality of prompts, keys and attentions (paper: 0.1; released "
+        "code: 0)",
         low=0,
     )
     classical_gs: bool = option(
@@ -80,20 +122,27 @@ class CODAPrompt(PromptedHead):
                     f"change it with --set {self.name}.components=N"
                 )
             state = self.start_head(task, dim, rng)
-        moved = drop(state, "component.", "past.")
+        # Task boundary: components of the last task are frozen. The server draws new P, K and A of
+        # each block by Gram-Schmidt, orthogonal to all earlier rows and to each other, of length 1.
+        next_state = drop(state, "component.", "past.")
         for name in (f"{i}.{part}" for i in self.blocks for part in PARTS):
-            finished = [state[k] for k in (f"past.{name}", f"component.{name}") if k in state]
+            task_components = [
+                state[k] for k in (f"past.{name}", f"component.{name}") if k in state
+            ]
             shape = (2 * self.length, dim) if name.endswith("prompt") else (dim,)
-            old = torch.cat(finished) if finished else torch.empty(0, *shape)
+            old = torch.cat(task_components) if task_components else torch.empty(0, *shape)
             draws = torch.randn(share, *shape, generator=rng).to(old)
             orthogonalise = gram_schmidt if self.classical_gs else orthonormal
             fresh = orthogonalise(old.flatten(1), draws.flatten(1))
-            moved[f"component.{name}"] = fresh.view(share, *shape)
-            if finished:
-                moved[f"past.{name}"] = old
-        return moved
+            next_state[f"component.{name}"] = fresh.view(share, *shape)
+            if task_components:
+                next_state[f"past.{name}"] = old
+        return next_state
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L_cur + mu sum over P, K, A of mean((X X^T - I)^2); old components contribute unchanged.
         tree = {**ctx.shared, **train}
         loss = task_cross_entropy(self._logits(backbone, tree, batch), batch, ctx.task)
         if self.ortho:
@@ -107,19 +156,48 @@ class CODAPrompt(PromptedHead):
         return backbone(batch.x, self.prefixes(tree, batch.query))
 
     def weights(self, tree: Tree, block: int, query: Tensor) -> Tensor:
-        """Weights alpha [B, m] of the m components so far, for queries q [B, D]."""
-        return component_weights(query, self._rows(tree, block, "attention"), self._rows(tree, block, "key"))
+        """Compute the weights alpha_m = cos(q * A_m, K_m) of the components so far.
+
+        Args:
+            tree: Tree with the components of finished and current tasks.
+            block: Number of the block.
+            query: Frozen features q [B, D].
+
+        Returns:
+            Weights [B, m].
+        """
+        return component_weights(
+            query, self._rows(tree, block, "attention"), self._rows(tree, block, "key")
+        )
 
     def prefixes(self, tree: Tree, query: Tensor) -> Tree:
-        """Key and value prefixes of each image and block, [B, length, D]."""
+        """Compute the prefixes of each image: P(x) = sum_m alpha_m P_m, block by block.
+
+        Args:
+            tree: Tree with the components of finished and current tasks.
+            query: Frozen features q [B, D].
+
+        Returns:
+            ``prefix.{block}.k`` and ``prefix.{block}.v`` [B, length, D]: the first and the second
+                half of the rows of P(x).
+        """
         plugs = {}
         for i in self.blocks:
-            rows = torch.einsum("bm,mld->bld", self.weights(tree, i, query), self._rows(tree, i, "prompt"))
+            rows = torch.einsum(
+                "bm,mld->bld", self.weights(tree, i, query), self._rows(tree, i, "prompt")
+            )
             plugs[f"prefix.{i}.k"], plugs[f"prefix.{i}.v"] = rows.split(self.length, 1)
         return plugs
 
     def orthogonality(self, tree: Tree) -> Tensor:
-        """Sum over blocks and parts of mean((X X^T - I)^2), X the components so far as rows."""
+        """Sum mean((X X^T - I)^2) over blocks and parts, X the components so far as rows.
+
+        Args:
+            tree: Tree with the components of finished and current tasks.
+
+        Returns:
+            The penalty, a scalar.
+        """
         terms = []
         for i in self.blocks:
             for part in PARTS:

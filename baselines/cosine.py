@@ -1,18 +1,18 @@
-"""What LUCIR and its followers share: a head of cosines that grows row by row, and exemplars."""
+"""Base of LUCIR and its followers: a head of cosines that grows row by row, and exemplars."""
 
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.finetune import TunedBackbone
 from torch import Tensor
 
+from fczoo.baselines.finetune import TunedBackbone
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Moment, ServerContext, Task, Training
-from fczoo.functional.cosine import cosines, grown, imprinted
+from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.functional.cosine import cosines, grow_head, imprint_head
 from fczoo.functional.exemplars import Rehearsal
 from fczoo.functional.gaussians import class_sums
 
@@ -21,12 +21,12 @@ from fczoo.functional.gaussians import class_sums
 class CosineHead(TunedBackbone, Rehearsal):
     """Base of methods whose logits are sigma cos(f, w_c), with exemplars and a teacher of features.
 
-    Rows of finished tasks stand still. New rows are imprinted: they start at the mean of their class's
-    features of length 1 under the last global model, over all clients.
+    Rows of finished tasks are fixed. New rows are imprinted: they start at the mean of their
+    class's features of length 1 under the last global model, over all clients.
     """
 
-    frozen = ("head.old",)
-    tuned = {"digits": {"memory": 20, "sigma": 10.0}}
+    append_only = ("head.old",)
+    dataset_options = {"digits": {"memory": 20, "sigma": 10.0}}
 
     sigma: float = option(1.0, "first value of sigma, the learned scale of the cosines", low=0)
 
@@ -35,29 +35,59 @@ class CosineHead(TunedBackbone, Rehearsal):
         return replace(training, uploads={"class.": per_class("count", "sum")})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        start = {} if state else {**self.start_plugs(backbone, rng), "sigma": torch.tensor(self.sigma)}
-        return self.with_teacher({**grown(state, task, backbone.dim, rng), **start}, task, "full.", "lora.")
+        # Task boundary: rows of the last task are frozen, new rows are added, and the teacher is
+        # the global model at the end of the last task.
+        start = (
+            {} if state else {**self.start_plugs(backbone, rng), "sigma": torch.tensor(self.sigma)}
+        )
+        return self.with_teacher(
+            {**grow_head(state, task, backbone.dim, rng), **start}, task, "full.", "lora."
+        )
 
-    def surveys(self) -> frozenset[Moment]:
-        return frozenset({"begin"})
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return frozenset({"task_start"})
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        # Imprinting: clients send sums of the features of length 1 of each new class.
         return class_sums(F.normalize(self.features(backbone, state, batch), dim=-1), batch, task)
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        return imprinted(state, sums)
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        # New rows: the direction of the class's mean feature, the mean length of the old rows.
+        return imprint_head(state, sums)
 
-    def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        """The teacher's features [B, D]; [B, 0] in the first task."""
+    def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        """Compute the teacher's features.
+
+        Args:
+            backbone: The frozen backbone.
+            shared: Broadcast tensors, with ``teacher.X``.
+            batch: Images.
+            task: The current task.
+
+        Returns:
+            Features [B, D]; [B, 0] in the first task.
+        """
         if task.index == 0:
             return batch.query.new_empty(len(batch.y), 0)
         model = {k.removeprefix("teacher."): v for k, v in select(shared, "teacher.").items()}
         return self.features(backbone, model, batch)
 
     def scores(self, features: Tensor, tree: Tree, ctx: Context) -> Tensor:
-        """Cosines [B, C] of features [B, D] with all classes seen; rows of old ones get no gradient."""
+        """Compute cosines of features with the rows of all classes seen.
+
+        Args:
+            features: Features f [B, D].
+            tree: Trained tensors, with ``head.new``.
+            ctx: Broadcast tensors, with ``head.old``, which gets no gradient.
+
+        Returns:
+            Cosines [B, C].
+        """
         return cosines(features, torch.cat([ctx.shared["head.old"], tree["head.new"]]))
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: argmax of sigma cos(f, w_c) over the classes seen.
         rows = torch.cat([state["head.old"], state["head.new"]])
         return state["sigma"] * cosines(self.features(backbone, state, batch), rows)

@@ -3,35 +3,102 @@
 Hu et al., CVPR 2021.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.lucir import LUCIR
 from torch import Tensor
 
+from fczoo.baselines.lucir import LUCIR
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import whole
+from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop
 from fczoo.core.types import Batch, Context, LocalData, Task, Training
-from fczoo.functional.causal import colliding_effect, neighbours, without_momentum
 from fczoo.functional.cosine import cosines
+
+
+def neighbours(features: Tensor, pool: Tensor, own: Tensor, number: int) -> Tensor:
+    """Find the rows of a pool that are nearest to each feature, nearest first.
+
+    Features and pool are normalised to length 1.
+
+    Args:
+        features: Features [n, D].
+        pool: Features [m, D] to choose from.
+        own: Row of each feature in the pool [n], which does not count as its neighbour; -1 if the
+            pool does not contain the feature.
+        number: Number of neighbours.
+
+    Returns:
+        Row indices [n, K]. K is ``number``, but at most m - 1, which the pool can give to all
+            features.
+    """
+    distance = torch.cdist(F.normalize(features, dim=-1), F.normalize(pool, dim=-1))
+    itself = torch.arange(len(pool), device=own.device) == own[:, None]
+    distance = distance.masked_fill(itself, torch.inf)
+    return distance.topk(min(number, len(pool) - 1), dim=1, largest=False).indices
+
+
+def colliding_effect(logits: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
+    """Compute the colliding effect: -log(p_y / 2 + mean_j q_jy / 2) of each image.
+
+    p is the softmax of the logits, q_j is the softmax of neighbour j.
+
+    Args:
+        logits: Logits [B, C].
+        labels: Labels y [B].
+        answers: Softmax outputs q of the neighbours [B, K, C], without gradient.
+
+    Returns:
+        Losses [B]; with K = 0 they are the cross-entropy.
+    """
+    log_p = logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
+    if not answers.shape[1]:
+        return -log_p
+    q_mean = answers.mean(1).gather(1, labels[:, None])[:, 0]
+    return -torch.logaddexp(
+        log_p, q_mean.clamp(min=torch.finfo(log_p.dtype).tiny).log()
+    ) + math.log(2)
+
+
+def remove_momentum_effect(
+    features: Tensor, rows: Tensor, direction: Tensor, sigma: Tensor, part: float
+) -> Tensor:
+    """Compute logits without the momentum effect: sigma W^ (f^ - part <f^, h^> h^).
+
+    Features, class weights and direction are normalised to length 1.
+
+    Args:
+        features: Features f [B, D].
+        rows: Class weights W [C, D].
+        direction: Momentum direction h [D]; a direction of 0 removes nothing.
+        sigma: Scale of the cosines.
+        part: Share of the component along h that is removed.
+
+    Returns:
+        Logits [B, C].
+    """
+    f, h = F.normalize(features, dim=-1), F.normalize(direction, dim=-1)
+    logits: Tensor = sigma * (f - part * (f @ h)[:, None] * h) @ F.normalize(rows, dim=-1).mT
+    return logits
 
 
 @register_method("dde")
 @dataclass(frozen=True)
 class DDE(LUCIR):
-    """LUCIR whose images also learn from their neighbours' answers, and whose test forgets a direction.
+    """LUCIR whose images also learn from their neighbours' answers, and whose test forgets a
+    direction.
 
-    Each image's probability is mixed with those of its nearest new images of the same client, as the
-    teacher sees them at the test view; their answers are those of the model with which the round began (the
-    released code asks the model of each step, on new views in each epoch). At test a part of what points
-    along h, the clients' mean feature of the last round, is taken out of the logits. Only this form, on
-    LUCIR, was released. Trained and sent: as LUCIR, and the mean feature. Memory beyond the model: the
-    teacher, one copy of what is trained beneath the head; at the client exemplars, and numbers of
-    neighbours and their answers.
+    Each image's probability is mixed with those of its nearest new images of the same client, as
+    the teacher sees them at the test view; their answers are those of the model with which the
+    round began (the released code asks the model of each step, on new views in each epoch). At test
+    a part of what points along h, the clients' mean feature of the last round, is taken out of the
+    logits. Only this form, on LUCIR, was released. Trained and sent: as LUCIR, and the mean
+    feature. Memory beyond the model: the teacher, one copy of what is trained beneath the head; at
+    the client exemplars, and numbers of neighbours and their answers.
     """
 
     paper = "Hu et al., DDE, CVPR 2021"
@@ -50,30 +117,53 @@ class DDE(LUCIR):
 
     def training(self) -> Training:
         training = super().training()
-        return replace(training, uploads={**training.uploads, "momentum": whole("class means")})
+        return replace(
+            training, uploads={**training.uploads, "momentum": whole_tensors("class means")}
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        return {**super().begin_task(state, task, backbone, rng), "momentum": torch.zeros(backbone.dim)}
+        return {
+            **super().begin_task(state, task, backbone, rng),
+            "momentum": torch.zeros(backbone.dim),
+        }
 
-    def prepare(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
-        """Neighbours, once a task, and the answers of the client's new images, once a round."""
+    def before_training(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
+        """Find neighbours once per task, and predict the client's new images once per round.
+
+        Args:
+            backbone: The frozen backbone.
+            data: Local data of the client: new images and exemplars.
+            ctx: Memory of the client and the broadcast tensors.
+
+        Returns:
+            The memory with ``near.position`` and ``near.row`` [n, K] of the neighbours, and
+                ``near.answer`` [m, C], the softmax outputs of the m new images.
+        """
         memory = ctx.memory
         if ctx.task.index == 0:
             return memory
         if "near.task" not in memory or int(memory["near.task"]) != ctx.task.index:
-            kept = memory.get("exemplar.index", data.index[:0])
-            position = torch.cat([data.index, kept])
-            own = torch.cat([torch.arange(len(data.index)), torch.full_like(kept, -1)])
+            # Colliding effect: for each image the K nearest OTHER images of new classes, by the old
+            # model's features of length 1. The pool holds no exemplars; -1: not in the pool.
+            exemplars = memory.get("exemplar.index", data.index[:0])
+            position = torch.cat([data.index, exemplars])
+            self_rows = torch.cat([torch.arange(len(data.index)), torch.full_like(exemplars, -1)])
             batches = data.batches(position)
-            old = torch.cat([self.teach(backbone, ctx.shared, batch, ctx.task) for batch in batches])
+            old = torch.cat(
+                [self.teacher_outputs(backbone, ctx.shared, batch, ctx.task) for batch in batches]
+            )
             pool = old[: len(data.index)]
-            found, order = neighbours(old, pool, own.to(old.device), self.nearest), position.argsort()
+            nearest_rows, order = (
+                neighbours(old, pool, self_rows.to(old.device), self.nearest),
+                position.argsort(),
+            )
             memory = {
                 **memory,
                 "near.task": torch.tensor(ctx.task.index),
                 "near.position": position[order].to(old.device),
-                "near.row": found[order.to(found.device)],
+                "near.row": nearest_rows[order.to(nearest_rows.device)],
             }
+        # q_j: the neighbours' softmax under the model that the client received, without gradient.
         model, rows = ctx.shared, torch.cat([ctx.shared["head.old"], ctx.shared["head.new"]])
         answers = [
             model["sigma"] * cosines(self.features(backbone, model, batch), rows)
@@ -81,7 +171,7 @@ class DDE(LUCIR):
         ]
         return {**memory, "near.answer": torch.cat(answers).softmax(-1)}
 
-    def finish(
+    def after_training(
         self, backbone: Backbone, train: Tree, sums: Tree, data: LocalData, ctx: Context
     ) -> tuple[Tree, Tree]:
         return ctx.memory, {}
@@ -90,19 +180,26 @@ class DDE(LUCIR):
         return {"sum": (features.detach() * batch.w[:, None]).sum(0), "count": batch.w.sum()}
 
     def classification(self, logits: Tensor, batch: Batch, ctx: Context) -> Tensor:
+        # DCE: -log(p_y / 2 + mean_j q_{j,y} / 2) in place of LUCIR's cross-entropy.
         if ctx.task.index == 0:
             return super().classification(logits, batch, ctx)
-        place = torch.searchsorted(ctx.memory["near.position"], batch.position)
-        return colliding_effect(logits, batch.y, ctx.memory["near.answer"][ctx.memory["near.row"][place]])
+        slots = torch.searchsorted(ctx.memory["near.position"], batch.position)
+        return colliding_effect(
+            logits, batch.y, ctx.memory["near.answer"][ctx.memory["near.row"][slots]]
+        )
 
-    def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+    def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+        # Momentum effect: the client's mean feature of the round. The server averages h by n_k.
         return {**train, "momentum": sums["sum"] / sums["count"]} if ctx.task.index else {**train}
 
-    def conclude(self, backbone: Backbone, data: LocalData, ctx: Context) -> tuple[Tree, Tree]:
-        memory, upload = super().conclude(backbone, data, ctx)
+    def end_task_client(
+        self, backbone: Backbone, data: LocalData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        memory, upload = super().end_task_client(backbone, data, ctx)
         return drop(memory, "near."), upload
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Test: z' = sigma W^ (f^ - alpha <f^, h^> h^), all vectors of length 1.
         features = F.normalize(self.features(backbone, state, batch), dim=-1)
         rows = torch.cat([state["head.old"], state["head.new"]])
-        return without_momentum(features, rows, state["momentum"], state["sigma"], self.alpha)
+        return remove_momentum_effect(features, rows, state["momentum"], state["sigma"], self.alpha)

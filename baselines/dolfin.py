@@ -1,4 +1,7 @@
-"""DOLFIN: exemplar-free FCIL by low-rank adapters outside earlier tasks' inputs. 2025, arXiv 2510.13567."""
+"""DOLFIN: exemplar-free FCIL by low-rank adapters outside earlier tasks' inputs.
+
+2025, arXiv 2510.13567.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,30 +11,40 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import whole
+from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Moment, ServerContext, Task, Training
-from fczoo.functional.grams import layer_grams, unpacked
+from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.heads import LinearHead, head_logits
-from fczoo.functional.lora import chosen_blocks, fixed_plugs, lora_pairs, next_pairs, with_fixed
+from fczoo.functional.lora import (
+    chosen_blocks,
+    fix_down_projections,
+    fixed_plugs,
+    lora_pairs,
+    next_pairs,
+)
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.subspaces import extended, outside_of
+from fczoo.functional.regmean import extend_basis, layer_grams, remove_subspace, unpack_gram
 
 
 @register_method("dolfin")
 @dataclass(frozen=True)
 class DOLFIN(LinearHead):
-    """One LoRA pair a task on keys and values, whose A stays and lies outside of earlier tasks' inputs.
+    """One LoRA pair per task on keys and values, whose A stays and is outside of earlier tasks'
+    inputs.
 
-    Trained and sent: B, and the linear head. As a task begins and as it ends, clients send the Gram matrices
-    of what their images give the blocks' attention to read. From the first ones the server chooses A, the
-    same for all clients, so that averaging B averages the product B A exactly; from the last ones it learns
-    which inputs later tasks must leave alone. Built from a summary of the paper, which released no code: rank
-    and threshold are those recalled of InfLoRA, whose rule for A this is; rates are ours.
+    Trained and sent: B, and the linear head. As a task begins and as it ends, clients send the Gram
+    matrices of what their images give the blocks' attention to read. From the first ones the server
+    chooses A, the same for all clients, so that averaging B averages the product B A exactly; from
+    the last ones it learns on which inputs later tasks must not change the outputs. Built from a
+    summary of the paper, which released no code: rank and threshold are those recalled of InfLoRA,
+    whose rule for A this is; rates are ours.
     """
 
-    paper = "DOLFIN, ICIAP 2025 workshops, arXiv 2510.13567; A chosen as in InfLoRA (Liang and Li, CVPR 2024)"
+    paper = (
+        "DOLFIN, ICIAP 2025 workshops, arXiv 2510.13567; A chosen as in InfLoRA (Liang and Li, "
+        "CVPR 2024)"
+    )
     formulas = r"""
     With $G = \sum_k X_k X_k^\top$ of a layer's inputs and $M$ a basis of earlier tasks' inputs:
 
@@ -39,13 +52,13 @@ class DOLFIN(LinearHead):
 
     $$W_t = W_0 + \sum_{s \le t} B_s A_s, \quad B_t = \sum_k \frac{n_k}{n} B_{t,k}$$
     """
-    private: ClassVar[tuple[str, ...]] = ("basis.",)
+    server_only: ClassVar[tuple[str, ...]] = ("basis.",)
 
     rank: int = option(10, "LoRA rank r", low=1)
     blocks: tuple[int, ...] | None = option(None, "blocks with LoRA; none: all", low=0)
     threshold: float = option(
         0.98,
-        "part of the inputs' energy that later tasks leave alone; rises with the tasks towards 1",
+        "part of the inputs' energy that later tasks do not touch; rises with the tasks towards 1",
         low=0,
         high=1,
     )
@@ -54,44 +67,70 @@ class DOLFIN(LinearHead):
 
     def training(self) -> Training:
         optims = {"lora.": self.optim(self.lr_lora), "head.": self.optim(self.lr)}
-        return Training(optims, uploads={"gram.": whole("second moments"), **self.head_uploads()})
+        return Training(
+            optims, uploads={"gram.": whole_tensors("second moments"), **self.head_uploads()}
+        )
 
-    def surveys(self) -> frozenset[Moment]:
-        return frozenset({"begin", "end"})
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return frozenset({"task_start", "task_end"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: a new pair on k and v with B_t = 0; earlier pairs are frozen.
         blocks = chosen_blocks(backbone, self.blocks)
-        fresh = with_fixed(lora_pairs(backbone, blocks, self.rank, rng, "dolfin.blocks", "kv"))
+        fresh = fix_down_projections(
+            lora_pairs(backbone, blocks, self.rank, rng, "dolfin.blocks", "kv")
+        )
         if not state:
-            bases = {f"basis.{block}": torch.zeros(backbone.dim, 0, dtype=torch.float64) for block in blocks}
+            bases = {
+                f"basis.{block}": torch.zeros(backbone.dim, 0, dtype=torch.float64)
+                for block in blocks
+            }
             return {**fresh, **bases, **self.start_head(task, backbone.dim, rng)}
         return next_pairs(state, fresh)
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Client: L_cur with the pairs of all tasks; only B_t and the head are trained.
         logits = head_logits(train, self.features(backbone, {**ctx.shared, **train}, batch))
         return task_cross_entropy(logits, batch, ctx.task), {}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] with the pairs of all tasks."""
+        """Compute features with the pairs of all tasks.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Tree with the pairs.
+            batch: Images.
+
+        Returns:
+            Features [B, D].
+        """
         return backbone(batch.x, fixed_plugs(tree))
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        # Client, as a task begins and as it ends: G = sum X X^T of the inputs of each attention
+        # layer, which k and v share.
         blocks = (name.split(".")[1] for name in select(state, "lora.") if name.endswith(".k.b"))
         layers = {f"blocks.{block}.attn.qkv": block for block in blocks}
-        _, inputs = backbone.tapped(batch.x, list(layers), fixed_plugs(state))
+        _, inputs = backbone.features_and_taps(batch.x, list(layers), fixed_plugs(state))
         grams = layer_grams({layers[layer]: x for layer, x in inputs.items()}, batch.w, gamma=1.0)
-        means = moment == "begin" and self.head_init == "means"
-        return {**grams, **(super().survey(moment, backbone, state, batch, task) if means else {})}
+        means = phase == "task_start" and self.head_init == "means"
+        return {**grams, **(super().collect(phase, backbone, state, batch, task) if means else {})}
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        state = super().absorb(moment, state, sums, ctx) if "class.sum" in sums else dict(state)
-        kept = self.threshold + (1 - self.threshold) * ctx.task.index / ctx.task.count
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        state = super().update_from(phase, state, sums, ctx) if "class.sum" in sums else dict(state)
+        threshold = self.threshold + (1 - self.threshold) * ctx.task.index / ctx.task.count
         for name, basis in select(state, "basis.").items():
             block = name.removeprefix("basis.")
-            gram = unpacked(sums[f"gram.{block}"], len(basis))
-            if moment == "end":
-                state[name] = extended(basis, gram, kept)
+            gram = unpack_gram(sums[f"gram.{block}"], len(basis))
+            # As the task ends: extend M until it holds the threshold's part of the inputs' energy.
+            if phase == "task_end":
+                state[name] = extend_basis(basis, gram, threshold)
                 continue
+            # As the task begins: rows of A_t are the r leading eigenvectors of (I-MM^T) G (I-MM^T).
             for part in "kv":
                 down = f"fixed.{block}.{part}.a"
                 state[down] = leading_outside(gram, basis, self.rank).to(state[down])
@@ -102,13 +141,20 @@ class DOLFIN(LinearHead):
 
 
 def leading_outside(gram: Tensor, basis: Tensor, rank: int) -> Tensor:
-    """The leading ``rank`` eigenvectors [rank, d] of a Gram matrix G [d, d] outside of a basis M [d, m].
+    """Compute the leading eigenvectors of (I - M M^T) G (I - M M^T).
 
-    Those of (I - M M^T) G (I - M M^T), as rows. Where fewer directions are left, the last rows are 0, and
-    change nothing.
+    Args:
+        gram: Gram matrix G [d, d].
+        basis: Orthonormal columns M [d, m].
+        rank: Number r of eigenvectors.
+
+    Returns:
+        Eigenvectors as rows [r, d]. Where fewer directions are left, the last rows are 0.
     """
-    outside = outside_of(outside_of(gram, basis).mT, basis)
-    vectors = torch.linalg.eigh((outside + outside.mT) / 2).eigenvectors.flip(1)[:, :rank].mT.clone()
-    vectors = outside_of(vectors, basis)
+    outside = remove_subspace(remove_subspace(gram, basis).mT, basis)
+    vectors = (
+        torch.linalg.eigh((outside + outside.mT) / 2).eigenvectors.flip(1)[:, :rank].mT.clone()
+    )
+    vectors = remove_subspace(vectors, basis)
     vectors[len(basis) - basis.shape[1] :] = 0
     return torch.nn.functional.normalize(vectors, dim=-1)

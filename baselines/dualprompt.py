@@ -1,4 +1,7 @@
-"""DualPrompt in federated learning: Complementary Prompting for Rehearsal-free Continual Learning."""
+"""DualPrompt in federated learning: Complementary Prompting for Rehearsal-free Continual Learning.
+
+Wang et al., ECCV 2022.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,33 +12,35 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree, drop, select
+from fczoo.core.tree import Tree, drop, select, stack_past
 from fczoo.core.types import Batch, Context, Evidence, Finding, Task, Training
 from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.past import joined_past
-from fczoo.functional.prompts import choice_shares, highest, reshaped_prefixes
+from fczoo.functional.prompts import choice_shares, reshape_prefixes, top_positions
 
 
 @register_method("dualprompt")
 @dataclass(frozen=True)
 class DualPrompt(PromptedHead):
-    """Key and value prefixes: general ones for all tasks, and one expert set a task, found again by its key.
+    """Key and value prefixes: general ones for all tasks, and one expert set per task, found again
+    by its key.
 
-    Trained and sent: the general prefixes (G), the current task's expert prefixes (E) and key, and the
-    linear head. Those of finished tasks are frozen.
+    Trained and sent: the general prefixes (G), the current task's expert prefixes (E) and key, and
+    the linear head. Those of finished tasks are frozen.
     """
 
     paper = "Wang et al., ECCV 2022"
     formulas = r"""
-    $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; G, E_t)) \bigr)_y - \lambda \cos(q, k_t)$$
+    $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; G, E_t)) \bigr)_y
+    - \lambda \cos(q, k_t)$$
 
-    A test image takes the expert $E_i$ of the task whose key $k_i$ is nearest to its frozen feature $q$.
+    A test image takes the expert $E_i$ of the task whose key $k_i$ is nearest to its frozen feature
+    $q$.
     """
-    frozen = ("past.",)
-    private = ("next.",)
-    tuned = {
+    append_only = ("past.",)
+    server_only = ("next.",)
+    dataset_options = {
         "digits": {"lr": 3e-2},
         "cifar100": {"lr": 5e-2},
         "imagenet_r": {"lr": 3e-4},
@@ -50,15 +55,23 @@ class DualPrompt(PromptedHead):
     expert_blocks: tuple[int, ...] = option((2, 3, 4), "blocks with expert prefixes", low=0)
     expert_length: int = option(20, "rows L_e of each expert key and value prefix", low=1)
     lr: float = option(
-        1e-3, "learning rate, Adam (FPPL's; data sets of HGP have its own)", low=0, tune=(1e-4, 1e-1, "log")
+        1e-3,
+        "learning rate, Adam (FPPL's; data sets of HGP have its own)",
+        low=0,
+        tune=(1e-4, 1e-1, "log"),
     )
     clip: float | None = option(1.0, "largest norm of a client's gradient", low=0)
-    pull: float = option(1.0, "lambda, weight of the cosine between the query and the task's key", low=0)
+    pull: float = option(
+        1.0, "lambda, weight of the cosine between the query and the task's key", low=0
+    )
     warm_start: bool = option(
-        False, "start a task's expert prefixes as a copy of the last task's, as some released code does"
+        False,
+        "start a task's expert prefixes as a copy of the last task's, as some released code does",
     )
     no_key_loss: bool = option(
-        False, "drop the term that moves the keys: they keep their random start", quirk="fed-mammoth"
+        False,
+        "drop the term that moves the keys: they keep their random start",
+        quirk="fed-mammoth",
     )
     match_all_slots: bool = option(
         False,
@@ -76,6 +89,7 @@ class DualPrompt(PromptedHead):
         return Training(optims, ["images", "query"], self.head_uploads(), clip_norm=self.clip)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Start of the run: G, one slot of E and one key per task, all from U(-1, 1).
         if not state:
             backbone.check_blocks(self.general_blocks, f"{self.name}.general_blocks")
             backbone.check_blocks(self.expert_blocks, f"{self.name}.expert_blocks")
@@ -85,40 +99,68 @@ class DualPrompt(PromptedHead):
                 return torch.empty(*shape, dim).uniform_(-1, 1, generator=rng)
 
             general = {
-                f"general.{i}.{p}": rows(self.general_length) for i in self.general_blocks for p in "kv"
+                f"general.{i}.{p}": rows(self.general_length)
+                for i in self.general_blocks
+                for p in "kv"
             }
             slots = {
-                f"{i}.{p}": rows(task.count, self.expert_length) for i in self.expert_blocks for p in "kv"
+                f"{i}.{p}": rows(task.count, self.expert_length)
+                for i in self.expert_blocks
+                for p in "kv"
             }
             slots["key"] = rows(task.count)
             first = {f"expert.{k}": v[0] for k, v in slots.items()}
             others = {f"next.{k}": v[1:] for k, v in slots.items()}
             return {**general, **first, **others, **self.start_head(task, dim, rng)}
-        moved = {**drop(state, "past.", "next.", "expert."), **joined_past(state, "expert.", "past.")}
-        for name, done in select(state, "expert.").items():
+        # Task boundary: E_{t-1} and its key are frozen, the next slot is trained.
+        next_state = {
+            **drop(state, "past.", "next.", "expert."),
+            **stack_past(state, "expert.", "past."),
+        }
+        for name, last_value in select(state, "expert.").items():
             future = name.replace("expert.", "next.", 1)
-            moved[name] = done if self.warm_start and name != "expert.key" else state[future][0]
-            moved[future] = state[future][1:]
-        return moved
+            next_state[name] = (
+                last_value if self.warm_start and name != "expert.key" else state[future][0]
+            )
+            next_state[future] = state[future][1:]
+        return next_state
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Training: the task is known, so every image takes E_t without matching.
         logits = head_logits(train, self.trained_features(backbone, train, batch))
         loss = task_cross_entropy(logits, batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
-        return loss - self.pull * batch.mean(cosines(batch.query, train["expert.key"][None])[:, 0]), {}
+        # L = L_cur - lambda mean cos(q, k_t): the key moves towards the task's queries.
+        return loss - self.pull * batch.mean(
+            cosines(batch.query, train["expert.key"][None])[:, 0]
+        ), {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        # Test: slot = argmax_s cos(q, k_s), image by image.
         chosen = self.match(tree, batch.query)
         return self._features(backbone, tree, batch, lambda name: self._slots(tree, name)[chosen])
 
     def trained_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] with the current task's expert prompts."""
+        """Compute features with the current task's expert prompts.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Tree with ``general.*`` and ``expert.*``.
+            batch: Images.
+
+        Returns:
+            Features [B, D].
+        """
         size = len(batch.y)
-        return self._features(backbone, tree, batch, lambda name: tree[f"expert.{name}"].expand(size, -1, -1))
+        return self._features(
+            backbone, tree, batch, lambda name: tree[f"expert.{name}"].expand(size, -1, -1)
+        )
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
         state = evidence.state
@@ -126,23 +168,46 @@ class DualPrompt(PromptedHead):
         return choice_shares(evidence, lambda batch: self.match(state, batch.query), slots)
 
     def match(self, state: Tree, query: Tensor) -> Tensor:
-        """Number of the task [B] whose key is nearest to each image's query, of the tasks trained so far."""
-        return highest(cosines(query, self._slots(state, "key")), 1)[:, 0]
+        """Match images with tasks by their keys.
+
+        Args:
+            state: State with the keys of finished and current tasks.
+            query: Frozen features q [B, D].
+
+        Returns:
+            Number [B] of the task whose key is nearest to each query, among those trained so far.
+        """
+        return top_positions(cosines(query, self._slots(state, "key")), 1)[:, 0]
 
     def prefixes(self, keys: Tensor, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value prefixes [B, L, D] of each image; ``weight`` [B] is 0 for padding."""
-        return reshaped_prefixes(keys, values, weight) if self.reshape_bug else (keys, values)
+        """Return the key and value prefixes of each image, mixed up with ``reshape_bug``.
+
+        Args:
+            keys: Key prefixes [B, L, D].
+            values: Value prefixes [B, L, D].
+            weight: Weights [B] of the images; padding has weight 0.
+
+        Returns:
+            Key and value prefixes [B, L, D].
+        """
+        return reshape_prefixes(keys, values, weight) if self.reshape_bug else (keys, values)
 
     def _slots(self, state: Tree, name: str) -> Tensor:
-        """Finished and current slots in task order, [t + 1, ...]; all of them with ``match_all_slots``."""
-        slots = joined_past(state, f"expert.{name}", f"past.{name}")[f"past.{name}"]
+        """Return finished and current slots in task order, [t + 1, ...]; all of them with
+        ``match_all_slots``.
+        """
+        slots = stack_past(state, f"expert.{name}", f"past.{name}")[f"past.{name}"]
         return torch.cat([slots, state[f"next.{name}"]]) if self.match_all_slots else slots
 
     def _features(
         self, backbone: Backbone, tree: Tree, batch: Batch, expert: Callable[[str], Tensor]
     ) -> Tensor:
-        """Features [B, D] with the prefixes [B, L_e, D] that ``expert`` gives for ``2.k``, and so on."""
-        plugs = {k.replace("general.", "prefix.", 1): v for k, v in select(tree, "general.").items()}
+        """Return features [B, D] with the prefixes [B, L_e, D] that ``expert`` gives for ``2.k``,
+        and so on.
+        """
+        plugs = {
+            k.replace("general.", "prefix.", 1): v for k, v in select(tree, "general.").items()
+        }
         for i in self.expert_blocks:
             keys, values = self.prefixes(expert(f"{i}.k"), expert(f"{i}.v"), batch.w)
             plugs |= {f"prefix.{i}.k": keys, f"prefix.{i}.v": values}

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
+from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import whole
+from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Moment, ServerContext, Task, Training
+from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.fisher import fisher_sums
 
 LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts
@@ -23,21 +23,23 @@ LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts
 
 @register_method("ewc")
 @dataclass(frozen=True)
-class EWC(Tuned):
-    """Online EWC: each weight is held to its last value, as strongly as the tasks so far depend on it.
+class EWC(TunedLinearHead):
+    """Online EWC: each weight is held to its last value, as strongly as the tasks so far depend on
+    it.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, each
-    client's Fisher sums at the final global model. Their sum over the clients' sample count is the Fisher
-    of the pooled data. Memory beyond the model: Fisher and anchor, two copies of what is trained, on server
-    and clients.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
+    each client's Fisher sums at the final global model. Their sum over the clients' sample count is
+    the Fisher of the pooled data. Memory beyond the model: Fisher and anchor, two copies of what is
+    trained, on server and clients.
     """
 
     paper = "Kirkpatrick et al., PNAS 2017; online form: Schwarz et al., ICML 2018"
-    returning = True
+    supports_recurring_classes = True
     formulas = r"""
     $$L = L_{ce} + \lambda \sum_i F_i (\theta_i - \theta^*_i)^2$$
 
-    After each task $\theta^*$ becomes the global model, and with $p_y$ the probability of an image's label
+    After each task $\theta^*$ becomes the global model, and with $p_y$ the probability of an
+    image's label
 
     $$F \leftarrow \gamma F + \frac{1}{n} \sum_k \sum_{x \in D_k} p_y (\nabla_\theta \log p_y)^2$$
     """
@@ -48,16 +50,18 @@ class EWC(Tuned):
         low=0,
         tune=(1.0, 1e4, "log"),
     )
-    decay: float = option(0.9, "gamma, factor on the Fisher of earlier tasks at each new one", low=0, high=1)
+    decay: float = option(
+        0.9, "gamma, factor on the Fisher of earlier tasks at each new one", low=0, high=1
+    )
     fisher: Literal["weighted", "empirical", "true"] = option(
         "weighted",
-        "squared gradients at an image's label, weighted by its probability p_y; unweighted; or of all "
-        "classes of the task, each weighted by its probability",
+        "squared gradients at an image's label, weighted by its probability p_y; unweighted; or of "
+        "all classes of the task, each weighted by its probability",
     )
     asked: Literal["trained", "all"] = option(
         "trained",
-        "clients whose Fisher is taken after a task: those that trained in a round of it, or all with images "
-        "of it, also those that were never drawn",
+        "clients whose Fisher is taken after a task: those that trained in a round of it, or all "
+        "with images of it, also those that were never drawn",
     )
     amp_vanish: bool = option(
         False,
@@ -76,51 +80,70 @@ class EWC(Tuned):
     )
 
     def training(self) -> Training:
-        uploads = {"fisher.": whole("parameters"), **self.head_uploads()}
-        return replace(super().training(), uploads=uploads, asked=self.asked)
+        uploads = {"fisher.": whole_tensors("parameters"), **self.head_uploads()}
+        return replace(super().training(), uploads=uploads, collect_from=self.asked)
 
-    def surveys(self) -> frozenset[Moment]:
-        return super().surveys() | {"end"}
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return super().collect_phases() | {"task_end"}
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        loss, sums = super().loss(backbone, train, self._labelled(batch, ctx.task), ctx)
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L_cur, and from the second task on the penalty. It covers all that is trained.
+        loss, sums = super().loss(backbone, train, self._relabel(batch, ctx.task), ctx)
         if self.strength and select(ctx.shared, "anchor."):
             loss = loss + self.penalty(train, ctx.shared) / (LOSS_SCALE if self.amp_vanish else 1)
         return (loss * 0 if self.skip_last_round and ctx.round == ctx.rounds - 1 else loss), sums
 
     def penalty(self, train: Tree, shared: Tree) -> Tensor:
-        """lambda sum_i F_i (theta_i - theta*_i)^2."""
+        """Compute the penalty lambda sum_i F_i (theta_i - theta*_i)^2.
+
+        Args:
+            train: Trained tensors theta.
+            shared: Broadcast tensors, with ``fisher.X`` F and ``anchor.X`` theta*.
+
+        Returns:
+            The penalty, a scalar.
+        """
         terms = []
         for name, value in train.items():
             change = value - shared[f"anchor.{name}"]
             terms.append((shared[f"fisher.{name}"] * change.square()).sum())
         return self.strength * sum(terms[1:], terms[0])
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        if moment == "begin":
-            return super().survey(moment, backbone, state, batch, task)
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, state, batch, task)
 
+        # As a task ends, under the final global model: log p_y over the classes of the task, and
+        # F_k = sum_x p_y (grad log p_y)^2, image by image.
         def log_likelihood(tree: Tree, one: Batch) -> Tensor:
             scores = self.logits(backbone, tree, one)[:, task.start : task.stop].log_softmax(-1)
             return scores.gather(1, one.y[:, None] - task.start)[:, 0]
 
-        weighted, params = self.fisher != "empirical", self.trained(state)
-        labels = [self._labelled(batch, task).y]
+        by_probability, params = self.fisher != "empirical", self.trained_part(state)
+        labels = [self._relabel(batch, task).y]
         if self.fisher == "true":
             labels = [torch.full_like(batch.y, c) for c in range(task.start, task.stop)]
         sums = {k: torch.zeros_like(v) for k, v in params.items()}
         for y in labels:
-            found = fisher_sums(log_likelihood, params, batch._replace(y=y), weighted)
-            sums = {k: v + found[k] for k, v in sums.items()}
+            squares = fisher_sums(log_likelihood, params, batch._replace(y=y), by_probability)
+            sums = {k: v + squares[k] for k, v in sums.items()}
         return {f"fisher.{k}": v for k, v in sums.items()}
 
-    def _labelled(self, batch: Batch, task: Task) -> Batch:
+    def _relabel(self, batch: Batch, task: Task) -> Batch:
         return batch._replace(y=batch.y % task.size + task.start) if self.modulo_labels else batch
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        if moment == "begin":
-            return super().absorb(moment, state, sums, ctx)
-        state = {**drop(state, "anchor."), **{f"anchor.{k}": v for k, v in self.trained(state).items()}}
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        if phase == "task_start":
+            return super().update_from(phase, state, sums, ctx)
+        # Server: theta* <- theta; F_t = sum_k F_k / sum_k n_k; F <- gamma F + F_t.
+        state = {
+            **drop(state, "anchor."),
+            **{f"anchor.{k}": v for k, v in self.trained_part(state).items()},
+        }
         for name, value in select(sums, "fisher.").items():
             mean = value / ctx.num_samples
             state[name] = self.decay * state[name] + mean if name in state else mean

@@ -13,7 +13,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
+from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.gaussians import moment_sums
 
 EPSILON = 1e-12  # least variance, for a dimension without spread
@@ -24,28 +24,33 @@ EPSILON = 1e-12  # least variance, for a dimension without spread
 class FeCAM(Method):
     """Nearest class mean in the distance that each class's own covariance gives.
 
-    Sent once a task: count, sum and sum of products (or squares) of each class's features of length 1, from
-    which the server has each class's mean and covariance as if its images lay in one place. Covariances are
-    shrunk and then brought to correlations, so that no class wins by its small variance. A class with one
-    image gets the mean covariance of the others.
+    Sent once a task: count, sum and sum of products (or squares) of each class's features of length
+    1, from which the server has each class's mean and covariance as if its images was in one place.
+    Covariances are shrunk and then brought to correlations, so that no class wins by its small
+    variance. A class with one image gets the mean covariance of the others.
     """
 
     paper = "Goswami et al., NeurIPS 2023; federated by sums"
     formulas = r"""
-    $$\hat y(x) = \underset{c}{\operatorname{argmin}}\; (\hat f - \mu_c)^\top R_c^{-1} (\hat f - \mu_c)$$
+    $$\hat y(x) = \underset{c}{\operatorname{argmin}}\;
+    (\hat f - \mu_c)^\top R_c^{-1} (\hat f - \mu_c)$$
 
-    $\hat f = f / \lVert f \rVert$; $R_c$ is the class's covariance, shrunk and brought to a correlation.
+    $\hat f = f / \lVert f \rVert$; $R_c$ is the class's covariance, shrunk and brought to a
+    correlation.
     """
-    returning = True
-    private = ("moment.", "answer.")
+    supports_recurring_classes = True
+    server_only = ("moment.", "answer.")
 
     covariance: Literal["correlation", "full", "diagonal"] = option(
         "correlation",
-        "of each class: divided by the standard deviations of its dimensions; as it is; or its diagonal "
-        "alone, which is sent as D numbers in place of D x D",
+        "of each class: divided by the standard deviations of its dimensions; as it is; or its "
+        "diagonal only, which is sent as D numbers in place of D x D",
     )
     shrink: float = option(
-        1.0, "alpha_1, times the mean variance, added to the variances", low=0, tune=(1e-2, 10.0, "log")
+        1.0,
+        "alpha_1, times the mean variance, added to the variances",
+        low=0,
+        tune=(1e-2, 10.0, "log"),
     )
     shrink_apart: float = option(
         0.0,
@@ -58,8 +63,8 @@ class FeCAM(Method):
         last = "squares" if self.covariance == "diagonal" else "products"
         return Training(inputs=["query"], uploads={"class.": per_class("count", "sum", last)})
 
-    def surveys(self) -> frozenset[Moment]:
-        return frozenset({"begin"})
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return frozenset({"task_start"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state:
@@ -71,23 +76,31 @@ class FeCAM(Method):
         square = rows[:, :, None].expand(-1, -1, backbone.dim).clone()
         return {**state, "moment.products": square, "answer.precision": square}
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        # Client: n_c, sum f and sum f f^T (or f^2) of each class, f / |f| in float64.
         features = F.normalize(batch.query.double(), dim=-1)
         return moment_sums(features, batch, task, full=self.covariance != "diagonal")
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         state = dict(state)
         for name, value in sums.items():
-            kept = state[name.replace("class.", "moment.")].clone()
-            kept[ctx.task.start : ctx.task.stop] += value  # added: labels may come back
-            state[name.replace("class.", "moment.")] = kept
-        held = state["moment.count"] > 0
+            total = state[name.replace("class.", "moment.")].clone()
+            total[ctx.task.start : ctx.task.stop] += value  # added: labels may come back
+            state[name.replace("class.", "moment.")] = total
+        # Server: covariances S_c of all classes, shrunk, brought to correlations and inverted once.
+        has_images = state["moment.count"] > 0
         precision = torch.zeros_like(state["answer.precision"])
-        precision[held] = self._precisions(self._covariances(state, held))
+        precision[has_images] = self._precisions(self._covariances(state, has_images))
         return {**state, "answer.precision": precision}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        count, precision = state["moment.count"][: task.stop], state["answer.precision"][: task.stop]
+        # Inference: argmin_c (f - m_c)^T R_c^-1 (f - m_c); classes without images are masked.
+        count, precision = (
+            state["moment.count"][: task.stop],
+            state["answer.precision"][: task.stop],
+        )
         means = state["moment.sum"][: task.stop] / count.clamp(min=1)[:, None]
         gap = F.normalize(batch.query.double(), dim=-1)[:, None] - means  # [B, C, D]
         if self.covariance == "diagonal":
@@ -97,29 +110,42 @@ class FeCAM(Method):
         return torch.where(count > 0, score, torch.finfo(score.dtype).min)
 
     def _covariances(self, state: Tree, held: Tensor) -> Tensor:
-        """Unbiased covariance [c, D, D], or variance [c, D, 1], of each class that was held."""
+        """Return the unbiased covariance [c, D, D], or variance [c, D, 1], of each class with
+        images.
+        """
         count = state["moment.count"][held][:, None, None]
         means = state["moment.sum"][held][:, :, None] / count
         if self.covariance == "diagonal":
-            scatter = (state["moment.squares"][held][:, :, None] - count * means.square()).clamp(min=0)
+            scatter = (state["moment.squares"][held][:, :, None] - count * means.square()).clamp(
+                min=0
+            )
         else:
             scatter = state["moment.products"][held] - count * means * means.mT
         spread = scatter / (count - 1).clamp(min=1)
-        several = count[:, 0, 0] > 1
+        # A class with one image gets the mean of the other classes' covariances.
+        has_spread = count[:, 0, 0] > 1
         return torch.where(
-            several[:, None, None], spread, spread[several].sum(0) / several.sum().clamp(min=1)
+            has_spread[:, None, None],
+            spread,
+            spread[has_spread].sum(0) / has_spread.sum().clamp(min=1),
         )
 
     def _precisions(self, covariance: Tensor) -> Tensor:
-        """Inverses of covariances, once shrunk and brought to correlations."""
+        """Return inverses of covariances, once shrunk and brought to correlations."""
         if self.covariance == "diagonal":
             variance = covariance + self.shrink * covariance.mean(1, keepdim=True)
             return 1 / variance.clamp(min=EPSILON)
+        # S_c + alpha_1 mean(diagonal) I + alpha_2 mean(nonzero off-diagonal) (1 - I).
         one = torch.eye(covariance.shape[1]).to(covariance)
-        apart = covariance * (1 - one)
+        off_diagonal = covariance * (1 - one)
         mean = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-        others = (apart.sum((1, 2)) / (apart != 0).sum((1, 2)).clamp(min=1))[:, None, None]
-        shrunk = covariance + self.shrink * mean * one + self.shrink_apart * others * (1 - one)
+        covariance_mean = (off_diagonal.sum((1, 2)) / (off_diagonal != 0).sum((1, 2)).clamp(min=1))[
+            :, None, None
+        ]
+        shrunk = (
+            covariance + self.shrink * mean * one + self.shrink_apart * covariance_mean * (1 - one)
+        )
+        # Correlation: S_c / (sd sd^T).
         if self.covariance == "correlation":
             deviation = shrunk.diagonal(dim1=1, dim2=2).clamp(min=EPSILON).sqrt()
             shrunk = shrunk / (deviation[:, :, None] * deviation[:, None])

@@ -10,7 +10,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
+from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.ridge import Analytic, Score, gram_of_groups, solve_ridge
 
@@ -18,11 +18,12 @@ from fczoo.functional.ridge import Analytic, Score, gram_of_groups, solve_ridge
 @register_method("fedcof")
 @dataclass(frozen=True)
 class FedCOF(Analytic):
-    """Ridge regression from class means alone: how far clients' means lie apart tells the covariances.
+    """Ridge regression from class means only: distances between clients' means give the
+    covariances.
 
-    Sent once a task: count and feature sum of every class, as in FedNCM. The spread between classes is left
-    out of the matrix on purpose; a class needs two clients for its covariance to be learned. The server must
-    see each client's sums by itself.
+    Sent once a task: count and feature sum of every class, as in FedNCM. The spread between classes
+    is left out of the matrix on purpose; a class needs two clients for its covariance to be
+    learned. The server must see each client's sums by itself.
     """
 
     paper = "Goswami et al., NeurIPS 2025, arXiv 2412.14326"
@@ -33,33 +34,57 @@ class FedCOF(Analytic):
 
     $$\hat y(x) = \underset{c}{\operatorname{argmax}}\; \cos(f(x), W_c)$$
 
-    $J_c$ clients hold the $N_c$ images of class $c$, $\mu$ is the mean of all $N$ features, and $Q_c$ is the
-    sum of those of class $c$; $S_c$ is 0 where one client holds them all.
+    $J_c$ clients hold the $N_c$ images of class $c$, $\mu$ is the mean of all $N$ features, and
+    $Q_c$ is the sum of those of class $c$; $S_c$ is 0 where one client holds them all.
     """
 
-    tuned = {"digits": {"gamma": 0.01}}
+    dataset_options = {"digits": {"gamma": 0.01}}
 
-    gamma: float = option(1.0, "added to the variances of each class", low=0, tune=(1e-2, 1e6, "log"))
+    gamma: float = option(
+        1.0, "added to the variances of each class", low=0, tune=(1e-2, 1e6, "log")
+    )
 
     def training(self) -> Training:
-        return Training(inputs=["query"], uploads={"class.": per_class("count", "sum")}, separate=True)
+        return Training(
+            inputs=["query"],
+            uploads={"class.": per_class("count", "sum")},
+            per_client_statistics=True,
+        )
 
     def read_out(self) -> Score:
         return "cosine"
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        return class_sums(self.lifted(state, batch.query), batch, task)
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        # Client, once per task: n_{k,c} and the feature sum of each class, from which mu_{k,c}.
+        return class_sums(self.lift_features(state, batch.query), batch, task)
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """``moment.gram`` is the scatter within classes, sum of (N_c - 1) S_c, of all tasks so far."""
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """Add the task's within-class scatter, the sum of (N_c - 1) S_c, to ``moment.gram``.
+
+        Args:
+            phase: Phase in which the sums were collected.
+            state: Current state.
+            sums: ``class.count`` [K, c] and ``class.sum`` [K, c, M], one row per client.
+            ctx: Server context.
+
+        Returns:
+            The state with the new moments and classifier.
+        """
+        # (N_c - 1) S_c = estimated Gram matrix of the class - N_c mu_c mu_c^T.
         count, total = sums["class.count"].sum(0), sums["class.sum"].sum(0)  # N_c, P_c
         means = total / count[:, None].clamp(min=1)
         within = gram_of_groups(sums["class.count"], sums["class.sum"]) - total.mT @ means
-        return super().absorb(moment, state, {"class.count": count, "class.sum": total, "gram": within}, ctx)
+        return super().update_from(
+            phase, state, {"class.count": count, "class.sum": total, "gram": within}, ctx
+        )
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
+        # G = sum_c (N_c - 1)(S_c + gamma I) + N mu mu^T, without the spread between classes; the
+        # mean term is computed from the totals of all tasks. W = G^-1 Q.
         count, target = moments["count"], moments["target"]
         mean = target.sum(1) / count.sum()
-        added = self.gamma * (count - 1).clamp(min=0).sum()
-        weight = solve_ridge(moments["gram"] + count.sum() * mean.outer(mean), target, float(added))
+        ridge = self.gamma * (count - 1).clamp(min=0).sum()
+        weight = solve_ridge(moments["gram"] + count.sum() * mean.outer(mean), target, float(ridge))
         return weight, torch.zeros_like(count)

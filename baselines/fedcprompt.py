@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from fczoo.baselines.codap import CODAPrompt
 from torch import Tensor
 
+from fczoo.baselines.codap import CODAPrompt
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
@@ -23,10 +23,10 @@ from fczoo.functional.prompts import component_weights
 class FedCPrompt(CODAPrompt):
     """CODA-Prompt whose features stay near the round's global model and away from the last task's.
 
-    The contrast is that of the released code, on features; its constants and its sum over the batch, too.
-    As components of finished tasks stand still, the last task's model is the one with them alone, and no
-    copy of it is kept. Trained and sent: the current task's components (prompt, key, attention) in each
-    prompted block, and the linear head.
+    The contrast is that of the released code, on features; its constants and its sum over the
+    batch, too. As components of finished tasks are fixed, the last task's model is the one with
+    only these components, and no copy of it is kept. Trained and sent: the current task's
+    components (prompt, key, attention) in each prompted block, and the linear head.
     """
 
     paper = "Bagwe et al., Fed-CPrompt, FL-ICML 2023"
@@ -36,44 +36,61 @@ class FedCPrompt(CODAPrompt):
 
     $$\alpha_m = \cos(q \odot \operatorname{softmax}(A_m),\; K_m)$$
 
-    $L_{coda}$ is CODA-Prompt's loss, the sums are over the batch; $f_{global}$ is under the model as the
-    round began, $f_{last}$ under the components of finished tasks. First task: $\lambda_f = m = 0$.
+    $L_{coda}$ is CODA-Prompt's loss, the sums are over the batch; $f_{global}$ is under the model
+    as the round began, $f_{last}$ under the components of finished tasks. First task:
+    $\lambda_f = m = 0$.
     """
-    tuned = {"digits": {"lr": 1e-2, "components": 50}}
+    dataset_options = {"digits": {"lr": 1e-2, "components": 50}}
 
     lr: float = option(1e-4, "learning rate, Adam", low=0, tune=(1e-5, 1e-1, "log"))
     attention_softmax: bool = option(
         True, "attention vectors pass a softmax over their D entries, as in released code"
     )
     contrast: Literal["features", "off"] = option("features", "where the contrast acts")
-    near: float = option(1e3, "weight of the squared distance to the round's global features", low=0)
+    near: float = option(
+        1e3, "weight of the squared distance to the round's global features", low=0
+    )
     far: float = option(10.0, "weight of that to the last task's features", low=0)
     margin: float = option(1.0, "added inside the hinge", low=0)
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
         loss, sums = super().loss(backbone, train, batch, ctx)
         if self.contrast == "off":
             return loss, sums
-        now = self.features(backbone, {**ctx.shared, **train}, batch)
+        # f under the trained model; without gradient f_global under the model received this round,
+        # f_last under the components of finished tasks. Same view for all three.
+        features = self.features(backbone, {**ctx.shared, **train}, batch)
         with torch.no_grad():
-            received = self.features(backbone, ctx.shared, batch)
+            global_features = self.features(backbone, ctx.shared, batch)
             last = None
             if ctx.task.index:
                 last = self.features(backbone, drop(ctx.shared, "component."), batch)
-        return loss + self.contrasted(now, received, last, batch.w), sums
+        return loss + self.contrast_loss(features, global_features, last, batch.w), sums
 
-    def contrasted(self, now: Tensor, received: Tensor, last: Tensor | None, weight: Tensor) -> Tensor:
-        """C2 of features f [B, D]: [near |f - f_global|^2 - far |f - f_last|^2 + margin]_+, sums over images.
+    def contrast_loss(
+        self, now: Tensor, received: Tensor, last: Tensor | None, weight: Tensor
+    ) -> Tensor:
+        """Compute C2 = [near sum |f - f_global|^2 - far sum |f - f_last|^2 + margin]_+.
 
-        Without ``last``, in the first task, the distance to the global features alone.
+        Args:
+            now: Features f [B, D].
+            received: Features f_global [B, D] of the model received this round.
+            last: Features f_last [B, D] of finished tasks; None in the first task.
+            weight: Weights [B] of the images; padding has weight 0.
+
+        Returns:
+            C2, a scalar; without ``last`` only the first sum.
         """
-        near = self.near * ((now - received).square().sum(-1) * weight).sum()
+        to_global = self.near * ((now - received).square().sum(-1) * weight).sum()
         if last is None:
-            return near
-        far = self.far * ((now - last).square().sum(-1) * weight).sum()
-        return (near - far + self.margin).clamp(min=0)
+            return to_global
+        to_last = self.far * ((now - last).square().sum(-1) * weight).sum()
+        return (to_global - to_last + self.margin).clamp(min=0)
 
     def weights(self, tree: Tree, block: int, query: Tensor) -> Tensor:
+        # alpha_m = cos(q * softmax_d(A_m), K_m): CODA-Prompt has no softmax.
         attention = self._rows(tree, block, "attention")
         if self.attention_softmax:
             attention = attention.softmax(-1)

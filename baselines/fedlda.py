@@ -1,4 +1,4 @@
-"""Federated linear discriminant analysis: class means and one covariance, from sums over clients."""
+"""Federated linear discriminant analysis: class means and one covariance from clients' sums."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,14 +16,16 @@ from fczoo.functional.ridge import Analytic, solve_ridge
 @register_method("fedlda")
 @dataclass(frozen=True)
 class FedLDA(Analytic):
-    """Nearest class mean in the distance that the covariance within classes gives, one for all classes.
+    """Nearest class mean in the distance that the covariance within classes gives, one for all
+    classes.
 
-    Sent once a task: the sums of FedRidge. Means and covariance are
-    those of all images ever seen in one place.
+    Sent once a task: the sums of FedRidge. Means and covariance are those of all images ever seen
+    in one place.
     """
 
     paper = (
-        "linear discriminant analysis (Fisher, 1936) from federated sums; tied form of FeCAM, NeurIPS 2023"
+        "linear discriminant analysis (Fisher, 1936) from federated sums; tied form of FeCAM, "
+        "NeurIPS 2023"
     )
     formulas = r"""
     $$\hat y(x) = \underset{c}{\operatorname{argmin}}\;
@@ -34,21 +36,27 @@ class FedLDA(Analytic):
 
     rule: Literal["lda", "mahalanobis"] = option(
         "mahalanobis",
-        "with class frequencies and the divisor N; or by distance alone, with the unbiased covariance",
+        "with class frequencies and the divisor N; or only by distance, with the unbiased "
+        "covariance",
     )
     shrink: float = option(
         0.1, "times the mean variance, added to the variances", low=0, tune=(1e-3, 10.0, "log")
     )
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
-        count, held = moments["count"], moments["count"] > 0
+        count, has_images = moments["count"], moments["count"] > 0
         means = moments["target"] / count.clamp(min=1)  # [D, C]
+        # Scatter within classes: G - B with B = sum_c N_c m_c m_c^T. S = scatter / (N - C_held), or
+        # / N with class frequencies.
         scatter = moments["gram"] - moments["target"] @ means.mT
-        divisor = count.sum() - (held.sum() if self.rule == "mahalanobis" else 0)
-        covariance = scatter / divisor.clamp(min=1)  # S
+        divisor = count.sum() - (has_images.sum() if self.rule == "mahalanobis" else 0)
+        covariance = scatter / divisor.clamp(min=1)
+        # Shrinkage: S + s mean(diagonal) I. Weights S^-1 m_c.
         weight = solve_ridge(covariance, means, self.shrink * float(covariance.diagonal().mean()))
         distance = (means * weight).sum(0)  # m^T S^-1 m
-        if self.rule == "mahalanobis":  # up to x^T S^-1 x, which is the same for all classes
+        # -(x - m)^T S^-1 (x - m), up to x^T S^-1 x, which is the same for all classes.
+        if self.rule == "mahalanobis":
             return 2 * weight, -distance
+        # x^T S^-1 m - m^T S^-1 m / 2 + log(N_c / N).
         prior = (count / count.sum()).clamp(min=torch.finfo(count.dtype).tiny).log()
         return weight, prior - distance / 2

@@ -1,4 +1,4 @@
-"""FedLoRA, one LoRA for all tasks: Fed-TaLoRA (arXiv 2505.12318), with the residual of FedEx-LoRA."""
+"""FedLoRA, one LoRA for all tasks: Fed-TaLoRA with the residual of FedEx-LoRA. arXiv 2505.12318."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,13 @@ from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 
-LAYERS = {"q": "attn.qkv", "v": "attn.qkv", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}  # part with LoRA -> its layer
-THIRD = {"q": 0, "v": 2}  # of the fused weight of q, k and v
+LAYERS = {
+    "q": "attn.qkv",
+    "v": "attn.qkv",
+    "fc1": "mlp.fc1",
+    "fc2": "mlp.fc2",
+}  # part with LoRA -> its layer
+FUSED_WEIGHT_INDEX = {"q": 0, "v": 2}  # of the fused weight of q, k and v
 
 
 @register_method("fedlora")
@@ -25,10 +30,10 @@ THIRD = {"q": 0, "v": 2}  # of the fused weight of q, k and v
 class FedLoRA(LinearHead):
     """One LoRA through all tasks; what averaging its factors loses is added to the frozen weights.
 
-    Trained and sent: A and B on q, v and the feed-forward layers, and the linear head. The mean of the
-    clients' products B A is not the product of the mean factors; with ``residual`` the server adds the
-    difference to the weights, which it broadcasts. Rank, blocks and rates are not the paper's, whose text
-    could not be read.
+    Trained and sent: A and B on q, v and the feed-forward layers, and the linear head. The mean of
+    the clients' products B A is not the product of the mean factors; with ``residual`` the server
+    adds the difference to the weights, which it broadcasts. Rank, blocks and rates are not the
+    paper's, whose text could not be read.
     """
 
     paper = "Fed-TaLoRA, arXiv 2505.12318; residual as in FedEx-LoRA"
@@ -39,9 +44,11 @@ class FedLoRA(LinearHead):
 
     $$W \leftarrow W + \sum_k \frac{n_k}{n} B_k A_k - B A$$
     """
-    returning = True
+    supports_recurring_classes = True
 
-    residual: bool = option(True, "add to the frozen weights what averaging A and B apart loses")
+    residual: bool = option(
+        True, "add to the frozen weights what is lost by averaging A and B separately"
+    )
     rank: int = option(4, "LoRA rank r", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "blocks with LoRA", low=0)
     lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
@@ -52,6 +59,7 @@ class FedLoRA(LinearHead):
         return Training(optims, uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: the same pairs continue through all tasks.
         if state:
             return state
         pairs = lora_pairs(backbone, self.blocks, self.rank, rng, "fedlora.blocks", tuple(LAYERS))
@@ -61,25 +69,38 @@ class FedLoRA(LinearHead):
             weights = {name: v for name, v in backbone.full_weights().items() if name in names}
         return {**pairs, **weights, **self.start_head(task, backbone.dim, rng)}
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Client: L_cur under W_0 (with all residuals so far) + B A.
         logits = self._logits(backbone, {**ctx.shared, **train}, batch)
         return task_cross_entropy(logits, batch, ctx.task), {}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        merged = average(payloads)
+        # FedAvg of the factors: B = sum p_k B_k, A = sum p_k A_k.
+        means = average(payloads)
         if not self.residual:
-            return merged
-        layers = layers_of(merged)
-        products = average([p.holding({name: product(p.tensors, name) for name in layers}) for p in payloads])
-        lost = {f"residual.{name}": products[name] - product(merged, name) for name in layers}  # dW
-        return {**merged, **lost}
+            return means
+        # Residual: dW = sum p_k B_k A_k - B A, layer by layer.
+        layers = layers_of(means)
+        products = average(
+            [p.holding({name: lora_product(p.tensors, name) for name in layers}) for p in payloads]
+        )
+        residuals = {
+            f"residual.{name}": products[name] - lora_product(means, name) for name in layers
+        }
+        return {**means, **residuals}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        # W_0 <- W_0 + dW, which the server broadcasts; q and v are parts of the fused weight.
         state = {**state, **drop(merged, "residual.")}
-        for name, lost in select(merged, "residual.").items():
+        for name, residual in select(merged, "residual.").items():
             layer = name.removeprefix("residual.")
-            weight, first = state[weight_of(layer)].clone(), THIRD.get(layer.partition(".")[2], 0) * len(lost)
-            weight[first : first + len(lost)] += lost.to(weight)
+            weight, first = (
+                state[weight_of(layer)].clone(),
+                FUSED_WEIGHT_INDEX.get(layer.partition(".")[2], 0) * len(residual),
+            )
+            weight[first : first + len(residual)] += residual.to(weight)
             state[weight_of(layer)] = weight
         return state
 
@@ -87,7 +108,16 @@ class FedLoRA(LinearHead):
         return self._logits(backbone, state, batch)[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] under the corrected weights and the LoRA pairs of ``tree``."""
+        """Compute features under the corrected weights and the LoRA pairs.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Tree with ``full.*`` and ``lora.*``.
+            batch: Images.
+
+        Returns:
+            Features [B, D].
+        """
         return backbone(batch.x, select(tree, "full.", "lora."))
 
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
@@ -95,18 +125,36 @@ class FedLoRA(LinearHead):
 
 
 def layers_of(tree: Tree) -> list[str]:
-    """The layers ``BLOCK.PART`` of which a tree holds a LoRA pair."""
+    """Return the layers ``BLOCK.PART`` for which a tree holds a LoRA pair.
+
+    Args:
+        tree: Tree with ``lora.BLOCK.PART.a``.
+    """
     return [
-        name.removesuffix(".a").partition(".")[2] for name in select(tree, "lora.") if name.endswith(".a")
+        name.removesuffix(".a").partition(".")[2]
+        for name in select(tree, "lora.")
+        if name.endswith(".a")
     ]
 
 
-def product(tree: Tree, layer: str) -> Tensor:
-    """B A [out, in] of a layer."""
+def lora_product(tree: Tree, layer: str) -> Tensor:
+    """Compute the product B A of a layer's LoRA pair.
+
+    Args:
+        tree: Tree with ``lora.LAYER.a`` [r, in] and ``lora.LAYER.b`` [out, r].
+        layer: Layer ``BLOCK.PART``.
+
+    Returns:
+        B A [out, in].
+    """
     return tree[f"lora.{layer}.b"] @ tree[f"lora.{layer}.a"]
 
 
 def weight_of(layer: str) -> str:
-    """Name of the frozen weight, as a plug, to which a layer's LoRA is added."""
+    """Return the name, as a plug, of the frozen weight to which a layer's LoRA is added.
+
+    Args:
+        layer: Layer ``BLOCK.PART``.
+    """
     block, _, part = layer.partition(".")
     return f"full.blocks.{block}.{LAYERS[part]}.weight"

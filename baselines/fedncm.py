@@ -16,28 +16,30 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
+from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.gaussians import class_sums
-from fczoo.functional.heads import nearest_mean, with_means
+from fczoo.functional.heads import nearest_mean, update_means
 
 
 @register_method("fedncm")
 @dataclass(frozen=True)
 class FedNCM(Method):
-    """Nearest class mean of the frozen features: no training, one upload a task, nothing to forget.
+    """Nearest class mean of the frozen features: no training, one upload per task, nothing to
+    forget.
 
-    Sent: count and feature sum of every class of the task, once. Equals the centralised class means exactly.
-    The paper's second stage, FedNCM+FT, which trains from these means, is fedavg with head_init=means.
+    Sent: count and feature sum of every class of the task, once. Equals the centralised class means
+    exactly. The paper's second stage, FedNCM+FT, which trains from these means, is fedavg with
+    head_init=means.
     """
 
     paper = "Legate et al., NeurIPS 2023"
-    returning = True
+    supports_recurring_classes = True
     formulas = r"""
     $$\mu_c = \frac{\sum_k \sum_{x \in D_{k,c}} f(x)}{\sum_k n_{k,c}}$$
 
     $$\hat y(x) = \underset{c}{\operatorname{argmin}}\; \lVert f(x) - \mu_c \rVert$$
     """
-    private = ("mean", "count")
+    server_only = ("mean", "count")
 
     distance: Literal["euclid", "cosine"] = option(
         "euclid", "distance between feature and class mean", tune=["euclid", "cosine"]
@@ -47,19 +49,27 @@ class FedNCM(Method):
     def training(self) -> Training:
         return Training(inputs=["query"], uploads={"class.": per_class("count", "sum")})
 
-    def surveys(self) -> frozenset[Moment]:
-        return frozenset({"begin"})
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return frozenset({"task_start"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        return state or {"mean": torch.zeros(task.classes, backbone.dim), "count": torch.zeros(task.classes)}
+        return state or {
+            "mean": torch.zeros(task.classes, backbone.dim),
+            "count": torch.zeros(task.classes),
+        }
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        # Client, once per task: count and sum of the frozen features of each class.
         return class_sums(self._read(batch), batch, task)
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        return with_means(state, sums, ctx.task)
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        # Server: m_c = sum_k sum_x f(x) / sum_k n_{k,c}, equal to the centralised class mean.
+        return update_means(state, sums, ctx.task)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: the nearest class mean; classes without images are masked.
         mean, count = state["mean"][: task.stop], state["count"][: task.stop]
         return nearest_mean(self._read(batch), mean, count > 0, self.distance)
 

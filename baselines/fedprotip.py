@@ -1,4 +1,5 @@
-"""FedProTIP: federated class-incremental learning with gradient projection and task identity prediction.
+"""FedProTIP: federated class-incremental learning with gradient projection and task identity
+prediction.
 
 Cha et al., 2025.
 """
@@ -8,32 +9,33 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.fot import FOT
 from torch import Tensor
 
+from fczoo.baselines.fot import FOT
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Moment, ServerContext, Task
-from fczoo.functional.grams import layer_grams, unpacked
+from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase
 from fczoo.functional.heads import head_logits
-from fczoo.functional.subspaces import extended, outside_of
+from fczoo.functional.regmean import extend_basis, layer_grams, remove_subspace, unpack_gram
 
 
 @register_method("fedprotip")
 @dataclass(frozen=True)
 class FedProTIP(FOT):
-    """Clients step outside the subspaces of earlier inputs; the task of each test image is predicted.
+    """Clients step outside the subspaces of earlier inputs; the task of each test image is
+    predicted.
 
-    Which task's subspace holds most of an image's feature tells which classes compete for it. As FOT, with
-    the projection in every step of a client instead of once a round on the server, so that the bases of the
-    layers are broadcast. After a task clients also send, once, the Gram matrix of their final features, of
-    which each task keeps some leading directions outside those of the tasks before. The released code asks
-    for the task of a whole batch of test images that come from one task; that is another protocol and is not
-    offered: here each image is asked alone. What all features share, such as their mean, falls to the first
-    task's directions, which can then hold most of every image: on digits all answers are of the first task.
-    Compare with ``identity=off``.
+    Which task's subspace holds most of an image's feature decides which classes compete for it. As
+    FOT, with the projection in every step of a client instead of once a round on the server, so
+    that the bases of the layers are broadcast. After a task clients also send, once, the Gram
+    matrix of their final features. Each task keeps some of its leading directions, outside those of
+    the tasks before. The released code asks for the task of a whole batch of test images that
+    come from one task; that is another protocol and is not offered: here each image is predicted
+    separately. What all features share, such as their mean, falls to the first task's directions,
+    which can then hold most of every image: on digits all answers are of the first task. Compare
+    with ``identity=off``.
     """
 
     paper = "Cha et al., FedProTIP, 2025, arXiv 2509.21606"
@@ -45,80 +47,124 @@ class FedProTIP(FOT):
     $$\hat y(x) = \underset{c \in C_j}{\operatorname{argmax}}\; z_c, \quad
     j = \underset{i}{\operatorname{argmax}}\; \lVert M_i^\top f(x) \rVert^2$$
 
-    The columns of $U$ span the layer's inputs in earlier tasks, those of $M_i$ the leading new directions of
-    the final features in task $i$.
+    The columns of $U$ span the layer's inputs in earlier tasks, those of $M_i$ the leading new
+    directions of the final features in task $i$.
     """
-    private = ("space", "owner")  # which task an image is of is predicted by the server
+    server_only = ("space", "owner")  # which task an image is of is predicted by the server
 
-    threshold: float = option(0.7, "part of the inputs' energy to be kept, in the first task", low=0, high=1)
+    threshold: float = option(
+        0.7, "part of the inputs' energy to be kept, in the first task", low=0, high=1
+    )
     directions: int = option(
         20, "directions of the final features that a task keeps, if all tasks' fit in", low=1
     )
     identity: Literal["hard", "soft", "off"] = option(
         "hard",
-        "classes compete within the task whose directions hold most of the feature; over all, the log of a "
-        "softmax over the tasks' parts added; or over all as they are",
+        "classes compete within the task whose directions hold most of the feature; over all, the "
+        "log of a softmax over the tasks' parts added; or over all as they are",
     )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        own = torch.full((task.size,), task.index)
+        task_numbers = torch.full((task.size,), task.index)
         if not state:
-            none = {"space": torch.zeros(backbone.dim, 0), "space_task": own[:0], "owner": own}
+            none = {
+                "space": torch.zeros(backbone.dim, 0),
+                "space_task": task_numbers[:0],
+                "owner": task_numbers,
+            }
             return {**super().begin_task(state, task, backbone, rng), **none}
-        return {**state, "owner": torch.cat([state["owner"], own.to(state["owner"])])}
+        return {**state, "owner": torch.cat([state["owner"], task_numbers.to(state["owner"])])}
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        return super().loss(backbone, projected(train, ctx.shared), batch, ctx)
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Client: g <- g - g M M^T in every step, for the weights of the blocks' linear layers.
+        return super().loss(backbone, project_change(train, ctx.shared), batch, ctx)
 
-    def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        return {**projected(train, ctx.shared), **sums}
+    def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+        # The whole step is projected, so that weight decay and Adam do not leave the complement.
+        return {**project_change(train, ctx.shared), **sums}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         return {**state, **merged}
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        sums = super().survey(moment, backbone, state, batch, task)
-        if moment == "begin":
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        sums = super().collect(phase, backbone, state, batch, task)
+        if phase == "task_start":
             return sums
-        return {**sums, **layer_grams({"space": self.features(backbone, state, batch)}, batch.w, gamma=1.0)}
+        return {
+            **sums,
+            **layer_grams({"space": self.features(backbone, state, batch)}, batch.w, gamma=1.0),
+        }
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """Task's end: the layers' bases grow as FOT's, the space by its leading new directions."""
-        if moment == "begin":
-            return super().absorb(moment, state, sums, ctx)
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """Extend the layers' bases as FOT does, and the space by its leading new directions.
+
+        Args:
+            phase: ``task_start`` for the head's means, ``task_end`` for the bases.
+            state: Current state.
+            sums: Gram matrices of the layers' inputs and ``gram.space`` of the final features.
+            ctx: Server context.
+
+        Returns:
+            The state with the new ``basis.*``, ``space`` [D, m] and ``space_task`` [m].
+        """
+        if phase == "task_start":
+            return super().update_from(phase, state, sums, ctx)
         grams = {k: v for k, v in sums.items() if k != "gram.space"}
-        state, space = super().absorb(moment, state, grams, ctx), state["space"]
+        state, space = super().update_from(phase, state, grams, ctx), state["space"]
         number = max(min(self.directions, len(space) // ctx.task.count), 1)
-        grown = extended(space, unpacked(sums["gram.space"], len(space)), 0.0, least=number)
+        grown = extend_basis(space, unpack_gram(sums["gram.space"], len(space)), 0.0, least=number)
         new = state["owner"].new_full((grown.shape[1] - space.shape[1],), ctx.task.index)
         return {**state, "space": grown, "space_task": torch.cat([state["space_task"], new])}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Task prediction, image by image: j = argmax_i |M_i^T f|^2 / |f|^2. Only the classes of
+        # task j compete; with ``soft`` the log softmax over tasks is added to the logits.
         features = self.features(backbone, state, batch)
         logits = head_logits(state, features)[:, : task.stop]
         if self.identity == "off":
             return logits
-        held = held_parts(features, state["space"], state["space_task"], task.index + 1)
+        energy = energy_per_task(features, state["space"], state["space_task"], task.index + 1)
         if self.identity == "soft":
-            return logits + held.log_softmax(1)[:, state["owner"]]
-        outside = state["owner"] != held.argmax(1, keepdim=True)
+            return logits + energy.log_softmax(1)[:, state["owner"]]
+        outside = state["owner"] != energy.argmax(1, keepdim=True)
         return logits.masked_fill(outside, torch.finfo(logits.dtype).min)
 
 
-def projected(train: Tree, shared: Tree) -> Tree:
-    """What a client has trained, without what its change since the round's start has inside the bases.
+def project_change(train: Tree, shared: Tree) -> Tree:
+    """Project a client's change since the round's start on the complement of the bases.
 
-    The gradient through it is g - g M M^T, so that plain gradient descent never leaves it; other optimizers
-    and weight decay do, and what is inside is taken out of their steps as well.
+    The gradient through the projection is g - g M M^T, so that plain gradient descent stays in the
+    complement. Other optimizers and weight decay leave it; the projection also removes that part.
+
+    Args:
+        train: Tensors that the client has trained.
+        shared: Broadcast tensors: the weights as the round began, and ``basis.LAYER`` M.
+
+    Returns:
+        The trained tensors with W_r + (W - W_r)(I - M M^T) for each layer with a basis.
     """
     tree = dict(train)
     for name, basis in select(shared, "basis.").items():
         weight = name.replace("basis.", "full.", 1) + ".weight"
-        tree[weight] = shared[weight] + outside_of(train[weight] - shared[weight], basis)
+        tree[weight] = shared[weight] + remove_subspace(train[weight] - shared[weight], basis)
     return tree
 
 
-def held_parts(features: Tensor, space: Tensor, tasks: Tensor, count: int) -> Tensor:
-    """|M_j^T f|^2 / |f|^2 [B, t] of features f [B, D]: M_j the columns of ``space`` [D, m] of task j."""
+def energy_per_task(features: Tensor, space: Tensor, tasks: Tensor, count: int) -> Tensor:
+    """Compute the part |M_j^T f|^2 / |f|^2 of each feature that task j's directions hold.
+
+    Args:
+        features: Features f [B, D].
+        space: Directions of all tasks as columns [D, m].
+        tasks: Task j of each column [m].
+        count: Number t of tasks.
+
+    Returns:
+        Parts [B, t], 0 to 1.
+    """
     unit = F.normalize(features, dim=-1)
     return (unit @ space.to(unit)).square() @ F.one_hot(tasks, count).to(unit)

@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.finetune import HGP_RATES, TunedWithStatistics
 from torch import Tensor
 
+from fczoo.baselines.finetune import HGP_RATES, TunedWithStatistics
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class
@@ -33,12 +33,13 @@ from fczoo.functional.losses import task_cross_entropy
 @register_method("fedproto")
 @dataclass(frozen=True)
 class FedProto(TunedWithStatistics):
-    """Features are drawn to their class's global prototype, its mean feature over all clients last round.
+    """Features are drawn to their class's global prototype, its mean feature over all clients last
+    round.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count and mean feature
-    of each local class; a class with a single image at a client sends that image's feature. Weights are
-    averaged plainly (``--aggregator fedavg`` weighs them by samples). Only the current task's prototypes
-    are used.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count and mean
+    feature of each local class; a class with a single image at a client sends that image's feature.
+    Weights are averaged plainly (``--aggregator fedavg`` weighs them by samples). Only the current
+    task's prototypes are used.
     """
 
     paper = "Tan et al., AAAI 2022; centralised form as in HGP's comparison"
@@ -49,8 +50,8 @@ class FedProto(TunedWithStatistics):
 
     $\bar f_c$ is the mean feature of the batch's images of class $c$; $G_c$ is of the last round.
     """
-    private = ("all.",)
-    tuned = {
+    server_only = ("all.",)
+    dataset_options = {
         **HGP_RATES,
         "imagenet_a": {"lr": 3e-5, "lr_backbone": 3e-5},
         "eurosat": {"lr": 3e-5, "lr_backbone": 3e-5},
@@ -66,41 +67,66 @@ class FedProto(TunedWithStatistics):
         False, "distance of each image instead of each class's mean in the batch (official code)"
     )
     infer: Literal["head", "ncm"] = option(
-        "head", "answer of the linear head, or the nearest prototype, those of old tasks as they were"
+        "head",
+        "answer of the linear head, or the nearest prototype, those of old tasks as they were",
     )
 
     def training(self) -> Training:
+        # Plain mean of the weights as in fed-mammoth; local prototypes are computed after the local
+        # training, with the local model on the test view.
         statistics = {"class.": per_class("count", "sum")}
-        return replace(super().training(), uploads=statistics, averaging="uniform", stats="test")
+        return replace(
+            super().training(), uploads=statistics, averaging="uniform", statistics_view="test"
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         dim = backbone.dim
         if not state:
-            none = {"all.mean": torch.zeros(task.classes, dim), "all.known": torch.zeros(task.classes)}
+            none = {
+                "all.mean": torch.zeros(task.classes, dim),
+                "all.known": torch.zeros(task.classes),
+            }
             state = {**super().begin_task(state, task, backbone, rng), **none}
-        unknown = {"prototype.mean": torch.zeros(task.size, dim), "prototype.known": torch.zeros(task.size)}
+        # Task boundary: no prototypes of the new classes yet, so the first round has only L_cur.
+        unknown = {
+            "prototype.mean": torch.zeros(task.size, dim),
+            "prototype.known": torch.zeros(task.size),
+        }
         return {**state, **unknown}
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L = L_cur + ld * distance of the features to the global prototypes G_c.
         features = self.features(backbone, train, batch)
         loss = task_cross_entropy(head_logits(train, features), batch, ctx.task)
         return loss + self.strength * self.distance(features, batch, ctx), {}
 
     def distance(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
-        """Mean over dimensions of the squared distance between features [B, D] and their prototypes.
+        """Compute the distance of features to the global prototypes of their classes.
 
-        Summed over the batch's classes, or averaged over its images; classes without a prototype give 0.
+        It is the squared distance, averaged over dimensions. Classes without a prototype give 0.
+
+        Args:
+            features: Features [B, D].
+            batch: Labels and weights of the images.
+            ctx: Broadcast tensors, with ``prototype.mean`` [c, D] and ``prototype.known`` [c].
+
+        Returns:
+            The sum over the batch's classes, of the class's mean feature; with ``per_sample`` the
+                mean over images.
         """
-        mean, known = ctx.shared["prototype.mean"], ctx.shared["prototype.known"]
-        own = batch.y - ctx.task.start
+        mean, has_prototype = ctx.shared["prototype.mean"], ctx.shared["prototype.known"]
+        labels = batch.y - ctx.task.start
         if self.per_sample:
-            return batch.mean((features - mean[own]).square().mean(-1) * known[own])
-        hot = F.one_hot(own, ctx.task.size).to(features) * batch.w[:, None]
+            return batch.mean((features - mean[labels]).square().mean(-1) * has_prototype[labels])
+        hot = F.one_hot(labels, ctx.task.size).to(features) * batch.w[:, None]
         count = hot.sum(0)
         gap = (hot.mT @ features / count[:, None].clamp(min=1) - mean).square().mean(-1)
-        return (gap * known * (count > 0)).sum()
+        return (gap * has_prototype * (count > 0)).sum()
 
-    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        # Local prototypes: n_{k,c} and the feature sum of each local class.
         return class_sums(self.statistics_features(backbone, train, batch), batch, ctx.task)
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
@@ -108,20 +134,23 @@ class FedProto(TunedWithStatistics):
         return {**average([p.drop("class.") for p in payloads]), **sums}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        # G_c = sum_k n_{k,c} mu_{k,c} / sum_k n_{k,c}. A class without images in this round keeps
+        # its prototype.
         count, total = merged["class.count"], merged["class.sum"]
-        held = count > 0  # a class whose holders sit the round out keeps its prototype
-        fresh = {"mean": total / count[:, None].clamp(min=1), "known": held.to(total)}  # G
+        has_images = count > 0
+        fresh = {"mean": total / count[:, None].clamp(min=1), "known": has_images.to(total)}
         state = {**state, **drop(merged, "class.")}
-        now = slice(ctx.task.start, ctx.task.stop)
+        classes = slice(ctx.task.start, ctx.task.stop)
         for name, value in fresh.items():
-            every = state[f"all.{name}"].clone()
-            every[now][held] = value[held].to(every)
-            state[f"all.{name}"], state[f"prototype.{name}"] = every, every[now].clone()
+            table = state[f"all.{name}"].clone()
+            table[classes][has_images] = value[has_images].to(table)
+            state[f"all.{name}"], state[f"prototype.{name}"] = table, table[classes].clone()
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: the linear head; as in the paper argmin_c |f(x) - G_c| with ``ncm``.
         features = self.features(backbone, state, batch)
         if self.infer == "head":
             return head_logits(state, features)[:, : task.stop]
-        mean, known = state["all.mean"][: task.stop], state["all.known"][: task.stop]
-        return nearest_mean(features, mean, known > 0, "euclid")
+        mean, has_prototype = state["all.mean"][: task.stop], state["all.known"][: task.stop]
+        return nearest_mean(features, mean, has_prototype > 0, "euclid")

@@ -1,5 +1,6 @@
-"""Fed3R, federated ridge regression on frozen features (Fani et al., ICML 2024):
-the classifier of AFCL, STSA.
+"""Fed3R, federated ridge regression on frozen features: also the classifier of AFCL and STSA.
+
+Fani et al., ICML 2024.
 """
 
 from dataclasses import dataclass
@@ -14,17 +15,18 @@ from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import ServerContext
-from fczoo.functional.ridge import Analytic, Score, solve_ridge, with_free_bias
+from fczoo.functional.ridge import Analytic, Score, solve_ridge, solve_ridge_with_bias
 
 
 @register_method("fedridge")
 @dataclass(frozen=True)
 class FedRidge(Analytic):
-    """Ridge regression of labels on frozen features, exactly as if all images ever seen lay together.
+    """Ridge regression of labels on frozen features, exactly as with all images ever seen in one
+    place.
 
-    Trained: nothing. Sent once a task: count and feature sum of every class, and the sum of outer products of
-    all features, from which the server solves the regression anew. A class that nobody ever held is no
-    answer.
+    Trained: nothing. Sent once a task: count and feature sum of every class, and the sum of outer
+    products of all features, from which the server solves the regression again. A class without any
+    images is never predicted.
     """
 
     paper = "Fani et al., Fed3R, ICML 2024"
@@ -37,31 +39,42 @@ class FedRidge(Analytic):
 
     $$\hat y(x) = \underset{c}{\operatorname{argmax}}\; W_c^\top f(x)$$
     """
-    tuned = {"digits": {"ridge": 1.0}}
+    dataset_options = {"digits": {"ridge": 1.0}}
 
     ridge: float = option(
         1e2, "lambda, weight of the squared norm of the classifier", low=0, tune=(1e-2, 1e6, "log")
     )
-    scaled: bool = option(False, "multiply lambda by the mean of the moments' diagonal, trace(G) / M")
+    scaled: bool = option(
+        False, "multiply lambda by the mean of the moments' diagonal, trace(G) / M"
+    )
     lift: Literal["plain", "random"] = option(
         "plain",
-        "the frozen feature f, or relu(f R) with a fixed random R of ``width`` columns (RanPAC, STSA)",
+        "the frozen feature f, or relu(f R) with a fixed random R of ``width`` columns (RanPAC, "
+        "STSA)",
     )
     width: int = option(1250, "columns M of the random projection", low=1)
     bias: Literal["none", "penalised", "free"] = option(
         "free",
-        "no bias; a constant feature, held back like the rest; or a bias that lambda does not hold back",
+        "no bias; a constant feature, held back like the rest; or a bias that lambda does not hold "
+        "back",
     )
     score: Score = option(
         "linear",
-        "answer by the regression's values, or by the cosine between feature and class weight (STSA's code)",
+        "answer by the regression's values, or by the cosine between feature and class weight "
+        "(STSA's code)",
     )
 
     def __post_init__(self) -> None:
-        """Raises FczooError for a bias of which a cosine would make nothing."""
+        """Refuse a bias that the cosine would ignore.
+
+        Raises:
+            FczooError: ``score=cosine`` with ``bias=free``.
+        """
         super().__post_init__()
         if self.score == "cosine" and self.bias == "free":
-            problem = "fedridge.score=cosine answers without the bias that fedridge.bias=free solves for"
+            problem = (
+                "fedridge.score=cosine answers without the bias that fedridge.bias=free solves for"
+            )
             raise FczooError(f"{problem}; add --set fedridge.bias=none")
 
     def random_features(self) -> int:
@@ -71,13 +84,23 @@ class FedRidge(Analytic):
         return self.score
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
+        # W = (G + lambda I)^-1 Q from the sums over all clients and tasks. Free bias, from the same
+        # sums: W = (G - n mu mu^T + lambda I)^-1 (Q - n mu p^T), b = p - W^T mu.
         gram, target, count = moments["gram"], moments["target"], moments["count"]
         ridge = self.ridge * (float(gram.diagonal().mean()) if self.scaled else 1.0)
         if self.bias == "free":
-            return with_free_bias(gram, target, count, ridge)
+            return solve_ridge_with_bias(gram, target, count, ridge)
         return solve_ridge(gram, target, ridge), torch.zeros_like(count)
 
-    def lifted(self, state: Tree, query: Tensor) -> Tensor:
-        """phi(f) [B, M] in float64, of frozen features [B, D]."""
-        phi = super().lifted(state, query)
+    def lift_features(self, state: Tree, query: Tensor) -> Tensor:
+        """Compute phi(f), with a constant feature for a penalised bias.
+
+        Args:
+            state: State, with ``projection`` R if there is one.
+            query: Frozen features f [B, D].
+
+        Returns:
+            phi [B, M] in float64.
+        """
+        phi = super().lift_features(state, query)
         return F.pad(phi, (0, 1), value=1.0) if self.bias == "penalised" else phi

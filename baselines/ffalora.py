@@ -12,7 +12,13 @@ from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, OptimizerName, Task, Training
 from fczoo.functional.heads import LinearHead, head_logits
-from fczoo.functional.lora import chosen_blocks, fixed_plugs, lora_pairs, next_pairs, with_fixed
+from fczoo.functional.lora import (
+    chosen_blocks,
+    fix_down_projections,
+    fixed_plugs,
+    lora_pairs,
+    next_pairs,
+)
 from fczoo.functional.losses import task_cross_entropy
 
 PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
@@ -23,7 +29,8 @@ PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
 class FFALoRA(LinearHead):
     """LoRA whose A matrices are drawn once and stay: averaging B averages the product B A exactly.
 
-    Trained and sent: B on all linear layers of the chosen blocks, and the linear head. q, k, v share an A.
+    Trained and sent: B on all linear layers of the chosen blocks, and the linear head. q, k, v
+    share an A.
     """
 
     paper = "Sun et al., ICLR 2024; form of fed-mammoth (Salami et al.)"
@@ -34,7 +41,7 @@ class FFALoRA(LinearHead):
 
     $A$ is drawn once and the same for all clients.
     """
-    tuned = {"digits": {"lr": 1e-2, "rank": 4}}
+    dataset_options = {"digits": {"lr": 1e-2, "rank": 4}}
 
     rank: int = option(16, "LoRA rank r", low=1, tune=[4, 16])
     blocks: tuple[int, ...] | None = option(None, "blocks with LoRA; none: all", low=0)
@@ -43,16 +50,18 @@ class FFALoRA(LinearHead):
     weight_decay: float = option(0.1, "weight decay of all that clients train", low=0)
     merge: Literal["one", "sum", "mean"] = option(
         "one",
-        "one pair for all tasks; a new pair a task, earlier ones staying in every forward; or, in testing "
-        "alone, the mean of the tasks' pairs",
-        quirk={"mean": "fed-mammoth: training sees the current task's pair alone"},
+        "one pair for all tasks; a new pair per task, earlier ones staying in every forward; or, "
+        "only in testing, the mean of the tasks' pairs",
+        quirk={"mean": "fed-mammoth: training sees the current task's pair only"},
     )
 
     def training(self) -> Training:
+        # A is under ``fixed.``, outside the trained prefixes: clients train and send B and head.
         optim = self.optim(self.lr)
         return Training({"lora.": optim, "head.": optim}, uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: the pair continues (the paper's form), or a new A is drawn with B = 0.
         if state and self.merge == "one":
             return state
         blocks = chosen_blocks(backbone, self.blocks)
@@ -61,10 +70,13 @@ class FFALoRA(LinearHead):
             for part in "kv":
                 pairs[f"lora.{block}.{part}.a"] = pairs[f"lora.{block}.q.a"]
         if not state:
-            return {**with_fixed(pairs), **self.start_head(task, backbone.dim, rng)}
-        return next_pairs(state, with_fixed(pairs))
+            return {**fix_down_projections(pairs), **self.start_head(task, backbone.dim, rng)}
+        return next_pairs(state, fix_down_projections(pairs))
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Client: L_cur under W_0 + B A. FedAvg of B is exact: sum p_k B_k A = (sum p_k B_k) A.
         features = self.trained_features(backbone, {**ctx.shared, **train}, batch)
         return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
 
@@ -72,14 +84,30 @@ class FFALoRA(LinearHead):
         return backbone(batch.x, self.plugs(tree))
 
     def trained_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] in a client's forward; with ``merge=mean`` of the current task's pair alone."""
+        """Compute the features in a client's forward pass.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Tree with the pairs of all tasks.
+            batch: Images.
+
+        Returns:
+            Features [B, D]; with ``merge=mean`` under only the current task's pair.
+        """
         return backbone(batch.x, self.plugs(drop(tree, "past.") if self.merge == "mean" else tree))
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def plugs(self, tree: Tree) -> Tree:
-        """LoRA of all tasks in ``tree`` as one pair a layer: [B_1 .. B_t] [A_1; ..; A_t], or 1/t of it."""
+        """Build LoRA plugs from the pairs of all tasks, as one pair per layer.
+
+        Args:
+            tree: Tree with the pairs of all t tasks.
+
+        Returns:
+            [B_1 .. B_t] and [A_1; ..; A_t] of each layer; with ``merge=mean`` B divided by t.
+        """
         plugs = fixed_plugs(tree)
         if self.merge == "mean":
             tasks = 1 + max((len(v) for v in select(tree, "past.").values()), default=0)

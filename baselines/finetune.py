@@ -1,4 +1,4 @@
-"""What most baselines share: a linear head, and a choice of what else is trained beneath it."""
+"""Base of most baselines: a linear head, and a choice of what else is trained beneath it."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Task, Training
-from fczoo.functional.heads import LinearHead, Optimised, head_logits
+from fczoo.functional.heads import LinearHead, OptimizerOptions, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.pixels import raw_images
@@ -20,104 +20,191 @@ HGP_RATES: dict[str, dict[str, Any]] = {
     d: {"lr": 1e-5, "lr_backbone": 1e-5}
     for d in ("cifar100", "imagenet_r", "imagenet_a", "eurosat", "cars196", "cub200")
 }
-"""Learning rates of the fully fine-tuned baselines in HGP, appendix H (its middle or least skewed column)."""
+"""Learning rates of the fully fine-tuned baselines in HGP, appendix H (its middle or least skewed
+column).
+"""
 
 
 @dataclass(frozen=True)
-class TunedBackbone(Optimised):
-    """Base of methods that train a head of their own and, by choice, all weights or LoRA pairs.
+class TunedBackbone(OptimizerOptions):
+    """Base of methods that train their own head and, by choice, all weights or LoRA pairs.
 
-    The papers disagree on what their baselines train: everything (HGP; FPPL, with a slow learner), or LoRA
-    on the first block (PILoRA).
+    The papers disagree on what their baselines train: everything (HGP; FPPL, with a slow learner),
+    or LoRA on the first block (PILoRA).
     """
 
     tune: Literal["full", "lora", "head"] = option(
-        "full", "what is trained besides the head: all weights, LoRA pairs, or nothing"
+        "full", "what is trained in addition to the head: all weights, LoRA pairs, or nothing"
     )
     lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
     lr_backbone: float = option(
-        1e-4, "learning rate of weights or LoRA (FPPL's slow learner)", low=0, tune=(1e-6, 1e-3, "log")
+        1e-4,
+        "learning rate of weights or LoRA (FPPL's slow learner)",
+        low=0,
+        tune=(1e-6, 1e-3, "log"),
     )
     rank: int = option(4, "LoRA rank, with tune=lora", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v, with tune=lora", low=0)
 
     def tuning(self, *heads: str) -> Training:
-        """What is trained, with the head's prefixes; the head alone reads frozen features, computed once."""
+        """Declare what is trained: the head and what ``tune`` adds.
+
+        Args:
+            *heads: Prefixes of the head's tensors.
+
+        Returns:
+            The description of the training. With ``tune=head`` it reads frozen features, which are
+                computed once.
+        """
         optims = {prefix: self.optim(self.lr) for prefix in heads}
         if self.tune == "head":
             return Training(optims, inputs=["query"])
         return Training({**optims, f"{self.tune}.": self.optim(self.lr_backbone)})
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] under the trained weights of ``tree``."""
-        return batch.query if self.tune == "head" else backbone(batch.x, select(tree, "full.", "lora."))
+        """Compute features under the trained weights.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Tree with ``full.*`` or ``lora.*``.
+            batch: Images; with ``tune=head`` their frozen features are the result.
+
+        Returns:
+            Features [B, D].
+        """
+        return (
+            batch.query
+            if self.tune == "head"
+            else backbone(batch.x, select(tree, "full.", "lora."))
+        )
 
     def with_teacher(self, state: Tree, task: Task, *prefixes: str) -> Tree:
-        """The state with the model of the last task's end under ``teacher.``; the first task has none.
+        """Add the global model at the end of the last task to the state, as the teacher.
 
-        Of the model are all tensors with these prefixes, else all that clients train.
+        Args:
+            state: State as the task begins.
+            task: The task that begins; the first one has no teacher.
+            *prefixes: Prefixes of the tensors to copy; without any, all that clients train.
+
+        Returns:
+            The state with ``teacher.X``.
         """
         if task.index == 0:
             return state
-        model = select(state, *prefixes) if prefixes else self.trained(state)
+        model = select(state, *prefixes) if prefixes else self.trained_part(state)
         return {**drop(state, "teacher."), **{f"teacher.{k}": v for k, v in model.items()}}
 
-    def trained(self, tree: Tree) -> Tree:
-        """The part of a tree that clients train."""
+    def trained_part(self, tree: Tree) -> Tree:
+        """Return the part of a tree that clients train.
+
+        Args:
+            tree: State or broadcast.
+        """
         return select(tree, *self.training().optims)
 
     def start_plugs(self, backbone: Backbone, rng: torch.Generator) -> Tree:
-        """Plugs as a run starts: all weights, LoRA pairs with B = 0, or none."""
+        """Create the plugs of ``tune`` at the start of a run.
+
+        Args:
+            backbone: The frozen backbone.
+            rng: Random generator.
+
+        Returns:
+            All weights, LoRA pairs with B = 0, or an empty tree.
+        """
         if self.tune == "full":
             return backbone.full_weights()
-        return lora_pairs(backbone, self.blocks, self.rank, rng, "blocks") if self.tune == "lora" else {}
+        return (
+            lora_pairs(backbone, self.blocks, self.rank, rng, "blocks")
+            if self.tune == "lora"
+            else {}
+        )
 
 
 @dataclass(frozen=True)
-class Tuned(TunedBackbone, LinearHead):
-    """Base of those with a linear head. The loss is the cross-entropy over the classes of the task."""
+class TunedLinearHead(TunedBackbone, LinearHead):
+    """Base of those with a linear head; the loss is the cross-entropy over the task's classes."""
 
-    tuned = HGP_RATES
+    dataset_options = HGP_RATES
 
     def training(self) -> Training:
         return replace(self.tuning("head."), uploads=self.head_uploads())
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        return state or {**self.start_head(task, backbone.dim, rng), **self.start_plugs(backbone, rng)}
+        return state or {
+            **self.start_head(task, backbone.dim, rng),
+            **self.start_plugs(backbone, rng),
+        }
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L_cur: cross-entropy over the classes of the task; rows of other classes get no gradient.
         return task_cross_entropy(self.logits(backbone, train, batch), batch, ctx.task), {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         return self.logits(backbone, state, batch)[:, : task.stop]
 
     def logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Logits [B, C] over all classes of the run."""
+        """Compute logits over all classes of the run.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: State or trained tensors of the model.
+            batch: Images.
+
+        Returns:
+            Logits [B, C].
+        """
         return head_logits(tree, self.features(backbone, tree, batch))
 
-    def recalled(self, prefix: str, backbone: Backbone, shared: Tree, batch: Batch) -> Tensor:
-        """Logits [B, C] of the model that the server keeps under ``prefix``; [B, 0] while it keeps none."""
+    def earlier_logits(self, prefix: str, backbone: Backbone, shared: Tree, batch: Batch) -> Tensor:
+        """Compute logits of an earlier model that the server broadcasts, such as the teacher.
+
+        Args:
+            prefix: Prefix of the model's tensors.
+            backbone: The frozen backbone.
+            shared: Broadcast tensors.
+            batch: Images.
+
+        Returns:
+            Logits [B, C]; [B, 0] without such a model.
+        """
         model = {k.removeprefix(prefix): v for k, v in select(shared, prefix).items()}
-        return self.logits(backbone, model, batch) if model else batch.query.new_empty(len(batch.y), 0)
+        return (
+            self.logits(backbone, model, batch) if model else batch.query.new_empty(len(batch.y), 0)
+        )
 
 
 @dataclass(frozen=True)
-class TunedWithStatistics(Tuned):
+class TunedWithStatistics(TunedLinearHead):
     """Base of those that also send statistics of their classes' features."""
 
     stats_unnormalised: bool = option(
-        False, "statistics of images in [0, 1], without the normalisation of training", quirk="fed-mammoth"
+        False,
+        "statistics of images in [0, 1], without the normalisation of training",
+        quirk="fed-mammoth",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tune == "head" and self.stats_unnormalised:
             raise FczooError(
-                f"{self.name}.stats_unnormalised reads images anew, {self.name}.tune=head only kept "
+                f"{self.name}.stats_unnormalised reads images again, {self.name}.tune=head only "
+                "kept "
                 f"features; leave out one of the two"
             )
 
     def statistics_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """The features [B, D] of which statistics are sent."""
+        """Compute the features for the statistics of classes.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Trained tensors of the model.
+            batch: Images.
+
+        Returns:
+            Features [B, D]; with ``stats_unnormalised`` of images in [0, 1].
+        """
         images = raw_images(backbone, batch) if self.stats_unnormalised else batch
         return self.features(backbone, tree, images)

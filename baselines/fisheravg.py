@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fczoo.baselines.finetune import TunedWithStatistics
 from torch import Tensor
 
+from fczoo.baselines.finetune import TunedWithStatistics
 from fczoo.core.backbone import Backbone
-from fczoo.core.payload import Payload, whole
+from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Context, ServerAggregator, Training
 from fczoo.functional.fisher import fisher_sums
 from fczoo.functional.heads import head_logits
 
-EPSILON = 1e-12  # weight of a parameter of which a client's images say nothing
+EPSILON = 1e-12  # weight of a parameter on which a client's images do not depend
 
 
 @register_method("fisheravg")
@@ -22,9 +22,9 @@ EPSILON = 1e-12  # weight of a parameter of which a client's images say nothing
 class FisherAvg(TunedWithStatistics):
     """FedAvg in which each parameter counts by how much the client's images depend on it.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; as much again of Fisher
-    information, squared gradients summed over the client's images, every round. Where nobody's images
-    depend on a parameter it is the plain mean.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; as much again of
+    Fisher information, squared gradients summed over the client's images, every round. Where
+    no one's images depend on a parameter it is the plain mean.
     """
 
     paper = "Matena and Raffel, NeurIPS 2022; form of fed-mammoth"
@@ -35,10 +35,14 @@ class FisherAvg(TunedWithStatistics):
     """
 
     def training(self) -> Training:
-        uploads = {"fisher.": whole("parameters"), **self.head_uploads()}
-        return replace(super().training(), uploads=uploads, averaging="uniform", stats="test")
+        uploads = {"fisher.": whole_tensors("parameters"), **self.head_uploads()}
+        return replace(
+            super().training(), uploads=uploads, averaging="uniform", statistics_view="test"
+        )
 
-    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        # Client, after every round: F_k = sum_x p_y (grad log p_y)^2, image by image. As a sum it
+        # gives clients with more images more weight.
         task = ctx.task
 
         def log_likelihood(tree: Tree, one: Batch) -> Tensor:
@@ -49,18 +53,25 @@ class FisherAvg(TunedWithStatistics):
         return {f"fisher.{k}": v for k, v in fisher_sums(log_likelihood, train, batch).items()}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        """sum_k F_k theta_k / sum_k F_k.
+        """Compute theta = sum_k F_k theta_k / sum_k F_k, entry by entry.
 
-        As the first client's theta plus the weighted mean of what differs from it, so that what all clients
-        leave alone stays bit for bit.
+        It is computed as the first client's theta plus the weighted mean of the differences to it,
+        so that entries that no client changes stay bit for bit.
+
+        Args:
+            payloads: Uploads of the clients: trained tensors and their ``fisher.X``.
+            average: Averages F_k and F_k times the difference, by default without weights.
+
+        Returns:
+            The merged tensors.
         """
         first = payloads[0].drop("fisher.")
-        weighted = []
+        products = []
         for payload in payloads:
             tree: Tree = {}
             for name, start in first.items():
                 fisher = payload[f"fisher.{name}"].double() + EPSILON
                 tree |= {f"fisher.{name}": fisher, name: fisher * (payload[name] - start)}
-            weighted.append(payload.holding(tree))
-        mean = average(weighted)
+            products.append(payload.holding(tree))
+        mean = average(products)
         return {k: (v + mean[k] / mean[f"fisher.{k}"]).to(v) for k, v in first.items()}

@@ -8,26 +8,26 @@ from torch import Tensor
 
 from fczoo.core.backbone import LAYERS, Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import whole
+from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Moment, ServerContext, Task, Training
-from fczoo.functional.grams import layer_grams, unpacked
+from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.subspaces import extended, outside_of
+from fczoo.functional.regmean import extend_basis, layer_grams, remove_subspace, unpack_gram
 
 
 @register_method("fot")
 @dataclass(frozen=True)
 class FOT(LinearHead):
-    """The server takes out of each update of a layer what would change its outputs for earlier tasks' inputs.
+    """The server takes out of each update of a layer what would change its outputs for earlier
+    tasks' inputs.
 
-    Trained and sent: all weights and the linear head. After a task clients send, once, the Gram matrices of
-    the inputs of the blocks' linear layers, from which the server learns in which subspace they lie; the
-    paper's random sketches of the inputs tell the same up to chance, and are larger. Biases, norms, the
-    embedding and the head move freely. The paper is told the task of a test image; here all classes
-    compete.
+    Trained and sent: all weights and the linear head. After a task clients send, once, the Gram
+    matrices of the inputs of the blocks' linear layers, from which the server learns their
+    subspace; the paper's random sketches of the inputs give the same up to chance, and are larger.
+    Biases, norms, the embedding and the head move freely. The paper knows the task of a test image;
+    here all classes compete.
     """
 
     paper = "Bakman et al., ICLR 2024, arXiv 2309.01289"
@@ -36,55 +36,80 @@ class FOT(LinearHead):
 
     The columns of $U$ span the inputs of the layer in earlier tasks, up to a part of their energy.
     """
-    private: ClassVar[tuple[str, ...]] = ("basis.",)
+    server_only: ClassVar[tuple[str, ...]] = ("basis.",)
 
-    threshold: float = option(0.87, "part of the inputs' energy to be kept, in the first task", low=0, high=1)
+    threshold: float = option(
+        0.87, "part of the inputs' energy to be kept, in the first task", low=0, high=1
+    )
     growth: float = option(0.001, "added to the threshold with each task", low=0, high=1)
     lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
-    lr_backbone: float = option(1e-4, "learning rate of the weights", low=0, tune=(1e-6, 1e-3, "log"))
+    lr_backbone: float = option(
+        1e-4, "learning rate of the weights", low=0, tune=(1e-6, 1e-3, "log")
+    )
 
     def training(self) -> Training:
         optims = {"head.": self.optim(self.lr), "full.": self.optim(self.lr_backbone)}
-        uploads = {"gram.": whole("second moments"), **self.head_uploads()}
+        uploads = {"gram.": whole_tensors("second moments"), **self.head_uploads()}
         return Training(optims, uploads=uploads, averaging="uniform")
 
-    def surveys(self) -> frozenset[Moment]:
-        return super().surveys() | {"end"}
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return super().collect_phases() | {"task_end"}
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         return state or {**self.start_head(task, backbone.dim, rng), **backbone.full_weights()}
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Client: L_cur, free training of all weights.
         logits = head_logits(train, self.features(backbone, train, batch))
         return task_cross_entropy(logits, batch, ctx.task), {}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] under the trained weights of ``tree``."""
+        """Compute features under the trained weights.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Tree with ``full.*``.
+            batch: Images.
+
+        Returns:
+            Features [B, D].
+        """
         return backbone(batch.x, select(tree, "full."))
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        if moment == "begin":
-            return super().survey(moment, backbone, state, batch, task)
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, state, batch, task)
+        # As the task ends, under the final global model: G = sum X X^T of each layer's inputs, in
+        # place of the paper's sketches (I - M M^T) X Omega.
         layers = [f"blocks.{i}.{layer}" for i in range(backbone.depth) for layer in LAYERS]
-        _, inputs = backbone.tapped(batch.x, layers, select(state, "full."))
+        _, inputs = backbone.features_and_taps(batch.x, layers, select(state, "full."))
         return layer_grams(inputs, batch.w, gamma=1.0)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        # Server, each round: dW <- dW - dW M M^T for the listed weights; all else moves freely.
         merged = dict(merged)
         for name, basis in select(state, "basis.").items():
             weight = name.replace("basis.", "full.") + ".weight"
-            merged[weight] = state[weight] + outside_of(merged[weight] - state[weight], basis)
+            merged[weight] = state[weight] + remove_subspace(merged[weight] - state[weight], basis)
         return {**state, **merged}
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        if moment == "begin":
-            return super().absorb(moment, state, sums, ctx)
-        state, kept = dict(state), min(self.threshold + self.growth * ctx.task.index, 1.0)
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        if phase == "task_start":
+            return super().update_from(phase, state, sums, ctx)
+        # M <- [M U_r]: leading directions outside M until the threshold's part of the energy is
+        # held, at least one; the threshold grows with the tasks.
+        state, threshold = dict(state), min(self.threshold + self.growth * ctx.task.index, 1.0)
         for name, gram in select(sums, "gram.").items():
             layer = name.removeprefix("gram.")
             size = state[f"full.{layer}.weight"].shape[1]
             basis = state.get(f"basis.{layer}", gram.new_zeros(size, 0))
-            state[f"basis.{layer}"] = extended(basis, unpacked(gram, size), kept, least=1)
+            state[f"basis.{layer}"] = extend_basis(
+                basis, unpack_gram(gram, size), threshold, least=1
+            )
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:

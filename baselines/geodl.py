@@ -8,15 +8,89 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.cosine import CosineHead
 from torch import Tensor
 
+from fczoo.baselines.cosine import CosineHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Context
-from fczoo.functional.kernel import flow_kernel, geodesic_loss, subspace
+
+ZERO = 1e-6  # principal angles and singular values below this are 0
+
+
+def subspace(features: Tensor, weights: Tensor, size: Tensor | int) -> Tensor:
+    """Compute the first left singular vectors of the features as columns.
+
+    Each feature is normalised to length 1 and centred over its own D entries, as released code
+    does.
+
+    Args:
+        features: Features [n, D].
+        weights: Weights [n]; rows of weight 0 do not count.
+        size: Number of vectors to keep; further columns are 0.
+
+    Returns:
+        Columns [D, n].
+    """
+    rows = F.normalize(features, dim=-1)
+    rows = (rows - rows.mean(-1, keepdim=True)) * weights[:, None]
+    _, values, vectors = torch.linalg.svd(rows, full_matrices=False)
+    position = torch.arange(len(values), device=features.device)
+    columns: Tensor = vectors.mT * ((position < size) & (values > ZERO))
+    return columns
+
+
+def flow_kernel(old: Tensor, new: Tensor) -> Tensor:
+    """Compute the integral of Phi(u) Phi(u)^T over the geodesic Phi between two subspaces.
+
+    With P^T Q = U cos(theta) V^T, X = P U, Y = Q V and Y = X cos(theta) + R sin(theta), the kernel
+    is G = X L1 X^T + X L2 R^T + R L2 X^T + R L3 R^T.
+
+    Args:
+        old: Orthonormal columns P [D, k], or zeros.
+        new: Orthonormal columns Q [D, k], or zeros.
+
+    Returns:
+        The kernel G [D, D].
+    """
+    u, cosine, v = torch.linalg.svd(old.mT @ new)
+    start, end = old @ u, new @ v.mT  # X, Y
+    across = end - start * cosine
+    sine = torch.linalg.vector_norm(across, dim=0)
+    theta = torch.atan2(sine, cosine)
+    small = theta < ZERO
+    residual = torch.where(small, torch.zeros_like(across), across / sine.clamp(min=ZERO))  # R
+    twice = torch.where(small, torch.ones_like(theta), 2 * theta)
+    ratio = torch.where(small, torch.ones_like(theta), twice.sin() / twice)
+    first, third = (1 + ratio) / 2, (1 - ratio) / 2  # L1, L3
+    second = torch.where(small, torch.zeros_like(theta), (1 - twice.cos()) / (2 * twice))  # L2
+    cross = (start * second) @ residual.mT
+    kernel: Tensor = (
+        (start * first) @ start.mT + cross + cross.mT + (residual * third) @ residual.mT
+    )
+    return kernel
+
+
+def geodesic_loss(features: Tensor, old: Tensor, kernel: Tensor, distance: bool) -> Tensor:
+    """Compute the geodesic loss 1 - a^T G b / (|G^1/2 a| |G^1/2 b|) of each image.
+
+    Args:
+        features: New features b [B, D]; they are normalised to length 1.
+        old: Old features a [B, D]; they are normalised to length 1.
+        kernel: The kernel G [D, D].
+        distance: Compute (a - b)^T G (a - b) instead.
+
+    Returns:
+        Losses [B].
+    """
+    a, b = F.normalize(old, dim=-1), F.normalize(features, dim=-1)
+    if distance:
+        return ((a - b) @ kernel * (a - b)).sum(-1)
+    inner = ((a @ kernel) * b).sum(-1)
+    lengths = ((a @ kernel) * a).sum(-1) * ((b @ kernel) * b).sum(-1)
+    return 1 - inner / lengths.clamp(min=torch.finfo(a.dtype).tiny).sqrt()
 
 
 @register_method("geodl")
@@ -24,12 +98,12 @@ from fczoo.functional.kernel import flow_kernel, geodesic_loss, subspace
 class GeoDL(CosineHead):
     """Features are distilled along the geodesic between the subspaces of the old and the new ones.
 
-    Its released base is LUCIR's head of cosines, without the margin ranking; GLFC's tables put it on iCaRL,
-    which is not offered. Kept from the paper: the kernel of one mini-batch's two subspaces, on the class
-    token (the code takes a map of a ResNet). Trained and sent: rows of the task's classes, the scale sigma
-    and, by choice, all weights or LoRA pairs; before a task, once, count and sum of every local class's
-    features of length 1. Memory beyond the model: the teacher, one copy of what is trained; exemplars at
-    the client.
+    Its released base is LUCIR's head of cosines, without the margin ranking; GLFC's tables put it
+    on iCaRL, which is not offered. Kept from the paper: the kernel of one mini-batch's two
+    subspaces, on the class token (the code takes a map of a ResNet). Trained and sent: rows of the
+    task's classes, the scale sigma and, by choice, all weights or LoRA pairs; before a task, once,
+    count and sum of every local class's features of length 1. Memory beyond the model: the teacher,
+    one copy of what is trained; exemplars at the client.
     """
 
     paper = "Simon et al., GeoDL, CVPR 2021"
@@ -40,12 +114,14 @@ class GeoDL(CosineHead):
 
     $$G = \int_0^1 \Phi(u) \Phi(u)^\top du$$
 
-    $a$ and $b$ are the teacher's feature and this model's, of length 1; $\Phi$ is the geodesic from the
-    subspace of the batch's old features to that of its new ones.
+    $a$ and $b$ are the teacher's feature and this model's, of length 1; $\Phi$ is the geodesic from
+    the subspace of the batch's old features to that of its new ones.
     """
 
     strength: float = option(
-        10.0, "weight of the distillation, times the root of old over new classes (released command)", low=0
+        10.0,
+        "weight of the distillation, times the root of old over new classes (released command)",
+        low=0,
     )
     distance: bool = option(
         False,
@@ -53,7 +129,10 @@ class GeoDL(CosineHead):
         quirk="chrysts/geodesic_continual_learning",
     )
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L = cross-entropy of sigma cos over the classes seen + strength sqrt(|OLD| / |CUR|) L_geo.
         features, task = self.features(backbone, train, batch), ctx.task
         logits = train["sigma"] * self.scores(features, train, ctx)
         loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
@@ -63,10 +142,21 @@ class GeoDL(CosineHead):
         return loss + weight * batch.mean(self.geodesic(features, batch)), {}
 
     def geodesic(self, features: Tensor, batch: Batch) -> Tensor:
-        """Distillation [B] of features [B, D]; 0 in a batch of less than three images, which span nothing."""
+        """Compute the geodesic distillation L_geo of each image.
+
+        Args:
+            features: New features b [B, D].
+            batch: Images with the teacher's features a [B, D]; padding has weight 0.
+
+        Returns:
+            1 - a^T G b / (|G^1/2 a| |G^1/2 b|) [B]; 0 in a batch of fewer than three images.
+        """
+        # P and Q: the first n - 2 left singular vectors of the old and new features, each centred
+        # over its own entries as in the released code. G gets no gradient.
         size = batch.w.sum() - 2
         with torch.no_grad():
             old = subspace(batch.teacher, batch.w, size)  # P
             new = subspace(features, batch.w, size)  # Q
-            kernel = flow_kernel(old, new)  # G
+            # G = integral of Phi(u) Phi(u)^T over the geodesic from P to Q.
+            kernel = flow_kernel(old, new)
         return (size >= 1) * geodesic_loss(features, batch.teacher, kernel, self.distance)

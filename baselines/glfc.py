@@ -1,32 +1,36 @@
-"""GLFC: Federated Class-Incremental Learning. Dong et al., CVPR 2022; on a vision transformer as in FPPL."""
+"""GLFC: Federated Class-Incremental Learning, on a vision transformer as in FPPL.
+
+Dong et al., CVPR 2022.
+"""
 
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
+from fczoo.baselines._glfc_proxy_server import BestOldModel
+from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import samples
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Context, Task, Training
-from fczoo.functional.best_model import BestOldModel
-from fczoo.functional.losses import taught_binary_cross_entropy
+from fczoo.functional.losses import teacher_binary_cross_entropy
 
 
 @register_method("glfc")
 @dataclass(frozen=True)
-class GLFC(Tuned, BestOldModel):
-    """Clients keep exemplars, balance gradients of old and new classes, and distil from the best old model.
+class GLFC(TunedLinearHead, BestOldModel):
+    """Clients keep exemplars, balance gradients of old and new classes, and distil from the best
+    old model.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. When a client notices a new
-    task it also uploads, for each of its new classes, the gradient of one image through a fixed network,
-    from which the server reconstructs the image to pick the old model by: THIS UPLOAD CAN BE INVERTED,
-    label and image. ``proxy=last`` goes without it. Memory beyond the model: old and best model, two copies
-    of what is trained; exemplars at the client.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. When a client
+    notices a new task it also uploads, for each of its new classes, the gradient of one image
+    through a fixed network, from which the server reconstructs the image to pick the old model by:
+    THIS UPLOAD CAN BE INVERTED, label and image. ``proxy=last`` goes without it. Memory beyond the
+    model: old and best model, two copies of what is trained; exemplars at the client.
     """
 
     paper = "Dong et al., Federated Class-Incremental Learning, CVPR 2022"
@@ -34,11 +38,12 @@ class GLFC(Tuned, BestOldModel):
     $$L = (1 - \lambda) w L_{bce}(z, y) + \lambda L_{bce}(z, q), \quad
     w = (1 - \sigma(z_y)) / \operatorname{mean}_g (1 - \sigma(z_y))$$
 
-    The mean is over the image's group in the batch, classes learned before or new ones; $q$ has the old
-    model's sigmoids for old classes, the label for the others. In the first task $\lambda$ is 0.
+    The mean is over the image's group in the batch, classes learned before or new ones; $q$ has the
+    old model's sigmoids for old classes, the label for the others. $\lambda$ is 0 in the first
+    task.
     """
-    private = ("best.", "monitor.")
-    tuned = {"digits": {"memory": 20, "proxy": "last"}}
+    server_only = ("best.", "monitor.")
+    dataset_options = {"digits": {"memory": 20, "proxy": "last"}}
 
     relation: float = option(
         0.5,
@@ -47,49 +52,79 @@ class GLFC(Tuned, BestOldModel):
         high=1,
     )
 
-    def remark(self) -> str:
+    def table_note(self) -> str:
         upload = "uploads gradients that can be inverted to images"
         if self.proxy == "last":
             upload = "without reconstructions (proxy=last)"
-        return "; ".join(filter(None, [f"keeps {self.memory} images a client, {upload}", super().remark()]))
+        return "; ".join(
+            filter(None, [f"keeps {self.memory} images per client, {upload}", super().table_note()])
+        )
 
     def training(self) -> Training:
+        # Training set: the client's current images and its exemplars. Uniform FedAvg. Upload on a
+        # detected task: one gradient per new class for the proxy server (``BestOldModel``).
         training = super().training()
         images = ["images"] if self.proxy == "reconstruct" else []
         return replace(
             training,
             inputs={*training.inputs, *images},
-            uploads={"image_gradient.": samples("gradients of single images"), **self.head_uploads()},
+            uploads={
+                "image_gradient.": samples("gradients of single images"),
+                **self.head_uploads(),
+            },
             averaging="uniform",
             exemplars="exemplar.index",
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: the best model of the last task becomes the old model.
         return self.monitoring(super().begin_task(state, task, backbone, rng), task, rng)
 
-    def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        return self.recalled("old.", backbone, shared, batch)
+    def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        return self.earlier_logits("old.", backbone, shared, batch)
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Class-aware gradient compensation L_GC, with one sigmoid per class seen.
         logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]
         none = torch.zeros(ctx.task.classes, dtype=torch.bool, device=logits.device)
-        learned = ctx.memory.get("learned", none)
-        compensated = self.compensated(logits, batch, learned)
+        old_classes = ctx.memory.get("learned", none)
+        balanced_loss = self.compensated_loss(logits, batch, old_classes)
         if ctx.task.index == 0:
-            return compensated, {}
+            return balanced_loss, {}
+        # Class-semantic relation distillation L_RD; both losses have weight 0.5 in the released
+        # code, the first task has only L_GC.
         relations = self.relations(logits, batch, ctx.task.start)
-        return (1 - self.relation) * compensated + self.relation * relations, {}
+        return (1 - self.relation) * balanced_loss + self.relation * relations, {}
 
-    def compensated(self, logits: Tensor, batch: Batch, learned: Tensor) -> Tensor:
-        """L_GC: binary cross-entropy of logits [B, C], image by image weighted by ``weights``."""
+    def compensated_loss(self, logits: Tensor, batch: Batch, learned: Tensor) -> Tensor:
+        """Compute L_GC: binary cross-entropy, weighted per image by ``weights``.
+
+        Args:
+            logits: Logits [B, C] over the classes seen.
+            batch: Labels and weights of the images.
+            learned: True for classes that the client has learned before [C].
+
+        Returns:
+            The mean loss of the batch.
+        """
         hot = F.one_hot(batch.y, logits.shape[1]).to(logits)
         per_image = F.binary_cross_entropy_with_logits(logits, hot, reduction="none").mean(-1)
         return batch.mean(self.weights(logits, batch, learned) * per_image)
 
     def weights(self, logits: Tensor, batch: Batch, learned: Tensor) -> Tensor:
-        """Weight [B] of each image: its gradient |p_y - 1| over the mean in its group, old or new classes.
+        """Compute the weights of the images: w_i = g_i / mean g of the group, g_i = |p_{i,y} - 1|.
 
-        ``learned`` [C] is true for old classes. All weights are 1 while the client has learned no old class.
+        The groups of a batch are images of old and of new classes.
+
+        Args:
+            logits: Logits [B, C] over the classes seen.
+            batch: Labels and weights of the images.
+            learned: True for classes that the client has learned before [C].
+
+        Returns:
+            Weights [B], without gradient; all 1 while the client has not learned an old class.
         """
         gradient = (1 - logits.detach().sigmoid().gather(1, batch.y[:, None])[:, 0]) * batch.w
         old = learned[batch.y].to(gradient)
@@ -101,8 +136,14 @@ class GLFC(Tuned, BestOldModel):
         return torch.where(learned.any(), weights, torch.ones_like(weights))
 
     def relations(self, logits: Tensor, batch: Batch, old: int) -> Tensor:
-        """L_RD: binary cross-entropy of logits [B, C] against the old model's answers and the labels.
+        """Compute L_RD: binary cross-entropy against the old model's sigmoids and the labels.
 
-        The old model answers for the first ``old`` classes, the labels for the others.
+        Args:
+            logits: Logits [B, C] over the classes seen.
+            batch: Labels, weights and the old model's logits.
+            old: Number of old classes, whose targets are the old model's sigmoids.
+
+        Returns:
+            The mean loss of the batch.
         """
-        return taught_binary_cross_entropy(logits, batch, old)
+        return teacher_binary_cross_entropy(logits, batch, old)

@@ -1,28 +1,29 @@
-"""Joint training on all classes seen so far: the upper bound, which keeps what the task forbids to keep."""
+"""Joint training on all classes seen so far: the upper bound, which keeps all tasks' images."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
+from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_seen_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, Moment, Scope, ServerContext, Task, Training
+from fczoo.core.types import Batch, Context, Scope, ServerContext, Task, TaskPhase, Training
 
 
 @register_method("joint")
 @dataclass(frozen=True)
-class Joint(Tuned):
-    """At every task, training from the start on the images of all tasks so far: accuracy without forgetting.
+class Joint(TunedLinearHead):
+    """At every task, training from the start on the images of all tasks so far: accuracy without
+    forgetting.
 
-    The figure after the last task is the usual joint upper bound. Trained and sent: the linear head and, by
-    choice, all weights or LoRA pairs.
+    The figure after the last task is the usual joint upper bound. Trained and sent: the linear head
+    and, by choice, all weights or LoRA pairs.
     """
 
     paper = "upper bound of HGP (central) and PILoRA (federated)"
@@ -30,35 +31,45 @@ class Joint(Tuned):
     $$L = -\log \operatorname{softmax}_{c \in C_1 \cup \dots \cup C_t}\bigl( h(f(x)) \bigr)_y, \quad
     x \in D_1 \cup \dots \cup D_t$$
     """
-    returning = True
+    supports_recurring_classes = True
 
     setting: Literal["central", "federated"] = option(
         "central", "one place holds everything (HGP), or clients hold their shares (PILoRA)"
     )
 
-    def remark(self) -> str:
-        place = ", in one place" if self.setting == "central" else ""
-        return f"upper bound: keeps the images of all tasks{place}"
+    def table_note(self) -> str:
+        suffix = ", in one place" if self.setting == "central" else ""
+        return f"upper bound: keeps the images of all tasks{suffix}"
 
     def training(self) -> Training:
+        # HGP's upper bound holds all images in one place, PILoRA's is federated.
         scope: Scope = "pooled" if self.setting == "central" else "seen"
-        uploads = {prefix: per_seen_class(*group.statistics) for prefix, group in self.head_uploads().items()}
-        return replace(super().training(), scope=scope, uploads=uploads)
+        uploads = {
+            prefix: per_seen_class(*group.statistics)
+            for prefix, group in self.head_uploads().items()
+        }
+        return replace(super().training(), data_scope=scope, uploads=uploads)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Training starts again from the pre-trained weights at every task.
         return super().begin_task({}, task, backbone, rng)
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        return super().survey(moment, backbone, state, batch, _all_so_far(task))
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        return super().collect(phase, backbone, state, batch, _all_so_far(task))
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        return super().absorb(moment, state, sums, replace(ctx, task=_all_so_far(ctx.task)))
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        return super().update_from(phase, state, sums, replace(ctx, task=_all_so_far(ctx.task)))
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Cross-entropy over all classes seen, on the images of all tasks so far.
         logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}
 
 
 def _all_so_far(task: Task) -> Task:
-    """The task as one that brings all classes seen so far: the head starts anew for each of them."""
+    """Return the task with all classes seen so far, as the head starts again for each of them."""
     return replace(task, start=0)

@@ -17,18 +17,18 @@ from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.prompt_pool import PromptPool
-from fczoo.functional.prompts import choice_shares, gather_prompts, highest
+from fczoo.functional.prompts import PromptPool, choice_shares, gather_prompts, top_positions
 
 
 @register_method("l2p")
 @dataclass(frozen=True)
 class L2P(PromptPool):
-    """A pool of input prompts for all tasks; each image takes those with keys nearest to its frozen feature.
+    """A pool of input prompts for all tasks; each image takes those with keys nearest to its frozen
+    feature.
 
-    Trained and sent: the pool with its keys, and the linear head; averaged slot by slot, although a slot
-    need not mean the same to two clients (FCILPT sorts the slots first). A slot that nobody chooses stays
-    as it is.
+    Trained and sent: the pool with its keys, and the linear head; averaged slot by slot, although a
+    slot need not mean the same to two clients (FCILPT sorts the slots first). A slot that no one
+    chooses stays as it is.
     """
 
     paper = "Wang et al., CVPR 2022"
@@ -38,7 +38,7 @@ class L2P(PromptPool):
 
     $K(x)$ are the $N$ prompts whose keys $k_i$ are nearest to the frozen feature $q$.
     """
-    tuned = {
+    dataset_options = {
         "digits": {"lr": 3e-2},
         **{d: {"lr": 3e-2} for d in ("cifar100", "imagenet_r", "imagenet_a", "eurosat", "cars196")},
         "cub200": {"lr": 3e-1},
@@ -51,13 +51,16 @@ class L2P(PromptPool):
         tune=(1e-4, 1e-1, "log"),
     )
     clip: float | None = option(1.0, "largest norm of a client's gradient", low=0)
-    pull: float = option(0.1, "lambda, weight of the cosine between the query and the keys it chose", low=0)
+    pull: float = option(
+        0.1, "lambda, weight of the cosine between the query and the keys it chose", low=0
+    )
     selection: Literal["image", "batch"] = option(
         "image", "prompts for each image, or by vote for a batch, in testing too (original code)"
     )
     pooled: Literal["prompt", "cls+prompt", "cls"] = option(
         "prompt",
-        "mean over the prompts' outputs, with the class token's (HGP), or that alone",
+        "mean over the prompts' outputs; this with the class token's (HGP); or only the class "
+        "token's",
         tune=["prompt", "cls"],
     )
     positions: Literal["random", "zeros"] = option(
@@ -68,7 +71,9 @@ class L2P(PromptPool):
     rank: int = option(4, "their rank, with lora=on", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with such pairs, with lora=on", low=0)
     no_key_loss: bool = option(
-        False, "drop the term that moves the keys: they keep their random start", quirk="fed-mammoth"
+        False,
+        "drop the term that moves the keys: they keep their random start",
+        quirk="fed-mammoth",
     )
 
     def training(self) -> Training:
@@ -79,46 +84,76 @@ class L2P(PromptPool):
         return Training(optims, inputs, self.head_uploads(), clip_norm=self.clip)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: nothing is frozen or drawn again, all tasks share the pool.
         if state:
             return state
+        # Start of the run: prompts and keys from U(-1, 1).
         dim = backbone.dim
         rows = torch.zeros(self.chosen * self.length, dim)
         start = {
             **self.start_pool(dim, -1, 1, rng),
-            "position": rows.normal_(0, 0.02, generator=rng) if self.positions == "random" else rows,
+            "position": rows.normal_(0, 0.02, generator=rng)
+            if self.positions == "random"
+            else rows,
             **self.start_head(task, dim, rng),
         }
         pairs = lora_pairs(backbone, self.blocks, self.rank, rng, "l2p.blocks") if self.lora else {}
         return {**start, **pairs}
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L_cur under the chosen prompts.
         similarity, chosen = self.choose(train, batch)
         logits = self._logits(backbone, {**ctx.shared, **train}, batch, chosen)
         loss = task_cross_entropy(logits, batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
+        # - lambda sum cos(q, k_i) over the chosen keys, mean over images; only these keys get a
+        # gradient.
         return loss - self.pull * batch.mean(similarity.gather(1, chosen).sum(-1)), {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: query pass, prompted pass, argmax over the classes seen.
         return self._logits(backbone, state, batch, self.choose(state, batch)[1])[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         return self._features(backbone, tree, batch, self.choose(tree, batch)[1])
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
-        return choice_shares(evidence, lambda batch: self.choose(evidence.state, batch)[1], self.size)
+        return choice_shares(
+            evidence, lambda batch: self.choose(evidence.state, batch)[1], self.size
+        )
 
     def choose(self, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cosine similarities to all keys [B, M] and numbers of the N chosen prompts [B, N]."""
+        """Choose the prompts of each image: the N keys nearest to its query.
+
+        Args:
+            tree: Tree with ``pool.key`` [M, D].
+            batch: Queries [B, D], and weights for the vote.
+
+        Returns:
+            Cosines with all keys [B, M] and numbers of the chosen prompts [B, N].
+        """
+        # q is the frozen class feature without prompts.
         similarity = cosines(batch.query, tree["pool.key"])
-        chosen = highest(similarity, self.chosen)
+        chosen = top_positions(similarity, self.chosen)
+        # Original code: one choice for the batch, the N prompts chosen most often.
         if self.selection == "batch":
             votes = (F.one_hot(chosen, self.size).sum(1) * batch.w[:, None]).sum(0)
-            chosen = highest(votes, self.chosen).expand(len(batch.query), -1)
+            chosen = top_positions(votes, self.chosen).expand(len(batch.query), -1)
         return similarity, chosen
 
     def prompts(self, tree: Tree, chosen: Tensor) -> Tensor:
-        """Prompt tokens of each image, [B, N L_p, D], in the order of choice."""
+        """Gather the prompt tokens of each image, in the order of choice.
+
+        Args:
+            tree: Tree with ``pool.prompt`` [M, L_p, D] and ``position`` [N L_p, D].
+            chosen: Numbers of the chosen prompts [B, N].
+
+        Returns:
+            Tokens [B, N L_p, D].
+        """
         return gather_prompts(tree["pool.prompt"], chosen).flatten(1, 2) + tree["position"]
 
     def _logits(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:

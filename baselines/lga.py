@@ -1,18 +1,21 @@
-"""LGA: No One Left Behind: Real-World Federated Class-Incremental Learning. Dong et al., TPAMI 2023."""
+"""LGA: No One Left Behind: Real-World Federated Class-Incremental Learning.
+
+Dong et al., TPAMI 2023.
+"""
 
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.glfc import GLFC
 from torch import Tensor
 
+from fczoo.baselines.glfc import GLFC
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, Moment, ServerContext, Task, Training
+from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.gaussians import moment_sums
 
 
@@ -21,32 +24,35 @@ from fczoo.functional.gaussians import moment_sums
 class LGA(GLFC):
     """GLFC whose images are weighted by their gradient within their own past task, in both losses.
 
-    Trained and sent: as GLFC, reconstructions included; besides, after each task, count, sum and sum of
-    squares of each class's features, of which the first task's give the radius of the noise with which
-    models are judged on reconstructed images. The released server computes it from the training images
-    themselves.
+    Trained and sent: as GLFC, reconstructions included; as well, after each task, count, sum and
+    sum of squares of each class's features. Those of the first task give the radius of the noise
+    with which models are judged on reconstructed images. The released server computes it from the
+    training images themselves.
     """
 
     paper = "Dong et al., No One Left Behind, TPAMI 2023"
     formulas = r"""
     $$L = \lambda w \bigl( L_{bce}(z, y) + L_{bce}(z, q) \bigr)$$
 
-    $$w = \operatorname{clip}\Bigl( \frac{g}{\operatorname{mean} g},\; w_{min},\; w_{max} \Bigr), \quad
-    g = (1 - \sigma(z_y))^{(t - 1) / t}$$
+    $$w = \operatorname{clip}\Bigl( \frac{g}{\operatorname{mean} g},\;
+    w_{min},\; w_{max} \Bigr), \quad g = (1 - \sigma(z_y))^{(t - 1) / t}$$
 
-    In task $t = 1, 2, \dots$; the mean is over the batch's images of one past task's learned classes, or over
-    all the others; $q$ has the old model's sigmoids for old classes, the label for the others. The term with
-    $q$ begins with the second task.
+    In task $t = 1, 2, \dots$; the mean is over the batch's images of one past task's learned
+    classes, or over all the others; $q$ has the old model's sigmoids for old classes, the label for
+    the others. The term with $q$ begins with the second task.
     """
 
     relation: float = option(1.0, "factor of compensated loss and distillation together", low=0)
     lowest: float = option(0.5, "least weight of an image", low=0)
     highest: float = option(5.0, "largest weight of an image", low=0)
-    warmup: int = option(6, "first rounds of a task, in which the last model is taken for the best", low=0)
+    warmup: int = option(
+        6, "first rounds of a task, in which the last model is taken for the best", low=0
+    )
     augmentations: int = option(5, "noisy copies of each reconstructed image's feature", low=1)
     cumulative_groups: bool = option(
         False,
-        "group images with the learned classes of their own task and all before it, once for each later task",
+        "group images with the learned classes of their task and all before it, once for each "
+        "later task",
         quirk="JiahuaDong/LGA",
     )
 
@@ -55,8 +61,8 @@ class LGA(GLFC):
         uploads = {**training.uploads, "spread.": per_class("count", "sum", "squares")}
         return replace(training, uploads=uploads)
 
-    def surveys(self) -> frozenset[Moment]:
-        return super().surveys() | {"end"}
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return super().collect_phases() | {"task_end"}
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         sizes = [*state["sizes"].tolist(), task.size] if "sizes" in state else [task.size]
@@ -67,44 +73,83 @@ class LGA(GLFC):
             "monitor.radius": radius,
         }
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        if moment == "begin":
-            return super().survey(moment, backbone, state, batch, task)
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, state, batch, task)
+        # Count, sum and squares of each class's features, for the radius.
         sums = moment_sums(self.features(backbone, state, batch), batch, task)
         return {k.replace("class.", "spread.", 1): v for k, v in sums.items()}
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """The radius: root of the first task's mean variance, over classes and dimensions."""
-        if moment == "begin":
-            return super().absorb(moment, state, sums, ctx)
-        several = sums["spread.count"] > 1
-        if ctx.task.index or not several.any():
-            return state
-        count = sums["spread.count"][several][:, None].double()
-        total, squares = sums["spread.sum"][several].double(), sums["spread.squares"][several].double()
-        variance = (squares - total.square() / count) / (count - 1)
-        return {**state, "monitor.radius": variance.clamp(min=0).mean().sqrt().to(state["monitor.radius"])}
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """Set the radius of the noise after the first task.
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+        Args:
+            phase: ``task_start`` for the head's means, ``task_end`` for the radius.
+            state: Current state.
+            sums: ``spread.count`` [c], ``spread.sum`` and ``spread.squares`` [c, D].
+            ctx: Server context.
+
+        Returns:
+            The state with ``monitor.radius``.
+        """
+        if phase == "task_start":
+            return super().update_from(phase, state, sums, ctx)
+        has_spread = sums["spread.count"] > 1
+        if ctx.task.index or not has_spread.any():
+            return state
+        # radius = sqrt(mean over first-task classes of trace(covariance) / D).
+        count = sums["spread.count"][has_spread][:, None].double()
+        total, squares = (
+            sums["spread.sum"][has_spread].double(),
+            sums["spread.squares"][has_spread].double(),
+        )
+        variance = (squares - total.square() / count) / (count - 1)
+        return {
+            **state,
+            "monitor.radius": variance.clamp(min=0).mean().sqrt().to(state["monitor.radius"]),
+        }
+
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L_GC: binary cross-entropy over the classes seen, weighted by task-wise gradients.
         logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]
         none = torch.zeros(ctx.task.classes, dtype=torch.bool, device=logits.device)
-        learned = ctx.memory.get("learned", none)
-        weights = self.group_weights(logits, batch, learned, ctx.shared["sizes"])
+        old_classes = ctx.memory.get("learned", none)
+        weights = self.group_weights(logits, batch, old_classes, ctx.shared["sizes"])
         hot = F.one_hot(batch.y, logits.shape[1]).to(logits)
         losses = F.binary_cross_entropy_with_logits(logits, hot, reduction="none").mean(-1)
+        # L_RD with the old model's sigmoids for old classes; the same weights as L_GC.
         if ctx.task.index:
-            taught = torch.cat([batch.teacher[:, : ctx.task.start].sigmoid(), hot[:, ctx.task.start :]], 1)
-            losses = losses + F.binary_cross_entropy_with_logits(logits, taught, reduction="none").mean(-1)
+            targets = torch.cat(
+                [batch.teacher[:, : ctx.task.start].sigmoid(), hot[:, ctx.task.start :]], 1
+            )
+            losses = losses + F.binary_cross_entropy_with_logits(
+                logits, targets, reduction="none"
+            ).mean(-1)
         return self.relation * batch.mean(weights * losses), {}
 
     def group_weights(self, logits: Tensor, batch: Batch, learned: Tensor, sizes: Tensor) -> Tensor:
-        """Weight [B] of each image: |p_y - 1|^(t/(t+1)) over its mean in the image's group, within limits.
+        """Compute the weights of images: |p_y - 1|^(t/(t+1)) over its mean in the image's group.
 
-        Groups are the classes of each past task that the client has learned (``learned`` [C]), and all other
-        classes; t + 1 is the number of ``sizes``. All weights are 1 while it has learned none.
+        Groups are the classes of each past task that the client has learned, and all other classes.
+
+        Args:
+            logits: Logits [B, C] over the classes seen.
+            batch: Labels and weights of the images.
+            learned: True for classes that the client has learned before [C].
+            sizes: Classes of each task so far [t + 1].
+
+        Returns:
+            Weights [B], within ``lowest`` and ``highest``; all 1 while it has not learned a class.
         """
+        # g_i^{t/(t+1)}, without gradient.
         t, old = len(sizes) - 1, learned[batch.y]
-        gradient = (1 - logits.detach().sigmoid().gather(1, batch.y[:, None])[:, 0]) ** (t / (t + 1))
+        gradient = (1 - logits.detach().sigmoid().gather(1, batch.y[:, None])[:, 0]) ** (
+            t / (t + 1)
+        )
         task = torch.bucketize(batch.y, sizes.cumsum(0), right=True)
 
         def over_mean(group: Tensor) -> Tensor:
@@ -112,22 +157,36 @@ class LGA(GLFC):
             mean = (gradient * inside * batch.w).sum() / (inside * batch.w).sum().clamp(min=1)
             return inside * gradient / mean.clamp(min=torch.finfo(gradient.dtype).tiny)
 
+        # New classes are one group, each past task is another.
         weights = over_mean(~old)
         for past in range(t):
             weights = weights + over_mean(
                 old & ((task <= past) if self.cumulative_groups else (task == past))
             )
-        limited = weights.clamp(self.lowest, self.highest)
-        return torch.where(learned.any(), limited, torch.ones_like(limited))
+        final_weights = weights.clamp(self.lowest, self.highest)
+        return torch.where(learned.any(), final_weights, torch.ones_like(final_weights))
 
-    def monitored(self, state: Tree, ctx: ServerContext) -> Tensor:
-        accuracy = super().monitored(state, ctx)
+    def monitor_accuracy(self, state: Tree, ctx: ServerContext) -> Tensor:
+        # In the first rounds of a task the last model counts as the best.
+        accuracy = super().monitor_accuracy(state, ctx)
         return torch.zeros_like(accuracy) if ctx.round < self.warmup else accuracy
 
-    def augmented(
+    def augment_features(
         self, features: Tensor, labels: Tensor, state: Tree, ctx: ServerContext
     ) -> tuple[Tensor, Tensor]:
-        """Each feature several times, with noise of the radius."""
+        """Repeat each feature, with Gaussian noise of the radius.
+
+        Args:
+            features: Features [n, D] of reconstructed images.
+            labels: Their labels [n].
+            state: State with ``monitor.radius``.
+            ctx: Server context, with the generator of the noise.
+
+        Returns:
+            Features [a n, D] and labels [a n], a = ``augmentations``.
+        """
         copies = features.repeat(self.augmentations, 1)
-        noise = torch.randn(copies.shape, generator=ctx.rng, device=copies.device, dtype=copies.dtype)
+        noise = torch.randn(
+            copies.shape, generator=ctx.rng, device=copies.device, dtype=copies.dtype
+        )
         return copies + state["monitor.radius"] * noise, labels.repeat(self.augmentations)

@@ -12,27 +12,47 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import Payload, whole
+from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Moment, ServerAggregator, ServerContext, Task, Training
-from fczoo.functional.grams import layer_grams, over, regression_mean, regression_mean_of_b, times
-from fczoo.functional.heads import LinearHead, head_logits, kept_rows
-from fczoo.functional.lora import by_turns, chosen_blocks, fused_pairs, fused_plugs, layer_of
+from fczoo.core.tree import Tree, drop, select, stack_past
+from fczoo.core.types import (
+    Batch,
+    Context,
+    ServerAggregator,
+    ServerContext,
+    Task,
+    TaskPhase,
+    Training,
+)
+from fczoo.functional.heads import LinearHead, head_logits, merge_task_rows
+from fczoo.functional.lora import (
+    alternate_factors,
+    chosen_blocks,
+    fused_pairs,
+    fused_plugs,
+    layer_of,
+)
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.past import joined_past
+from fczoo.functional.regmean import (
+    divide_by_gram,
+    layer_grams,
+    multiply_gram,
+    regression_mean,
+    regression_mean_of_b,
+)
 
 
 @register_method("lorm")
 @dataclass(frozen=True)
 class LoRM(LinearHead):
-    """LoRA whose B and A are trained by turns, so that each has a closed-form merge over clients and tasks.
+    """LoRA whose B and A are trained alternately, so that each has a closed-form merge over clients
+    and tasks.
 
-    Trained and sent: in a task's first round B of every linear layer, in the next A, and so on, and the
-    linear head; besides, the Gram matrices of the layers' inputs. The server takes the factor whose outputs
-    are nearest to all clients' on their own inputs. After a task clients send Gram matrices at the merged
-    factors, from which the server merges the tasks in the same way. A new task starts a new pair on the
-    pre-trained weights. ``--aggregator`` merges the head's bias alone.
+    Trained and sent: in a task's first round B of every linear layer, in the next A, and so on, and
+    the linear head; as well, the Gram matrices of the layers' inputs. The server takes the factor
+    whose outputs are nearest to all clients' on their own inputs. After a task clients send Gram
+    matrices at the merged factors, from which the server merges the tasks in the same way. A new
+    task starts a new pair on the pre-trained weights. ``--aggregator`` merges only the head's bias.
     """
 
     paper = "Salami et al., ICLR 2025, arXiv 2410.17961"
@@ -43,11 +63,12 @@ class LoRM(LinearHead):
 
     $$W = W_0 + \Bigl( \sum_i B_i A_i G_i \Bigr) \Bigl( \sum_i G_i \Bigr)^+$$
 
-    $B$ and $A$ by turns over the rounds, $W$ from the second task's end over tasks $i$; $G_k$ is the Gram
-    matrix of the layer's inputs, its entries beside the diagonal multiplied by $\gamma$.
+    $B$ and $A$ alternate over the rounds, $W$ is from the second task's end over tasks $i$; $G_k$
+    is the Gram matrix of the layer's inputs, its entries next to the diagonal multiplied by
+    $\gamma$.
     """
-    private = ("total.", "full.")
-    tuned = {  # HGP, appendix H, its middle column
+    server_only = ("total.", "full.")
+    dataset_options = {  # HGP, appendix H, its middle column
         "cifar100": {"lr": 1e-4, "rank": 16},
         "imagenet_r": {"lr": 1e-3, "rank": 32},
         "imagenet_a": {"lr": 1e-2, "rank": 4},
@@ -61,84 +82,155 @@ class LoRM(LinearHead):
     lr: float = option(3e-3, "learning rate", low=0, tune=(1e-4, 1e-1, "log"))
     lr_a: float | None = option(None, "learning rate of A; none: as the rest", low=0)
     lr_b: float | None = option(None, "learning rate of B; none: as the rest", low=0)
-    gamma: float = option(0.0, "factor of the layers' Gram matrices beside their diagonals", low=0, high=1)
+    gamma: float = option(
+        0.0, "factor of the layers' Gram matrices next to their diagonals", low=0, high=1
+    )
     gamma_head: float = option(0.5, "the same in the head", low=0, high=1)
     view: Literal["test", "train"] = option(
         "test", "view of the images whose Gram matrices are sent after a round (fed-mammoth: train)"
     )
 
     def training(self) -> Training:
+        # B trains in the first round of a task, A in the next, and so on; the head in all.
         rates = {"lora_b.": self.lr_b, "lora_a.": self.lr_a, "head.": self.lr}
         optims = {k: self.optim(self.lr if rate is None else rate) for k, rate in rates.items()}
-        uploads = {"gram.": whole("second moments"), **self.head_uploads()}
-        return Training(optims, uploads=uploads, stats=self.view, active=by_turns)
+        uploads = {"gram.": whole_tensors("second moments"), **self.head_uploads()}
+        return Training(
+            optims, uploads=uploads, statistics_view=self.view, active_prefixes=alternate_factors
+        )
 
-    def surveys(self) -> frozenset[Moment]:
-        return super().surveys() | {"end"}
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return super().collect_phases() | {"task_end"}
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: a new pair, B = 0 and A drawn by the server, on the pre-trained weights.
         blocks = chosen_blocks(backbone, self.blocks)
         fresh = fused_pairs(backbone, blocks, self.rank, rng, "lorm.blocks")
         if not state:
             return {**fresh, **self.start_head(task, backbone.dim, rng)}
-        return {**drop(state, "full."), **joined_past(state, "lora_", "past_lora_"), **fresh}
+        return {**drop(state, "full."), **stack_past(state, "lora_", "past_lora_"), **fresh}
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Client: L_cur under W_0 + B A; pairs of earlier tasks are not in this forward pass.
         features = self.trained_features(backbone, {**ctx.shared, **train}, batch)
         return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] under the merged weights; within a task under the mean of the tasks' pairs."""
+        """Compute features under the merged weights; within a task under the mean of the tasks'
+        pairs.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Tree with ``full.*`` after a task, else with the tasks' pairs.
+            batch: Images.
+
+        Returns:
+            Features [B, D].
+        """
         plugs: Mapping[str, Tensor] = select(tree, "full.") or fused_plugs(tree)
         return backbone(batch.x, plugs)
 
     def trained_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Features [B, D] with the task's own pair alone."""
+        """Compute features with only the current task's pair.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Tree with ``lora_a.*`` and ``lora_b.*``.
+            batch: Images.
+
+        Returns:
+            Features [B, D].
+        """
         return backbone(batch.x, fused_plugs(select(tree, "lora_")))
 
-    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        # Client, after every round: G_k of each layer under its own trained factors.
         return self._grams(backbone, {**ctx.shared, **train}, batch, head=True)
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        if moment == "begin":
-            return super().survey(moment, backbone, state, batch, task)
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, state, batch, task)
+        # Client, as the task ends: G_k of each layer under the merged factors.
         return self._grams(backbone, state, batch, head=False)
 
     def _grams(self, backbone: Backbone, tree: Tree, batch: Batch, head: bool) -> Tree:
-        """Gram matrices with the mean of the tasks' pairs in the network."""
+        """Compute Gram matrices with the mean of the tasks' pairs in the network."""
         names = [layer_of(name) for name in select(tree, "lora_a.")]
-        features, inputs = backbone.tapped(batch.x, names, fused_plugs(tree))
+        features, inputs = backbone.features_and_taps(batch.x, names, fused_plugs(tree))
         grams = layer_grams(inputs, batch.w, self.gamma)
-        return {**grams, **(layer_grams({"head": features}, batch.w, self.gamma_head) if head else {})}
+        return {
+            **grams,
+            **(layer_grams({"head": features}, batch.w, self.gamma_head) if head else {}),
+        }
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        """What the merge needs: the clients' factors and Gram matrices side by side, the head merged."""
-        sides = {k: torch.stack([p[k] for p in payloads]) for k in payloads[0].only("lora_", "gram.blocks.")}
-        weight = regression_mean([p["head.weight"] for p in payloads], [p["gram.head"] for p in payloads])
+        """Stack the clients' factors and Gram matrices for the merge, and merge the head.
+
+        Args:
+            payloads: Uploads of the clients.
+            average: Merges the head's bias.
+
+        Returns:
+            Factors and Gram matrices [K, ..], and the merged head.
+        """
+        sides = {
+            k: torch.stack([p[k] for p in payloads])
+            for k in payloads[0].only("lora_", "gram.blocks.")
+        }
+        # Head: RegMean, W = (sum W_k G_k) (sum G_k)^+.
+        weight = regression_mean(
+            [p["head.weight"] for p in payloads], [p["gram.head"] for p in payloads]
+        )
         return {**sides, "head.weight": weight, **average([p.only("head.bias") for p in payloads])}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        state = {**state, **kept_rows(state, merged, ctx.task)}
+        # Of the head only the rows of the task change.
+        state = {**state, **merge_task_rows(state, merged, ctx.task)}
         for name, factors in select(merged, "lora_").items():
             grams = merged[f"gram.{layer_of(name)}"]
+            # A round that trained A: A = (sum A_k G_k) G^+, G = sum G_k.
             if name.startswith("lora_a."):
                 state[name] = regression_mean(list(factors), list(grams))
+            # A round that trained B: B = (sum B_k A G_k) A^T (A G A^T)^+.
             else:
-                state[name] = regression_mean_of_b(factors, state[name.replace("lora_b.", "lora_a.")], grams)
+                state[name] = regression_mean_of_b(
+                    factors, state[name.replace("lora_b.", "lora_a.")], grams
+                )
         return state
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """Task's end: W = W0 + (sum B A G) (sum G)^+, over all tasks."""
-        if moment == "begin":
-            return super().absorb(moment, state, sums, ctx)
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """Merge the tasks as a task ends.
+
+        Args:
+            phase: ``task_start`` for the head's means, ``task_end`` for the merge.
+            state: Current state.
+            sums: ``gram.LAYER`` of all clients, at the merged factors.
+            ctx: Server context, with the pre-trained weights.
+
+        Returns:
+            The state with ``full.*`` W, and the running sums ``total.*``.
+        """
+        if phase == "task_start":
+            return super().update_from(phase, state, sums, ctx)
         state = dict(state)
         for name, down in select(state, "lora_a.").items():
             layer = layer_of(name)
-            delta, gram = state[name.replace("lora_a.", "lora_b.")] @ down, sums[f"gram.{layer}"].double()
-            product = times(delta, gram)
+            delta, gram = (
+                state[name.replace("lora_a.", "lora_b.")] @ down,
+                sums[f"gram.{layer}"].double(),
+            )
+            # W = W_0 + (sum_i B_i A_i G_i) (sum_i G_i)^+ over tasks i; W_0 + B A in the first.
+            product = multiply_gram(delta, gram)
             if ctx.task.index:
-                product, gram = product + state[f"total.product.{layer}"], gram + state[f"total.gram.{layer}"]
-                delta = over(product, gram)
+                product, gram = (
+                    product + state[f"total.product.{layer}"],
+                    gram + state[f"total.gram.{layer}"],
+                )
+                delta = divide_by_gram(product, gram)
             state |= {f"total.product.{layer}": product, f"total.gram.{layer}": gram}
             weight = ctx.backbone.weights[f"{layer}.weight"]
             state[f"full.{layer}.weight"] = (weight.double() + delta).to(down)

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 
 import torch.nn.functional as F
-from fczoo.baselines.cosine import CosineHead
 from torch import Tensor
 
+from fczoo.baselines.cosine import CosineHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
@@ -23,10 +23,10 @@ from fczoo.functional.cosine import cosine_distance, margin_ranking
 class LUCIR(CosineHead):
     """A head of cosines; features keep their direction, and exemplars keep a margin to new classes.
 
-    Trained and sent: rows of the task's classes, the scale sigma and, by choice, all weights or LoRA pairs;
-    before a task, once, count and sum of every local class's features of length 1, from which its rows
-    start. Exemplars stay at the client. Memory beyond the model: the teacher, one copy of what is trained;
-    exemplars at the client.
+    Trained and sent: rows of the task's classes, the scale sigma and, by choice, all weights or
+    LoRA pairs; before a task, once, count and sum of every local class's features of length 1, from
+    which its rows start. Exemplars stay at the client. Memory beyond the model: the teacher, one
+    copy of what is trained; exemplars at the client.
     """
 
     paper = "Hou et al., LUCIR, CVPR 2019"
@@ -40,27 +40,48 @@ class LUCIR(CosineHead):
     """
 
     distil: float = option(
-        5.0, "weight of 1 - cos(f, f_old), times the root of old over new classes (released code)", low=0
+        5.0,
+        "weight of 1 - cos(f, f_old), times the root of old over new classes (released code)",
+        low=0,
     )
     ranking: float = option(1.0, "weight of the margin ranking", low=0)
     hardest: int = option(2, "K, new classes with which an exemplar is compared", low=1)
     margin: float = option(0.5, "m, in cosines", low=0)
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Cross-entropy of sigma cos(f, w_c) over the classes seen.
         features, task = self.features(backbone, train, batch), ctx.task
         scores = self.scores(features, train, ctx)
         loss = batch.mean(self.classification(train["sigma"] * scores, batch, ctx))
         if task.index == 0:
             return loss, self.sums(features, batch)
+        # Feature distillation: distil sqrt(|OLD| / |CUR|) (1 - cos(f, f_old)), mean over images.
         weight = self.distil * math.sqrt(task.start / task.size)
         loss = loss + weight * batch.mean(cosine_distance(features, batch.teacher))
+        # Margin ranking: exemplars of old classes against their K hardest new classes, in cosines.
         ranking = margin_ranking(scores, batch, task.start, self.hardest, self.margin)
         return loss + self.ranking * ranking, self.sums(features, batch)
 
     def classification(self, logits: Tensor, batch: Batch, ctx: Context) -> Tensor:
-        """Cross-entropy [B] of logits [B, C] over all classes seen so far."""
+        """Compute the cross-entropy over all classes seen so far.
+
+        Args:
+            logits: Logits [B, C].
+            batch: Labels of the images.
+            ctx: Task and broadcast tensors.
+
+        Returns:
+            Losses [B].
+        """
         return F.cross_entropy(logits, batch.y, reduction="none")
 
     def sums(self, features: Tensor, batch: Batch) -> Tree:
-        """What a client sums up over its batches: nothing."""
+        """Return the sums of a step that the client uploads: none in LUCIR.
+
+        Args:
+            features: Features [B, D].
+            batch: Labels and weights of the images.
+        """
         return {}

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
+from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
@@ -16,11 +16,11 @@ from fczoo.functional.losses import distillation, task_cross_entropy
 
 @register_method("lwf")
 @dataclass(frozen=True)
-class LwF(Tuned):
+class LwF(TunedLinearHead):
     """While clients learn new classes, the last task's global model is distilled for the old ones.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Memory beyond the model:
-    the teacher, one copy of what is trained, sent to each client once a task.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Memory beyond the
+    model: the teacher, one copy of what is trained, sent to each client once a task.
     """
 
     paper = "Li and Hoiem, ECCV 2016"
@@ -34,23 +34,30 @@ class LwF(Tuned):
     The sum is over the old classes; $z_{old}$ are the logits of the last task's global model.
     """
 
-    strength: float = option(0.5, "alpha, weight of the distillation", low=0, tune=(1e-2, 10.0, "log"))
+    strength: float = option(
+        0.5, "alpha, weight of the distillation", low=0, tune=(1e-2, 10.0, "log")
+    )
     temperature: float = option(
         2.0, "tau of both softmaxes; the loss is not multiplied by its square", low=1e-6
     )
     distill_current: bool = option(
         False,
-        "distil the current task's logits, which the teacher has never trained, in place of the old ones",
+        "distil the current task's logits, which the teacher has never trained, in place of the "
+        "old ones",
         quirk="fed-mammoth",
     )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: the teacher is a copy of the final global model of the last task.
         return self.with_teacher(super().begin_task(state, task, backbone, rng), task)
 
-    def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        return self.recalled("teacher.", backbone, shared, batch)
+    def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        return self.earlier_logits("teacher.", backbone, shared, batch)
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L = L_cur + alpha KD; the first task has only L_cur. Teacher and student see one view.
         logits = self.logits(backbone, train, batch)
         loss = task_cross_entropy(logits, batch, ctx.task)
         if ctx.task.index:
@@ -58,7 +65,17 @@ class LwF(Tuned):
         return loss, {}
 
     def distillation(self, logits: Tensor, batch: Batch, task: Task) -> Tensor:
-        """Mean over images of -sum_c q_c log p_c: c old classes, q the teacher's softmax, p the student's."""
+        """Compute KD, the mean over images of -sum_c q_c log p_c over the old classes.
+
+        Args:
+            logits: Logits [B, C] of the student; p is their softmax at temperature tau.
+            batch: Weights and the teacher's logits; q is their softmax at temperature tau.
+            task: The current task.
+
+        Returns:
+            The mean loss of the batch.
+        """
+        # Fed-mammoth distils the current classes, whose rows the teacher has never trained.
         classes = slice(task.start, task.stop) if self.distill_current else slice(0, task.start)
         per_image = distillation(logits[:, classes], batch.teacher[:, classes], self.temperature)
         return batch.mean(per_image)

@@ -1,12 +1,15 @@
-"""PIP: Prototypes-Injected Prompt for Federated Class Incremental Learning. Ma'sum et al., CIKM 2024."""
+"""PIP: Prototypes-Injected Prompt for Federated Class Incremental Learning.
+
+Ma'sum et al., CIKM 2024.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from fczoo.baselines.dualprompt import DualPrompt
 from torch import Tensor
 
+from fczoo.baselines.dualprompt import DualPrompt
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class
@@ -18,18 +21,19 @@ from fczoo.functional.gaussians import moment_sums
 from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import task_cross_entropy
 
-GOLDEN = (5**0.5 - 1) / 2  # its multiples lie evenly in [0, 1)
+GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples are spread evenly in [0, 1)
 
 
 @register_method("pip")
 @dataclass(frozen=True)
 class PIP(DualPrompt):
-    """DualPrompt whose head also learns from the task's class means, plus and minus a part of their spread.
+    """DualPrompt whose head also learns from the task's class means, plus and minus a part of their
+    spread.
 
-    Trained and sent: the general prefixes, the current task's expert prefixes and key, and the linear head;
-    in each round count, sum and squares of every local class's prompted features, which the server pools.
-    From a task's second round on, each class's mean mu, mu + u s and mu - u s join every batch at the head,
-    s the standard deviation and u from U(0, 1/3).
+    Trained and sent: the general prefixes, the current task's expert prefixes and key, and the
+    linear head; in each round count, sum and squares of every local class's prompted features,
+    which the server pools. From a task's second round on, each class's mean mu, mu + u s and mu - u
+    s join every batch at the head, s the standard deviation and u from U(0, 1/3).
     """
 
     paper = "Ma'sum et al., PIP, CIKM 2024"
@@ -44,10 +48,12 @@ class PIP(DualPrompt):
     $\ell$ is the head's cross-entropy over the task's classes, $s_c$ the standard deviation.
     """
 
-    tuned = {**DualPrompt.tuned, "cifar100": {"lr": 5e-3}}  # HGP, appendix H
+    dataset_options = {**DualPrompt.dataset_options, "cifar100": {"lr": 5e-3}}  # HGP, appendix H
 
     expert_length: int = option(5, "rows L_e of each expert key and value prefix", low=1)
-    reach: float = option(1 / 3, "largest u, standard deviations between a mean and its copies", low=0)
+    reach: float = option(
+        1 / 3, "largest u, standard deviations between a mean and its copies", low=0
+    )
     code_variance: bool = option(
         False,
         "the spread of released code, whose variance is never summed: s = mu^4",
@@ -57,35 +63,55 @@ class PIP(DualPrompt):
     def training(self) -> Training:
         training = super().training()
         uploads = {**training.uploads, "proto.": per_class("count", "sum", "squares")}
-        return replace(training, uploads=uploads, stats="test", draws=1)
+        return replace(training, uploads=uploads, statistics_view="test", draws=1)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary as in DualPrompt; the new classes have no prototypes yet.
         none = torch.zeros(task.size, backbone.dim)
         protos = {"mean": none, "spread": none, "held": torch.zeros(task.size)}
         return {**super().begin_task(state, task, backbone, rng), **protos}
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L_cur of the real images.
         logits = head_logits(train, self.trained_features(backbone, train, batch))
         loss = task_cross_entropy(logits, batch, ctx.task)
+        # From the task's second round on: the prototypes join the batch at the head.
         if ctx.round:
-            real, injected = batch.w.sum(), self.injected(train, batch, ctx)
+            real, prototype_loss = batch.w.sum(), self.prototype_loss(train, batch, ctx)
             copies = 3 * ctx.shared["held"].sum()
-            loss = (real * loss + injected) / (real + copies)
+            loss = (real * loss + prototype_loss) / (real + copies)
         if self.no_key_loss:
             return loss, {}
-        return loss - self.pull * batch.mean(cosines(batch.query, train["expert.key"][None])[:, 0]), {}
+        # DualPrompt's key term.
+        return loss - self.pull * batch.mean(
+            cosines(batch.query, train["expert.key"][None])[:, 0]
+        ), {}
 
-    def injected(self, train: Tree, batch: Batch, ctx: Context) -> Tensor:
-        """Sum of the cross-entropy of the three prototypes of each held class, over the task's classes."""
+    def prototype_loss(self, train: Tree, batch: Batch, ctx: Context) -> Tensor:
+        """Compute the loss of the prototypes {mu, mu + u s, mu - u s} of each class with a mean.
+
+        Args:
+            train: Trained tensors, with the head.
+            batch: The batch, with one uniform number of ``draws``.
+            ctx: Broadcast tensors, with ``mean`` and ``spread`` [c, D] and ``held`` [c].
+
+        Returns:
+            The sum of the cross-entropies over the task's classes.
+        """
         mean, spread = ctx.shared["mean"], ctx.shared["spread"]
-        task, place = ctx.task, torch.arange(mean.numel(), device=mean.device).view(mean.shape)
-        u = self.reach * ((batch.draws[0, 0] + GOLDEN * place) % 1)  # uniform, another in each dimension
+        task, entry = ctx.task, torch.arange(mean.numel(), device=mean.device).view(mean.shape)
+        u = self.reach * (
+            (batch.draws[0, 0] + GOLDEN_RATIO * entry) % 1
+        )  # uniform, another in each dimension
         protos = torch.stack([mean, mean + u * spread, mean - u * spread])  # [3, c, D]
         logits = head_logits(train, protos)[..., task.start : task.stop]
         loss = -logits.log_softmax(-1).diagonal(dim1=1, dim2=2)  # [3, c]
         return (loss * ctx.shared["held"]).sum()
 
-    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        # Client, after local training: count, sum and squares of the prompted features per class.
         sums = moment_sums(self.trained_features(backbone, train, batch), batch, ctx.task)
         return {k.replace("class.", "proto.", 1): v for k, v in sums.items()}
 
@@ -95,14 +121,26 @@ class PIP(DualPrompt):
         return {**average([p.drop("proto.") for p in payloads]), **sums}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        """Means and standard deviations of the classes that somebody in the round holds; others stay."""
+        """Update means and standard deviations of the classes of the round; others stay.
+
+        Args:
+            state: Current state.
+            merged: Merged uploads, with ``proto.count`` [c], ``proto.sum`` and ``proto.squares``
+                [c, D].
+            ctx: Server context.
+
+        Returns:
+            The state with ``mean`` and ``spread`` [c, D] and ``held`` [c].
+        """
+        # Pooled over clients: mu = sum / n, variance = squares / n - mu^2, s its root (released
+        # code: s = mu^4).
         count = merged.pop("proto.count")[:, None]
         mean = merged.pop("proto.sum") / count.clamp(min=1)
         variance = merged.pop("proto.squares") / count.clamp(min=1) - mean.square()
         spread = mean**4 if self.code_variance else variance.clamp(min=0).sqrt()
         new = {"mean": mean, "spread": spread, "held": torch.ones_like(state["held"])}
-        mixed = {}
+        tables = {}
         for name, value in new.items():
-            here = count if value.dim() > 1 else count[:, 0]
-            mixed[name] = torch.where(here > 0, value.to(state[name]), state[name])
-        return {**state, **merged, **mixed}
+            counts = count if value.dim() > 1 else count[:, 0]
+            tables[name] = torch.where(counts > 0, value.to(state[name]), state[name])
+        return {**state, **merged, **tables}

@@ -1,4 +1,4 @@
-"""What PODNet and AFC share: proxies, the NCA loss, a last round on exemplars, a teacher of maps."""
+"""Base of PODNet and AFC: proxies, NCA loss, a last round on exemplars, a teacher's maps."""
 
 import math
 from abc import abstractmethod
@@ -7,34 +7,104 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.finetune import TunedBackbone
 from torch import Tensor
 
+from fczoo.baselines.finetune import TunedBackbone
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Moment, ServerContext, Task, Training
+from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.exemplars import Rehearsal
+from fczoo.functional.feature_maps import patch_maps
 from fczoo.functional.gaussians import moment_sums
-from fczoo.functional.maps import patch_maps
-from fczoo.functional.proxies import imprinted_proxies, nca, proxy_logits
+
+
+def proxy_logits(features: Tensor, proxies: Tensor) -> Tensor:
+    """Compute logits as averages over proxies: the nearer a proxy, the more it counts.
+
+    With s_k = 2 cos(f, w_k) - 2, the logit is y = sum_k softmax_k(s)_k s_k.
+
+    Args:
+        features: Features f [B, D].
+        proxies: Proxies w [C, K, D].
+
+    Returns:
+        Logits y [B, C].
+    """
+    scores = F.normalize(features, dim=-1) @ F.normalize(proxies, dim=-1).flatten(0, 1).mT
+    scores = 2 * scores.unflatten(-1, proxies.shape[:2]) - 2
+    logits: Tensor = (scores.softmax(-1) * scores).sum(-1)
+    return logits
+
+
+def nca(
+    logits: Tensor, labels: Tensor, eta: Tensor, margin: float, as_released: bool = False
+) -> Tensor:
+    """Compute the NCA loss [-eta (y_t - margin) + log sum_{c != t} exp(eta y_c)]_+ of each image.
+
+    Args:
+        logits: Logits y [B, C].
+        labels: True classes t [B].
+        eta: Scale of the logits.
+        margin: Margin of the true class.
+        as_released: Use the form of released code, without hinge, where the margin cancels. The
+            true class counts as exp(0) next to the others: m - eta y_t + log(1 + sum_{c != t}
+            exp(eta y_c - m)), with m the largest eta y_c.
+
+    Returns:
+        Losses [B].
+    """
+    z = eta * logits
+    truth = z.gather(1, labels[:, None])[:, 0]
+    true_class = F.one_hot(labels, logits.shape[1]) > 0
+    if as_released:
+        top = z.max(1).values
+        return top - truth + (z - top[:, None]).masked_fill(true_class, 0.0).logsumexp(1)
+    rivals = z.masked_fill(true_class, torch.finfo(z.dtype).min).logsumexp(1)
+    return (eta * margin - truth + rivals).clamp(min=0)
+
+
+def imprint_proxies(state: Tree, sums: Tree, rng: torch.Generator) -> Tree:
+    """Draw new proxies around the mean features of their classes, with unchanged lengths.
+
+    They come from N(unit mean, variance of the unit features).
+
+    Args:
+        state: State with ``proxy.new`` [c, K, D].
+        sums: ``class.count`` [c], ``class.sum`` and ``class.squares`` [c, D] of features of length
+            1.
+        rng: Random generator.
+
+    Returns:
+        The state with new proxies. Proxies of classes without images do not change.
+    """
+    rows, count = state["proxy.new"], sums["class.count"][:, None].clamp(min=1)
+    mean = sums["class.sum"] / count
+    spread = (sums["class.squares"] / count - mean.square()).clamp(min=0).sqrt()
+    noise = torch.randn(rows.shape, generator=rng, device=rng.device).to(mean)
+    proxies = F.normalize(mean, dim=-1)[:, None] + spread[:, None] * noise
+    proxies = proxies.to(rows) * torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return {
+        **state,
+        "proxy.new": torch.where((sums["class.count"] > 0)[:, None, None], proxies, rows),
+    }
 
 
 @dataclass(frozen=True)
 class ProxyHead(TunedBackbone, Rehearsal):
-    """Base of methods with several proxies a class, which distil maps of patch tokens.
+    """Base of methods with several proxies per class, which distil maps of patch tokens.
 
-    Proxies of finished tasks stand still until a last round, in which every client trains all proxies, and
-    nothing else, on its exemplars of old and new classes.
+    Proxies of finished tasks are fixed until a last round, in which every client trains all
+    proxies, and nothing else, on its exemplars of old and new classes.
     """
 
-    tuned = {"digits": {"memory": 20, "eta": 5.0, "lr_balanced": 0.02}}
+    dataset_options = {"digits": {"memory": 20, "eta": 5.0, "lr_balanced": 0.02}}
 
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "residual", "how a client chooses exemplars; by the residual as in released code"
     )
-    proxies: int = option(10, "K, proxies a class", low=1)
+    proxies: int = option(10, "K, proxies per class", low=1)
     eta: float = option(1.0, "first value of eta, the learned scale of the logits", low=0)
     margin: float = option(0.6, "delta of the NCA loss", low=0)
     nca_code: bool = option(
@@ -46,9 +116,20 @@ class ProxyHead(TunedBackbone, Rehearsal):
 
     @abstractmethod
     def distance(self, old: list[Tensor], new: list[Tensor], ctx: Context) -> Tensor:
-        """Weighted distance [B] between old and new maps [B, D, s, s]."""
+        """Compute the weighted distance between the maps of teacher and model.
+
+        Args:
+            old: Maps [B, D, s, s] of the teacher, one per block of ``quarters``.
+            new: Maps [B, D, s, s] of the model.
+            ctx: Broadcast tensors.
+
+        Returns:
+            Distances [B].
+        """
 
     def training(self) -> Training:
+        # Main phase: new proxies, eta and what ``tune`` adds. Last round: all proxies, old ones
+        # included, and nothing else, on exemplars (balanced fine-tuning).
         training = self.rehearsing(self.tuning("proxy.new", "eta"))
         uploads = {"class.": per_class("count", "sum", "squares")}
         return replace(training, uploads=uploads, balanced={"proxy.": self.optim(self.lr_balanced)})
@@ -58,37 +139,69 @@ class ProxyHead(TunedBackbone, Rehearsal):
         if not state:
             start = {"proxy.old": new[:0], "proxy.new": new, "eta": torch.tensor(self.eta)}
             return {**start, **self.start_plugs(backbone, rng)}
+        # Task boundary: the teacher is the model after the last round on exemplars; new proxies
+        # have the mean length of all existing ones.
         old = torch.cat([state["proxy.old"], state["proxy.new"]])
         new = new.to(old) * torch.linalg.vector_norm(old, dim=-1).mean()
-        return self.with_teacher({**state, "proxy.old": old, "proxy.new": new}, task, "full.", "lora.")
+        return self.with_teacher(
+            {**state, "proxy.old": old, "proxy.new": new}, task, "full.", "lora."
+        )
 
-    def surveys(self) -> frozenset[Moment]:
-        return frozenset({"begin"})
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return frozenset({"task_start"})
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        # Imprinting: count, sum and squares of the features of length 1 of each new class.
         return moment_sums(F.normalize(self.features(backbone, state, batch), dim=-1), batch, task)
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        return imprinted_proxies(state, sums, ctx.rng)
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        # The server draws K proxies from N(unit mean, variance) of the class's unit features.
+        return imprint_proxies(state, sums, ctx.rng)
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L = L_nca + sqrt(|SEEN| / |CUR|) (distance of the maps + distance of the features).
         model, plugs = {**ctx.shared, **train}, select({**ctx.shared, **train}, "full.", "lora.")
-        if ctx.task.index == 0 or ctx.balanced or self.tune == "head":  # nothing moves that is distilled
+        # Only L_nca in the first task, and where nothing below the head is trained.
+        if ctx.task.index == 0 or ctx.balanced or self.tune == "head":
             return batch.mean(self.nca(self.features(backbone, model, batch), model, batch)), {}
         features, maps = patch_maps(backbone, batch.x, plugs)
         with torch.no_grad():
-            teacher = {k.removeprefix("teacher."): v for k, v in select(ctx.shared, "teacher.").items()}
+            teacher = {
+                k.removeprefix("teacher."): v for k, v in select(ctx.shared, "teacher.").items()
+            }
             old_features, old_maps = patch_maps(backbone, batch.x, teacher)
-        distilled = self.distance(old_maps, maps, ctx) + self.flat(old_features, features)
+        teacher_loss = self.distance(old_maps, maps, ctx) + self.flat(old_features, features)
         weight = math.sqrt(ctx.task.stop / ctx.task.size)
-        return batch.mean(self.nca(features, model, batch) + weight * distilled), {}
+        return batch.mean(self.nca(features, model, batch) + weight * teacher_loss), {}
 
     def flat(self, old: Tensor, new: Tensor) -> Tensor:
-        """Weighted distance [B] between old and new features [B, D]: none."""
+        """Compute the weighted distance between the features of teacher and model; here none.
+
+        Args:
+            old: Features [B, D] of the teacher.
+            new: Features [B, D] of the model.
+
+        Returns:
+            Distances [B].
+        """
         return torch.zeros_like(new[:, 0])
 
     def nca(self, features: Tensor, model: Tree, batch: Batch) -> Tensor:
-        """The classification loss [B] over all classes seen so far."""
+        """Compute the classification loss over all classes seen so far.
+
+        Args:
+            features: Features f [B, D].
+            model: Trained and broadcast tensors of the model.
+            batch: Labels of the images.
+
+        Returns:
+            Losses [B].
+        """
+        # y_c = sum_k softmax_k(s_c)_k s_{c,k} with s_{c,k} = 2 cos(f, w_{c,k}) - 2.
         logits = proxy_logits(features, torch.cat([model["proxy.old"], model["proxy.new"]]))
         return nca(logits, batch.y, model["eta"], self.margin, self.nca_code)
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import per_class, whole
+from fczoo.core.payload import per_class, whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
-from fczoo.functional.adapters import Adaptable
+from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
+from fczoo.functional.adapters import AdaptableAnalytic
 from fczoo.functional.ridge import best_ridge, gram_sums, solve_ridge
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
@@ -22,13 +22,15 @@ RIDGES = tuple(10.0**power for power in range(-8, 9))
 
 @register_method("ranpac")
 @dataclass(frozen=True)
-class RanPAC(Adaptable):
-    """Ridge regression on random features relu(f R), its ridge chosen in every task on images held out.
+class RanPAC(AdaptableAnalytic):
+    """Ridge regression on random features relu(f R), with a ridge chosen in every task on held-out
+    images.
 
-    Sent once a task: the sums of FedRidge twice, over images to fit and over images held out, which is all
-    that the choice needs. An image is held out or not whoever owns it, so the choice, too, is that of the
-    images in one place. The final solution uses both parts. The paper first adapts the network in the first
-    task (``adapt=adapter``; 20 epochs, batch 48); without, features are those of the pre-trained one.
+    Sent once a task: the sums of FedRidge twice, over images to fit and over images held out, which
+    is all that the choice needs. An image is held out or not whoever owns it, so the choice, too,
+    is that of the images in one place. The final solution uses both parts. The paper first adapts
+    the network in the first task (``adapt=adapter``; 20 epochs, batch 48); without, features are
+    those of the pre-trained one.
     """
 
     paper = "McDonnell et al., NeurIPS 2023; federated by sums"
@@ -37,10 +39,10 @@ class RanPAC(Adaptable):
 
     $$W = \Bigl( \sum_x \varphi \varphi^\top + \lambda I \Bigr)^{-1} Q$$
 
-    $R$ is random, $Q_c$ is the sum of $\varphi$ over the images of class $c$, and $\lambda$ has the least
-    squared error on images held out.
+    $R$ is random, $Q_c$ is the sum of $\varphi$ over the images of class $c$, and $\lambda$ has the
+    least squared error on images held out.
     """
-    tuned = {"digits": {"width": 500}}
+    dataset_options = {"digits": {"width": 500}}
 
     width: int = option(2000, "columns M of the random projection (paper: 10,000)", low=1)
     ridge: float | None = option(
@@ -48,7 +50,9 @@ class RanPAC(Adaptable):
         "lambda; none: of 10^-8 .. 10^8, that of the least squared error on images held out",
         low=0,
     )
-    lr: float = option(0.01, "learning rate of adapters and head, SGD, cosine over the rounds", low=0)
+    lr: float = option(
+        0.01, "learning rate of adapters and head, SGD, cosine over the rounds", low=0
+    )
     held_out: float = option(
         0.2,
         "part of a task's images on which the ridge is chosen",
@@ -64,36 +68,48 @@ class RanPAC(Adaptable):
         base = super().training()
         if self.ridge is not None:
             return base
-        judge = {"judge.": per_class("count", "sum"), "judge_gram": whole("second moments")}
+        judge = {"judge.": per_class("count", "sum"), "judge_gram": whole_tensors("second moments")}
         return replace(base, uploads={**base.uploads, **judge}, draws=1)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         chosen = torch.tensor(1.0 if self.ridge is None else self.ridge, dtype=torch.float64)
         return state or {**super().begin_task(state, task, backbone, rng), "answer.ridge": chosen}
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
         if self.ridge is not None:
-            return super().survey(moment, backbone, state, batch, task)
-        phi = self.lifted(state, self.features(backbone, state, batch))
+            return super().collect(phase, backbone, state, batch, task)
+        # Client, once per task: G, Q and n of the part to fit, and of the held-out part; the split
+        # depends only on the image.
+        phi = self.lift_features(state, self.features(backbone, state, batch))
         out = batch.draws[:, 0] >= 1 - self.held_out
         fit = gram_sums(phi, batch._replace(w=batch.w * ~out), task)
         judge = gram_sums(phi, batch._replace(w=batch.w * out), task)
-        named = {k.replace("class.", "judge."): v for k, v in judge.items()}
-        return {**fit, "judge_gram": named.pop("gram"), **named}
+        judge_sums = {k.replace("class.", "judge."): v for k, v in judge.items()}
+        return {**fit, "judge_gram": judge_sums.pop("gram"), **judge_sums}
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if self.ridge is None:
+            # Ridge: of 10^-8 .. 10^8 the one with the least squared error on the held-out images of
+            # the current task, (<W, G_h W> - 2 <W, Q_h> + n_h) with W = (G + lambda I)^-1 Q.
             fit = {"gram": sums["gram"], "target": sums["class.sum"].mT}
             judge = {"gram": sums["judge_gram"], "target": sums["judge.sum"].mT}
-            if sums["judge.count"].any():  # else the ridge stays: 1 at first
+            # Without held-out images the ridge stays, 1 at first.
+            if sums["judge.count"].any():
                 state = {
                     **state,
                     "answer.ridge": torch.tensor(best_ridge(fit, judge, RIDGES)).to(sums["gram"]),
                 }
-            both = {k: sums[k] + sums[k.replace("class.", "judge.")] for k in ("class.count", "class.sum")}
-            sums = {**both, "gram": sums["gram"] + sums["judge_gram"]}
-        return super().absorb(moment, state, sums, ctx)
+            # The final solution uses both parts.
+            totals = {
+                k: sums[k] + sums[k.replace("class.", "judge.")]
+                for k in ("class.count", "class.sum")
+            }
+            sums = {**totals, "gram": sums["gram"] + sums["judge_gram"]}
+        return super().update_from(phase, state, sums, ctx)
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
+        # W = (sum phi phi^T + lambda I)^-1 Q over all tasks, without a bias.
         weight = solve_ridge(moments["gram"], moments["target"], float(state["answer.ridge"]))
         return weight, torch.zeros_like(moments["count"])

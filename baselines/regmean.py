@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fczoo.baselines.finetune import HGP_RATES, Tuned
-
+from fczoo.baselines.finetune import HGP_RATES, TunedLinearHead
 from fczoo.core.backbone import LAYERS, Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import Payload, whole
+from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Training
-from fczoo.functional.grams import layer_grams, regression_means
-from fczoo.functional.heads import kept_rows
+from fczoo.functional.heads import merge_task_rows
+from fczoo.functional.regmean import layer_grams, regression_means
 
 RATES: dict[str, dict[str, Any]] = {
     name: {**rates, "gamma": 0.5, "gamma_head": 0.5} if name == "cifar100" else rates
@@ -26,13 +25,14 @@ RATES: dict[str, dict[str, Any]] = {
 
 @register_method("regmean")
 @dataclass(frozen=True)
-class RegMean(Tuned):
-    """FedAvg in which linear layers are merged so that their outputs change least on the clients' own inputs.
+class RegMean(TunedLinearHead):
+    """FedAvg in which linear layers are merged so that their outputs change least on the clients'
+    own inputs.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; every round, besides, the
-    Gram matrix of the inputs of each linear layer that is trained, all tokens of all images of the client.
-    Biases and norms are averaged, or what ``--aggregator`` does to them; it acts on nothing else. Of the head
-    only the task's rows change.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; every round,
+    as well, the Gram matrix of the inputs of each linear layer that is trained, all tokens of all
+    images of the client. Biases and norms are averaged, or what ``--aggregator`` does to them; it
+    acts on nothing else. Of the head only the task's rows change.
     """
 
     paper = "Jin et al., ICLR 2023; form of fed-mammoth"
@@ -43,31 +43,37 @@ class RegMean(Tuned):
 
     $$G_k = \gamma \sum_x x x^\top + (1 - \gamma) \operatorname{diag}\Bigl( \sum_x x x^\top \Bigr)$$
     """
-    tuned = RATES
+    dataset_options = RATES
 
-    gamma: float = option(0.1, "factor of the Gram matrices beside their diagonals", low=0, high=1)
+    gamma: float = option(0.1, "factor of the Gram matrices next to their diagonals", low=0, high=1)
     gamma_head: float = option(0.1, "the same in the head", low=0, high=1)
     view: Literal["test", "train"] = option(
         "test", "view of the images whose Gram matrices are sent (fed-mammoth: train)"
     )
 
     def training(self) -> Training:
-        uploads = {"gram.": whole("second moments"), **self.head_uploads()}
-        return replace(super().training(), uploads=uploads, stats=self.view)
+        uploads = {"gram.": whole_tensors("second moments"), **self.head_uploads()}
+        return replace(super().training(), uploads=uploads, statistics_view=self.view)
 
-    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        # Client, after every round: G = sum x x^T over all tokens of all local images, for every
+        # linear layer that is trained, its entries off the diagonal multiplied by gamma.
         if self.tune != "full":
-            return layer_grams({"head": self.features(backbone, train, batch)}, batch.w, self.gamma_head)
+            return layer_grams(
+                {"head": self.features(backbone, train, batch)}, batch.w, self.gamma_head
+            )
         layers = [f"blocks.{i}.{layer}" for i in range(backbone.depth) for layer in LAYERS]
-        features, inputs = backbone.tapped(batch.x, layers, select(train, "full."))
+        features, inputs = backbone.features_and_taps(batch.x, layers, select(train, "full."))
         inside = layer_grams(inputs, batch.w, self.gamma)
         return {**inside, **layer_grams({"head": features}, batch.w, self.gamma_head)}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        # Server: W = (sum W_k G_k) (sum G_k)^+ for linear layers, FedAvg of biases and norms.
         layers = {name.removeprefix("gram.") for name in payloads[0].only("gram.")}
         weights = {"head.weight" if n == "head" else f"full.{n}.weight": n for n in layers}
-        rest = average([p.drop("gram.", *weights) for p in payloads])
-        return {**rest, **regression_means(payloads, weights)}
+        means = average([p.drop("gram.", *weights) for p in payloads])
+        return {**means, **regression_means(payloads, weights)}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        return {**state, **merged, **kept_rows(state, merged, ctx.task)}
+        # Of the head only the rows of the task change.
+        return {**state, **merged, **merge_task_rows(state, merged, ctx.task)}

@@ -3,34 +3,36 @@
 from dataclasses import dataclass, replace
 
 import torch
-from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
+from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
-from fczoo.functional.gaussians import draw_of_each, gaussians, moment_sums
+from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
+from fczoo.functional.gaussians import draw_per_gaussian, gaussians, moment_sums
 from fczoo.functional.heads import train_head
 from fczoo.functional.losses import cross_entropy_by_task_norm
 
 
 @register_method("slca")
 @dataclass(frozen=True)
-class SLCA(Tuned):
-    """FedAvg with a slow backbone; after each task but the first the head is aligned on features drawn again.
+class SLCA(TunedLinearHead):
+    """FedAvg with a slow backbone; after each task but the first the head is aligned on features
+    drawn again.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once, count,
-    sum and sum of products of the features of each of its classes, from which the server has the mean and
-    covariance of each class as if its images lay in one place. The aligned head answers; training goes on
-    from the other one.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
+    count, sum and sum of products of the features of each of its classes, from which the server has
+    the mean and covariance of each class as if its images was in one place. The aligned head
+    answers; training resumes from the other one.
     """
 
     paper = "Zhang et al., ICCV 2023; federated in FPPL's comparison"
     formulas = r"""
-    After a task $t$ but the first the server trains the head on features of each class $c$, of task $i$:
+    After a task $t$ but the first the server trains the head on features of each class $c$, of task
+    $i$:
 
     $$z \sim \mathcal N\bigl( (a + (1 - a) i / t) \mu_c,\; \Sigma_c + \epsilon I \bigr)$$
 
@@ -39,10 +41,12 @@ class SLCA(Tuned):
 
     $h_j(z)$ are the logits of task $j$'s classes.
     """
-    private = ("gauss.", "aligned.", "sizes")
-    tuned = {}  # its own two rates are the defaults
+    server_only = ("gauss.", "aligned.", "sizes")
+    dataset_options = {}  # its own two rates are the defaults
 
-    per_class: int = option(256, "features drawn of each class and epoch; also the batch size", low=1)
+    per_class: int = option(
+        256, "features drawn of each class and epoch; also the batch size", low=1
+    )
     server_epochs: int = option(5, "epochs of the alignment", low=1)
     server_lr: float = option(
         0.01, "its learning rate, SGD with momentum 0.9 and cosine over the epochs", low=0
@@ -51,58 +55,81 @@ class SLCA(Tuned):
     temperature: float = option(0.1, "of the normalised logits in its loss", low=1e-6)
     jitter: float = option(1e-4, "added to the variances of the features drawn", low=0)
     ageing: float = option(
-        0.9, "the first task's means are drawn this much shorter than those of a task long after it", low=0
+        0.9,
+        "the first task's means are drawn this much shorter than those of a task long after it",
+        low=0,
     )
 
     def training(self) -> Training:
         uploads = {"moment.": per_class("count", "sum", "products"), **self.head_uploads()}
         return replace(super().training(), uploads=uploads)
 
-    def surveys(self) -> frozenset[Moment]:
-        return super().surveys() | {"end"}
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return super().collect_phases() | {"task_end"}
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         state = drop(super().begin_task(state, task, backbone, rng), "aligned.")
         sizes = [*state["sizes"].tolist(), task.size] if "sizes" in state else [task.size]
         return {**state, "sizes": torch.tensor(sizes)}
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        if moment == "begin":
-            return super().survey(moment, backbone, state, batch, task)
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, state, batch, task)
+        # Client, as the task ends: n, sum f and sum f f^T of each class.
         sums = moment_sums(self.features(backbone, state, batch), batch, task, full=True)
         return {k.replace("class.", "moment.", 1): v for k, v in sums.items()}
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        if moment == "begin":
-            return super().absorb(moment, state, sums, ctx)
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        if phase == "task_start":
+            return super().update_from(phase, state, sums, ctx)
         sums = {k.replace("moment.", "class.", 1): v for k, v in sums.items()}
+        # Pooled mean and covariance of each new class; those of old classes stay as they were.
         new = gaussians(sums, ctx.task.start, single=True)
         old = select(state, "gauss.")
         if old:  # labels may come back: their latest moments count
             stay = ~torch.isin(old["gauss.label"], new["gauss.label"])
             new = {k: torch.cat([old[k][stay], v]) for k, v in new.items()}
+        # Classifier alignment from the second task on. The aligned head answers; the head before
+        # the alignment is trained on.
         head = select(state, "head.")
         if ctx.task.index:
-            head = self.aligned(head, new, state["sizes"].tolist(), ctx)
+            head = self.align_head(head, new, state["sizes"].tolist(), ctx)
         return {**state, **new, **{f"aligned.{k}": v for k, v in head.items()}}
 
-    def aligned(self, head: Tree, gauss: Tree, sizes: list[int], ctx: ServerContext) -> Tree:
-        """The head after its alignment, on features of all classes seen."""
+    def align_head(self, head: Tree, gauss: Tree, sizes: list[int], ctx: ServerContext) -> Tree:
+        """Align the head on features drawn for all classes seen.
+
+        Args:
+            head: ``head.weight`` [C, D] and ``head.bias`` [C].
+            gauss: Gaussians of all classes seen, with covariances.
+            sizes: Number of classes of each task so far.
+            ctx: Current task and random generator.
+
+        Returns:
+            The aligned head.
+        """
+        # Mean scaled by a + (1 - a)(task(c) + 1) / (t + 1), a = ``ageing``; covariance + epsilon I.
         task = torch.bucketize(
             gauss["gauss.label"], torch.tensor(sizes).cumsum(0).to(ctx.rng.device), right=True
         )
         age = self.ageing + (1 - self.ageing) * (task + 1) / len(sizes)
         mean, cov = gauss["gauss.mean"], gauss["gauss.cov"]
-        shifted = {
+        targets = {
             **gauss,
             "gauss.mean": mean * age[:, None].to(mean),
             "gauss.cov": cov + self.jitter * torch.eye(cov.shape[-1]).to(cov),
         }
+        # ``per_class`` features per class and epoch; SGD with momentum 0.9 and cosine over the
+        # epochs. The logits are divided by the mean of their norms per task and the temperature.
         return train_head(
             head,
             (0, ctx.task.stop),
-            lambda: draw_of_each(shifted, self.per_class, ctx.rng),
-            lambda logits, labels: cross_entropy_by_task_norm(logits, labels, sizes, self.temperature),
+            lambda: draw_per_gaussian(targets, self.per_class, ctx.rng),
+            lambda logits, labels: cross_entropy_by_task_norm(
+                logits, labels, sizes, self.temperature
+            ),
             self.server_epochs,
             self.server_lr,
             self.per_class,
@@ -110,5 +137,6 @@ class SLCA(Tuned):
         )
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: the aligned head, argmax over the classes seen.
         head = {k.removeprefix("aligned."): v for k, v in select(state, "aligned.").items()}
         return self.logits(backbone, {**state, **head}, batch)[:, : task.stop]

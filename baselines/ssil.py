@@ -1,4 +1,7 @@
-"""SS-IL in federated learning: Separated Softmax for Incremental Learning. Ahn et al., ICCV 2021."""
+"""SS-IL in federated learning: Separated Softmax for Incremental Learning.
+
+Ahn et al., ICCV 2021.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -6,9 +9,9 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.finetune import Tuned
 from torch import Tensor
 
+from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
@@ -19,11 +22,13 @@ from fczoo.functional.exemplars import Rehearsal, warn_once
 
 @register_method("ssil")
 @dataclass(frozen=True)
-class SSIL(Tuned, Rehearsal):
-    """New images are told apart among new classes, exemplars among old; each old task is distilled alone.
+class SSIL(TunedLinearHead, Rehearsal):
+    """New images are distinguished among new classes, exemplars among old; each old task is
+    distilled separately.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Exemplars stay at the
-    client. Memory beyond the model: the teacher, one copy of what is trained; exemplars at the client.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Exemplars stay at
+    the client. Memory beyond the model: the teacher, one copy of what is trained; exemplars at the
+    client.
     """
 
     paper = "Ahn et al., SS-IL, ICCV 2021"
@@ -31,33 +36,46 @@ class SSIL(Tuned, Rehearsal):
     $$L = -\log \operatorname{softmax}_{c \in S(y)}(z)_y
     + T^2 \sum_{i<t} \operatorname{KL}(q_i \,\Vert\, p_i)$$
 
-    $S(y)$ are the old classes for an exemplar, the new ones for a new image; $q_i$ and $p_i$ are softmaxes
-    over the classes of task $i$ of the last model's logits and of these, both divided by $T$.
+    $S(y)$ are the old classes for an exemplar, the new ones for a new image; $q_i$ and $p_i$ are
+    softmaxes over the classes of task $i$ of the last model's logits and of these, both divided by
+    $T$.
     """
-    tuned = {"digits": {"memory": 20}}
+    dataset_options = {"digits": {"memory": 20}}
 
     choice: Literal["herding", "raw", "residual", "first"] = option(
-        "first", "how a client chooses exemplars; released code takes the first images of each class"
+        "first",
+        "how a client chooses exemplars; released code takes the first images of each class",
     )
-    temperature: float = option(2.0, "T of both softmaxes; the distillation is multiplied by T^2", low=1e-6)
+    temperature: float = option(
+        2.0, "T of both softmaxes; the distillation is multiplied by T^2", low=1e-6
+    )
     ratio: float = option(
         4.0,
-        "new images to one exemplar in training: exemplars are repeated where they are fewer; 0: never",
+        "new images to one exemplar in training: exemplars are repeated where they are fewer; 0: "
+        "never",
         low=0,
     )
 
     def training(self) -> Training:
-        def repeated(data: LocalData, kept: Tensor) -> Tensor:
-            times = math.ceil(len(data.index) / self.ratio / len(kept)) if len(kept) and self.ratio else 1
-            number = max(round(len(data.index) / self.ratio), len(kept)) if self.ratio else len(kept)
+        # Fixed ratio of new images to exemplars (released code: batches of 128 and 32).
+        def with_repeats(data: LocalData, kept: Tensor) -> Tensor:
+            times = (
+                math.ceil(len(data.index) / self.ratio / len(kept))
+                if len(kept) and self.ratio
+                else 1
+            )
+            number = (
+                max(round(len(data.index) / self.ratio), len(kept)) if self.ratio else len(kept)
+            )
             return torch.cat([data.index, kept.repeat(max(times, 1))[:number]])
 
-        return replace(self.rehearsing(super().training()), trains_on=repeated)
+        return replace(self.rehearsing(super().training()), trains_on=with_repeats)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if task.size == 1:
             warn_once(
-                f"{self.name} does not learn task {task.index + 1}: a softmax over one class is always 1"
+                f"{self.name} does not learn task {task.index + 1}: a softmax over one class is "
+                "always 1"
             )
         new = torch.zeros(1, task.classes)
         new[0, task.start : task.stop] = 1
@@ -65,28 +83,49 @@ class SSIL(Tuned, Rehearsal):
         state = self.with_teacher(state, task)
         return {**state, "groups": torch.cat([state["groups"], new.to(state["groups"])])}
 
-    def teach(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        return self.recalled("teacher.", backbone, shared, batch)
+    def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        return self.earlier_logits("teacher.", backbone, shared, batch)
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
-        logits, old, seen = self.logits(backbone, train, batch), ctx.task.start, ctx.task.stop
-        loss = batch.mean(self.separated(logits[:, :seen], batch.y, old))
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # L_CE: softmax over the sample's own group, OLD or CUR. Mean over the mixed batch.
+        logits, old, classes = self.logits(backbone, train, batch), ctx.task.start, ctx.task.stop
+        loss = batch.mean(self.separated_loss(logits[:, :classes], batch.y, old))
+        # L_KD: distillation of each finished task by itself, on all samples.
         if old:
             groups = ctx.shared["groups"][:-1, :old]
-            loss = loss + batch.mean(self.distilled(logits[:, :old], batch.teacher[:, :old], groups))
+            loss = loss + batch.mean(
+                self.task_distillation(logits[:, :old], batch.teacher[:, :old], groups)
+            )
         return loss, {}
 
-    def separated(self, logits: Tensor, labels: Tensor, old: int) -> Tensor:
-        """Cross-entropy [B] of logits [B, C] over its label's side: the ``old`` classes, or the rest."""
+    def separated_loss(self, logits: Tensor, labels: Tensor, old: int) -> Tensor:
+        """Compute the cross-entropy of each image over the side of its label: old or new classes.
+
+        Args:
+            logits: Logits [B, C] over the classes seen.
+            labels: Labels [B].
+            old: Number of old classes; these are the first ones.
+
+        Returns:
+            Losses [B].
+        """
         is_old = torch.arange(logits.shape[1], device=logits.device) < old
         same_side = is_old == (labels < old)[:, None]
-        masked = logits.masked_fill(~same_side, torch.finfo(logits.dtype).min)
-        return F.cross_entropy(masked, labels, reduction="none")
+        side_logits = logits.masked_fill(~same_side, torch.finfo(logits.dtype).min)
+        return F.cross_entropy(side_logits, labels, reduction="none")
 
-    def distilled(self, logits: Tensor, teacher: Tensor, groups: Tensor) -> Tensor:
-        """Sum [B] over tasks of T^2 KL(q || p), softmaxes of logits [B, o] over the classes of the task.
+    def task_distillation(self, logits: Tensor, teacher: Tensor, groups: Tensor) -> Tensor:
+        """Compute the sum over finished tasks of T^2 KL(q || p), softmaxes over the task's classes.
 
-        ``groups`` [t, o] is 1 for the classes of each finished task.
+        Args:
+            logits: Logits [B, o] over the old classes.
+            teacher: Logits [B, o] of the teacher.
+            groups: 1 for the classes of each finished task [t, o].
+
+        Returns:
+            Losses [B].
         """
         outside = groups[:, None] == 0  # [t, 1, o]
         lowest = torch.finfo(logits.dtype).min
@@ -94,5 +133,5 @@ class SSIL(Tuned, Rehearsal):
             (z / self.temperature)[None].masked_fill(outside, lowest).log_softmax(-1)
             for z in (logits, teacher)
         )
-        apart = (log_q.exp() * (log_q - log_p)).masked_fill(outside, 0.0)
-        return self.temperature**2 * apart.sum((0, 2))
+        divergence = (log_q.exp() * (log_q - log_p)).masked_fill(outside, 0.0)
+        return self.temperature**2 * divergence.sum((0, 2))

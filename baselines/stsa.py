@@ -12,18 +12,20 @@ from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import ServerContext
-from fczoo.functional.adapters import Adaptable
+from fczoo.functional.adapters import AdaptableAnalytic
 from fczoo.functional.ridge import Score, solve_ridge
 
 
 @register_method("stsa")
 @dataclass(frozen=True)
-class STSA(Adaptable):
-    """Ridge regression on random features relu(f R), read by cosine, from sums over clients and tasks.
+class STSA(AdaptableAnalytic):
+    """Ridge regression on random features relu(f R), read by cosine, from sums over clients and
+    tasks.
 
-    Sent once a task: count and sum of random features of every class, and their Gram matrix. The cosine
-    undoes that the rows of rare classes are short. The paper first adapts the network in the first task
-    (``adapt=adapter``; 10 rounds of 2 epochs, batch 128); without, features are those of the pre-trained one.
+    Sent once a task: count and sum of random features of every class, and their Gram matrix. The
+    cosine undoes that the rows of rare classes are short. The paper first adapts the network in the
+    first task (``adapt=adapter``; 10 rounds of 2 epochs, batch 128); without, features are those of
+    the pre-trained one.
     """
 
     paper = "Guan et al., WWW 2026, arXiv 2506.01327"
@@ -36,13 +38,15 @@ class STSA(Adaptable):
 
     $R$ is random, $Q_c$ is the sum of $\varphi$ over the images of class $c$.
     """
-    tuned = {"digits": {"width": 500, "ridge": 1e3}}
+    dataset_options = {"digits": {"width": 500, "ridge": 1e3}}
 
     width: int = option(1250, "columns M of the random projection, drawn from N(0, 1)", low=1)
     ridge: float = option(
         1e6, "lambda, weight of the squared norm of the classifier", low=0, tune=(1e-2, 1e8, "log")
     )
-    score: Score = option("cosine", "answer by the cosine between feature and class weight, or its value")
+    score: Score = option(
+        "cosine", "answer by the cosine between feature and class weight, or its value"
+    )
 
     def random_features(self) -> int:
         return self.width
@@ -51,5 +55,7 @@ class STSA(Adaptable):
         return self.score
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
+        # W = (G + lambda I)^-1 Q with G = sum phi phi^T over clients and tasks, phi = relu(f R).
+        # The answer is argmax_c cos(phi, w_c).
         weight = solve_ridge(moments["gram"], moments["target"], self.ridge)
         return weight, torch.zeros_like(moments["count"])

@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from fczoo.baselines.stsa import STSA
 
+from fczoo.baselines.stsa import STSA
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Moment, ServerContext, Task, Training
+from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.ridge import gram_of_groups
 
@@ -19,11 +19,12 @@ from fczoo.functional.ridge import gram_of_groups
 @register_method("stsae")
 @dataclass(frozen=True)
 class STSAE(STSA):
-    """STSA whose Gram matrix is estimated from the class sums of random parts of each client's images.
+    """STSA whose Gram matrix is estimated from the class sums of random parts of each client's
+    images.
 
-    Sent once a task: count and sum of random features of every class, for each of q parts. How much the sums
-    of the parts differ tells how much the features within a class do: on average over the cuts the estimate
-    is the Gram matrix. The server must see each client's sums by itself.
+    Sent once a task: count and sum of random features of every class, for each of q parts. How much
+    the sums of the parts differ shows how much the features within a class do: on average over the
+    cuts the estimate is the Gram matrix. The server must see each client's sums by itself.
     """
 
     formulas = r"""
@@ -32,34 +33,44 @@ class STSAE(STSA):
 
     $$W = \Bigl( \sum_c G_c + \lambda I \Bigr)^{-1} Q$$
 
-    $s_{j,c}$ is the sum of $\varphi = \max(0,\; R^\top f)$ over the $n_{j,c}$ images of class $c$ in part $j$
-    of all clients' parts, $J_c$ of which hold the class; $Q_c$ is the sum over all its $N_c$ images.
+    $s_{j,c}$ is the sum of $\varphi = \max(0,\; R^\top f)$ over the $n_{j,c}$ images of class $c$
+    in part $j$ of all clients' parts. $J_c$ parts hold the class; $Q_c$ is the sum over all its
+    $N_c$ images.
     """
 
     parts: int = option(5, "q, equal parts at random into which a client cuts its images", low=1)
     count_all_groups: bool = option(
         False,
-        "count parts without a class, too, among those of which its spread is estimated, which is then too "
-        "small",
+        "estimate a class's spread also from the parts without the class; it is then too small",
         quirk="Yuqin-G/STSA",
     )
 
     def training(self) -> Training:
         uploads = {f"part{j}.": per_class("count", "sum") for j in range(self.parts)}
-        return replace(super().training(), uploads=uploads, draws=1, even_draws=True, separate=True)
+        return replace(
+            super().training(),
+            uploads=uploads,
+            draws=1,
+            stratified_draws=True,
+            per_client_statistics=True,
+        )
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
-        phi = self.lifted(state, self.features(backbone, state, batch))
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        # Client, once per task: q equal parts of its images at random; s_{j,c} and n_{j,c} of each.
+        phi = self.lift_features(state, self.features(backbone, state, batch))
         part = F.one_hot((self.parts * batch.draws[:, 0]).long(), self.parts) * batch.w[:, None]
         sums: Tree = {}
         for j in range(self.parts):
-            own = class_sums(phi, batch._replace(w=part[:, j]), task)
-            sums |= {name.replace("class", f"part{j}"): value for name, value in own.items()}
+            part_sums = class_sums(phi, batch._replace(w=part[:, j]), task)
+            sums |= {name.replace("class", f"part{j}"): value for name, value in part_sums.items()}
         return sums
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        # Server: G_c from the sums of all J groups, then G = sum_c G_c and ridge regression.
         count = torch.cat([sums[f"part{j}.count"] for j in range(self.parts)])  # [J, c]
         total = torch.cat([sums[f"part{j}.sum"] for j in range(self.parts)])
         gram = gram_of_groups(count, total, len(count) if self.count_all_groups else None)
-        added = {"class.count": count.sum(0), "class.sum": total.sum(0), "gram": gram}
-        return super().absorb(moment, state, added, ctx)
+        moments = {"class.count": count.sum(0), "class.sum": total.sum(0), "gram": gram}
+        return super().update_from(phase, state, moments, ctx)

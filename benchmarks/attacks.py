@@ -9,7 +9,7 @@ import statistics
 
 from tabulate import tabulate
 
-from fczoo import Bench, FczooError, Settings, create_method
+from fczoo import Benchmark, FczooError, Settings, create_method
 
 ATTACKS = ("none", "sign-flip:5", "scale:20", "gaussian:20", "label-flip")
 AGGREGATORS = {
@@ -35,7 +35,7 @@ def average(method, attack, defence, options, seeds):
         **hostile,
         **defence,
     }
-    bench = Bench.open(Settings.for_dataset("digits", **settings))
+    bench = Benchmark.open(Settings.for_dataset("digits", **settings))
     try:
         return f"{statistics.fmean(bench.run(method, seed).metrics['Avg'] for seed in seeds):.1f}"
     except FczooError as error:
@@ -55,7 +55,9 @@ def main():
         help="methods whose averaging is defended (fedavg: head only); empty: none",
     )
     parser.add_argument(
-        "--merged", default="fedncm,hgp,fppl", help="methods whose class statistics are defended; empty: none"
+        "--merged",
+        default="fedncm,hgp,fppl",
+        help="methods whose class statistics are defended; empty: none",
     )
     options = parser.parse_args()
     seeds = [int(s) for s in options.seeds.split(",")]
@@ -64,7 +66,10 @@ def main():
         for name in filter(None, names.split(",")):
             method = create_method(name, "digits", **({"tune": "head"} if name == "fedavg" else {}))
             for attack in ATTACKS:
-                cells = [average(method, attack, defence, options, seeds) for defence in defences.values()]
+                cells = [
+                    average(method, attack, defence, options, seeds)
+                    for defence in defences.values()
+                ]
                 rows.append([name, attack, *cells])
         print(tabulate(rows, ["method", "attack", *defences], disable_numparse=True), flush=True)
 

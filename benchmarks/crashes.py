@@ -2,10 +2,10 @@
 
     python benchmarks/crashes.py --trials 10
 
-Every trial is one run of ``fczoo bench`` in a process of its own (forked, so that it starts at once). A
-fault hits it at a moment drawn over the length of an unhurt run; then the same command runs again until
-it ends well. A trial survives when every file equals the unhurt run's byte by byte, with times, memory
-and the command line left out. Linux only.
+Every trial is one run of ``fczoo bench`` in a process of its own (forked, so that it starts at
+once). A fault hits it at a moment drawn over the length of an unhurt run; then the same command
+runs again until it ends well. A trial survives when every file equals the unhurt run's byte by
+byte, with times, memory and the command line left out. Linux only.
 """
 
 import argparse
@@ -26,8 +26,24 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-SIZE = {"rounds": 3, "epochs": 1, "tasks": 3, "clients": 3, "train-per-class": 16, "test-per-class": 4}
-ASIDE = {"sha256", "seconds", "peak MB", "peak_memory", "phases", "command", "started", "bytes_per_second"}
+SIZE = {
+    "rounds": 3,
+    "epochs": 1,
+    "tasks": 3,
+    "clients": 3,
+    "train-per-class": 16,
+    "test-per-class": 4,
+}
+ASIDE = {
+    "sha256",
+    "seconds",
+    "peak MB",
+    "peak_memory",
+    "phases",
+    "command",
+    "started",
+    "bytes_per_second",
+}
 DISK = 64_000_000  # bytes of the small file system
 
 
@@ -82,7 +98,9 @@ def fill(folder):
 
 def limit_memory(pid):
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
-    resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY))
+    resource.prlimit(
+        pid, resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY)
+    )
 
 
 FAULTS = {
@@ -120,12 +138,12 @@ def small_disk(wanted):
         shutil.rmtree(folder)
 
 
-def trial(method, fault, moment, unhurt):
+def trial(method, fault, phase, unhurt):
     """Exit code of the first attempt, number of attempts, and the files that differ."""
     with small_disk(fault == "full disk") as folder:
         out, log = folder / "run", Path(tempfile.gettempdir()) / f"crashes-{os.getpid()}.log"
         process = start(method, out, log)
-        time.sleep(moment)
+        time.sleep(phase)
         if process.is_alive():
             with suppress(ProcessLookupError, FileNotFoundError):  # it may end this very moment
                 FAULTS[fault](process.pid, folder)
@@ -158,7 +176,9 @@ def main():
     )
     parser.add_argument("--methods", default="hgp,pilora,fppl,fcilpt,fedncm")
     parser.add_argument("--faults", default=",".join(FAULTS))
-    parser.add_argument("--trials", type=int, default=10, help="of every fault, spread over the methods")
+    parser.add_argument(
+        "--trials", type=int, default=10, help="of every fault, spread over the methods"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     import fczoo.runner.grid  # noqa: F401 - imported here so that the children start at once
@@ -181,7 +201,9 @@ def main():
         codes, bad, attempts = Counter(), [], 0
         for i in range(options.trials):
             method = methods[i % len(methods)]
-            first, tries, different = trial(method, fault, rng.uniform(0, length[method]), unhurt[method])
+            first, tries, different = trial(
+                method, fault, rng.uniform(0, length[method]), unhurt[method]
+            )
             codes[first] += 1
             attempts = max(attempts, tries)
             if different:
@@ -191,9 +213,13 @@ def main():
         rows.append([fault, options.trials, hit, options.trials - len(bad), attempts, exits])
         for method, different in bad:
             print(f"{fault}: {method} differs in {', '.join(different)}", file=sys.stderr)
-    print(tabulate(rows, ["fault", "tried", "ended the run", "survived", "most attempts", "exit codes"]))
+    print(
+        tabulate(
+            rows, ["fault", "tried", "ended the run", "survived", "most attempts", "exit codes"]
+        )
+    )
     if "full disk" in options.faults and "full disk" not in faults:
-        print("full disk: not tried, this system lets nobody mount a small file system")
+        print("full disk: not tried, this system lets no one mount a small file system")
     sys.exit(any(row[1] != row[3] for row in rows))
 
 

@@ -7,7 +7,7 @@
    survey of it is done again on the device from the same state. Uploads may differ by rounding alone.
 2. Whole runs there: attacked, with one client or three in a forward; the same again when the run is killed
    after its first round and resumed. Also in bfloat16, which must only end.
-3. ``step.py``: speed and peak memory of training steps beside a plain loop.
+3. ``step.py``: speed and peak memory of training steps next to a plain loop.
 4. HGP's schedule of CIFAR-100 (ten tasks, ViT-B/16), where its data and weights are there.
 
 The exit code is the number of parts that failed.
@@ -28,32 +28,37 @@ import click
 import torch
 from tabulate import tabulate
 
-from fczoo import Bench, Context, Method, Tree
+from fczoo import Benchmark, Context, Method, Tree
 from fczoo.core.payload import Payload
 from fczoo.core.registry import METHODS
 from fczoo.data.views import ImageStore
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.device import DTYPES, pick_device
-from fczoo.federation.engine import Engine
+from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import hardware, peak_memory, versions
 from fczoo.testing.world import small_method, toy_bench
 
 HERE = Path(__file__).parent
 ROUNDING = 1e-6  # of a tensor's largest entry, in float64 after two epochs
 SMALLER: dict[str, dict[str, Any]] = {"glfc": {"inversion_steps": 1, "inversion_inner": 2}}
-SMALL_STEPS = "--methods hgp --backbones vit_nano_32 --precisions fp32 --together 1 --steps 5 --repeats 1"
+SMALL_STEPS = (
+    "--methods hgp --backbones vit_nano_32 --precisions fp32 --together 1 --steps 5 --repeats 1"
+)
 SMALL_RUN = (
-    "--dataset digits --tasks 2 --clients 2 --rounds 1 --epochs 1 --train-per-class 4 --test-per-class 2"
+    "--dataset digits --tasks 2 --clients 2 --rounds 1 --epochs 1 --train-per-class 4 "
+    "--test-per-class 2"
 )
 WHOLE_RUN = "--protocol hgp --dataset cifar100 --seeds 0"
 
 Row = dict[str, Any]
 
 
-def on_device(bench: Bench, device: torch.device, dtype: torch.dtype) -> Bench:
+def on_device(bench: Benchmark, device: torch.device, dtype: torch.dtype) -> Benchmark:
     """The benchmark with its backbone and images on a device."""
     backbone = bench.backbone.to(device, dtype)
-    train, test = (ImageStore(images, backbone) for images in (bench.stream.train, bench.stream.test))
+    train, test = (
+        ImageStore(images, backbone) for images in (bench.stream.train, bench.stream.test)
+    )
     return replace(bench, backbone=backbone, train=train, test=test)
 
 
@@ -62,7 +67,9 @@ def largest_difference(here: list[Payload], there: list[Payload]) -> float:
     found = [0.0]
     for a, b in zip(here, there, strict=True):
         if a.keys() != b.keys():
-            raise ValueError(f"client {a.client} sends {sorted(a)} from the CPU, {sorted(b)} from the device")
+            raise ValueError(
+                f"client {a.client} sends {sorted(a)} from the CPU, {sorted(b)} from the device"
+            )
         for name, value in a.items():
             if value.numel():
                 gap = (value.double() - b[name].cpu().double()).abs().max()
@@ -75,29 +82,37 @@ class Replay:
     and notes how far the uploads are apart.
     """
 
-    def __init__(self, bench: Bench):
+    def __init__(self, bench: Benchmark):
         self.bench, self.gaps = bench, list[float]()
         self.memories: dict[int, Tree] = {}  # what the clients on the device remember
 
-    def run(self, method: Method, bench: Bench) -> float:
+    def run(self, method: Method, bench: Benchmark) -> float:
         """The largest difference of a whole run."""
-        train, survey = Engine.train, Engine.survey
+        train, collect = ClientEngine.train, ClientEngine.collect
 
-        def trained(engine: Engine, state: Tree, clients: Any, ctx: Context, *tick: Any) -> list[Payload]:
+        def trained(
+            engine: ClientEngine, state: Tree, clients: Any, ctx: Context, *tick: Any
+        ) -> list[Payload]:
             there = self._engine(engine)
-            after = train(there, self._moved(state), clients, replace(ctx, shared=self._moved(ctx.shared)))
+            after = train(
+                there, self._moved(state), clients, replace(ctx, shared=self._moved(ctx.shared))
+            )
             return self._noted(train(engine, state, clients, ctx, *tick), after)
 
-        def surveyed(engine: Engine, moment: Any, state: Tree, clients: Any, ctx: Context) -> list[Payload]:
-            after = list(survey(self._engine(engine), moment, self._moved(state), clients, ctx))
-            return self._noted(list(survey(engine, moment, state, clients, ctx)), after)
+        def collected(
+            engine: ClientEngine, phase: Any, state: Tree, clients: Any, ctx: Context
+        ) -> list[Payload]:
+            after = list(collect(self._engine(engine), phase, self._moved(state), clients, ctx))
+            return self._noted(list(collect(engine, phase, state, clients, ctx)), after)
 
-        with mock.patch.multiple(Engine, train=trained, survey=surveyed):
+        with mock.patch.multiple(ClientEngine, train=trained, collect=collected):
             bench.run(method)
         return max(self.gaps)
 
-    def _engine(self, engine: Engine) -> Engine:
-        return Engine(engine.method, self.bench.backbone, self.bench.train, engine.plan, self.memories, {})
+    def _engine(self, engine: ClientEngine) -> ClientEngine:
+        return ClientEngine(
+            engine.method, self.bench.backbone, self.bench.train, engine.plan, self.memories, {}
+        )
 
     def _moved(self, tree: Tree) -> Tree:
         return {name: value.to(self.bench.backbone.device) for name, value in tree.items()}
@@ -122,7 +137,9 @@ def same_numbers(names: list[str], device: torch.device) -> list[Row]:
         for together in (1, 3):
             bench = toy_bench(together=together)
             gap = Replay(on_device(bench, device, torch.float64)).run(method_of(name), bench)
-            rows.append({"method": name, "together": together, "difference": gap, "ok": gap <= ROUNDING})
+            rows.append(
+                {"method": name, "together": together, "difference": gap, "ok": gap <= ROUNDING}
+            )
     return rows
 
 
@@ -138,12 +155,14 @@ def whole_runs(names: list[str], device: torch.device) -> list[Row]:
             row = {"method": name, "together": together, "precision": precision, **result.metrics}
             row |= {"seconds": time.perf_counter() - begin}
             row |= {f"MiB, {kind}": size / 2**20 for kind, size in peak_memory(device).items()}
-            rows.append({**row, "ok": precision == "bf16" or resumed(bench, name) == result.accuracy})
+            rows.append(
+                {**row, "ok": precision == "bf16" or resumed(bench, name) == result.accuracy}
+            )
     return rows
 
 
-def resumed(bench: Bench, name: str) -> list[list[float]]:
-    """Accuracies of the run that is killed after its first round and goes on."""
+def resumed(bench: Benchmark, name: str) -> list[list[float]]:
+    """Accuracies of the run that is killed after its first round and continues."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.safetensors"
         try:
@@ -174,7 +193,9 @@ def table(
 @click.command(help=__doc__.split("\n")[0])
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--methods", help="Of parts 1 and 2, separated by commas.  [all]")
-@click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Folder with CIFAR-100.")
+@click.option(
+    "--data-root", type=click.Path(file_okay=False, path_type=Path), help="Folder with CIFAR-100."
+)
 @click.option(
     "--small", is_flag=True, help="The shortest steps, and a tiny run of HGP on digits, for trying."
 )
@@ -190,13 +211,34 @@ def main(device: str, methods: str | None, data_root: Path | None, small: bool, 
         found[title] = table(part, names, place)
         parts[title] = all(row["ok"] for row in found[title])
     print("\nsteps", flush=True)
-    steps = [*(SMALL_STEPS.split() if small else ()), "--device", device, "--out", str(out / "step.json")]
+    steps = [
+        *(SMALL_STEPS.split() if small else ()),
+        "--device",
+        device,
+        "--out",
+        str(out / "step.json"),
+    ]
     parts["steps"] = command(sys.executable, str(HERE / "step.py"), *steps)
     print("\nHGP", flush=True)
     if small or data_root:
-        schedule = [*(SMALL_RUN if small else WHOLE_RUN).split(), "--methods", "hgp", "--device", device]
+        schedule = [
+            *(SMALL_RUN if small else WHOLE_RUN).split(),
+            "--methods",
+            "hgp",
+            "--device",
+            device,
+        ]
         data = ["--data-root", str(data_root)] if data_root else []
-        bench = [sys.executable, "-m", "fczoo", "bench", *schedule, *data, "--out", str(out / "hgp")]
+        bench = [
+            sys.executable,
+            "-m",
+            "fczoo",
+            "bench",
+            *schedule,
+            *data,
+            "--out",
+            str(out / "hgp"),
+        ]
         parts["HGP"] = command(*bench)
     else:
         print("left out; it needs --data-root")

@@ -10,14 +10,21 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from fczoo import Bench, Settings, create_method
+from fczoo import Benchmark, Settings, create_method
 from fczoo.federation.checkpoint import Checkpoint
-from fczoo.runner.recorder import Recorder
+from fczoo.runner.execute import RoundWriter
 
-SMALL = {"tasks": 2, "clients": 3, "epochs": 1, "train_per_class": 8, "test_per_class": 4, "device": "cpu"}
+SMALL = {
+    "tasks": 2,
+    "clients": 3,
+    "epochs": 1,
+    "train_per_class": 8,
+    "test_per_class": 4,
+    "device": "cpu",
+}
 
 
-class Watched(Recorder):
+class Watched(RoundWriter):
     """Notes memory and disk after every round."""
 
     def start(self, *arguments):
@@ -39,11 +46,14 @@ def main():
     parser.add_argument("--methods", default="hgp,fcilpt,fedavg")
     options = parser.parse_args()
     rows = []
-    bench = Bench.open(Settings.for_dataset("digits", rounds=options.rounds // 2, **SMALL))
+    bench = Benchmark.open(Settings.for_dataset("digits", rounds=options.rounds // 2, **SMALL))
     for name in options.methods.split(","):
         with tempfile.TemporaryDirectory() as folder, Watched(Path(folder)) as log:
             bench.run(
-                create_method(name, "digits"), 0, log, Checkpoint(Path(folder) / "checkpoint.safetensors")
+                create_method(name, "digits"),
+                0,
+                log,
+                Checkpoint(Path(folder) / "checkpoint.safetensors"),
             )
         at = [len(log.resident) * part // 20 - 1 for part in (2, 5, 10, 15, 20)]
         checkpoint = max(d.get("checkpoint.safetensors", 0) for d in log.disk)
@@ -51,7 +61,7 @@ def main():
         per_round = log.disk[-1]["rounds.jsonl"] / len(log.disk)
         rows.append([name, *resident, f"{checkpoint / 1e6:.3f}", f"{per_round:.0f}"])
     rounds = [f"MB at round {i + 1}" for i in at]
-    header = ["method", *rounds, "checkpoint MB, at most", "log bytes a round"]
+    header = ["method", *rounds, "checkpoint MB, at most", "log bytes per round"]
     print(tabulate(rows, header, disable_numparse=True))
 
 

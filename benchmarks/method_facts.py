@@ -1,7 +1,7 @@
 """Write the table from which ``fczoo list methods`` prints: ``python benchmarks/method_facts.py``.
 
-The list imports neither torch nor a method, so this script computes once what a method trains and sends.
-Run it after a change to what a method declares; a test compares the table with the methods.
+The list imports neither torch nor a method, so this script computes once what a method trains and
+sends. Run it after a change to what a method declares; a test compares the table with the methods.
 """
 
 import csv
@@ -10,7 +10,7 @@ from typing import get_args
 
 import torch
 
-from fczoo.board.traits import FAMILIES, words_of
+from fczoo.board.method_tags import FAMILIES, words_of
 from fczoo.cli.method_list import TABLE, Facts
 from fczoo.core.method import Method
 from fczoo.core.payload import Content, Payload, contents
@@ -36,8 +36,10 @@ def facts_of(name: str) -> Facts:
     """Return what the list says of a method, from what it declares and from one measured upload."""
     method = create_method(name, DATASET)
     training = method.training()
-    words = words_of(training.trained)
-    ordered = sorted(words, key=lambda word: FAMILIES.index(word) if word in FAMILIES else len(FAMILIES))
+    words = words_of(training.trained_prefixes)
+    ordered = sorted(
+        words, key=lambda word: FAMILIES.index(word) if word in FAMILIES else len(FAMILIES)
+    )
     trained = [SHORT.get(word, word) for word in ordered]
     declared = contents(training.uploads) | ({"parameters"} if trained else set())
     return Facts(
@@ -45,7 +47,8 @@ def facts_of(name: str) -> Facts:
         group_of(method),
         year_of(type(method).paper),
         ", ".join(trained) or "nothing",
-        ", ".join(SHORT[content] for content in get_args(Content) if content in declared) or "nothing",
+        ", ".join(SHORT[content] for content in get_args(Content) if content in declared)
+        or "nothing",
         str(upload_bytes(method)),
     )
 
@@ -53,12 +56,12 @@ def facts_of(name: str) -> Facts:
 def group_of(method: Method) -> str:
     """Return the group of a method, from what it declares and where it is defined."""
     training = method.training()
-    if training.scope != "task":
+    if training.data_scope != "task":
         return "bounds"
     if training.exemplars:
         return "exemplars"
     if type(method).__module__.startswith("fczoo.baselines."):
-        return "baselines" if training.trained else "analytic"
+        return "baselines" if training.trained_prefixes else "analytic"
     return "methods"
 
 
@@ -85,7 +88,7 @@ def upload_bytes(method: Method) -> int:
 
 def main() -> None:
     """Write the table of all methods of this repository."""
-    torch.set_num_threads(1)  # a step on so few images is too small to share
+    torch.set_num_threads(1)  # a step on few images is too small to share
     names = [*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")]
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fczoo import load_backbone
-from fczoo.backbones.timm_vit import BUNDLED
+from fczoo.backbones.timm_vit import BUNDLED_CONFIG
 
 BATCH, PEAK_LR, TEACHER_PIXELS = 256, 1.5e-3, 128
 
@@ -44,8 +44,12 @@ def tiny_imagenet(root: Path, per_class: int | None) -> tuple[Tensor, Tensor]:
         raise click.ClickException(
             f"no images below {root / 'train'}; give the folder that holds wnids.txt and train/"
         )
-    images = np.stack([np.asarray(Image.open(f).convert("RGB")) for f, _ in tqdm(files, "read", leave=False)])
-    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.tensor([i for _, i in files])
+    images = np.stack(
+        [np.asarray(Image.open(f).convert("RGB")) for f, _ in tqdm(files, "read", leave=False)]
+    )
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.tensor(
+        [i for _, i in files]
+    )
 
 
 @torch.inference_mode()
@@ -71,8 +75,14 @@ def augment(x: Tensor, rng: torch.Generator) -> Tensor:
     theta = torch.zeros(len(x), 2, 3)
     theta[:, 0, 2], theta[:, 1, 2] = uniform(-1, 1) * (1 - width), uniform(-1, 1) * (1 - height)
     theta[:, 0, 0], theta[:, 1, 1] = torch.where(uniform(0, 1) < 0.5, width, -width), height
-    grid = F.affine_grid(theta, [len(x), 3, BUNDLED.image_size, BUNDLED.image_size], align_corners=False)
-    x = F.grid_sample(x.float() / 255, grid, mode="bilinear", align_corners=False, padding_mode="reflection")
+    grid = F.affine_grid(
+        theta,
+        [len(x), 3, BUNDLED_CONFIG.image_size, BUNDLED_CONFIG.image_size],
+        align_corners=False,
+    )
+    x = F.grid_sample(
+        x.float() / 255, grid, mode="bilinear", align_corners=False, padding_mode="reflection"
+    )
     x = (x * uniform(0.6, 1.4, 1, 1, 1)).clamp(0, 1)
     mean = x.mean((1, 2, 3), keepdim=True)
     x = ((x - mean) * uniform(0.6, 1.4, 1, 1, 1) + mean).clamp(0, 1)
@@ -81,29 +91,44 @@ def augment(x: Tensor, rng: torch.Generator) -> Tensor:
 
 @click.command(context_settings={"show_default": True})
 @click.argument(
-    "folder", metavar="TINY_IMAGENET_FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path)
+    "folder",
+    metavar="TINY_IMAGENET_FOLDER",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
 )
-@click.argument("teacher", metavar="VIT_TI", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument(
+    "teacher", metavar="VIT_TI", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
 @click.argument("out", metavar="OUT", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--epochs", default=14, type=click.IntRange(1))
-@click.option("--per-class", type=click.IntRange(1), help="First training images of each class; none: all.")
+@click.option(
+    "--per-class", type=click.IntRange(1), help="First training images of each class; none: all."
+)
 @click.option("--seed", default=0)
-def main(folder: Path, teacher: Path, out: Path, epochs: int, per_class: int | None, seed: int) -> None:
+def main(
+    folder: Path, teacher: Path, out: Path, epochs: int, per_class: int | None, seed: int
+) -> None:
     """Train vit_nano_32 and write its weights, float16, after every epoch."""
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
     images, labels = tiny_imagenet(folder, per_class)
     target = teacher_features(images, teacher)
     size: dict[str, Any] = {
-        "img_size": BUNDLED.image_size,
-        "patch_size": BUNDLED.patch_size,
-        "embed_dim": BUNDLED.dim,
-        "depth": BUNDLED.depth,
+        "img_size": BUNDLED_CONFIG.image_size,
+        "patch_size": BUNDLED_CONFIG.patch_size,
+        "embed_dim": BUNDLED_CONFIG.dim,
+        "depth": BUNDLED_CONFIG.depth,
     }
     net = VisionTransformer(
-        **size, num_heads=BUNDLED.heads, num_classes=0, global_pool="token", patch_drop_rate=0.5
+        **size,
+        num_heads=BUNDLED_CONFIG.heads,
+        num_classes=0,
+        global_pool="token",
+        patch_drop_rate=0.5,
     )
-    head, project = nn.Linear(BUNDLED.dim, int(labels.max()) + 1), nn.Linear(BUNDLED.dim, target.shape[1])
+    head, project = (
+        nn.Linear(BUNDLED_CONFIG.dim, int(labels.max()) + 1),
+        nn.Linear(BUNDLED_CONFIG.dim, target.shape[1]),
+    )
     params = [p for module in (net, head, project) for p in module.parameters()]
     decayed, plain = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
@@ -117,20 +142,26 @@ def main(folder: Path, teacher: Path, out: Path, epochs: int, per_class: int | N
             net.patch_drop = nn.Identity()  # type: ignore[assignment]  # half of the patches are dropped but for the last two epochs
         losses = []
         for rows in tqdm(
-            torch.randperm(len(images), generator=rng).split(BATCH)[:steps], f"epoch {epoch + 1}", leave=False
+            torch.randperm(len(images), generator=rng).split(BATCH)[:steps],
+            f"epoch {epoch + 1}",
+            leave=False,
         ):
             feature = net(augment(images[rows], rng))
             loss = F.cross_entropy(head(feature), labels[rows], label_smoothing=0.1)
-            loss = loss + 2 * (1 - F.cosine_similarity(project(feature), target[rows], dim=1)).mean()
+            loss = (
+                loss + 2 * (1 - F.cosine_similarity(project(feature), target[rows], dim=1)).mean()
+            )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(params, 1.0)
             optimizer.step()
             schedule.step()
             losses.append(loss.detach())
-        save_file({name: v.detach().half().contiguous() for name, v in net.state_dict().items()}, out)
+        save_file(
+            {name: v.detach().half().contiguous() for name, v in net.state_dict().items()}, out
+        )
         print(f"epoch {epoch + 1} of {epochs}: loss {torch.stack(losses).mean():.3f}", flush=True)
-    load_backbone(f"{BUNDLED.name}:{out}")  # fails here rather than in use
+    load_backbone(f"{BUNDLED_CONFIG.name}:{out}")  # fails here rather than in use
 
 
 if __name__ == "__main__":

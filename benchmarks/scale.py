@@ -8,8 +8,8 @@
 on workers of a Ray cluster of this machine. ``clients``: rounds of ten participants among ever more clients,
 each number in a process of its own.
 
-Every run has one thread. Memory is the proportional set size (PSS) of all processes together, Linux alone:
-what processes share counts once.
+Every run has one thread. Memory is the proportional set size (PSS) of all processes together, Linux
+alone: what processes share counts once.
 """
 
 import json
@@ -38,18 +38,37 @@ def main() -> None:
 @click.option("--seeds", default="0-3", show_default=True)
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
 def grid(jobs: str, methods: str, seeds: str, more: tuple[str, ...]) -> None:
-    """The same grid with each number of jobs; beside runs: what a run costs besides its rounds."""
+    """The same grid with each number of jobs; next to runs: what a run costs in addition to its
+    rounds.
+    """
     rows: list[list[object]] = []
     for count in jobs.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            words = ["--methods", methods, "--seeds", seeds, "--jobs", count, *more, "--out", f"{folder}/run"]
+            words = [
+                "--methods",
+                methods,
+                "--seeds",
+                seeds,
+                "--jobs",
+                count,
+                *more,
+                "--out",
+                f"{folder}/run",
+            ]
             seconds, memory = watched([sys.executable, "-m", "fczoo", "bench", *words])
-            of_runs = [json.loads(f.read_text())["seconds"] for f in Path(folder).rglob("result.json")]
+            of_runs = [
+                json.loads(f.read_text())["seconds"] for f in Path(folder).rglob("result.json")
+            ]
         first = float(str(rows[0][1])) if rows else seconds
         beside = (seconds * int(count) - sum(of_runs)) / len(of_runs)
-        figures = f"{seconds:.1f}", f"{first / seconds:.2f}", f"{beside:.1f}", f"{memory / 2**20:.0f}"
+        figures = (
+            f"{seconds:.1f}",
+            f"{first / seconds:.2f}",
+            f"{beside:.1f}",
+            f"{memory / 2**20:.0f}",
+        )
         rows.append([count, *figures])
-    head = ["jobs", "seconds", "speed-up", "beside runs, s a run", "peak MiB, all processes"]
+    head = ["jobs", "seconds", "speed-up", "next to runs, s a run", "peak MiB, all processes"]
     print(tabulate(rows, head, disable_numparse=True))
 
 
@@ -58,24 +77,34 @@ def grid(jobs: str, methods: str, seeds: str, more: tuple[str, ...]) -> None:
 @click.option("--methods", default="hgp", show_default=True)
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
 def rounds(jobs: str, methods: str, more: tuple[str, ...]) -> None:
-    """The median round in one process and with each number of workers; the first of all is left out."""
+    """The median round in one process and with each number of workers; the first of all is left
+    out.
+    """
     rows: list[list[object]] = []
     for count in ("", *jobs.split(",")):
-        spread = ["--executor", "ray", "--cluster", "spread=clients", "--jobs", count] if count else []
+        spread = (
+            ["--executor", "ray", "--cluster", "spread=clients", "--jobs", count] if count else []
+        )
         with tempfile.TemporaryDirectory() as folder:
             words = ["--methods", methods, *more, *spread, "--out", f"{folder}/run"]
             seconds, memory = watched([sys.executable, "-m", "fczoo", "bench", *words])
-            lines = [line for f in Path(folder).rglob("rounds.jsonl") for line in f.read_text().splitlines()]
+            lines = [
+                line
+                for f in Path(folder).rglob("rounds.jsonl")
+                for line in f.read_text().splitlines()
+            ]
         taken = statistics.median(json.loads(line)["seconds"] for line in lines[1:])
         alone = float(str(rows[0][2])) if rows else taken
         figures = f"{seconds:.1f}", f"{taken:.2f}", f"{alone / taken:.2f}", f"{memory / 2**20:.0f}"
         rows.append([f"{count} on Ray" if count else "one process", *figures])
-    head = ["workers", "seconds", "seconds a round", "speed-up", "peak MiB, all processes"]
+    head = ["workers", "seconds", "seconds per round", "speed-up", "peak MiB, all processes"]
     print(tabulate(rows, head, disable_numparse=True))
 
 
 @main.command()
-@click.option("--numbers", default="10,100,1000,10000", show_default=True, help="Numbers of clients.")
+@click.option(
+    "--numbers", default="10,100,1000,10000", show_default=True, help="Numbers of clients."
+)
 @click.option("--tasks", default=100, show_default=True)
 def clients(numbers: str, tasks: int) -> None:
     """Time and memory of rounds of ten participants among ever more clients."""
@@ -83,7 +112,9 @@ def clients(numbers: str, tasks: int) -> None:
     rows = []
     for number in numbers.split(","):
         words = [sys.executable, script, number, str(tasks)]
-        told = subprocess.run(words, env=one_thread(), check=True, stdout=subprocess.PIPE, text=True).stdout
+        told = subprocess.run(
+            words, env=one_thread(), check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
         rows.append({"clients": number, **json.loads(told)})
     print(tabulate(rows, headers="keys", disable_numparse=True))
 

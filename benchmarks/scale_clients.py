@@ -1,10 +1,11 @@
-"""A run with many clients, of whom ten take part in a round: what ``scale.py clients`` asks of one process.
+"""A run with many clients, of whom ten take part in a round: what ``scale.py clients`` asks of one
+process.
 
     python benchmarks/scale_clients.py 10000 100
 
 However many clients there are, each owns four images of every task, drawn from the same 32, so that
-participants have the same work: a linear head on frozen features of a small ViT with random weights. Times
-are the processor's, so that other work beside counts little. Prints JSON.
+participants have the same work: a linear head on frozen features of a small ViT with random
+weights. Times are the processor's, so that other work next to counts little. Prints JSON.
 """
 
 import json
@@ -18,21 +19,21 @@ from pathlib import Path
 
 import numpy as np
 
-from fczoo import Bench, Settings, create_method
+from fczoo import Benchmark, Settings, create_method
 from fczoo.core.tasks import Task
+from fczoo.data.client_index import ClientIndex
 from fczoo.data.dataset import Images
-from fczoo.data.owned import Owned
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.checkpoint import Checkpoint
-from fczoo.runner.recorder import Recorder
+from fczoo.runner.execute import RoundWriter
 from fczoo.testing.world import toy_backbone
 
 PARTICIPANTS, EACH, IMAGES, ROUNDS = 10, 4, 32, 4
 
 
-class Watched(Recorder):
+class Watched(RoundWriter):
     """Notes how long each round took from the one before, all that a round entails included."""
 
     def __init__(self, folder: Path):
@@ -62,7 +63,9 @@ def stream_of(tasks: int) -> Stream:
 def split(tasks: int, clients: int) -> Partition:
     rng = np.random.default_rng(1)
     owned = (
-        Owned(np.sort(rng.choice(IMAGES, EACH, replace=False)) + task * IMAGES for _ in range(clients))
+        ClientIndex(
+            np.sort(rng.choice(IMAGES, EACH, replace=False)) + task * IMAGES for _ in range(clients)
+        )
         for task in range(tasks)
     )
     return Partition("many", "by hand", 0, tuple(range(tasks)), tuple(owned))
@@ -82,12 +85,14 @@ def main() -> None:
     few = {"clients": clients, "tasks": tasks, "rounds": ROUNDS, "epochs": 1, "batch_size": EACH}
     settings = Settings(dataset="many", participation=float(PARTICIPANTS), device="cpu", **few)
     stores = ImageStore(stream.train, backbone), ImageStore(stream.test, backbone)
-    bench = Bench(settings, stream, partition, backbone, *stores)
+    bench = Benchmark(settings, stream, partition, backbone, *stores)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         saving = timed(lambda: partition.save(folder / "partition.json"))
         with Watched(folder) as log:
-            seconds = timed(lambda: bench.run(method, 0, log, Checkpoint(folder / "checkpoint.safetensors")))
+            seconds = timed(
+                lambda: bench.run(method, 0, log, Checkpoint(folder / "checkpoint.safetensors"))
+            )
         of_round = [1000 * statistics.median(part) for part in (log.seconds[1], log.seconds[-1])]
         joined = timed(lambda: bench.clients(stream.tasks[-1], idle=True))
         size = (folder / "partition.json").stat().st_size

@@ -2,9 +2,9 @@
 
     python benchmarks/sharing.py --jobs 1,2,4
 
-A random ViT-B/16 and as many images of 32 pixels as CIFAR-100 has. Each process reads all pixels and passes
-one image through all weights, and is then looked at: PSS counts what processes share once over all, USS is
-what one process would give back if it ended. Linux alone.
+A random ViT-B/16 and as many images of 32 pixels as CIFAR-100 has. Each process reads all pixels
+and passes one image through all weights, and is then looked at: PSS counts what processes share
+once over all, USS is what one process would give back if it ended. Linux only.
 """
 
 import builtins
@@ -19,7 +19,7 @@ import torch
 from loky import ProcessPoolExecutor
 from tabulate import tabulate
 
-from fczoo import Bench, Settings
+from fczoo import Benchmark, Settings
 from fczoo.core.backbone import Backbone
 from fczoo.core.tasks import Task
 from fczoo.data.dataset import Images
@@ -27,15 +27,19 @@ from fczoo.data.partition import make_partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.runner.cost import random_backbone
-from fczoo.runner.lending import Lent, lend
+from fczoo.runner.shared_memory import SharedBenchmark, lend
 
 
 @click.command()
-@click.option("--jobs", default="1,2,4", show_default=True, help="Numbers of processes side by side.")
+@click.option(
+    "--jobs", default="1,2,4", show_default=True, help="Numbers of processes side by side."
+)
 @click.option("--backbone", default="vit_base_patch16_224.augreg_in21k", show_default=True)
 @click.option("--images", default=60_000, show_default=True)
 def main(jobs: str, backbone: str, images: int) -> None:
-    """Print PSS of all processes together and mean USS; with a copy in each, for the largest number alone."""
+    """Print PSS of all processes together and mean USS; with a copy in each, for the largest number
+    alone.
+    """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         lent = lend(synthetic(backbone, images), Path(folder))
@@ -58,19 +62,21 @@ def main(jobs: str, backbone: str, images: int) -> None:
     print(tabulate(rows, head, disable_numparse=True))
 
 
-def synthetic(backbone: str, images: int) -> Bench:
+def synthetic(backbone: str, images: int) -> Benchmark:
     """A benchmark of random weights and pixels."""
     settings = Settings(backbone=backbone, device="cpu", tasks=1)
     frozen, rng = random_backbone(settings), np.random.default_rng(0)
     labels = np.arange(images) % 100
     train = Images(rng.integers(0, 256, (images, 32, 32, 3), dtype=np.uint8), labels)
     names, order = tuple(map(str, range(100))), tuple(range(100))
-    stream = Stream("synthetic", train, train, np.arange(images), order, names, (Task(0, 0, 100, 100, 1),))
+    stream = Stream(
+        "synthetic", train, train, np.arange(images), order, names, (Task(0, 0, 100, 100, 1),)
+    )
     stores = (ImageStore(train, frozen), ImageStore(train, frozen))
-    return Bench(settings, stream, make_partition(stream, "iid", 5), frozen, *stores)
+    return Benchmark(settings, stream, make_partition(stream, "iid", 5), frozen, *stores)
 
 
-def hold(lent: Lent, copied: bool) -> int:
+def hold(lent: SharedBenchmark, copied: bool) -> int:
     """Open the benchmark, read all of it, keep it; returns the process's number."""
     bench = lent.open()
     if copied:
@@ -82,7 +88,7 @@ def hold(lent: Lent, copied: bool) -> int:
     bench.stream.train.pixels.sum()
     with torch.no_grad():
         bench.backbone(bench.train.view(torch.arange(1)))
-    builtins.held = bench  # a script's functions come to a worker each time with globals of their own
+    builtins.held = bench  # a script's functions come to a worker each time with their own globals
     return os.getpid()
 
 

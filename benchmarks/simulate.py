@@ -2,12 +2,14 @@
 
     python benchmarks/simulate.py --client-seconds 5 --download-mb 22 --upload-mb 22 --merge-ms 30
 
-A round as ``--cluster spread=clients`` has it: each worker gets the broadcast over the server's one link,
-then takes the next client as soon as it is free; uploads come back over the same link, one after another. The
-server hands out clients, and reads and merges uploads, one after another while others still train. Clients
-are not equally fast: ``--spread`` is the standard deviation of the logarithm of their seconds.
+A round as ``--cluster spread=clients`` has it: each worker gets the broadcast over the server's one
+link, then takes the next client as soon as it is free; uploads come back over the same link, one
+after another. The server hands out clients, and reads and merges uploads, one after another while
+others still train. Clients are not equally fast: ``--spread`` is the standard deviation of the
+logarithm of their seconds.
 
-Measure the costs with ``scale.py round`` (seconds a round) and ``fczoo show METHOD`` (bytes a client).
+Measure the costs with ``scale.py round`` (seconds per round) and ``fczoo show METHOD`` (bytes a
+client).
 """
 
 import heapq
@@ -31,7 +33,9 @@ def words(_: click.Context, __: click.Parameter, value: str) -> list[int]:
 @click.option("--upload-mb", default=1.0, help="Of a client.")
 @click.option("--link-mb-s", default=1000.0, help="Rate of the server's link, MB/s.")
 @click.option("--merge-ms", default=5.0, help="The server reads, checks and adds one upload.")
-@click.option("--dispatch-ms", default=20.0, help="What handing one client to a worker costs the server.")
+@click.option(
+    "--dispatch-ms", default=20.0, help="What handing one client to a worker costs the server."
+)
 def main(workers: list[int], clients: list[int], **costs: float) -> None:
     """Seconds and speed-up of one round, and what it waits for most."""
     rows = []
@@ -41,7 +45,15 @@ def main(workers: list[int], clients: list[int], **costs: float) -> None:
             most = max(busy, key=lambda name: busy[name])
             shares = [f"{100 * part / seconds:.0f}" for part in busy.values()]
             rows.append([number, count, f"{seconds:.1f}", f"{alone / seconds:.1f}", *shares, most])
-    head = ["clients", "workers", "seconds", "speed-up", "workers busy, %", "link busy, %", "server busy, %"]
+    head = [
+        "clients",
+        "workers",
+        "seconds",
+        "speed-up",
+        "workers busy, %",
+        "link busy, %",
+        "server busy, %",
+    ]
     print(tabulate(rows, [*head, "busiest"], disable_numparse=True))
 
 
@@ -57,7 +69,9 @@ def one_round(
     merge_ms: float,
     dispatch_ms: float,
 ) -> tuple[float, float, dict[str, float]]:
-    """Seconds of a round, those of all clients in one process, and for how long each part of it was busy."""
+    """Seconds of a round, those of all clients in one process, and for how long each part of it was
+    busy.
+    """
     trains = client_seconds * np.exp(spread * np.random.default_rng(0).standard_normal(clients))
     waiting = iter(trains.tolist())
     down, up, taking_part = download_mb / link_mb_s, upload_mb / link_mb_s, min(workers, clients)

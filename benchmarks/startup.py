@@ -1,7 +1,8 @@
 """CPU time of commands that only look something up: ``python benchmarks/startup.py [COMMAND ...]``.
 
-Each command runs in processes of its own; the least of the tries counts, as the others waited for something
-else. A command given as one argument, such as "show hgp", is measured in place of the usual ones.
+Each command runs in processes of its own; the least of the tries counts, as the others waited for
+something else. A command given as one argument, such as "show hgp", is measured in place of the
+usual ones.
 """
 
 import resource
@@ -48,7 +49,7 @@ def cpu_seconds(words: list[str]) -> float:
 def main() -> None:
     command = shutil.which("fczoo", path=str(Path(sys.executable).parent))
     if command is None:
-        sys.exit("fczoo is not installed beside this Python; run pip install -e .")
+        sys.exit("fczoo is not installed next to this Python; run pip install -e .")
     words = {f"fczoo {c}": [command, *c.split()] for c in sys.argv[1:] or COMMANDS}
     for name, call in {TORCH: [sys.executable, "-c", TORCH], **words}.items():
         print(f"{min(cpu_seconds(call) for _ in range(TRIES)):6.2f} s  {name}", flush=True)

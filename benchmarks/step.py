@@ -1,16 +1,18 @@
-"""How fast clients train, beside a loop that does what released code does, in one run on one machine.
+"""How fast clients train, next to a loop that does what released code does, in one run on one
+machine.
 
     python benchmarks/step.py --methods hgp,fppl --backbones vit_nano_32 --precisions fp32,bf16
 
-fczoo's side is ``Engine.train``: one round of every client. The reference is ``Reference`` below: one
-client after another, a timm model in float32 whose every weight gets a gradient, although only what the
-method adds is stepped, PIL transforms image by image in the training thread, and for methods with a query
-a second forward a step. Both train the same tensors on the same images with the same loss, and end with
-the method's pass for class statistics, if it has one. The reference keeps one model for all its clients.
-Sides take turns after a warm-up, and a ratio is the median over the turns. Peak memory is measured in a
-process of its own a side. ``of GEMM`` is the rate of fczoo's operations in matrix products and attention, as
-a part of the rate of the backbone's largest product alone, in the same precision and with as many threads:
-what is not 1 goes to everything else. Weights are random, images synthetic: nothing is fetched.
+fczoo's side is ``Engine.train``: one round of every client. The reference is ``Reference`` below:
+one client after another, a timm model in float32 whose every weight gets a gradient, although only
+what the method adds is stepped, PIL transforms image by image in the training thread, and for
+methods with a query a second forward a step. Both train the same tensors on the same images with
+the same loss, and end with the method's pass for class statistics, if it has one. The reference
+keeps one model for all its clients. Sides take turns after a warm-up, and a ratio is the median
+over the turns. Peak memory is measured in a process of its own a side. ``of GEMM`` is the rate of
+fczoo's operations in matrix products and attention, as a part of the rate of the backbone's largest
+product alone, in the same precision and with as many threads: what is not 1 goes to everything
+else. Weights are random, images synthetic: nothing is fetched.
 """
 
 import ctypes
@@ -107,9 +109,14 @@ def operations(run: Side) -> int:
 
 
 def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dict[str, Any]]:
-    """One row a variant. ``gain`` and ``difference`` compare it with the first one of its precision."""
+    """One row a variant. ``gain`` and ``difference`` compare it with the first one of its
+    precision.
+    """
     check_gradients(case)
-    sides: dict[Variant | None, Side] = {None: Reference(case), **{v: fczoo_side(case, v) for v in variants}}
+    sides: dict[Variant | None, Side] = {
+        None: Reference(case),
+        **{v: fczoo_side(case, v) for v in variants},
+    }
     times, payloads = turns(case, sides)
     speed = {v: case.clients * case.each * EPOCHS / statistics.median(t) for v, t in times.items()}
     peaks: dict[Variant | None, int] = {}
@@ -120,7 +127,12 @@ def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dic
     rows = []
     for v in variants:
         first = next(other for other in variants if other.precision == v.precision)
-        row = {"method": case.method, "backbone": case.backbone, "augment": case.augment, **asdict(v)}
+        row = {
+            "method": case.method,
+            "backbone": case.backbone,
+            "augment": case.augment,
+            **asdict(v),
+        }
         row |= {
             "image-steps/s": speed[v],
             "reference": speed[None],
@@ -131,13 +143,18 @@ def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dic
             "gain": speedup(times[first], times[v]),
         }
         rows.append(
-            {**row, "difference": None if v.cached else largest_difference(payloads[first], payloads[v])}
+            {
+                **row,
+                "difference": None
+                if v.cached
+                else largest_difference(payloads[first], payloads[v]),
+            }
         )
     return rows
 
 
 def measure_transforms(case: Case) -> list[dict[str, Any]]:
-    """Images/s of the transforms alone."""
+    """Images/s of the transforms only."""
     config, images, rows = CONFIGS[case.backbone], case.images(), []
     store = ImageStore(images, Backbone(config, case.start()[1].state_dict()))
     blocks, draws = (
@@ -146,7 +163,11 @@ def measure_transforms(case: Case) -> list[dict[str, Any]]:
     )
 
     def batched(augment: Augment, index: Tensor) -> Tensor:
-        return store.view(index) if augment.fixed else store.augmented(index, augment, draws[index])
+        return (
+            store.view(index)
+            if augment.is_fixed
+            else store.training_view(index, augment, draws[index])
+        )
 
     def over_all(transform: Callable[[Tensor], Tensor]) -> int:
         return sum(len(transform(index)) for index in blocks)
@@ -155,9 +176,12 @@ def measure_transforms(case: Case) -> list[dict[str, Any]]:
         augment = get_augment(name)
         pil = partial(one_by_one, pil_view(augment, config), images.pixels, case.device)
         times, _ = turns(
-            case, {"pil": partial(over_all, pil), "fczoo": partial(over_all, partial(batched, augment))}
+            case,
+            {"pil": partial(over_all, pil), "fczoo": partial(over_all, partial(batched, augment))},
         )
-        speeds = {side: round(len(images.labels) / statistics.median(t)) for side, t in times.items()}
+        speeds = {
+            side: round(len(images.labels) / statistics.median(t)) for side, t in times.items()
+        }
         rows.append(
             {
                 "augment": name,
@@ -182,7 +206,10 @@ def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
     help=f"Of {', '.join(CONFIGS)}.",
 )
 @click.option(
-    "--precisions", default="fp32,bf16", callback=words, help="Of fczoo; the reference is always fp32."
+    "--precisions",
+    default="fp32,bf16",
+    callback=words,
+    help="Of fczoo; the reference is always fp32.",
 )
 @click.option(
     "--together",
@@ -208,7 +235,9 @@ def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
 )
 @click.option("--memory/--no-memory", default=True, help="Measure peak memory, too.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers to this JSON file."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all numbers to this JSON file.",
 )
 def main(
     methods: list[str],
@@ -220,7 +249,7 @@ def main(
     out: Path | None,
     **options: Any,
 ) -> None:
-    """Image-steps/s and memory of fczoo beside a plain reference loop."""
+    """Image-steps/s and memory of fczoo next to a plain reference loop."""
     cuda = options["device"] == "cuda"
     machine = {
         "machine": torch.cuda.get_device_name() if cuda else platform.machine(),
@@ -236,19 +265,23 @@ def main(
             for method in methods
         ]
         transforms += (rows := measure_transforms(cases[0]))
-        print(f"\n{backbone}: transforms, images/s\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)
+        print(
+            f"\n{backbone}: transforms, images/s\n{tabulate(rows, 'keys', floatfmt='.3g')}",
+            flush=True,
+        )
         for case in cases:
             variants = [Variant(p, k) for p in precisions for k in widths]
             if (
                 "query" in create_method(case.method).training().inputs
-                and not get_augment(case.augment).fixed
+                and not get_augment(case.augment).is_fixed
             ):
                 variants += [Variant(p, widths[0], cached=True) for p in precisions]
             steps += (rows := measure_steps(case, variants, memory))
             print(f"\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)
     if out:
         out.write_text(
-            json.dumps({"machine": machine, "transforms": transforms, "steps": steps}, indent=2) + "\n"
+            json.dumps({"machine": machine, "transforms": transforms, "steps": steps}, indent=2)
+            + "\n"
         )
 
 

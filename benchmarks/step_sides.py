@@ -16,25 +16,24 @@ from torch import Tensor, nn
 from torchvision import transforms as T
 
 from fczoo import Batch, Context, Method, Task, Tree, create_method
-from fczoo.backbones.timm_vit import BUNDLED
+from fczoo.backbones.timm_vit import BUNDLED_CONFIG
 from fczoo.core.backbone import Backbone, ViTConfig
 from fczoo.core.tree import drop, select
 from fczoo.data.dataset import Defaults, Images
 from fczoo.data.views import Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client
-from fczoo.federation.device import DTYPES
-from fczoo.federation.downlink import broadcast
-from fczoo.federation.engine import Engine
-from fczoo.federation.plan import Plan
+from fczoo.federation.device import DTYPES, Plan
+from fczoo.federation.engine import ClientEngine
+from fczoo.federation.server import broadcast
 
 OTHERS = (
     ViTConfig("vit_tiny_patch16_224", 224, 16, 192, 12, 3, 768),
     ViTConfig("vit_base_patch16_224", 224, 16, 768, 12, 12, 3072),
 )
-CONFIGS = {config.name: config for config in (BUNDLED, *OTHERS)}
+CONFIGS = {config.name: config for config in (BUNDLED_CONFIG, *OTHERS)}
 AUGMENT = {"hgp": "hgp", "pilora": "pilora", "fppl": "fppl", "fcilpt": "none"}  # of papers or code
 TASK = Task(index=0, start=0, stop=10, classes=20, count=2)
-EPOCHS = Defaults.epochs  # of a round, as bench has them unless told otherwise
+EPOCHS = Defaults.epochs  # of a round, as bench has them by default
 PIXELS = 32  # width of the images before they are resized
 
 Side = Callable[[], Any]
@@ -78,9 +77,9 @@ class Case:
             "embed_dim": config.dim,
             "depth": config.depth,
         }
-        vit = VisionTransformer(**size, num_heads=config.heads, num_classes=0, global_pool="token").to(
-            self.device
-        )
+        vit = VisionTransformer(
+            **size, num_heads=config.heads, num_classes=0, global_pool="token"
+        ).to(self.device)
         state = method.begin_task(
             {}, TASK, Backbone(config, vit.state_dict()), torch.Generator().manual_seed(0)
         )
@@ -104,14 +103,16 @@ class Variant:
 def fczoo_side(case: Case, variant: Variant) -> Side:
     """A round of all clients through the engine."""
     method, vit, state = case.start()
-    backbone = Backbone(CONFIGS[case.backbone], vit.state_dict()).to(case.device, DTYPES[variant.precision])
+    backbone = Backbone(CONFIGS[case.backbone], vit.state_dict()).to(
+        case.device, DTYPES[variant.precision]
+    )
     augment = get_augment(case.augment)
     pass_size = 256 if case.device == "cuda" else 64  # as in fczoo's own rounds
     plan = Plan(EPOCHS, case.batch_size, augment, 0, variant.together, variant.cached, pass_size)
     shares = torch.arange(case.clients * case.each).split(case.each)
     clients = [Client(k, index) for k, index in enumerate(shares)]
     ctx = Context(TASK, 0, 1, drop(broadcast(method, state), *method.training().optims))
-    engine = Engine(method, backbone, ImageStore(case.images(), backbone), plan)
+    engine = ClientEngine(method, backbone, ImageStore(case.images(), backbone), plan)
     return partial(engine.train, state, clients, ctx)
 
 
@@ -146,7 +147,9 @@ class Reference:
     def __call__(self) -> None:
         clip, prefixes = self.method.training().clip_norm, self.method.training().optims
         for index in torch.arange(len(self.images.labels)).split(self.case.each):
-            self.own = {k: nn.Parameter(v.clone()) for k, v in select(self.state, *prefixes).items()}
+            self.own = {
+                k: nn.Parameter(v.clone()) for k, v in select(self.state, *prefixes).items()
+            }
             optimizer = torch.optim.Adam(self.own.values(), next(iter(prefixes.values())).lr)
             for _ in range(EPOCHS):
                 for x, y in self.batches(index[torch.randperm(len(index))], self.train_view):
@@ -158,10 +161,13 @@ class Reference:
                         nn.utils.clip_grad_norm_(self.own.values(), clip)
                     optimizer.step()
                     loss.item()  # for the log
-            if type(self.method).stats is not Method.stats:
+            if type(self.method).statistics_view is not Method.statistics:
                 with torch.no_grad():
                     torch.cat(
-                        [self.features(x, self.plugs(x)[0]) for x, _ in self.batches(index, self.test_view)]
+                        [
+                            self.features(x, self.plugs(x)[0])
+                            for x, _ in self.batches(index, self.test_view)
+                        ]
                     )
 
     def batches(self, index: Tensor, view: T.Compose) -> Iterator[tuple[Tensor, Tensor]]:
@@ -178,7 +184,9 @@ class Reference:
             before, after = self.state["frozen.before"], self.state["frozen.after"]
             table = torch.cat([before, self.own["prototype"], after])
             distance = (features[:, None] - table).square().mean(-1).sqrt()
-            return F.cross_entropy(-distance, y) + 1e-3 * distance.gather(1, y[:, None]).mean() + extra
+            return (
+                F.cross_entropy(-distance, y) + 1e-3 * distance.gather(1, y[:, None]).mean() + extra
+            )
         logits = F.linear(features, self.own["head.weight"], self.own["head.bias"])
         return F.cross_entropy(logits[:, : TASK.stop], y) + extra
 
@@ -221,7 +229,10 @@ class Reference:
         heads = []
         for part, rows in zip("qkv", attn.qkv(x).chunk(3, -1), strict=True):
             if f"lora.{block}.{part}.a" in plugs:
-                rows = rows + x @ plugs[f"lora.{block}.{part}.a"].mT @ plugs[f"lora.{block}.{part}.b"].mT
+                rows = (
+                    rows
+                    + x @ plugs[f"lora.{block}.{part}.a"].mT @ plugs[f"lora.{block}.{part}.b"].mT
+                )
             if f"prefix.{block}.{part}" in plugs:
                 rows = torch.cat([plugs[f"prefix.{block}.{part}"].expand(len(x), -1, -1), rows], 1)
             heads.append(rows.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2))
@@ -249,6 +260,9 @@ def check_gradients(case: Case) -> None:
 def largest_difference(first: list[Tree], second: list[Tree]) -> float:
     """Largest difference in a tensor of the payloads, relative to its largest entry."""
     pairs = [
-        (a[k].double(), b[k].double()) for a, b in zip(first, second, strict=True) for k in a if a[k].numel()
+        (a[k].double(), b[k].double())
+        for a, b in zip(first, second, strict=True)
+        for k in a
+        if a[k].numel()
     ]
     return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-12)) for a, b in pairs)

@@ -1,4 +1,7 @@
-"""Stanford Cars (Krause et al., 2013): 196 car models, with the official split, listed by torchvision."""
+"""Stanford Cars (Krause et al., 2013): 196 car models, with the official split.
+
+torchvision lists the images.
+"""
 
 from pathlib import Path
 
@@ -7,18 +10,22 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Dataset, Defaults, ImageData, Official
+from fczoo.data.folder_layout import find_parts, read_folders
 from fczoo.data.image_files import ImageFiles
 
 
 @register_dataset("cars196")
 class Cars196(Dataset):
-    """8,144 training and 8,041 test images; whole images, bounding boxes are not used."""
+    """8,144 training and 8,041 test images; whole images, bounding boxes are not used.
+
+    Without ``devkit``, images are read from ``train/CLASS/*`` and ``test/CLASS/*``.
+    """
 
     classes = 196
     folder = "stanford_cars"
     source = (
         "a copy of Stanford Cars (its page ai.stanford.edu/~jkrause/cars/car_dataset.html is gone, "
-        "so there is no official archive)"
+        "so no official archive exists)"
     )
     layout = (
         "stanford_cars/{cars_train/*.jpg,cars_test/*.jpg,devkit/{cars_meta,cars_train_annos}.mat,"
@@ -30,12 +37,15 @@ class Cars196(Dataset):
     defaults = Defaults(partition="dirichlet:1")
 
     def load(self, root: Path) -> ImageData:
+        folder, parts = self.locate(root), []
+        if not (folder / "devkit").is_dir() and find_parts(folder):
+            return read_folders(self.name, folder, 256)
         from torchvision.datasets import StanfordCars as Reader  # takes a second
 
-        folder, parts = self.locate(root), []
         try:
             for split in ("train", "test"):
-                reader = Reader(str(folder.parent), split, loader=str)  # str: paths instead of images
+                # str: paths instead of images
+                reader = Reader(str(folder.parent), split, loader=str)
                 paths, numbers = zip(*(reader[i] for i in range(len(reader))), strict=True)
                 names = tuple(Path(path).relative_to(folder).as_posix() for path in paths)
                 labels = np.array([int(number) for number in numbers], np.int64)

@@ -30,7 +30,9 @@ class PickledCIFAR(Dataset):
         if (folder / "train").is_dir():  # the official order of classes is alphabetical, too
             return read_folders(self.name, folder, 32)
         try:
-            parts = [reader(str(folder.parent), train=train, download=False) for train in (True, False)]
+            parts = [
+                reader(str(folder.parent), train=train, download=False) for train in (True, False)
+            ]
         except RuntimeError as error:
             problem = f"{self.name} in {folder} is incomplete or corrupt (checksums differ)"
             raise FczooError(f"{problem}; unpack {self.source} again") from error

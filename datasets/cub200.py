@@ -9,13 +9,15 @@ from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
 from fczoo.data.folder_layout import find_parts, read_folders
+from fczoo.data.folder_scan import normalise_path, read_list
 from fczoo.data.image_files import ImageFiles
-from fczoo.data.text_lists import inside, read_list
 
 
 @register_dataset("cub200")
 class CUB200(Dataset):
-    """5,994 training and 5,794 test images by ``train_test_split.txt``; bounding boxes are not used.
+    """5,994 training and 5,794 test images, split by ``train_test_split.txt``.
+
+    Bounding boxes are not used.
 
     Without ``images.txt``, images are read from ``train/CLASS/*`` and ``test/CLASS/*``.
     """
@@ -24,7 +26,8 @@ class CUB200(Dataset):
     folder = "CUB_200_2011"
     source = "CUB_200_2011.tgz (data.caltech.edu/records/65de6-vp158)"
     layout = (
-        "CUB_200_2011/{images/CLASS/*.jpg,images.txt,image_class_labels.txt,train_test_split.txt,classes.txt}"
+        "CUB_200_2011/{images/CLASS/*.jpg,images.txt,image_class_labels.txt,"
+        "train_test_split.txt,classes.txt}"
     )
     licence = "non-commercial research and education; the images belong to their makers"
     official = Official(5_994, 5_794)
@@ -49,13 +52,14 @@ class CUB200(Dataset):
         train, names = _table(folder / "train_test_split.txt"), _table(folder / "classes.txt")
         try:
             parts = []
-            for wanted in ("1", "0"):
-                ids = [i for i in files if train[i] == wanted]
-                paths = tuple(inside(files[i], folder / "images.txt") for i in ids)
+            for part_flag in ("1", "0"):
+                ids = [i for i in files if train[i] == part_flag]
+                paths = tuple(normalise_path(files[i], folder / "images.txt") for i in ids)
                 numbers = np.array([int(labels[i]) - 1 for i in ids], np.int64)
                 parts.append(ImageFiles(self.name, folder / "images", paths, numbers, 256))
-            numbered = [names[str(i + 1)] for i in range(len(names))]  # such as 001.Black_footed_Albatross
-            classes = _birds(numbered)
+            # such as 001.Black_footed_Albatross
+            class_names = [names[str(i + 1)] for i in range(len(names))]
+            classes = _birds(class_names)
         except (KeyError, ValueError) as error:
             problem = f"the lists in {folder} do not fit each other ({error})"
             raise FczooError(f"{problem}; unpack {self.source} again") from error
@@ -68,7 +72,11 @@ def _birds(numbered: Iterable[str]) -> tuple[str, ...]:
 
 
 def _table(path: Path) -> dict[str, str]:
-    """``ID VALUE`` lines. Raises FczooError when the file is missing or has other lines."""
+    """Read ``ID VALUE`` lines.
+
+    Raises:
+        FczooError: The file is missing or has other lines.
+    """
     if not path.is_file():
         raise FczooError(f"no file {path}; unpack {CUB200.source} again")
     rows = [line.split(maxsplit=1) for line in read_list(path)]

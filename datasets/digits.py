@@ -11,10 +11,16 @@ from fczoo.data.dataset import Dataset, Defaults, ImageData, Images
 
 @register_dataset("digits")
 class Digits(Dataset):
-    """1,797 images of 8x8 pixels, upscaled to 32x32 RGB; a fifth of every class is held out as test part."""
+    """1,797 images of 8x8 pixels, upscaled to 32x32 RGB.
+
+    A fifth of every class is held out as the test part.
+    """
 
     classes = 10
-    about = "handwritten digits of scikit-learn, 10 classes, upscaled to 32x32 RGB, stratified 80/20 split"
+    about = (
+        "handwritten digits of scikit-learn, 10 classes, upscaled to 32x32 RGB, stratified 80/20 "
+        "split"
+    )
     defaults = Defaults(
         "vit_nano_32",
         tasks=5,
@@ -32,10 +38,14 @@ class Digits(Dataset):
 
         digits = load_digits()
         grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
-        larger = [Image.fromarray(image).resize((32, 32), Image.Resampling.BICUBIC) for image in grey]
+        larger = [
+            Image.fromarray(image).resize((32, 32), Image.Resampling.BICUBIC) for image in grey
+        ]
         pixels = np.stack([np.asarray(image.convert("RGB")) for image in larger])
         labels = digits.target.astype(np.int64)
-        train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
+        train, test = train_test_split(
+            np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0
+        )
         train, test = np.sort(train), np.sort(test)
         return ImageData(
             Images(pixels[train], labels[train]),

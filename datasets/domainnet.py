@@ -7,8 +7,8 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
+from fczoo.data.folder_scan import normalise_path, read_list
 from fczoo.data.image_files import ImageFiles
-from fczoo.data.text_lists import inside, read_list
 
 PLACE = "http://csr.bu.edu/ftp/visda/2019/multi-source/"
 DOMAINS = {  # path and MD5 of the archive, MD5 of the lists of training and test images
@@ -53,13 +53,19 @@ DOMAINS = {  # path and MD5 of the archive, MD5 of the lists of training and tes
 
 @register_dataset("domainnet")
 class DomainNet(Dataset):
-    """The same 345 classes as clip art, infographics, paintings, quick drawings, photographs and sketches.
+    """345 classes in six domains.
 
-    Cut into tasks by its classes, images of all domains together, or with ``--tasks domains`` by its
-    domains, in the order of their names: then every task has all classes, labels come back, and the
-    accuracy after a task is that over all classes on the domains seen so far. Training and test images are
-    those of the official lists, by whose numbers the classes are ordered; in one domain a class may lack
-    either. Its authors publish no checksums; the MD5s here are those on which two independent loaders agree.
+    The domains are clip art, infographics, paintings, quick drawings, photographs and sketches.
+    Each has the same classes.
+
+    The data set is cut into tasks by its classes, with images of all domains together, or with
+    ``--tasks domains`` by its domains, in the order of their names. In the second case every task
+    has all classes, labels come back, and the accuracy after a task is that over all classes on the
+    domains seen so far.
+
+    Training and test images are those of the official lists, whose numbers give the order of the
+    classes; a class may lack either in a domain. The authors publish no checksums; the MD5s here
+    are those on which two independent loaders agree.
     """
 
     classes = 345
@@ -78,7 +84,10 @@ class DomainNet(Dataset):
         ),
     )
     overlaps = {"tinyimagenet": "similar", "imagenet1k": "similar"}
-    about = "DomainNet, 345 classes in six domains, 409,832 training and 176,743 test images, kept at 256x256"
+    about = (
+        "DomainNet, 345 classes in six domains, 409,832 training and 176,743 test images, kept at "
+        "256x256"
+    )
     defaults = Defaults(tasks=5, clients=5)
 
     def load(self, root: Path) -> ImageData:
@@ -91,29 +100,44 @@ class DomainNet(Dataset):
         return ImageData(train, test, classes, "official lists")
 
     def _part(self, folder: Path, part: str, names: dict[int, str]) -> ImageFiles:
-        """The images of a list for each domain; adds the classes that they name."""
+        """Return the images of a list for each domain.
+
+        Args:
+            folder: Folder of the data set.
+            part: ``train`` or ``test``.
+            names: Number -> name of the classes, to which those of the list are added.
+
+        Raises:
+            FczooError: A list is missing or has a line that does not fit.
+        """
         files: list[str] = []
         labels: list[int] = []
         domains: list[int] = []
         for number, domain in enumerate(self.domains):
-            listed = folder / f"{domain}_{part}.txt"
-            if not listed.is_file():
+            list_file = folder / f"{domain}_{part}.txt"
+            if not list_file.is_file():
                 raise FczooError(
-                    f"no file {listed}, which lists its {part} images; get it from {self.source}"
+                    f"no file {list_file}, which lists its {part} images; get it from {self.source}"
                 )
-            for line in read_list(listed):
+            for line in read_list(list_file):
                 file, _, label = line.strip().rpartition(" ")
-                file = inside(file, listed)
+                file = normalise_path(file, list_file)
                 steps = file.split("/")
-                known = label.isdecimal() and len(steps) == 3 and steps[0] == domain
-                if not known or names.setdefault(int(label), steps[1]) != steps[1]:
+                is_valid = label.isdecimal() and len(steps) == 3 and steps[0] == domain
+                if not is_valid or names.setdefault(int(label), steps[1]) != steps[1]:
                     problem = (
-                        f"{listed} has the line {line[:80]!r}, not {domain}/CLASS/FILE and its class's number"
+                        f"{list_file} has the line {line[:80]!r}, not {domain}/CLASS/FILE and its "
+                        "class's number"
                     )
                     raise FczooError(f"{problem}; the copy is damaged")
                 files.append(file)
                 labels.append(int(label))
                 domains.append(number)
         return ImageFiles(
-            self.name, folder, tuple(files), np.array(labels, np.int64), 256, np.array(domains, np.int64)
+            self.name,
+            folder,
+            tuple(files),
+            np.array(labels, np.int64),
+            256,
+            np.array(domains, np.int64),
         )

@@ -39,7 +39,10 @@ FILES = (  # MD5, bytes, SHA-256
 
 @register_dataset("fashionmnist")
 class FashionMNIST(Dataset):
-    """60,000 training and 10,000 test images of 28x28 grey pixels in 10 classes, in three equal channels."""
+    """60,000 training and 10,000 test images in 10 classes.
+
+    They have 28x28 grey pixels, in three equal channels.
+    """
 
     classes = 10
     folder = "FashionMNIST/raw"
@@ -48,7 +51,8 @@ class FashionMNIST(Dataset):
     licence = "MIT"
     official = Official(60_000, 10_000, 6_000, 1_000)
     archives = tuple(
-        Archive(MIRROR + name, md5, size, "FashionMNIST/raw", sha256) for name, md5, size, sha256 in FILES
+        Archive(MIRROR + name, md5, size, "FashionMNIST/raw", sha256)
+        for name, md5, size, sha256 in FILES
     )
     about = "Fashion-MNIST, 10 classes, 6,000 training and 1,000 test images each, 28x28 grey"
     defaults = Defaults(
@@ -75,7 +79,10 @@ class FashionMNIST(Dataset):
 
 
 def _images(folder: Path, part: str) -> Images:
-    """Images of one part. torchvision's class would take tensors of an older version, where it finds some."""
+    """Return the images of one part.
+
+    torchvision's class would take tensors of an older version where it finds some.
+    """
     from torchvision.datasets.mnist import read_image_file, read_label_file
 
     pixels = read_image_file(str(folder / f"{part}-images-idx3-ubyte")).numpy()

@@ -1,4 +1,4 @@
-"""Any images of your own, one folder a class."""
+"""Any images of your own, one folder per class."""
 
 from pathlib import Path
 
@@ -26,7 +26,9 @@ class ImageFolder(Dataset):
 
     def locate(self, root: Path) -> Path:
         if not root.is_dir():
-            raise FczooError(f"no folder {root}; give the one that holds the class folders with --data-root")
+            raise FczooError(
+                f"no folder {root}; give the one that holds the class folders with --data-root"
+            )
         return root
 
     def load(self, root: Path) -> ImageData:

@@ -1,4 +1,7 @@
-"""ImageNet-A (Hendrycks et al., 2021): natural images that mislead classifiers, in 200 ImageNet classes."""
+"""ImageNet-A (Hendrycks et al., 2021): natural images that mislead classifiers.
+
+They belong to 200 ImageNet classes.
+"""
 
 from pathlib import Path
 
@@ -10,11 +13,11 @@ from fczoo.data.image_files import class_names
 
 @register_dataset("imagenet_a")
 class ImageNetA(Dataset):
-    """7,500 images in one folder, published as a test set only; incremental work cuts it as it likes.
+    """7,500 images in one folder, published as a test set only.
 
-    Here: the rule of ``imagenet_r``, a fifth of every class for testing (6,000 and 1,500 images), or the
-    list ``test.txt``. Its authors publish no checksum; the MD5 here is the one that many independent
-    loaders check.
+    Class-incremental papers divide it in different ways. Here: the rule of ``imagenet_r``, a fifth
+    of every class for testing (6,000 and 1,500 images), or the list ``test.txt``. The authors
+    publish no checksum; the MD5 here is the one that many independent loaders check.
     """
 
     classes = 200
@@ -25,7 +28,8 @@ class ImageNetA(Dataset):
     official = Official(6_000, 1_500)
     archives = (
         Archive(
-            "https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar", "c3e55429088dc681f30d81f4726b6595"
+            "https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar",
+            "c3e55429088dc681f30d81f4726b6595",
         ),
     )
     overlaps = {"tinyimagenet": "some", "imagenet1k": "all"}  # 74 of 200 in Tiny-ImageNet

@@ -10,12 +10,12 @@ from fczoo.data.image_files import class_names
 
 @register_dataset("imagenet_r")
 class ImageNetR(Dataset):
-    """30,000 images in one folder, of which papers train on 24,000 and test on 6,000; each draws its own.
+    """30,000 images in one folder, divided into 24,000 training and 6,000 test images.
 
-    Here: of every class a fifth is the test part, the images whose sha256 of ``0:CLASS/FILE`` comes first
-    (0 is the seed). Another paper's split is used by listing its test images in ``imagenet-r/test.txt``,
-    one ``CLASS/FILE`` a line. Its authors publish no checksum; the MD5 here is the one that many
-    independent loaders check.
+    Papers use these numbers, but each draws its own split. Here a fifth of every class is the test
+    part: the images whose sha256 of ``0:CLASS/FILE`` comes first (0 is the seed). To use another
+    paper's split, list its test images in ``imagenet-r/test.txt``, one ``CLASS/FILE`` per line. The
+    authors publish no checksum; the MD5 here is the one that many independent loaders check.
     """
 
     classes = 200

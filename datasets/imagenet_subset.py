@@ -15,12 +15,14 @@ SEED = 0  # of the draw; another one is another data set
 
 @register_dataset("imagenet_subset")
 class ImageNetSubset(Dataset):
-    """200 of the 1,000 classes, drawn by seed 0 from the sorted WordNet ids; tested on the validation images.
+    """200 of the 1,000 classes, drawn by seed 0 from the sorted WordNet ids.
 
-    PILoRA does not say which classes it used, so its numbers are not comparable class by class. ``val``
-    must be sorted into class folders. Class names come from ``LOC_synset_mapping.txt`` where it lies in
-    the folder. All of it takes about 50 GB of cache; ``--stored-size`` and ``--train-per-class`` take
-    less.
+    The test images are ImageNet's validation images.
+
+    PILoRA does not say which classes it used, so its numbers are not comparable class by class.
+    ``val`` must be sorted into class folders. Class names come from ``LOC_synset_mapping.txt``
+    where it is in the folder. All of it takes about 50 GB of cache; ``--stored-size`` and
+    ``--train-per-class`` take less.
     """
 
     classes = 200
@@ -38,9 +40,10 @@ class ImageNetSubset(Dataset):
         ids = subfolders(folder / "train")
         if len(ids) != 1000:
             problem = f"{folder / 'train'} has {len(ids)} class folders"
-            raise FczooError(f"{problem}; the draw needs all 1,000 of ImageNet-1k")
-        drawn = numpy_stream("imagenet subset", SEED).permutation(1000)[: self.classes]
-        chosen = sorted(ids[i] for i in drawn)
+            advice = f"for another subset give --dataset imagefolder --data-root {folder}"
+            raise FczooError(f"{problem}; the draw needs all 1,000 of ImageNet-1k; {advice}")
+        positions = numpy_stream("imagenet subset", SEED).permutation(1000)[: self.classes]
+        chosen = sorted(ids[i] for i in positions)
         names = class_names(chosen, folder / "LOC_synset_mapping.txt")
         train, test, remarks = find_parts(folder) or (folder / "train", None, ())
         data = two_folders(self.name, train, test or folder / "val", 256, names, chosen)

@@ -7,17 +7,16 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.data.folder_scan import has_images, subfolders
+from fczoo.data.folder_scan import has_images, normalise_path, read_list, subfolders
 from fczoo.data.image_files import (
     ImageFiles,
     class_names,
-    filled,
-    part,
+    list_images,
+    make_part,
     scan_classes,
     two_folders,
     unread_files,
 )
-from fczoo.data.text_lists import inside, read_list
 
 
 @register_dataset("tinyimagenet")
@@ -27,15 +26,16 @@ class TinyImageNet(Dataset):
     The part ``test`` has no labels and is not used. Test images that were sorted into class folders
     (``val/CLASS/*``, also ``val/images/CLASS/*`` or ``test/CLASS/*``) are read from there.
 
-    Stanford publishes no checksum of the archive; the MD5 here is the one that many independent loaders
-    check.
+    Stanford publishes no checksum of the archive; the MD5 here is the one that many independent
+    loaders check.
     """
 
     classes = 200
     folder = "tiny-imagenet-200"
     source = "tiny-imagenet-200.zip (cs231n.stanford.edu/tiny-imagenet-200.zip)"
     layout = (
-        "tiny-imagenet-200/{train/CLASS/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt,words.txt}"
+        "tiny-imagenet-200/{train/CLASS/images/*.JPEG,val/images/*.JPEG,"
+        "val/val_annotations.txt,words.txt}"
     )
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(100_000, 10_000, 500, 50)
@@ -57,41 +57,51 @@ class TinyImageNet(Dataset):
         ids = subfolders(train)
         names = class_names(ids, folder / "words.txt")
         notes = folder / "val" / "val_annotations.txt"
-        test = None if notes.is_file() and images.is_dir() and has_images(images) else _sorted(folder, ids)
+        test = (
+            None
+            if notes.is_file() and images.is_dir() and has_images(images)
+            else _find_test_folders(folder, ids)
+        )
         if test is not None:
             return two_folders(self.name, train, test, 64, names)
         if not notes.is_file():
             problem = f"no file {notes}; without it the test images have no labels"
             raise FczooError(f"{problem}, so unpack {self.source} again")
-        found = scan_classes(train)
-        files, labels = _annotated(notes, train, ids)
+        scans = scan_classes(train)
+        files, labels = _read_annotations(notes, train, ids)
         return ImageData(
-            part(self.name, train, filled(train, found), 64),
+            make_part(self.name, train, list_images(train, scans), 64),
             ImageFiles(self.name, images, files, labels, 64),
             names,
-            remarks=tuple(unread_files(train, found)),
+            remarks=tuple(unread_files(train, scans)),
         )
 
 
-def _sorted(folder: Path, ids: list[str]) -> Path | None:
+def _find_test_folders(folder: Path, ids: list[str]) -> Path | None:
     """Return the folder in which users have sorted the test images into class folders, if any."""
-    for place in (folder / "val", folder / "val" / "images", folder / "test"):
-        if place.is_dir() and set(ids) & set(subfolders(place)):
-            return place
+    for candidate in (folder / "val", folder / "val" / "images", folder / "test"):
+        if candidate.is_dir() and set(ids) & set(subfolders(candidate)):
+            return candidate
     return None
 
 
-def _annotated(notes: Path, train: Path, ids: list[str]) -> tuple[tuple[str, ...], np.ndarray]:
+def _read_annotations(
+    notes: Path, train: Path, ids: list[str]
+) -> tuple[tuple[str, ...], np.ndarray]:
     """Return file names and labels of the test images.
 
-    Raises FczooError for a line that does not fit.
+    Raises:
+        FczooError: A line does not fit.
     """
-    number, found = {name: i for i, name in enumerate(ids)}, dict[str, int]()
+    number, label_by_file = {name: i for i, name in enumerate(ids)}, dict[str, int]()
     for line in read_list(notes):
         file, label = (*line.split(), "", "")[:2]
         if label not in number:
-            problem = f"{notes} has the line {f'{file} {label}'.strip()!r}, which names no class of {train}"
+            problem = (
+                f"{notes} has the line {f'{file} {label}'.strip()!r}, which names no class of "
+                f"{train}"
+            )
             raise FczooError(f"{problem}; the copy is incomplete")
-        if found.setdefault(inside(file, notes), number[label]) != number[label]:
+        if label_by_file.setdefault(normalise_path(file, notes), number[label]) != number[label]:
             raise FczooError(f"{notes} gives {file} two classes; the copy is damaged")
-    return tuple(found), np.array(list(found.values()), np.int64)
+    return tuple(label_by_file), np.array(list(label_by_file.values()), np.int64)

@@ -14,7 +14,7 @@ project = "fczoo"
 author = "The fczoo contributors"
 release = version = fczoo.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
 html_math_renderer = "mathml"
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]

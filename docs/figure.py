@@ -1,10 +1,13 @@
-"""A method's figure: what clients train and send and what the server keeps, drawn from what is measured."""
+"""A method's figure: what clients train and send and what the server keeps, drawn from what is
+measured.
+"""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from html import escape
 
-from fczoo.core.method import Concludes, Method, Remembers
+from fczoo.core.method import Method
+from fczoo.core.protocols import EndsTasks, HasClientMemory
 from fczoo.core.tree import Tree, nbytes
 from fczoo.federation.settings import Settings
 from fczoo.runner.cost import measure
@@ -13,11 +16,11 @@ WIDTH, EDGE, LINE = 360, 12, 26
 TRAINED, STATISTICS, STILL = "#3b7dd8", "#e07b39", "#7f7f80"
 LEGEND = (("trained", TRAINED), ("measured", STATISTICS), ("kept as it is", STILL))
 UPLOADS = {
-    "begin": "up as a task begins",
+    "task_start": "up as a task begins",
     "round": "up in a round",
-    "conclude": "up after the rounds",
+    "after_rounds": "up after the rounds",
     "balanced": "up in a round on exemplars",
-    "end": "up as a task ends",
+    "task_end": "up as a task ends",
 }
 BOLD = 'font-weight="600"'
 
@@ -40,7 +43,9 @@ class Canvas:
             if x > left and x + width > WIDTH - EDGE - 4:
                 x, self.y = left, self.y + LINE
             box = f'x="{x:.0f}" y="{self.y + 2}" width="{width:.0f}" height="21" rx="4"'
-            self.parts.append(f'<rect {box} fill="{colour}" fill-opacity="0.25" stroke="{colour}"/>')
+            self.parts.append(
+                f'<rect {box} fill="{colour}" fill-opacity="0.25" stroke="{colour}"/>'
+            )
             self.text(round(x + width / 2), words, 'text-anchor="middle"')
             x += width + 6
         self.y += LINE
@@ -55,10 +60,15 @@ class Canvas:
         """A vertical arrow."""
         head = end - 7 if end > start else end + 7
         path = f"M{x} {start}V{end}M{x - 5} {head}L{x} {end}L{x + 5} {head}"
-        self.parts.append(f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="1.5"/>')
+        self.parts.append(
+            f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
+        )
 
     def svg(self, title: str) -> str:
-        view = f'viewBox="0 0 {WIDTH} {self.y + 6:.0f}" style="width:100%;max-width:{1.2 * WIDTH:.0f}px"'
+        view = (
+            f'viewBox="0 0 {WIDTH} {self.y + 6:.0f}" '
+            f'style="width:100%;max-width:{1.2 * WIDTH:.0f}px"'
+        )
         head = f'<svg {view} role="img" fill="currentColor" font-size="13">'
         return "\n".join([head, f"<title>{escape(title)}</title>", *self.parts, "</svg>"])
 
@@ -72,16 +82,16 @@ def draw(method: Method, dataset: str) -> str:
     if seen.trained:
         canvas.text(EDGE, f"merges by {training.averaging}", 'opacity="0.75"')
         canvas.y += LINE - 4
-    if method.private:
-        canvas.chips(EDGE, [(f"keeps {p.rstrip('.')}", STILL) for p in method.private])
+    if method.server_only:
+        canvas.chips(EDGE, [(f"keeps {p.rstrip('.')}", STILL) for p in method.server_only])
     canvas.frame(0)
     top = canvas.y = canvas.y + 10
-    for moment, label in UPLOADS.items():
-        tree = {**seen.later.get(moment, {}), **seen.sent.get(moment, {})}
+    for phase, label in UPLOADS.items():
+        tree = {**seen.later.get(phase, {}), **seen.sent.get(phase, {})}
         if tree:
             canvas.text(EDGE + 24, f"{label}: {size(tree)}")
             canvas.y += LINE - 2
-            canvas.chips(EDGE + 24, groups(tree, heads(training.trained)))
+            canvas.chips(EDGE + 24, groups(tree, heads(training.trained_prefixes)))
     canvas.arrow(EDGE + 8, canvas.y + 2, top + 2)
     top = canvas.y = canvas.y + 8
     if seen.received:
@@ -94,7 +104,7 @@ def draw(method: Method, dataset: str) -> str:
     whole = any(name.startswith("full.") for name in seen.trained)
     canvas.chips(EDGE, [("backbone", TRAINED if whole else STILL), *parameters(seen.trained)])
     still = [(f"holds {name}", STILL) for name in heads(seen.held)]
-    if isinstance(method, Remembers | Concludes):
+    if isinstance(method, HasClientMemory | EndsTasks):
         still.append(("exemplars" if training.exemplars else "its own memory", STILL))
     if still:
         canvas.chips(EDGE, still)
@@ -116,7 +126,7 @@ def heads(names: Iterable[str]) -> list[str]:
 
 
 def parameters(tree: Tree) -> list[tuple[str, str]]:
-    """Chips of what is trained beside the backbone's own weights."""
+    """Chips of what is trained next to the backbone's own weights."""
     return [(name, TRAINED) for name in heads(tree) if name != "full"]
 
 

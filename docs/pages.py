@@ -15,20 +15,20 @@ from tabulate import tabulate
 
 import fczoo
 import fczoo.testing
-from fczoo.board.heading import heading
+from fczoo.board.benchmark import heading
 from fczoo.cli.app import main
 from fczoo.cli.listing import KINDS, REGISTRIES, listing
-from fczoo.cli.show import exchange, show, tuned_words
+from fczoo.cli.show import dataset_values, exchange, show
 from fczoo.cli.show_protocol import source_page
-from fczoo.core.method import OPTIONAL, Method
+from fczoo.core.method import Method
 from fczoo.core.options import describe_type, quirks, spaces
+from fczoo.core.protocols import OPTIONAL
 from fczoo.core.registry import METHODS, PROTOCOLS, RELEASES, create_method
 from fczoo.core.types import Batch, Context, ServerContext, Training
 from fczoo.papers.compare import plus_minus
-from fczoo.reports.columns import COLUMNS
 from fczoo.reports.runs import Experiment, read_experiments
-from fczoo.reports.tables import entry_of
-from fczoo.reports.words import option_word
+from fczoo.reports.tables import COLUMNS, entry_of
+from fczoo.reports.text_format import option_word
 
 DATASET = "digits"
 """Where what a method sends is measured."""
@@ -39,7 +39,7 @@ SHOWN = ("A_N", "Avg", "forgetting")
 
 
 def write(folder: Path) -> None:
-    """Write all generated pages below ``folder``, anew."""
+    """Write all generated pages below ``folder``, again."""
     shutil.rmtree(folder, ignore_errors=True)
     texts = {
         "methods/index": _methods_index(),
@@ -58,7 +58,7 @@ def write(folder: Path) -> None:
 
 
 def _copy_results(folder: Path) -> None:
-    """The pages beside the archive; a browser of the repository shows them where they are."""
+    """The pages next to the archive; a browser of the repository shows them where they are."""
     for page in (*RESULTS.glob("*.md"), *RESULTS.glob("tables/*.md")):
         copy = folder / page.relative_to(RESULTS)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -108,12 +108,16 @@ def _method_page(cls: type[Method]) -> str:
     if "formulas" in vars(cls):
         parts.append(f"## Formulas\n\n{inspect.cleandoc(cls.formulas)}")
     parts += ["## Options", f"Given as `--set {cls.name}.OPTION=VALUE`.", _options_table(cls)]
-    if cls.tuned:
-        parts += ["## Values by data set", "\n".join(f"- {words}" for words in tuned_words(cls))]
+    if cls.dataset_options:
+        parts += [
+            "## Values by data set",
+            "\n".join(f"- {values}" for values in dataset_values(cls)),
+        ]
     measured = "\n\n".join(exchange(method, DATASET))
     parts += ["## What is trained and what is sent", _literal(measured)]
     if odd := [
-        (f"`{q.field}={option_word(q.value)}`", q.meaning, q.place) for q in quirks(METHODS.options(cls.name))
+        (f"`{q.field}={option_word(q.value)}`", q.meaning, q.place)
+        for q in quirks(METHODS.options(cls.name))
     ]:
         parts += ["## Quirks of released code", _table(odd, ["option", "what it does", "seen in"])]
     if rows := _readings(cls.name):
@@ -123,8 +127,9 @@ def _method_page(cls: type[Method]) -> str:
         ]
     if rows := _results(cls.name):
         about = (
-            "Small runs, far from any paper. What may be concluded, and which of them started their "
-            "heads at random, stands beside [all results](../results/README.md)."
+            "Small runs, far from any paper. What may be concluded, and which of them started "
+            "their "
+            "heads at random, stands next to [all results](../results/README.md)."
         )
         head = ["benchmark", "row", *SHOWN, "seeds"]
         parts += ["## Results", about, _table(rows, head)]
@@ -145,7 +150,9 @@ def _results(method: str) -> list[tuple[str, ...]]:
             if line.results[0].method == method:
                 entries = [entry_of(line, COLUMNS[name]) for name in SHOWN]
                 figures = [plus_minus(entry.mean, entry.std) if entry else "" for entry in entries]
-                rows.append((f"{words.title}; {words.subtitle}", line.label, *figures, str(len(line.seeds))))
+                rows.append(
+                    (f"{words.title}; {words.subtitle}", line.label, *figures, str(len(line.seeds)))
+                )
     return rows
 
 
@@ -169,13 +176,25 @@ def _options_table(cls: type[Any]) -> str:
                 known.get("meaning", ""),
             )
         )
-    return _table(rows, ["option", "default", "type", "limits", "tuning", "meaning"]) if rows else "None."
+    return (
+        _table(rows, ["option", "default", "type", "limits", "tuning", "meaning"])
+        if rows
+        else "None."
+    )
 
 
 def _readings(name: str) -> list[list[str]]:
     """Rows of the page of readings that are about one method."""
-    rows = [line.strip("| \n").split(" | ") for line in READINGS.read_text().splitlines() if ": " in line]
-    return [cells[:3] for cells in rows if name in re.split(r", |:| on ", cells[0].lower().replace("-", ""))]
+    rows = [
+        line.strip("| \n").split(" | ")
+        for line in READINGS.read_text().splitlines()
+        if ": " in line
+    ]
+    return [
+        cells[:3]
+        for cells in rows
+        if name in re.split(r", |:| on ", cells[0].lower().replace("-", ""))
+    ]
 
 
 # --- protocols, other parts, command line
@@ -225,7 +244,8 @@ def _api_page() -> str:
         _rst(_documented(fczoo, [n for n in fczoo.__all__ if n not in METHOD_PAGE])),
     ]
     parts += ["## What a method sees and declares", _rst(_documented(fczoo, METHOD_PAGE))]
-    parts.append(_rst("\n".join(f".. autoclass:: fczoo.core.method.{name}" for name in OPTIONAL)))
+    classes = "\n".join(f".. autoclass:: fczoo.core.protocols.{name}" for name in OPTIONAL)
+    parts.append(_rst(classes))
     parts += ["## fczoo.testing", _rst(_documented(fczoo.testing, fczoo.testing.__all__))]
     return "\n\n".join(parts)
 
@@ -234,7 +254,9 @@ METHOD_PAGE = ["Method", *(cls.__name__ for cls in (Training, Batch, Context, Se
 
 
 def _documented(module: Any, names: Iterable[str]) -> str:
-    """A directive for each class and function; ``Tree`` is neither but another word for a dictionary."""
+    """A directive for each class and function; ``Tree`` is neither but another word for a
+    dictionary.
+    """
     entries = {name: getattr(module, name) for name in names}
     return "\n".join(
         f".. auto{'class' if inspect.isclass(entry) else 'function'}:: {module.__name__}.{name}"

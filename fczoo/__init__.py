@@ -1,9 +1,23 @@
-"""fczoo: a benchmark zoo for Federated Class-Incremental Learning on pre-trained vision transformers."""
+"""fczoo: a benchmark zoo for Federated Class-Incremental Learning on vision transformers."""
+
+import warnings
+from typing import Any
 
 import lazy_loader
 
 __version__ = "0.2.0.dev0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(
-    __name__, __file__
-)  # imports each name when it is first used
+# Each name is imported when it is first used.
+_get_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+_RENAMED = {"Bench": "Benchmark", "Silent": "Callback", "whole": "whole_tensors"}
+"""Old and new names. The old ones work and warn."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        message = f"fczoo.{name} is now fczoo.{new}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        name = new
+    return _get_attribute(name)

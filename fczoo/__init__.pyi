@@ -7,7 +7,7 @@ from .core.payload import Payload as Payload
 from .core.payload import per_class as per_class
 from .core.payload import rows as rows
 from .core.payload import samples as samples
-from .core.payload import whole as whole
+from .core.payload import whole_tensors as whole_tensors
 from .core.registry import create_method as create_method
 from .core.registry import register_aggregator as register_aggregator
 from .core.registry import register_attack as register_attack
@@ -24,13 +24,13 @@ from .core.types import ServerContext as ServerContext
 from .core.types import Task as Task
 from .core.types import Training as Training
 from .core.types import whole_batch as whole_batch
-from .federation.benchmark import Bench as Bench
+from .federation.benchmark import Benchmark as Benchmark
 from .federation.benchmark import run as run
-from .federation.observer import Silent as Silent
+from .federation.callbacks import Callback as Callback
 from .federation.result import Result as Result
 from .federation.settings import Settings as Settings
 from .reports.results import Results as Results
 from .reports.results import load_results as load_results
-from .runner.library import bench as bench
+from .runner.api import bench as bench
 
 __version__: str

@@ -1,1 +1,1 @@
-"""One file a method."""
+"""Methods, one file per method."""

@@ -1,4 +1,9 @@
-"""FCILPT: Federated Class-Incremental Learning with Prompting. Liu et al., arXiv 2310.08948."""
+"""FCILPT: Federated Class-Incremental Learning with Prompting. Liu et al., arXiv 2310.08948.
+
+To read next to the paper's Algorithm 1, in the order in which a round calls the functions: on the
+client ``loss`` (choice of prompts, L_QP, L_CE, counts), on the server ``aggregate`` (sort and
+average). Authors' code is not public; what the paper leaves open is an option.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,27 +13,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.aggregators.usage import sort_by_usage
+from fczoo.aggregators.averaging import sort_by_usage
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import Payload, whole
+from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Context, Evidence, Finding, ServerAggregator, Task, Training
 from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import head_logits
-from fczoo.functional.prompt_pool import PromptPool
-from fczoo.functional.prompts import choice_shares, gather_prompts, highest
+from fczoo.functional.prompts import PromptPool, choice_shares, gather_prompts, top_positions
 
 
 @register_method("fcilpt")
 @dataclass(frozen=True)
 class FCILPT(PromptPool):
-    """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by use first.
+    """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by
+    use first.
 
-    Trained: the pool with its keys, a prompt that is always used, and the linear head; nothing is frozen at
-    a task's end. Sent: the same, with how often each prompt was chosen, by which the server sorts. (In the
-    paper clients sort, with the same outcome, and keep the counts to themselves.)
+    Trained: the pool with its keys, a prompt that is always used, and the linear head; nothing is
+    frozen at a task's end. Sent: the same, with how often each prompt was chosen, by which the
+    server sorts. (In the paper clients sort, with the same outcome, and keep the counts to
+    themselves.)
     """
 
     paper = "Liu et al., Federated Class-Incremental Learning with Prompting (arXiv 2310.08948)"
@@ -36,17 +42,19 @@ class FCILPT(PromptPool):
     $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P_{K(x)}, P_0)) \bigr)_y
     + \frac{1}{\lambda} \sum_{i \in K(x)} \bigl( 1 - \cos(q, k_i) \bigr)$$
 
-    $K(x)$ are the $N$ prompts whose keys $k_i$ are nearest to the frozen feature $q$, $P_0$ is the prompt
-    that is always used. The server sorts each client's pool by how often its prompts were chosen, then
-    averages slot by slot.
+    $K(x)$ are the $N$ prompts whose keys $k_i$ are nearest to the frozen feature $q$, $P_0$ is the
+    prompt that is always used. The server sorts each client's pool by how often its prompts were
+    chosen, then averages slot by slot.
     """
-    tuned = {
+    dataset_options = {
         "digits": {"lr": 3e-2},
         "miniimagenet": {"size": 19, "chosen": 4, "length": 6},
         "tinyimagenet": {"size": 24, "chosen": 8, "common_length": 1},
     }
 
-    chosen: int = option(5, "prompts N chosen for an image (0: the common prompt alone, an ablation)", low=0)
+    chosen: int = option(
+        5, "prompts N chosen for an image (0: only the common prompt, an ablation)", low=0
+    )
     common_length: int = option(5, "tokens L_c of the prompt that is always used", low=0)
     lr: float = option(
         2e-3,
@@ -55,14 +63,17 @@ class FCILPT(PromptPool):
         tune=(1e-4, 1e-1, "log"),
     )
     strength: float = option(
-        10.0, "lambda, weight of the cross-entropy against the key loss; the loss is divided by it", low=1e-6
+        10.0,
+        "lambda, weight of the cross-entropy against the key loss; the loss is divided by it",
+        low=1e-6,
     )
     init: Literal["symmetric", "small"] = option(
         "symmetric", "prompts and keys from U(-1, 1), or U(0, 0.01) as in the JAX code of L2P"
     )
     sort: bool = option(True, "sort pools by use before averaging (False: FedAvg of an L2P pool)")
     query: Literal["cls", "embed_cls"] = option(
-        "cls", "frozen class feature, or the embedded class token (as printed): the same for all images"
+        "cls",
+        "frozen class feature, or the embedded class token (as printed): the same for all images",
     )
     pooled: Literal["prompt", "cls"] = option(
         "prompt",
@@ -71,58 +82,85 @@ class FCILPT(PromptPool):
     )
     support: Literal["task", "local", "seen", "all"] = option(
         "task",
-        "classes in the training softmax: the task's as in L2P (for an image of an old class, all seen), "
-        "those that the client holds, seen, or all of the run",
+        "classes in the training softmax: the task's as in L2P (for an image of an old class, all "
+        "seen), those that the client holds, seen, or all of the run",
     )
     old_clients: Literal["idle", "previous_task"] = option(
         "idle",
-        "a client without new images does nothing, or trains again on those of its last task, as in GLFC's "
-        "code, whose population this is",
+        "a client without new images does nothing, or trains again on those of its last task, as "
+        "in GLFC's code, whose population this is",
     )
 
-    def remark(self) -> str:
-        kept = "clients without new images train again on their last ones"
+    def table_note(self) -> str:
+        note = "clients without new images train again on their last ones"
         if self.old_clients == "idle":
-            kept = ""
-        return "; ".join(filter(None, [kept, super().remark()]))
+            note = ""
+        return "; ".join(filter(None, [note, super().table_note()]))
 
     def training(self) -> Training:
+        # Client: Adam on keys, prompts, the common prompt and the head. Server: the plain mean of
+        # the clients of a round (Algorithm 1), not weighted by samples.
         return Training(
             optims=self.optims(self.optim(self.lr), "pool.", "common"),
             inputs=["images", "query"],
-            uploads={"usage": whole("counts"), **self.head_uploads()},
+            uploads={"usage": whole_tensors("counts"), **self.head_uploads()},
             averaging="uniform",
-            scope="task" if self.old_clients == "idle" else "latest",
+            data_scope="task" if self.old_clients == "idle" else "latest",
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: nothing is frozen or reset, the same pool continues.
         if state:
             return state
+        # Start of the run: M prompts [L_p, D] with keys [D], and P^c [L_c, D]. The paper does not
+        # state their distribution.
         low, high = (-1.0, 1.0) if self.init == "symmetric" else (0.0, 0.01)
         pool = self.start_pool(backbone.dim, low, high, rng)
         common = torch.empty(self.common_length, backbone.dim).uniform_(low, high, generator=rng)
         return {**pool, "common": common, **self.start_head(task, backbone.dim, rng)}
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Query and prompt choice: the N keys with the smallest 1 - cos(q, k_i), image by image.
         similarity, chosen = self.choose(backbone, train, batch)
-        first = ctx.task.start if self.support in ("task", "local") and self.old_clients == "idle" else 0
+        # L_CE. The paper does not state which classes are in the softmax.
+        first = (
+            ctx.task.start
+            if self.support in ("task", "local") and self.old_clients == "idle"
+            else 0
+        )
         last = ctx.task.classes if self.support == "all" else ctx.task.stop
         logits = head_logits(train, self._features(backbone, train, batch, chosen))[:, first:last]
         if self.support == "local":
-            logits = torch.where(batch.class_count[first:last] > 0, logits, torch.finfo(logits.dtype).min)
+            logits = torch.where(
+                batch.class_count[first:last] > 0, logits, torch.finfo(logits.dtype).min
+            )
         elif self.support == "task" and first < ctx.task.start:
             old = batch.y < ctx.task.start
             new = torch.arange(first, last, device=batch.y.device) >= ctx.task.start
             logits = torch.where(old[:, None] | new, logits, torch.finfo(logits.dtype).min)
         entropy = batch.mean(F.cross_entropy(logits, batch.y - first, reduction="none"))
-        far = batch.mean((1 - similarity).sum(-1))  # L_QP
+        # L_QP: sum of 1 - cos(q, k_i) over the chosen keys; other keys get no gradient.
+        key_loss = batch.mean((1 - similarity).sum(-1))
+        # freq_i: how often prompt i was chosen in the round's local training.
         usage = (F.one_hot(chosen, self.size).to(batch.w) * batch.w[:, None, None]).sum((0, 1))
-        return entropy + far / self.strength, {"usage": usage}
+        # L = L_QP + lambda L_CE in the paper, here divided by lambda.
+        return entropy + key_loss / self.strength, {"usage": usage}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        return sort_by_usage(payloads, average) if self.sort else average([p.drop("usage") for p in payloads])
+        # Sort each client's pool by freq, descending, keys and prompts in the same order; ties keep
+        # their order. Then average keys and prompts slot by slot, and P^c and the head. In the
+        # paper clients sort before they upload, with the same outcome.
+        return (
+            sort_by_usage(payloads, average)
+            if self.sort
+            else average([p.drop("usage") for p in payloads])
+        )
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: choose the N prompts by the global keys, prompted forward pass, argmax over the
+        # classes seen.
         _, chosen = self.choose(backbone, state, batch)
         return head_logits(state, self._features(backbone, state, batch, chosen))[:, : task.stop]
 
@@ -131,16 +169,32 @@ class FCILPT(PromptPool):
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
         backbone, state = evidence.backbone, evidence.state
-        return choice_shares(evidence, lambda batch: self.choose(backbone, state, batch)[1], self.size)
+        return choice_shares(
+            evidence, lambda batch: self.choose(backbone, state, batch)[1], self.size
+        )
 
     def choose(self, backbone: Backbone, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cosine similarities and numbers of the N keys nearest to each query, [B, N] each, nearest first."""
-        query = batch.query if self.query == "cls" else backbone.class_token().expand_as(batch.query)
+        """Choose the prompts of each image: the N keys nearest to its query, nearest first.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Tree with ``pool.key`` [M, D].
+            batch: Images with their queries [B, D].
+
+        Returns:
+            Cosines cos(q, k_i) [B, N] and numbers i [B, N] of the chosen prompts.
+        """
+        # As printed, q is the class token after the embedding layer, the same for all images; by
+        # default it is the frozen feature without prompts, as in L2P.
+        query = (
+            batch.query if self.query == "cls" else backbone.class_token().expand_as(batch.query)
+        )
         similarity = cosines(query, tree["pool.key"])
-        chosen = highest(similarity, self.chosen)
+        chosen = top_positions(similarity, self.chosen)
         return similarity.gather(1, chosen), chosen
 
     def _features(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
+        # Input to the first block: [P_{s1}; ..; P_{sN}; P^c; x_e], x_e the embedded image.
         prompts = gather_prompts(tree["pool.prompt"], chosen).flatten(1, 2)  # [B, N L_p, D]
         common = tree["common"].expand(len(prompts), -1, -1)
         return backbone(batch.x, {"tokens": torch.cat([prompts, common], 1)}, pool=self.pooled)

@@ -1,4 +1,10 @@
-"""FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework."""
+"""FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework.
+
+To read next to the paper, in the order in which a round calls the functions: on the client ``loss``
+(prompt fusion, cross-entropy, unified representation L_ur) and ``statistics`` with ``make_upload``
+(local prototypes); on the server ``aggregate`` (FedAvg of Algorithm 1) and ``server_update``
+(prototype lists, global prototypes G, debiasing of the head).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,28 +19,28 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
-from fczoo.core.tree import Tree, drop
+from fczoo.core.tree import Tree, drop, stack_past
 from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import PromptedHead, fit_head, head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.past import joined_past
 
 
 @register_method("fppl")
 @dataclass(frozen=True)
 class FPPL(PromptedHead):
-    """One deep prompt a task, fused by the image's frozen feature; prototypes align clients, debias the head.
+    """One deep prompt per task, fused by the image's frozen feature; prototypes align clients,
+    debias the head.
 
-    Trained: the current task's prompt, the fusion keys of all tasks so far, and the linear head. Sent: the
-    same, with the mean feature of every local class, on all of which the server retrains the head after
-    each round.
+    Trained: the current task's prompt, the fusion keys of all tasks so far, and the linear head.
+    Sent: the same, with the mean feature of every local class. The server retrains the head on all
+    these means after each round.
     """
 
     paper = "He et al., FPPL (arXiv 2411.01904)"
     formulas = r"""
-    An image's prompt, from its frozen feature $q$ and a key $\psi_i$ a task:
+    An image's prompt, from its frozen feature $q$ and a key $\psi_i$ per task:
 
     $$P(x) = \sum_{i \le t} w_i P_i$$
 
@@ -45,21 +51,27 @@ class FPPL(PromptedHead):
 
     $G_c$ is the plain mean of the clients' prototypes of a class.
     """
-    frozen = ("past.",)
-    private = ("local.",)
-    tuned = {"digits": {"server_lr": 1e-2}}
+    append_only = ("past.",)
+    server_only = ("local.",)
+    dataset_options = {"digits": {"server_lr": 1e-2}}
 
     length: int = option(20, "tokens L_p of a prompt in each block", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prompt", low=0)
-    lr: float = option(1e-3, "learning rate of prompt, fusion and head", low=0, tune=(1e-4, 1e-1, "log"))
-    unify: float = option(1.0, "weight lambda of the contrast with the global prototypes (0: without)", low=0)
+    lr: float = option(
+        1e-3, "learning rate of prompt, fusion and head", low=0, tune=(1e-4, 1e-1, "log")
+    )
+    unify: float = option(
+        1.0, "weight lambda of the contrast with the global prototypes (0: without)", low=0
+    )
     temperature: float = option(0.2, "tau of that contrast", low=1e-6)
     fusion: Literal["soft", "hard"] = option(
-        "soft", "mix the tasks' prompts by softmax, or take the best task's alone (ablation)"
+        "soft", "mix the tasks' prompts by softmax, or take only the best task's (ablation)"
     )
     debias: bool = option(True, "retrain the head on the prototypes after each round")
     pool: bool = option(True, "keep the prototypes of finished tasks for it (False: FPPL-WOP)")
-    server_lr: float = option(1e-3, "learning rate of the debiasing, Adam", low=0, tune=(1e-4, 1e-1, "log"))
+    server_lr: float = option(
+        1e-3, "learning rate of the debiasing, Adam", low=0, tune=(1e-4, 1e-1, "log")
+    )
     server_epochs: int = option(5, "its epochs E_server", low=1)
     server_batch: int = option(128, "its batch size", low=1)
     view: Literal["test", "train"] = option(
@@ -67,83 +79,145 @@ class FPPL(PromptedHead):
     )
 
     def training(self) -> Training:
+        # Client: Adam at a constant rate on p_t, the fusion psi and the head theta. After training,
+        # one pass for the local prototypes.
         return Training(
             optims=self.optims(self.optim(self.lr), "prompt.", "fusion."),
             inputs=["images", "query"],
             uploads={"local.": rows("mean"), **self.head_uploads()},
-            stats=self.view,
+            statistics_view=self.view,
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         backbone.check_blocks(self.blocks, "fppl.blocks")
         dim = backbone.dim
-        unknown = {"prototype.mean": torch.zeros(task.size, dim), "prototype.known": torch.zeros(task.size)}
-        if state:  # the new prompt starts as a copy of the last one, which is frozen
-            return {**state, **unknown, **joined_past(state, "prompt.", "past.")}
-        keys = torch.empty(task.count, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)  # psi
+        unknown = {
+            "prototype.mean": torch.zeros(task.size, dim),
+            "prototype.known": torch.zeros(task.size),
+        }
+        # Task boundary: p_t starts as a copy of p_{t-1}, which is frozen. The global prototypes of
+        # the new classes are not known yet.
+        if state:
+            return {**state, **unknown, **stack_past(state, "prompt.", "past.")}
+        # Start of the run: psi from U(-1/sqrt D, 1/sqrt D), p_1 from U(-1, 1), the head and an
+        # empty prototype pool.
+        keys = torch.empty(task.count, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)
         prompts = {}
         for i in self.blocks:
             prompts[f"prompt.{i}"] = torch.empty(self.length, dim).uniform_(-1, 1, generator=rng)
         head = self.start_head(task, dim, rng)
         numbers = torch.empty(0, dtype=torch.int64)
         local = {"local.label": numbers, "local.client": numbers, "local.mean": torch.empty(0, dim)}
-        return {**prompts, "fusion.key": keys, "fusion.scale": torch.ones(()), **head, **unknown, **local}
+        return {
+            **prompts,
+            "fusion.key": keys,
+            "fusion.scale": torch.ones(()),
+            **head,
+            **unknown,
+            **local,
+        }
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Prompt fusion: feature c of the image under its fused prompt.
         features = self.features(backbone, {**ctx.shared, **train}, batch)
+        # L = L_ce over all classes of the current task + lambda L_ur.
         loss = task_cross_entropy(head_logits(train, features), batch, ctx.task)
         return loss + self.unify * self.contrast(features, batch, ctx), {}
 
     def contrast(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
-        """L_ur: InfoNCE against the known global prototypes of the current task; 0 while none is known."""
-        similarity = cosines(features, ctx.shared["prototype.mean"])
-        known, own = ctx.shared["prototype.known"], batch.y - ctx.task.start
-        logits = torch.where(known > 0, similarity / self.temperature, torch.finfo(similarity.dtype).min)
-        used = batch.w * known[own]
-        return (F.cross_entropy(logits, own, reduction="none") * used).sum() / used.sum().clamp(min=1)
+        """Compute L_ur: InfoNCE against the known global prototypes of the current task.
 
-    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        Args:
+            features: Features c [B, D].
+            batch: Labels y and weights of the images.
+            ctx: Broadcast tensors, with ``prototype.mean`` [c, D] and ``prototype.known`` [c].
+
+        Returns:
+            The mean over images whose class has a prototype; 0 if there is none, as in the first
+                round of a task.
+        """
+        # -log exp(cos(c, G_y) / tau) / sum_a exp(cos(c, G_a) / tau), a over classes with a G.
+        similarity = cosines(features, ctx.shared["prototype.mean"])
+        has_prototype, labels = ctx.shared["prototype.known"], batch.y - ctx.task.start
+        logits = torch.where(
+            has_prototype > 0, similarity / self.temperature, torch.finfo(similarity.dtype).min
+        )
+        used = batch.w * has_prototype[labels]
+        return (F.cross_entropy(logits, labels, reduction="none") * used).sum() / used.sum().clamp(
+            min=1
+        )
+
+    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        # Local prototypes: sums of the features c under the trained prompt and fusion.
         return class_sums(self.features(backbone, {**ctx.shared, **train}, batch), batch, ctx.task)
 
-    def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        held = sums["class.count"] > 0
-        means = sums["class.sum"][held] / sums["class.count"][held, None]
-        return {**train, "local.label": held.nonzero()[:, 0] + ctx.task.start, "local.mean": means}
+    def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+        # Upload: p_t, psi, theta and one prototype, the mean feature, of each local class.
+        local_classes = sums["class.count"] > 0
+        means = sums["class.sum"][local_classes] / sums["class.count"][local_classes, None]
+        return {
+            **train,
+            "local.label": local_classes.nonzero()[:, 0] + ctx.task.start,
+            "local.mean": means,
+        }
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        # Algorithm 1: FedAvg of {p_t, psi, theta} by n_k; prototypes are listed side by side.
         return prototype_pool(payloads, average)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        # Prototype lists: the latest of each client and class; those of finished tasks are the
+        # pool C_g.
         state = {**state, **drop(merged, "local."), **keep_latest(state, merged, "local.")}
         label, mean = state["local.label"], state["local.mean"]
-        now = label >= ctx.task.start
-        hot = F.one_hot(label[now] - ctx.task.start, ctx.task.size).to(mean)
+        current = label >= ctx.task.start
+        # Global prototypes G_y: mean over the clients that hold class y, all equal.
+        hot = F.one_hot(label[current] - ctx.task.start, ctx.task.size).to(mean)
         count = hot.sum(0)
-        state["prototype.mean"] = hot.mT @ mean[now] / count[:, None].clamp(min=1)  # G: clients count equally
+        state["prototype.mean"] = hot.mT @ mean[current] / count[:, None].clamp(min=1)
         state["prototype.known"] = (count > 0).to(mean)
         if not self.debias:
             return state
-        used = slice(None) if self.pool else now
+        # Debiasing: train only theta on the prototypes of pool and current task, one sample per
+        # client and class, E_server epochs of Adam.
+        used = slice(None) if self.pool else current
         head = fit_head(
-            state, mean[used], label[used], self.server_epochs, self.server_lr, self.server_batch, ctx.rng
+            state,
+            mean[used],
+            label[used],
+            self.server_epochs,
+            self.server_lr,
+            self.server_batch,
+            ctx.rng,
         )
         return {**state, **head}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: q, prompt fused over all tasks seen, argmax over the classes seen.
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def fused_prompts(self, tree: Tree, query: Tensor) -> Tree:
-        """Prompt of each image and block, [B, L_p, D], by the images' queries [B, D].
+        """Compute the fused prompts: P(x) = sum_i w_i p_i over the tasks i <= t.
 
-        The tasks' prompts are mixed by the softmax of the scaled cosine between query and key.
+        Args:
+            tree: Tree with ``prompt.{block}`` [L_p, D], ``past.{block}`` [t - 1, L_p, D] and
+                ``fusion.key`` [T, D].
+            query: Frozen features q [B, D].
+
+        Returns:
+            ``deep.{block}`` [B, L_p, D], the prompt of each image.
         """
-        prompts = joined_past(tree, "prompt.", "past.")  # [t, L_p, D] each
-        seen = len(prompts[f"past.{self.blocks[0]}"])
-        weights = (tree["fusion.scale"] * cosines(query, tree["fusion.key"][:seen])).softmax(-1)
+        # w = softmax_i(sigma cos(q, psi_i)); sigma, a learned scale, is only in the released code.
+        prompts = stack_past(tree, "prompt.", "past.")  # [t, L_p, D] each
+        tasks = len(prompts[f"past.{self.blocks[0]}"])
+        weights = (tree["fusion.scale"] * cosines(query, tree["fusion.key"][:tasks])).softmax(-1)
         if self.fusion == "hard":
-            weights = F.one_hot(weights.argmax(-1), seen).to(weights)
-        fused = {k: torch.einsum("bt,tld->bld", weights, p) for k, p in prompts.items()}
-        return {k.replace("past.", "deep.", 1): p for k, p in fused.items()}
+            weights = F.one_hot(weights.argmax(-1), tasks).to(weights)
+        # Deep prompts: appended after the tokens of their block, their outputs cut off after it.
+        mixtures = {k: torch.einsum("bt,tld->bld", weights, p) for k, p in prompts.items()}
+        return {k.replace("past.", "deep.", 1): p for k, p in mixtures.items()}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         return backbone(batch.x, self.fused_prompts(tree, batch.query))

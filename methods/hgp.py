@@ -1,4 +1,16 @@
-"""HGP: hierarchical generative prototypes. Salami et al., arXiv 2406.02447."""
+"""HGP: hierarchical generative prototypes. Salami et al., arXiv 2406.02447.
+
+To read next to the paper's Algorithm 1, in the order in which a round calls the functions:
+
+- Client: ``loss`` trains prefixes and head. ``statistics`` and ``make_upload`` compute count, mean
+  and variance of every local class under the trained model.
+- Server: ``aggregate`` averages prefixes and head by the clients' images (eq. 3).
+  ``server_update`` builds the mixture of each class (eqs. 4 and 5, section 3.2) and rebalances the
+  head on features drawn from the mixtures of all classes seen (eq. 6).
+
+Between tasks nothing is frozen or reset: ``begin_task`` returns the state, and the mixtures of
+finished tasks stay as they were in the last round of their task.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,34 +26,37 @@ from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
-from fczoo.functional.calibration import Calibrated
-from fczoo.functional.gaussians import gaussians, moment_sums, no_gaussians
+from fczoo.functional.calibration import CalibratedHead
+from fczoo.functional.gaussians import empty_gaussians, gaussians, moment_sums
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.pixels import raw_images
-from fczoo.functional.prompts import drawn_prefixes
+from fczoo.functional.prompts import init_prefixes
 
 
 @register_method("hgp")
 @dataclass(frozen=True)
-class HGP(Calibrated, PromptedHead):
-    """Clients train prefixes and a head; the server rebalances the head on features drawn from Gaussians.
+class HGP(CalibratedHead, PromptedHead):
+    """Clients train prefixes and a head; the server rebalances the head on features drawn from
+    Gaussians.
 
-    Trained: key and value prefixes in the first blocks, one set for all tasks, and the linear head. Sent:
-    both, with count, mean and diagonal variance of every local class. The server keeps the Gaussians of
-    finished tasks.
+    Trained: key and value prefixes in the first blocks, one set for all tasks, and the linear head.
+    Sent: both, with count, mean and diagonal variance of every local class. The server keeps the
+    Gaussians of finished tasks.
     """
 
     paper = (
-        "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes "
-        "(arXiv 2406.02447)"
+        "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative "
+        "Prototypes (arXiv 2406.02447)"
     )
     formulas = r"""
-    Clients minimise cross-entropy over the classes of the task, $h$ being the head and $P$ the prefixes:
+    Clients minimise cross-entropy over the classes of the task, $h$ being the head and $P$ the
+    prefixes:
 
     $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P)) \bigr)_y$$
 
-    The server draws a class $c$, a client $m$ that holds it, and a feature, and trains the head on it:
+    The server draws a class $c$, a client $m$ that holds it, and a feature, and trains the head on
+    it:
 
     $$m \sim \pi_m = \frac{n_{m,c}}{\sum_k n_{k,c}}$$
 
@@ -49,8 +64,8 @@ class HGP(Calibrated, PromptedHead):
 
     $$L_r = -\log \operatorname{softmax}\Bigl( \frac{h(z)}{\tau \lVert h(z) \rVert} \Bigr)_c$$
     """
-    private = ("gauss.",)
-    tuned = {
+    server_only = ("gauss.",)
+    dataset_options = {
         "digits": {"server_lr": 1e-3},
         "imagenet_r": {"lr": 3e-2},
         "imagenet_a": {"lr": 3e-2},
@@ -59,12 +74,15 @@ class HGP(Calibrated, PromptedHead):
     }
 
     prefix_len: int = option(
-        100, "rows L of each key and each value prefix (code: 100; 200 reads the paper literally)", low=1
+        100,
+        "rows L of each key and each value prefix (code: 100; 200 reads the paper literally)",
+        low=1,
     )
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prefix", low=0)
     init: Literal["normal", "uniform", "zeros"] = option(
         "normal",
-        "prefix start: N(0, 0.02^2), U(-1/sqrt D, 1/sqrt D), or zeros as released, where all rows stay equal",
+        "prefix start: N(0, 0.02^2), U(-1/sqrt D, 1/sqrt D), or zeros as released, where all rows "
+        "stay equal",
         quirk={"zeros": "fed-mammoth: its Gram-Schmidt fills no rows"},
     )
     lr: float = option(3e-3, "learning rate of prefix and head", low=0, tune=(1e-4, 1e-1, "log"))
@@ -77,9 +95,12 @@ class HGP(Calibrated, PromptedHead):
     rebalance: Literal["all", "current", "old", "none"] = option(
         "all", "classes whose head rows the server rebalances (the paper's ablation)"
     )
-    server_cosine: bool = option(True, "cosine over its epochs (paper and early code; late code: none)")
+    server_cosine: bool = option(
+        True, "cosine over its epochs (paper and early code; late code: none)"
+    )
     draw: Literal["epoch", "round"] = option(
-        "epoch", "draw the features anew in each of the server's epochs (code), or once a round (Alg. 1)"
+        "epoch",
+        "draw the features again in each of the server's epochs (code), or once a round (Alg. 1)",
     )
     spread: float = option(3.0, "factor on the drawn features' variance", low=0)
     class_weights: Literal["uniform", "counts"] = option(
@@ -87,62 +108,90 @@ class HGP(Calibrated, PromptedHead):
     )
     keep_single: bool = option(
         True,
-        "keep a class of which a client has one image, with the spread of its other classes",
+        "keep a class with one image at a client, with the spread of the client's other classes",
         quirk={False: "fed-mammoth: dropped"},
     )
     stats_unnormalised: bool = option(
-        False, "statistics of images in [0, 1], without the normalisation of training", quirk="fed-mammoth"
+        False,
+        "statistics of images in [0, 1], without the normalisation of training",
+        quirk="fed-mammoth",
     )
 
     def training(self) -> Training:
+        # Client: by default Adam with one learning rate for prefixes and head. After training, a
+        # pass over the deterministic test view computes the statistics.
         return Training(
             optims=self.optims(self.optim(self.lr, self.schedule), "prefix."),
             uploads={"gauss.": rows("count", "mean", "var"), **self.head_uploads()},
             clip_norm=self.clip,
-            stats="test",
+            statistics_view="test",
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: the same prefixes and head continue, with the mixtures of finished tasks.
         if state:
             return state
         backbone.check_blocks(self.blocks, "hgp.blocks")
+        # Start of the run: P_k and P_v [L, D] of each block, the head, and no mixtures.
         return {
-            **drawn_prefixes(self.blocks, self.prefix_len, backbone.dim, self.init, rng),
+            **init_prefixes(self.blocks, self.prefix_len, backbone.dim, self.init, rng),
             **self.start_head(task, backbone.dim, rng),
-            **no_gaussians(backbone.dim),
+            **empty_gaussians(backbone.dim),
         }
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Client, local training: cross-entropy over all classes of the current task.
         logits = head_logits(train, self.features(backbone, train, batch))
         return task_cross_entropy(logits, batch, ctx.task), {}
 
-    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        # Client, after local training: one pass without gradients sums f and f^2 of each class.
         images = raw_images(backbone, batch).x if self.stats_unnormalised else batch.x
         return moment_sums(backbone(images, select(train, "prefix.")), batch, ctx.task)
 
-    def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+    def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+        # Client, upload: prefixes, head, and per local class n_{m,c}, mu_{m,c} and the unbiased
+        # diagonal variance sigma^2_{m,c}.
         return {**train, **gaussians(sums, ctx.task.start, self.keep_single)}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        # Server, eq. 3: average prefixes and head by |D_m| / |D|; list the clients' Gaussians.
         return gaussian_mixture(payloads, average)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        # Server, eqs. 4 and 5: Q_c = sum_m pi_{m,c} N(mu_{m,c}, sigma^2_{m,c}) with
+        # pi_{m,c} = n_{m,c} / sum_k n_{k,c}. It is kept as one row per client and class: the rows
+        # of this round replace those that the same clients sent before.
         state = {**state, **drop(merged, "gauss."), **keep_latest(state, merged, "gauss.")}
+        # Server: rebalance the head after every round, then broadcast prefixes and head.
         return {**state, **self._rebalance(state, ctx.task, ctx.rng)}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: one forward pass, argmax over the classes seen, without a temperature.
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        # Prefix tuning: P_k and P_v go in front of the projected keys and values of their block.
         return backbone(batch.x, select(tree, "prefix."))
 
     def _rebalance(self, state: Tree, task: Task, rng: torch.Generator) -> Tree:
-        """The head after ``server_epochs`` on drawn features; rows of other classes keep their values."""
+        """Return the head after E_r = ``server_epochs`` epochs on features drawn from the mixtures.
+
+        Rows of classes outside the chosen range keep their values.
+        """
+        # The classes seen so far; only the current or the old ones in the paper's ablation.
         first = task.start if self.rebalance == "current" else 0
         last = {"old": task.start, "none": 0}.get(self.rebalance, task.stop)
         inside = (state["gauss.label"] >= first) & (state["gauss.label"] < last)
         gauss = {k: v[inside] for k, v in select(state, "gauss.").items()}
+        # Eq. 6: omega, the probability of a class, is its share of the counts; uniform in the
+        # released code. Algorithm 1 draws the features once a round, the code in each epoch.
         by_count, once = self.class_weights == "counts", self.draw == "round"
+        # Draw c ~ omega, m ~ pi_c and z ~ N(mu_{m,c}, s sigma^2_{m,c}), ``per_class`` features per
+        # class on average. Then train the head on (z, c) by SGD with momentum and cross-entropy L_r
+        # (of normalised logits as in the released code; the paper has plain ones).
         return self.calibrated_head(
             state, gauss, (first, last), rng, self.spread, by_count, once, self.server_cosine
         )

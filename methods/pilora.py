@@ -1,6 +1,11 @@
 """PILoRA: Prototype Guided Incremental LoRA for Federated Class-Incremental Learning.
 
 Guo et al., ECCV 2024.
+
+To read next to the paper's Algorithm 1, in the order in which a round calls the functions: on the
+client ``loss`` (l_dce and l_pl of eqs. 8 and 9, l_ort of LoRA), then ``statistics`` and
+``make_upload`` (class means); on the server ``aggregate`` (FedAvg of LoRA, re-weighted prototypes
+of eqs. 11 to 14).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,19 +33,20 @@ from fczoo.core.types import (
     Training,
 )
 from fczoo.functional.gaussians import class_sums
-from fczoo.functional.incremental_lora import IncrementalLoRA
 from fczoo.functional.lora import lora_cosines
-from fczoo.functional.prototypes import LearnedPrototypes
+from fczoo.methods._pilora_lora import IncrementalLoRA
+from fczoo.methods._pilora_prototypes import LearnedPrototypes
 
 
 @register_method("pilora")
 @dataclass(frozen=True)
 class PILoRA(IncrementalLoRA, LearnedPrototypes):
-    """One LoRA pair a task, orthogonal to earlier ones; classes are learned prototypes, the nearest one wins.
+    """One LoRA pair per task, orthogonal to earlier ones; classes are learned prototypes, the
+    nearest one wins.
 
-    Trained: LoRA on q and v of the first block, and the prototypes of the current task's classes. Sent:
-    both, with the clients' class means, by whose closeness the server weights the prototypes. Old LoRA
-    pairs and prototypes are frozen.
+    Trained: LoRA on q and v of the first block, and the prototypes of the current task's classes.
+    Sent: both, with the clients' class means, by whose closeness the server weights the prototypes.
+    Old LoRA pairs and prototypes are frozen.
     """
 
     paper = "Guo et al., PILoRA, ECCV 2024"
@@ -52,23 +58,31 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
     $$L = -\log \frac{e^{-\delta\, d(x, y)}}{\sum_c e^{-\delta\, d(x, c)}} + \lambda\, d(x, y)
     + \gamma \sum_{i<t} \lVert A_i A_t^\top \rVert_1 + s\, \lVert A_t \rVert_1$$
 
-    The last term, of weight $s$ (`sparse`), is in the released code alone.
+    The last term, of weight $s$ (`sparse`), is only in the released code.
 
     On the server, for a class with prototypes $m^k$ and class means $\mu^j$ of the clients:
 
     $$p_k = 1 / d_k, \quad d_k = \sum_j \lVert m^k - \mu^j \rVert$$
 
-    $$w_k = \operatorname{softmax}_k\Bigl( \frac{1}{\tau} \frac{p_k - \min p}{\max p - \min p} \Bigr)$$
+    $$w_k = \operatorname{softmax}_k\Bigl(
+    \frac{1}{\tau} \frac{p_k - \min p}{\max p - \min p} \Bigr)$$
 
     $$m = \sum_k w_k m^k$$
     """
-    frozen = ("past.", "frozen.before")
-    tuned = {"tinyimagenet": {"lr_prototype": 5e-3, "lr_lora": 5e-6}, "digits": {"head_tune": True}}
+    append_only = ("past.", "frozen.before")
+    dataset_options = {
+        "tinyimagenet": {"lr_prototype": 5e-3, "lr_lora": 5e-6},
+        "digits": {"head_tune": True},
+    }
 
     schedule: Literal["cosine", "cosine_late", "constant"] = option(
-        "cosine", "over the rounds of a task, or one round late", quirk={"cosine_late": "Ghy0501/PILoRA"}
+        "cosine",
+        "over the rounds of a task, or one round late",
+        quirk={"cosine_late": "Ghy0501/PILoRA"},
     )
-    weight_decay: float = option(1e-5, "on LoRA and prototypes; only in the released code (paper: 0)", low=0)
+    weight_decay: float = option(
+        1e-5, "on LoRA and prototypes; only in the released code (paper: 0)", low=0
+    )
     temperature: float = option(
         0.2,
         "divisor in the re-weight's softmax; eq. 13 prints it as a factor: use 5 for that reading",
@@ -84,11 +98,12 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
     )
     unheld: Literal["average", "server"] = option(
         "average",
-        "prototype of a class that nobody in the round holds: mean of the clients' copies, or the server's "
-        "as it was (fed-mammoth)",
+        "prototype of a class that no one in the round holds: mean of the clients' copies, or the "
+        "server's as it was (fed-mammoth)",
     )
 
     def training(self) -> Training:
+        # Client: Adam with one rate for LoRA and one for the prototypes, constant within a round.
         decay, schedule = self.weight_decay, self.schedule
         return Training(
             optims={
@@ -97,53 +112,95 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
             },
             inputs=["images", "query"] if self.head_tune else ["images"],
             uploads={"class.": per_class("count", "mean", "sum")},
-            stats="test" if self.means == "after" else "none",
+            statistics_view="test" if self.means == "after" else "none",
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: a new pair A_t, B_t (B_t = 0), earlier pairs frozen. Prototypes of the new
+        # classes are trained, those of all other classes frozen.
         lora = self.start_lora(state, backbone, rng)
         return {**lora, **self.start_prototypes(state, task, backbone.dim, rng)}
 
-    def loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> tuple[Tensor, Tree]:
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        # Feature of the local model, with the pairs of all tasks (released code: only the current).
         features = self.local_features(backbone, train, batch, ctx)
-        owned = batch.class_count[ctx.task.start : ctx.task.stop] * batch.w.sum()
-        sums = {**class_sums(features, batch, ctx.task), "owned": owned} if self.means == "running" else {}
-        return self.prototype_loss(features, train, batch, ctx) + self.lora_penalty(train, ctx.shared), sums
+        # Released code: the class means run over all features of the local training.
+        image_counts = batch.class_count[ctx.task.start : ctx.task.stop] * batch.w.sum()
+        sums = (
+            {**class_sums(features, batch, ctx.task), "owned": image_counts}
+            if self.means == "running"
+            else {}
+        )
+        # L = l_dce + lambda l_pl (eqs. 8 and 9: ``prototype_loss``) + gamma l_ort, the overlap of
+        # A_t with earlier A_i (``lora_penalty``), + s |A_t|, which is only in the released code.
+        return self.prototype_loss(features, train, batch, ctx) + self.lora_penalty(
+            train, ctx.shared
+        ), sums
 
-    def stats(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+        # Class means mu_{k,c}: one pass without gradients after the local training.
         return class_sums(self.local_features(backbone, train, batch, ctx), batch, ctx.task)
 
-    def pack(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        seen = sums["class.count"]  # views, where means run over all epochs
-        count = seen if self.means == "after" else seen.minimum((sums["owned"] / seen.sum()).round())
-        return {**train, "class.count": count, "class.mean": sums["class.sum"] / seen[:, None].clamp(min=1)}
+    def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+        # Upload: A_t, B_t, the prototypes m_{k,c} of the task, and mu_{k,c} with its count.
+        # With running means the counts of the sums are views of images, over all epochs.
+        views = sums["class.count"]
+        count = (
+            views if self.means == "after" else views.minimum((sums["owned"] / views.sum()).round())
+        )
+        return {
+            **train,
+            "class.count": count,
+            "class.mean": sums["class.sum"] / views[:, None].clamp(min=1),
+        }
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        # LoRA: FedAvg of A and B, each by itself, by n_k. Prototypes, eqs. 11 to 14, per class:
+        # d_k = sum_j |m^k - mu^j| over the clients j that hold the class (eq. 11: squared),
+        # p_k = 1 / d_k, rescaled to [0, 1] over all clients k,
+        # w_k = softmax_k of it, divided by tau (eq. 13: multiplied by it),
+        # m = sum_k w_k m^k. Algorithm 1: equal weights for a class without features.
         if self.reweight == "average":
-            merged = average([p.drop("class.") for p in payloads])
+            server_tree = average([p.drop("class.") for p in payloads])
         else:
-            squared = self.reweight == "squared"
-            merged = prototype_reweight(payloads, average, self.temperature, squared)
+            use_squares = self.reweight == "squared"
+            server_tree = prototype_reweight(payloads, average, self.temperature, use_squares)
         if self.unheld == "server":
-            merged["held"] = torch.stack([p["class.count"] for p in payloads]).sum(0) > 0
-        return merged
+            server_tree["held"] = torch.stack([p["class.count"] for p in payloads]).sum(0) > 0
+        return server_tree
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        # Fed-mammoth: a class that no client of the round holds keeps the server's prototype.
         if self.unheld == "server":
             new, old = merged["prototype"], state["prototype"]
-            merged = {**drop(merged, "held"), "prototype": torch.where(merged["held"][:, None], new, old)}
+            merged = {
+                **drop(merged, "held"),
+                "prototype": torch.where(merged["held"][:, None], new, old),
+            }
         return {**state, **merged}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return -self.distances(self.features(backbone, state, batch), self.table(state)[: task.stop])
+        # Inference: argmin_c d(x, c) over the classes seen, with LoRA merged over the tasks (eq. 6
+        # is the product of sums; by default the sum of products).
+        return -self.distances(
+            self.features(backbone, state, batch), self.table(state)[: task.stop]
+        )
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
         if not evidence.payloads:
-            return {"lora": {"matrix": lora_cosines(evidence.state).tolist()}} if evidence.task.index else {}
+            return (
+                {"lora": {"matrix": lora_cosines(evidence.state).tolist()}}
+                if evidence.task.index
+                else {}
+            )
         if self.reweight == "average":
             return {}
         weights = uploaded_weights(evidence.payloads, self.temperature, self.reweight == "squared")
         counts = torch.stack([p["class.count"] for p in evidence.payloads])
         share = counts / counts.sum(0).clamp(min=1)
         clients = [p.client for p in evidence.payloads]
-        return {"reweight": {"clients": clients, "weights": weights.tolist(), "share": share.tolist()}}
+        return {
+            "reweight": {"clients": clients, "weights": weights.tolist(), "share": share.tolist()}
+        }

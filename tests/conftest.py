@@ -1,5 +1,4 @@
-"""Fixtures: the toy world of ``fczoo.testing``, watched runs in it, inputs of the recorded outputs, run
-folders."""
+"""Provide the toy world of ``fczoo.testing``, watched runs, golden inputs and run folders."""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -9,21 +8,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Bench, Method, create_method
+from fczoo import Benchmark, Method, create_method
 from fczoo.core.backbone import Backbone, ViTConfig
 from fczoo.core.types import Batch, Task
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
-from fczoo.testing.recording import Record, watch
-from fczoo.testing.subject import Subject, batch_of
-from fczoo.testing.world import TASKS, small_method, toy_backbone, toy_bench, toy_partition, toy_stream
+from fczoo.testing.call_recorder import Record, record_run
+from fczoo.testing.method_under_test import MethodUnderTest, batch_of
+from fczoo.testing.world import (
+    TASKS,
+    small_method,
+    toy_backbone,
+    toy_bench,
+    toy_partition,
+    toy_stream,
+)
 from helpers_golden import golden
 from helpers_runs import write_run
 
 
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests write nothing into the user's cache."""
+    """Keep the tests out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FCZOO_HOME", str(tmp_path_factory.mktemp("home")))
         yield
@@ -31,7 +37,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Here and in the processes that tests start: tensors this small are slower on two."""
+    """Limit the tests and the processes that they start to one thread.
+
+    Tensors this small are slower on two threads.
+    """
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -59,7 +68,7 @@ def partition() -> Partition:
 
 
 @pytest.fixture(scope="session")
-def make_bench() -> Callable[..., Bench]:
+def make_bench() -> Callable[..., Benchmark]:
     return toy_bench
 
 
@@ -70,23 +79,26 @@ def small_method_() -> Callable[..., Method]:
 
 @pytest.fixture(scope="session", name="watch")
 def watch_() -> Callable[..., Record]:
-    return watch
+    return record_run
 
 
 @lru_cache(4)  # tests of a method follow each other; all of them would take gigabytes
-def subject_of(name: str) -> Subject:
-    return Subject(small_method(name))
+def subject_of(name: str) -> MethodUnderTest:
+    return MethodUnderTest(small_method(name))
 
 
 @pytest.fixture(scope="session")
-def subject() -> Callable[[str], Subject]:
-    """``subject(name)``: a small method and its watched runs, each made once a process."""
+def subject() -> Callable[[str], MethodUnderTest]:
+    """Return ``subject(name)``: a small method and its watched runs.
+
+    Each run is made once per process.
+    """
     return subject_of
 
 
 @pytest.fixture(scope="session")
 def record() -> Callable[..., Record]:
-    """``record(name, dtype, together, seed, copy)``: one watched run of a small method."""
+    """Return ``record(name, dtype, together, seed, copy)``: one watched run of a small method."""
     return lambda name, *rest, **more: subject_of(name).run(*rest, **more)
 
 
@@ -97,14 +109,16 @@ def batch_of_() -> Callable[..., Batch]:
 
 @pytest.fixture
 def images_batch(make_bench, batch_of):
-    """Six test images with query features."""
+    """Return six test images with query features."""
     return batch_of(create_method("fcilpt"), make_bench().test, torch.arange(6))
 
 
 # Inputs of the recorded outputs (tests/methods/golden/README.md).
 @pytest.fixture(scope="module")
 def micro() -> Backbone:
-    config = ViTConfig("micro", image_size=32, patch_size=8, dim=48, depth=6, heads=4, mlp_dim=96, eps=1e-6)
+    config = ViTConfig(
+        "micro", image_size=32, patch_size=8, dim=48, depth=6, heads=4, mlp_dim=96, eps=1e-6
+    )
     return Backbone(config, golden("common_micro_vit")).to(dtype=torch.float64)
 
 
@@ -120,13 +134,16 @@ def rng() -> Iterator[torch.Generator]:
 
 @pytest.fixture(scope="session")
 def make_run() -> Callable[..., Path]:
-    """``make_run(folder, methods, options, backbone, **settings)``: a run folder written by hand."""
+    """Return ``make_run(folder, methods, options, backbone, **settings)``.
+
+    It writes a run folder by hand, see ``write_run``.
+    """
     return write_run
 
 
 @pytest.fixture
 def noise(rng: torch.Generator) -> Callable[..., Tensor]:
-    """``noise(*shape)``: standard normal numbers in float64."""
+    """Return ``noise(*shape)``: standard normal numbers in float64."""
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng, dtype=torch.float64)

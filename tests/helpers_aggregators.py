@@ -1,4 +1,4 @@
-"""What the tests of aggregators share: what uploads hold beside parameters, and how to compare them."""
+"""Uploads for the tests of aggregators, with more than parameters, and how to compare them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,14 +27,24 @@ def copy(payloads: Sequence[Payload]) -> list[Payload]:
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Check that two trees have the same names and equal tensors."""
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> bool:
+    """Check that two tensors are equal within a tolerance, relative and absolute."""
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 def prototypes(rng: torch.Generator) -> Tree:
+    """Draw an upload of prototype_reweight.
+
+    Args:
+        rng: Source of the draws.
+
+    Returns:
+        ``prototype`` and ``class.mean`` [4, 6] and ``class.count`` [4], of four classes.
+    """
     counts = torch.randint(0, 3, (4,), generator=rng)
     return {
         "prototype": normal(rng, 4, 6),
@@ -44,21 +54,49 @@ def prototypes(rng: torch.Generator) -> Tree:
 
 
 def gaussian_rows(rng: torch.Generator) -> Tree:
-    held = int(torch.randint(0, 4, (), generator=rng))
-    labels = torch.randperm(6, generator=rng)[:held]
+    """Draw an upload of gaussian_mixture.
+
+    Args:
+        rng: Source of the draws.
+
+    Returns:
+        ``gauss.label`` and ``gauss.count`` [n], ``gauss.mean`` and ``gauss.var`` [n, 3]; n is 0 to
+        3.
+    """
+    count = int(torch.randint(0, 4, (), generator=rng))
+    labels = torch.randperm(6, generator=rng)[:count]
     return {
         "gauss.label": labels,
         "gauss.count": labels.double() + 1,
-        "gauss.mean": normal(rng, held, 3),
-        "gauss.var": normal(rng, held, 3).abs(),
+        "gauss.mean": normal(rng, count, 3),
+        "gauss.var": normal(rng, count, 3).abs(),
     }
 
 
 def prototype_rows(rng: torch.Generator) -> Tree:
-    held = int(torch.randint(0, 4, (), generator=rng))
-    return {"local.label": torch.randperm(6, generator=rng)[:held], "local.mean": normal(rng, held, 3)}
+    """Draw an upload of prototype_pool.
+
+    Args:
+        rng: Source of the draws.
+
+    Returns:
+        ``local.label`` [n] and ``local.mean`` [n, 3]; n is 0 to 3.
+    """
+    count = int(torch.randint(0, 4, (), generator=rng))
+    return {
+        "local.label": torch.randperm(6, generator=rng)[:count],
+        "local.mean": normal(rng, count, 3),
+    }
 
 
 def prompt_pool(rng: torch.Generator) -> Tree:
+    """Draw an upload of sort_by_usage.
+
+    Args:
+        rng: Source of the draws.
+
+    Returns:
+        ``usage`` [5], ``pool.key`` [5, 3] and ``pool.prompt`` [5, 2, 3].
+    """
     usage = torch.randint(0, 4, (5,), generator=rng).double()
     return {"usage": usage, "pool.key": normal(rng, 5, 3), "pool.prompt": normal(rng, 5, 2, 3)}

@@ -42,17 +42,28 @@ def by_hand(
     prefix: dict | None = None,
     adapter: dict | None = None,
 ) -> Tensor:
-    """All outputs of the last block, normed, [B, tokens + 1 + patches, D].
+    """Compute all outputs of the last block, one image, one block and one head after the other.
 
-    One image, one block, one head after the other.
+    Args:
+        backbone: The ViT whose weights are used.
+        images: Images [B, 3, S, S].
+        tokens: Rows in front of the sequence [tokens, D].
+        deep: Rows behind the sequence of a block [rows, D], by block.
+        prefix: Keys and values in front of those of a block, each [rows, D], by block.
+        adapter: Weights and biases (down, down_bias, up, up_bias), by block.
+
+    Returns:
+        The outputs after the norm [B, tokens + 1 + patches, D].
     """
     w, c = backbone.weights, backbone.config
     size = c.dim // c.heads
 
     def norm(x: Tensor, name: str) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
+        deviation = x - x.mean(-1, keepdim=True)
         return (
-            centred / (centred.square().mean(-1, keepdim=True) + c.eps).sqrt() * w[f"{name}.weight"]
+            deviation
+            / (deviation.square().mean(-1, keepdim=True) + c.eps).sqrt()
+            * w[f"{name}.weight"]
             + w[f"{name}.bias"]
         )
 
@@ -76,15 +87,17 @@ def by_hand(
             keep = len(x)
             if deep and i in deep:
                 x = torch.cat([x, deep[i]])
-            query, key, value = linear(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn.qkv").split(c.dim, -1)
+            query, key, value = linear(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn.qkv").split(
+                c.dim, -1
+            )
             if prefix and i in prefix:
                 key, value = torch.cat([prefix[i][0], key]), torch.cat([prefix[i][1], value])
             heads = []
             for h in range(c.heads):
-                here = slice(h * size, (h + 1) * size)
-                scores = query[:, here] @ key[:, here].mT / math.sqrt(size)
+                columns = slice(h * size, (h + 1) * size)
+                scores = query[:, columns] @ key[:, columns].mT / math.sqrt(size)
                 weights = scores.exp() / scores.exp().sum(1, keepdim=True)
-                heads.append(weights @ value[:, here])
+                heads.append(weights @ value[:, columns])
             x = x + linear(torch.cat(heads, 1), f"blocks.{i}.attn.proj")
             inner = linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1")
             inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
@@ -97,8 +110,13 @@ def by_hand(
     return torch.stack(out)
 
 
-def refused(spec: object, **options) -> str:
-    """The one line with which ``load_backbone`` refuses a backbone."""
+def refusal_of(spec: object, **options) -> str:
+    """Return the one line with which ``load_backbone`` refuses a backbone.
+
+    Args:
+        spec: The backbone as ``load_backbone`` takes it.
+        options: Further options of ``load_backbone``.
+    """
     with pytest.raises(FczooError) as error:
         load_backbone(str(spec), **options)
     text = str(error.value)
@@ -107,7 +125,14 @@ def refused(spec: object, **options) -> str:
 
 
 def one_block(g: Tree, heads: int) -> Backbone:
-    """A backbone whose only block has the recorded attention ``g``; everything else is zero."""
+    """Build a backbone whose only block has the recorded attention ``g``.
+
+    Everything else is zero.
+
+    Args:
+        g: Recorded tensors; ``in.qkv_w``, ``in.qkv_b``, ``in.proj_w`` and ``in.proj_b`` are read.
+        heads: Number of attention heads.
+    """
     config = ViTConfig("one", image_size=8, patch_size=8, dim=24, depth=1, heads=heads, mlp_dim=8)
     weights = {name: torch.zeros(shape) for name, shape in config.shapes().items()}
     for layer in ("qkv", "proj"):

@@ -1,4 +1,4 @@
-"""``fczoo bench`` as a process of its own, and the numbers that it leaves."""
+"""``fczoo bench`` as its own process, and the numbers that it leaves."""
 
 import json
 import os
@@ -14,31 +14,62 @@ OF_THE_RUN = ("seconds", "phases", "peak_memory", "sha256")  # what differs from
 def start(
     out: Path, methods: str, *options: str, env: Mapping[str, str] = ONE_THREAD
 ) -> subprocess.Popen[str]:
-    """The command, begun."""
-    command = [sys.executable, "-m", "fczoo", "bench", "--methods", methods, *options, "--out", str(out)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    """Start ``fczoo bench`` as a process.
+
+    Args:
+        out: The run folder.
+        methods: Names of methods, separated by commas.
+        options: Further words of the command.
+        env: The environment of the process.
+
+    Returns:
+        The running process.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "fczoo",
+        "bench",
+        "--methods",
+        methods,
+        *options,
+        "--out",
+        str(out),
+    ]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and what was said on stderr."""
+def wait_for(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Wait for a process; return its exit code and its text on stderr."""
     try:
-        _, said = process.communicate(timeout=400)
-        return process.returncode, said
+        _, stderr = process.communicate(timeout=400)
+        return process.returncode, stderr
     finally:
         process.kill()
 
 
 def numbers(out: Path) -> dict[str, dict]:
-    """Every run's result without what differs from run to run."""
-    found = {}
+    """Read every run's result without the fields that differ from run to run.
+
+    Args:
+        out: The run folder.
+
+    Returns:
+        Results by the path of their file below ``out``.
+    """
+    results = {}
     for file in sorted(out.rglob("result.json")):
         result = json.loads(file.read_text())
-        found[str(file.relative_to(out))] = {k: v for k, v in result.items() if k not in OF_THE_RUN}
-    return found
+        results[str(file.relative_to(out))] = {
+            k: v for k, v in result.items() if k not in OF_THE_RUN
+        }
+    return results
 
 
 def open_files(process: str | int) -> list[str]:
-    """What a process has open; nothing of one that has ended."""
+    """List the files that a process has open; none if it has ended."""
     try:
         return [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
     except OSError:  # it has ended, or closed a file meanwhile

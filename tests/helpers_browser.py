@@ -1,4 +1,4 @@
-"""A real browser: what it shows of a folder of pages, and what it asks for."""
+"""A real browser: the pages that it shows from a folder, and the requests that it makes."""
 
 import json
 import re
@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -59,7 +61,7 @@ class Site:
                 self.wfile.write(site.probe.encode())
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Print nothing."""
 
         handler = partial(Handler, directory=str(folder))
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -69,28 +71,52 @@ class Site:
         return self.run(page, *wishes).stdout
 
     def run(self, page: str, *wishes: str) -> subprocess.CompletedProcess[str]:
+        """Open a page in the browser.
+
+        Args:
+            page: Path of the page on the server.
+            wishes: Further options of Chromium.
+
+        Returns:
+            The finished process.
+        """
         address = f"http://127.0.0.1:{self.server.server_port}/{page}"
         command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={self.profile}", *wishes, address]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
     def dom(self, page: str) -> str:
-        """The page as the browser has it after its scripts."""
+        """Return the page as the browser has it after its scripts."""
         return self.chromium(page, "--virtual-time-budget=5000", "--dump-dom")
 
     def complaints(self, page: str) -> list[str]:
-        """What the page's console says: errors, and what its policy forbids."""
-        said = self.run(page, "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom").stderr
-        return [line for line in said.splitlines() if "CONSOLE" in line]
+        """Return the lines of the page's console: errors, and what its policy forbids."""
+        log = self.run(
+            page, "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom"
+        ).stderr
+        return [line for line in log.splitlines() if "CONSOLE" in line]
 
     def shot(self, page: str, file: Path, width: int = 500, height: int = 2000) -> Any:
-        """The picture [height, width, 4]."""
+        """Return a picture of the page [height, width, 4].
+
+        Args:
+            page: Path of the page on the server.
+            file: PNG file to write.
+            width: Width of the window in pixels.
+            height: Height of the window in pixels.
+        """
         import matplotlib.image
 
         self.chromium(page, f"--screenshot={file}", f"--window-size={width},{height}")
         return matplotlib.image.imread(file)
 
     def ask(self, page: str, script: str, width: int = 390) -> Any:
-        """What the body of a JavaScript function returns, run on a page in a frame so many pixels wide."""
+        """Run the body of a JavaScript function on a page in a frame; return what it returns.
+
+        Args:
+            page: Path of the page on the server.
+            script: Body of an asynchronous function of ``window`` and ``document``.
+            width: Width of the frame in pixels.
+        """
         self.probe = PROBE.format(page=page, width=width, script=script)
         dom = self.chromium("probe.html", "--virtual-time-budget=8000", "--dump-dom")
         (title,) = re.findall(r"<title>(.*?)</title>", dom, flags=re.DOTALL)[:1]
@@ -98,8 +124,13 @@ class Site:
 
 
 @contextmanager
-def served(folder: Path, profile: Path) -> Iterator[Site]:
-    """The folder's pages while inside."""
+def serve_site(folder: Path, profile: Path) -> Iterator[Site]:
+    """Serve the pages of a folder while the context is open.
+
+    Args:
+        folder: The folder of pages.
+        profile: Folder of the browser's profile.
+    """
     site = Site(folder, profile)
     try:
         yield site

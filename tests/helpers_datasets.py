@@ -15,36 +15,52 @@ CARS = [f"Maker Model {i}" for i in range(196)]
 
 
 def picture(number: int, kind: str = "JPEG") -> bytes:
-    """A plain 12x10 image whose colour tells its class, also after JPEG."""
+    """Draw a plain 12x10 image whose colour identifies its class, also after JPEG.
+
+    Args:
+        number: The class.
+        kind: The format, as Pillow names it.
+
+    Returns:
+        The content of the image file.
+    """
     out = io.BytesIO()
-    Image.new("RGB", (12, 10), (50 * (number % 5), 50 * (number // 5 % 5), 30 * (number // 25))).save(
-        out, kind
-    )
+    Image.new(
+        "RGB", (12, 10), (50 * (number % 5), 50 * (number // 5 % 5), 30 * (number // 25))
+    ).save(out, kind)
     return out.getvalue()
 
 
 def number_of(pixels: np.ndarray) -> np.ndarray:
-    """The class that ``picture`` was told, for each image."""
+    """Read the class that ``picture`` was given from each image.
+
+    Args:
+        pixels: Images [n, height, width, 3].
+
+    Returns:
+        Classes [n].
+    """
     red, green, blue = (np.rint(pixels.mean((1, 2)) / np.array([50, 50, 30])).astype(int)).T
     return red + 5 * green + 25 * blue
 
 
 def write(folder: Path, number: int, names: list[str]) -> None:
+    """Write image files of one class into a folder, which is created if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).write_bytes(picture(number))
 
 
 def tinyimagenet(root: Path) -> None:
-    place, notes = root / "tiny-imagenet-200", []
+    folder, notes = root / "tiny-imagenet-200", []
     for i, wnid in enumerate(IDS):
-        write(place / "train" / wnid / "images", i, [f"{wnid}_{j}.JPEG" for j in range(2)])
-        (place / "train" / wnid / f"{wnid}_boxes.txt").write_text("")
-        write(place / "val" / "images", i, [f"val_{i}.JPEG"])
+        write(folder / "train" / wnid / "images", i, [f"{wnid}_{j}.JPEG" for j in range(2)])
+        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text("")
+        write(folder / "val" / "images", i, [f"val_{i}.JPEG"])
         notes.append(f"val_{i}.JPEG\t{wnid}\t0\t32\t44\t62\n")
-    (place / "val" / "val_annotations.txt").write_text("".join(reversed(notes)))
-    write(place / "test" / "images", 0, ["test_0.JPEG"])
-    (place / "words.txt").write_text(
+    (folder / "val" / "val_annotations.txt").write_text("".join(reversed(notes)))
+    write(folder / "test" / "images", 0, ["test_0.JPEG"])
+    (folder / "words.txt").write_text(
         "".join(f"{wnid}\tthing {i // 2}, other word\n" for i, wnid in enumerate(IDS))
     )
 
@@ -56,6 +72,7 @@ def miniimagenet(root: Path) -> None:
 
 
 def renditions(root: Path, name: str) -> None:
+    """Write the layout of ImageNet-R and ImageNet-A: a folder per class and a list of names."""
     for i, wnid in enumerate(IDS):
         write(root / name / wnid, i, [f"art_{j}.jpg" for j in range(3 + i % 4)])
         (root / name / wnid / "._art_0.jpg").write_bytes(b"macOS")
@@ -73,10 +90,10 @@ def imagenet_a(root: Path) -> None:
 
 
 def cub200(root: Path) -> None:
-    place, images, labels, split, k = root / "CUB_200_2011", [], [], [], 0
+    base, images, labels, split, k = root / "CUB_200_2011", [], [], [], 0
     for i in range(200):
         folder = f"{i + 1:03d}.Some_Bird_{i}"
-        write(place / "images" / folder, i, [f"Bird_{j}.jpg" for j in range(3)])
+        write(base / "images" / folder, i, [f"Bird_{j}.jpg" for j in range(3)])
         for j in range(3):
             k += 1
             images.append(f"{k} {folder}/Bird_{j}.jpg\n")
@@ -87,14 +104,16 @@ def cub200(root: Path) -> None:
         ("image_class_labels.txt", labels),
         ("train_test_split.txt", split),
     ):
-        (place / name).write_text("".join(lines))
-    (place / "classes.txt").write_text("".join(f"{i + 1} {i + 1:03d}.Some_Bird_{i}\n" for i in range(200)))
-    (root / "attributes.txt").write_text("beside the folder, as in the archive\n")
+        (base / name).write_text("".join(lines))
+    (base / "classes.txt").write_text(
+        "".join(f"{i + 1} {i + 1:03d}.Some_Bird_{i}\n" for i in range(200))
+    )
+    (root / "attributes.txt").write_text("next to the folder, as in the archive\n")
 
 
 def cars196(root: Path) -> None:
-    place = root / "stanford_cars"
-    (place / "devkit").mkdir(parents=True)
+    folder = root / "stanford_cars"
+    (folder / "devkit").mkdir(parents=True)
     for part, notes, each in (
         ("cars_train", "devkit/cars_train_annos.mat", 2),
         ("cars_test", "cars_test_annos_withlabels.mat", 1),
@@ -103,9 +122,12 @@ def cars196(root: Path) -> None:
         for i in range(196):
             for j in range(each):
                 rows.append((i + 1, f"{each * i + j + 1:05d}.jpg"))
-                write(place / part, i, [rows[-1][1]])
-        savemat(place / notes, {"annotations": np.array(rows, [("class", np.uint8), ("fname", object)])})
-    savemat(place / "devkit" / "cars_meta.mat", {"class_names": np.array(CARS, object)})
+                write(folder / part, i, [rows[-1][1]])
+        savemat(
+            folder / notes,
+            {"annotations": np.array(rows, [("class", np.uint8), ("fname", object)])},
+        )
+    savemat(folder / "devkit" / "cars_meta.mat", {"class_names": np.array(CARS, object)})
 
 
 def eurosat(root: Path) -> None:
@@ -123,48 +145,59 @@ def imagenet_subset(root: Path) -> None:
 
 
 def domainnet(root: Path) -> None:
-    """Every class in two of the six domains, one training and one test image in each."""
-    domains, lists = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), dict[str, str]()
+    """Write every class in two of the six domains, one training and one test image in each."""
+    domains, lists = (
+        ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+        dict[str, str](),
+    )
     for i in range(345):
         for d in (i % 6, (i + 1) % 6):
-            place = f"{domains[d]}/some_thing_{i}"
-            write(root / "domainnet" / place, i % 200, ["a.jpg", "b.jpg"])
+            class_folder = f"{domains[d]}/some_thing_{i}"
+            write(root / "domainnet" / class_folder, i % 200, ["a.jpg", "b.jpg"])
             for part, file in (("train", "a.jpg"), ("test", "b.jpg")):
                 name = f"{domains[d]}_{part}.txt"
-                lists[name] = lists.get(name, "") + f"{place}/{file} {i}\n"
+                lists[name] = lists.get(name, "") + f"{class_folder}/{file} {i}\n"
     for name, content in lists.items():
         (root / "domainnet" / name).write_text(content)
 
 
 def cifar10(root: Path) -> None:
-    place = root / "cifar-10-batches-py"
-    place.mkdir(parents=True)
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
     for number, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
         rows = np.repeat(np.arange(20, dtype=np.uint8)[:, None] + 20 * number, 3072, 1)
-        (place / name).write_bytes(pickle.dumps({"data": rows, "labels": [i % 10 for i in range(20)]}))
-    (place / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"kind {i}" for i in range(10)]}))
+        (folder / name).write_bytes(
+            pickle.dumps({"data": rows, "labels": [i % 10 for i in range(20)]})
+        )
+    (folder / "batches.meta").write_bytes(
+        pickle.dumps({"label_names": [f"kind {i}" for i in range(10)]})
+    )
 
 
 def cifar100(root: Path) -> None:
-    place = root / "cifar-100-python"
-    place.mkdir(parents=True)
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
     for number, name in enumerate(["train", "test"]):
         rows = np.repeat(np.arange(100, dtype=np.uint8)[:, None] + 100 * number, 3072, 1)
-        (place / name).write_bytes(
-            pickle.dumps({"data": rows, "fine_labels": list(range(100)), "coarse_labels": [0] * 100})
+        (folder / name).write_bytes(
+            pickle.dumps(
+                {"data": rows, "fine_labels": list(range(100)), "coarse_labels": [0] * 100}
+            )
         )
-    (place / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"kind {i}" for i in range(100)]}))
+    (folder / "meta").write_bytes(
+        pickle.dumps({"fine_label_names": [f"kind {i}" for i in range(100)]})
+    )
 
 
 def fashionmnist(root: Path) -> None:
-    place = root / "FashionMNIST" / "raw"
-    place.mkdir(parents=True)
+    folder = root / "FashionMNIST" / "raw"
+    folder.mkdir(parents=True)
     for name, count in (("train", 20), ("t10k", 10)):
         pixels = np.repeat(np.arange(count, dtype=np.uint8), 784)
-        (place / f"{name}-images-idx3-ubyte").write_bytes(
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(
             struct.pack(">4i", 2051, count, 28, 28) + pixels.tobytes()
         )
-        (place / f"{name}-labels-idx1-ubyte").write_bytes(
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(
             struct.pack(">2i", 2049, count) + bytes(i % 10 for i in range(count))
         )
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Context, Method, Optim, Task, Training, Tree, whole
+from fczoo import Batch, Context, Method, Optim, Task, Training, Tree, whole_tensors
 
 TASK = Task(0, 0, 2, 2, 1)
 DESCENT = Optim("sgd", lr=0.1)
-DECLARED = {name: whole("counts") for name in ("seen", "labels", "count", "weighted")}
+STATISTICS = {name: whole_tensors("counts") for name in ("seen", "labels", "count", "weighted")}
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Toy(Method):
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        """Not for users: the options need no check."""
+        """Skip the check of the options, as this method is not for users."""
 
     def training(self) -> Training:
-        return Training({"w": self.optim}, ["query"], DECLARED, clip_norm=self.clip)
+        return Training({"w": self.optim}, ["query"], STATISTICS, clip_norm=self.clip)
 
     def begin_task(self, state, task, backbone, rng) -> Tree:
         return {"w": torch.zeros(2, dtype=torch.float64)}
@@ -36,4 +36,6 @@ class Toy(Method):
         }
 
     def predict(self, backbone, state, batch: Batch, task: Task) -> Tensor:
-        return (batch.query[:, :1] - batch.query[:, :1]).expand(-1, task.stop) + torch.arange(task.stop)
+        return (batch.query[:, :1] - batch.query[:, :1]).expand(-1, task.stop) + torch.arange(
+            task.stop
+        )

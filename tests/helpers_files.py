@@ -1,4 +1,4 @@
-"""A sound file of every kind that fczoo reads, its reader, and how often to try to spoil it."""
+"""A valid file of every kind that fczoo reads, its reader, and how often to try to spoil it."""
 
 import gzip
 import io
@@ -26,11 +26,12 @@ from fczoo.data.partition import Partition, load_partition
 from fczoo.data.unpack import unpack
 from fczoo.federation.checkpoint import Checkpoint, Snapshot
 from fczoo.federation.result import Result, read_result
-from fczoo.reports.text import report
+from fczoo.reports.formats import report
 from fczoo.runner.resume import check_same
 
 
 def weights(dim: int = 192) -> dict[str, torch.Tensor]:
+    """Draw weights of a ViT in fp16: one block, three heads, 2 x 2 patches of 8 pixels."""
     shapes = ViTConfig(
         "vit_tiny", image_size=16, patch_size=8, dim=dim, depth=1, heads=3, mlp_dim=32
     ).shapes()
@@ -68,7 +69,15 @@ def write_partition(path: Path) -> None:
 
 def write_result(path: Path) -> None:
     empty = Result(
-        "hgp", {"lr": 0.1}, {"rounds": 1}, 0, {"name": "vit"}, {"spec": "iid"}, [0, 1], [1, 1], [5, 5]
+        "hgp",
+        {"lr": 0.1},
+        {"rounds": 1},
+        0,
+        {"name": "vit"},
+        {"spec": "iid"},
+        [0, 1],
+        [1, 1],
+        [5, 5],
     )
     content = {
         **vars(empty),
@@ -82,7 +91,12 @@ def write_result(path: Path) -> None:
 def write_about(path: Path) -> None:
     path.write_text(
         json.dumps(
-            {"methods": {"hgp": {"lr": 0.1}}, "seeds": [0], "settings": {"rounds": 2}, "device": "cpu"}
+            {
+                "methods": {"hgp": {"lr": 0.1}},
+                "seeds": [0],
+                "settings": {"rounds": 2},
+                "device": "cpu",
+            }
         )
     )
 
@@ -98,8 +112,8 @@ def read_about(path: Path) -> None:
 
 def write_index(path: Path) -> None:
     stem = path.with_suffix("")
-    more = {"sha256 of blocks": ["0" * 64], "made": "2026-01-01T00:00:00+0000"}
-    path.write_text(json.dumps(ABOUT_CACHE | more))
+    details = {"sha256 of blocks": ["0" * 64], "made": "2026-01-01T00:00:00+0000"}
+    path.write_text(json.dumps(ABOUT_CACHE | details))
     stem.with_suffix(".u8").write_bytes(bytes(2 * 4 * 4 * 3))
 
 
@@ -112,17 +126,17 @@ def write_image(path: Path) -> None:
 
 
 def write_zip(path: Path) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr("data/one.txt", "one" * 50)
-        packed.writestr("data/two.txt", "two")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data/one.txt", "one" * 50)
+        archive.writestr("data/two.txt", "two")
 
 
 def write_tar(path: Path) -> None:
-    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as packed:
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
         for name in ("data/one.txt", "data/two.txt"):
             member = tarfile.TarInfo(name)
             member.size = 3
-            packed.addfile(member, io.BytesIO(name[5:8].encode()))
+            archive.addfile(member, io.BytesIO(name[5:8].encode()))
 
 
 def write_gz(path: Path) -> None:
@@ -130,19 +144,22 @@ def write_gz(path: Path) -> None:
 
 
 def read_archive(path: Path) -> None:
-    """Unpack into a folder of its own; whatever happens, nothing is beside it."""
-    place = path.parent / "around" / "inside"
+    """Unpack into a folder; whatever happens, nothing may appear next to it."""
+    folder = path.parent / "around" / "inside"
     try:
-        unpack(path, place)
+        unpack(path, folder)
     finally:
-        found = [p.name for p in (path.parent / "around").iterdir()]
-        links = [p for p in place.rglob("*") if p.is_symlink()]
+        names = [p.name for p in (path.parent / "around").iterdir()]
+        links = [p for p in folder.rglob("*") if p.is_symlink()]
         shutil.rmtree(path.parent / "around")
-        assert found == ["inside"] and not links
+        assert names == ["inside"] and not links
 
 
 def write_npz(path: Path) -> None:
-    """The layout of the original release: one block of width 24, three heads, 2 x 2 patches of 16 pixels."""
+    """Write the layout of the original release.
+
+    One block of width 24, three heads, 2 x 2 patches of 16 pixels.
+    """
     rng, block = np.random.default_rng(0), "Transformer/encoderblock_0"
     attention = f"{block}/MultiHeadDotProductAttention_1"
     shapes = {
@@ -165,14 +182,16 @@ def write_npz(path: Path) -> None:
 
 
 def read_npz(path: Path) -> Backbone:
+    """Load the file of ``write_npz`` as the timm model of that small size."""
+
     def small(name: str, pretrained: bool) -> torch.nn.Module:
         return timm.create_model(
             "vit_tiny_patch16_224", num_classes=0, img_size=32, embed_dim=24, depth=1, num_heads=3
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("load", "timm_vit"):  # the true ones have 100 times as many weights
-            patch.setattr(f"fczoo.backbones.{place}.timm_model", small)
+        for module in ("load", "timm_vit"):  # the true ones have 100 times as many weights
+            patch.setattr(f"fczoo.backbones.{module}.timm_model", small)
         return load_backbone(f"vit_tiny_patch16_224:{path}")
 
 

@@ -1,4 +1,4 @@
-"""What the tests of methods share: tolerance, width of the test backbone, batches."""
+"""Tools of the tests of methods: tolerance, width of the test backbone, batches."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,17 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64
 DIM = 32
 
 
-def batch(x: Tensor, y: list[int] | Tensor, t: Tensor | None = None, w: Tensor | None = None) -> Batch:
+def batch(
+    x: Tensor, y: list[int] | Tensor, t: Tensor | None = None, w: Tensor | None = None
+) -> Batch:
+    """Make a batch whose images are their own query features.
+
+    Args:
+        x: Features [n, D].
+        y: Labels [n].
+        t: Random numbers [n, columns]; no columns without them.
+        w: Weights of the images [n]; ones without them.
+    """
     y = torch.as_tensor(y)
     return Batch(
         x,

@@ -1,4 +1,4 @@
-"""What the tests of papers and cards share: the command, recorded results, settings of a paper."""
+"""Tools of the tests of papers and cards: the command, recorded results, settings of a paper."""
 
 import csv
 import json
@@ -8,21 +8,35 @@ from typing import Any
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
-from fczoo.papers.cards import get_card
+from fczoo.papers.reproduce import get_card
 
 RESULTS = Path(__file__).parents[1] / "results"
 CARD = "hgp/cifar100/dirichlet:0.05"
 B16 = "vit_base_patch16_224.augreg_in21k"
 
 
-def printed(*arguments: str, code: int = 0) -> str:
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == code, done.output
-    return done.output
+def output_of(*arguments: str, code: int = 0) -> str:
+    """Run a command; return what it prints.
+
+    Args:
+        arguments: Words of the command.
+        code: The exit code that it must have.
+    """
+    outcome = CliRunner().invoke(main, arguments)
+    assert outcome.exit_code == code, outcome.output
+    return outcome.output
 
 
-def recorded(place: Path, *folders: str) -> Path:
-    """An archive with the rows of some run folders of the repository's results."""
+def write_archive(place: Path, *folders: str) -> Path:
+    """Write an archive with the rows of some run folders of the repository's results.
+
+    Args:
+        place: Folder of the archive.
+        folders: Run folders, as the archive names them.
+
+    Returns:
+        Path of the archive.
+    """
     with (RESULTS / "results.csv").open(newline="") as file:
         rows = csv.DictReader(file)
         with (place / "results.csv").open("w", newline="") as out:
@@ -36,12 +50,17 @@ def as_json(value: object) -> Any:
     return json.loads(json.dumps(value))
 
 
-def followed(which: int = 0, **changes: object) -> dict:
-    """Settings of a run as HGP's print has them on CIFAR-100 or, with 1, as its released code does."""
+def paper_settings(which: int = 0, **changes: object) -> dict:
+    """Return settings of a run on CIFAR-100 as HGP's print has them.
+
+    Args:
+        which: 0 for the print, 1 for the released code.
+        changes: Settings with other values.
+    """
     settings = get_card(CARD).readings[which].settings
     return {k: v for k, v in {**as_json(settings.portable()), **changes}.items() if k != "backbone"}
 
 
-def reading(which: int = 0, **changes: object) -> dict:
-    """The same for the method's options."""
+def paper_options(which: int = 0, **changes: object) -> dict:
+    """Return the options of the method as ``paper_settings`` returns the settings."""
     return as_json({**get_card(CARD).readings[which].options, **changes})

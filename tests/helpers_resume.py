@@ -1,10 +1,10 @@
-"""Runs that die at a moment that is saved, and what is equal in two runs but for their times."""
+"""Runs that die at a snapshot, and the parts of two runs that are equal but for their times."""
 
 import json
 from pathlib import Path
 
 from fczoo.federation.checkpoint import Checkpoint
-from fczoo.runner.recorder import Recorder
+from fczoo.runner.execute import RoundWriter
 
 TIMES = ("seconds", "peak_memory", "phases", "sha256")
 
@@ -14,28 +14,33 @@ class Crash(Exception):
 
 
 def crash_after(saves: int):
-    """What a checkpoint calls: dies at the ``saves``-th snapshot."""
-    left = [saves]
+    """Make a hook of a checkpoint that dies at the ``saves``-th snapshot."""
+    countdown = [saves]
 
-    def saved() -> None:
-        left[0] -= 1
-        if not left[0]:
+    def count_save() -> None:
+        countdown[0] -= 1
+        if not countdown[0]:
             raise Crash
 
-    return saved
+    return count_save
 
 
 def timeless(value):
+    """Remove times, memory and checksums from nested records."""
     if isinstance(value, dict):
         return {k: timeless(v) for k, v in value.items() if k not in TIMES}
     return value
 
 
 def rounds(folder: Path) -> list:
-    return [timeless(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    """Read the rounds of a run without their times."""
+    return [
+        timeless(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()
+    ]
 
 
-def recorded(bench, method, folder: Path, checkpoint: Checkpoint | None = None):
+def run_and_record(bench, method, folder: Path, checkpoint: Checkpoint | None = None):
+    """Run a method with seed 0 and record it in a folder."""
     folder.mkdir(exist_ok=True)
-    with Recorder(folder) as recorder:
+    with RoundWriter(folder) as recorder:
         return bench.run(method, 0, recorder, checkpoint)

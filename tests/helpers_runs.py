@@ -29,9 +29,22 @@ def write_run(
     backbone: str = "vit_nano_32",
     **settings: Any,
 ) -> Path:
-    """A run folder: ``methods`` gives each one's accuracy on the first task at the end, by seed."""
+    """Write a run folder by hand.
+
+    Args:
+        folder: The folder to create.
+        methods: Accuracy on the first task at the end, in percent, by method and seed.
+        options: Options of every method.
+        backbone: Name of the backbone.
+        settings: Settings other than those of two tasks and two clients on digits.
+
+    Returns:
+        The folder.
+    """
     values = (
-        Settings.for_dataset("digits").portable() | {"tasks": 2, "clients": 2, "partition": "iid"} | settings
+        Settings.for_dataset("digits").portable()
+        | {"tasks": 2, "clients": 2, "partition": "iid"}
+        | settings
     )
     about_backbone = {"name": backbone, "sha256": "b" * 64}
     split = {"spec": values["partition"], "sha256": PARTITION.sha256}
@@ -80,9 +93,9 @@ def write_run(
                 3_000_000,
                 {"run": 5_000_000},
             )
-            place = folder / method / f"seed{seed}"
-            place.mkdir(parents=True)
-            write_json(place / "result.json", {"finished": True, **asdict(result)})
+            run_folder = folder / method / f"seed{seed}"
+            run_folder.mkdir(parents=True)
+            write_json(run_folder / "result.json", {"finished": True, **asdict(result)})
             rounds = [
                 {
                     "task": t,
@@ -94,21 +107,45 @@ def write_run(
                 }
                 for t in range(2)
             ]
-            (place / "rounds.jsonl").write_text(
+            (run_folder / "rounds.jsonl").write_text(
                 "".join(json.dumps({**r, "seconds": 0.5}) + "\n" for r in rounds)
             )
     return folder
 
 
 def tune(folder: Path, trials: int, found_for: list[str]) -> None:
-    """Note in a run folder that the values of some methods were found with so many trials."""
+    """Record in a run folder that the values of some methods come from a search.
+
+    Args:
+        folder: The run folder.
+        trials: Number of trials of the search.
+        found_for: The methods.
+    """
     path = folder / "bench.json"
-    tuned = {"trials": trials, "tasks": 3, "dataset": "digits", "image_steps": 100, "methods": found_for}
-    write_json(path, {**json.loads(path.read_text()), "tuned": tuned})
+    record = {
+        "trials": trials,
+        "tasks": 3,
+        "dataset": "digits",
+        "image_steps": 100,
+        "methods": found_for,
+    }
+    write_json(path, {**json.loads(path.read_text()), "tuned": record})
 
 
-def write_one(folder: Path, method: str, by_seed: dict[int, float], epochs: int = 1, **options) -> None:
-    """A run folder of one method with its own values and these options; see ``write_run``."""
-    made = create_method(method, **options)
-    plain = {name: getattr(made, name) for name in type(made).__dataclass_fields__}
+def write_one(
+    folder: Path, method: str, by_seed: dict[int, float], epochs: int = 1, **options
+) -> None:
+    """Write a run folder of one method with its own values and these options.
+
+    See ``write_run``.
+
+    Args:
+        folder: The folder to create.
+        method: Name of the method.
+        by_seed: Accuracy on the first task at the end, in percent, by seed.
+        epochs: Local epochs per round.
+        options: Options of the method.
+    """
+    instance = create_method(method, **options)
+    plain = {name: getattr(instance, name) for name in type(instance).__dataclass_fields__}
     write_run(folder, {method: by_seed}, plain, partition="dirichlet:0.5", epochs=epochs)

@@ -6,32 +6,36 @@ from pathlib import Path
 
 import numpy as np
 
-from fczoo import Bench, Method
+from fczoo import Benchmark, Method
 from fczoo.data.dataset import Images
 from fczoo.data.views import ImageStore
-from fczoo.federation.observer import Silent
-from fczoo.federation.rounds import Run
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.run import FederatedRun
 from fczoo.federation.world import World
 from fczoo.sites.server import Sites, SitesRun, begin
 from fczoo.sites.site import Site
-from fczoo.sites.worlds import site_world
+from fczoo.sites.site_data import site_world
 
 NAMES = ("paris", "rome", "lyon")
 
 
-def own_world(bench: Bench, number: int) -> World:
-    """One site's world: the images that a client has in a simulation, in their order."""
+def own_world(bench: Benchmark, number: int) -> World:
+    """Build one site's world: the images that a client has in a simulation, in their order."""
     stream = bench.stream
-    owned = np.sort(np.concatenate([own[number] for own in bench.partition.tasks]))
-    index = np.searchsorted(stream.train_index, owned)
+    positions = np.sort(
+        np.concatenate([task_parts[number] for task_parts in bench.partition.tasks])
+    )
+    index = np.searchsorted(stream.train_index, positions)
     train = Images(stream.train.pixels[index], stream.train.labels[index])
     none = Images(stream.test.pixels[:0], stream.test.labels[:0])
-    alone = replace(stream, train=train, test=none, train_index=np.arange(len(index)))
-    return site_world(bench.settings, alone, bench.backbone, ImageStore(train, bench.backbone), number)
+    site_stream = replace(stream, train=train, test=none, train_index=np.arange(len(index)))
+    return site_world(
+        bench.settings, site_stream, bench.backbone, ImageStore(train, bench.backbone), number
+    )
 
 
-class Here:
-    """The way between server and sites that are objects; keeps all that has passed."""
+class LocalConnection:
+    """The connection between a server and sites that are objects; it stores every message."""
 
     def __init__(self, sites: Mapping[int, Site]):
         self.sites = dict(sites)
@@ -45,26 +49,47 @@ class Here:
         return answers
 
 
-def sites_of(bench: Bench, method: Method, folder: Path) -> dict[int, Site]:
-    """A site for each client of a bench."""
+def sites_of(bench: Benchmark, method: Method, folder: Path) -> dict[int, Site]:
+    """Make a site for each client of a bench."""
     sites = {}
     for number in range(bench.partition.clients):
-        place = folder / str(number)
-        place.mkdir(parents=True, exist_ok=True)
-        sites[number] = Site(own_world(bench, number), method, 0, number, place)
+        site_folder = folder / str(number)
+        site_folder.mkdir(parents=True, exist_ok=True)
+        sites[number] = Site(own_world(bench, number), method, 0, number, site_folder)
     return sites
 
 
 def server_of(
-    bench: Bench, method: Method, way: Here, run: str = "a run", folder: Path | None = None
+    bench: Benchmark,
+    method: Method,
+    way: LocalConnection,
+    run: str = "a run",
+    folder: Path | None = None,
 ) -> SitesRun:
-    """The server of a bench, which has the test images alone."""
+    """Start the server of a bench, which has only the test images.
+
+    Args:
+        bench: The benchmark.
+        method: The method that runs.
+        way: The connection to the sites.
+        run: Name of the run.
+        folder: Folder of the server's files.
+    """
     stream = bench.stream
     none = Images(stream.train.pixels[:0], stream.train.labels[:0])
-    known = replace(stream, train=none, train_index=np.arange(0))
-    return begin(bench.settings, known, bench.backbone, bench.test, method, 0, Sites(NAMES, way, run), folder)
+    server_stream = replace(stream, train=none, train_index=np.arange(0))
+    return begin(
+        bench.settings,
+        server_stream,
+        bench.backbone,
+        bench.test,
+        method,
+        0,
+        Sites(NAMES, way, run),
+        folder,
+    )
 
 
-def simulated(bench: Bench, method: Method) -> Run:
-    """The same clients in one process."""
-    return Run(bench, method, 0, Silent(), None, None)
+def simulate(bench: Benchmark, method: Method) -> FederatedRun:
+    """Start a run of the same clients in one process."""
+    return FederatedRun(bench, method, 0, Callback(), None, None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fczoo.core.errors import FczooError
-from fczoo.core.options import plain, quoted
+from fczoo.core.options import plain, quote
 from fczoo.core.payload import Payload
 from fczoo.core.registry import MERGES, make_aggregator
 from fczoo.core.tree import Tree
@@ -34,37 +34,45 @@ def merge(
     """
     if not isinstance(aggregator, str):
         raise FczooError(
-            f"{quoted(aggregator)} is not the name of an aggregator; give a word such as 'median'"
+            f"{quote(aggregator)} is not the name of an aggregator; give a word such as 'median'"
         )
     if isinstance(trees, Mapping | str) or not isinstance(trees, Iterable):
-        raise FczooError(f"trees is {quoted(trees)}; give a list of dicts, name -> tensor, one per client")
+        raise FczooError(
+            f"trees is {quote(trees)}; give a list of dicts, name -> tensor, one per client"
+        )
     trees = [_tree(number, tree) for number, tree in enumerate(trees)]
-    own = aggregator.partition(":")[0] in MERGES.names()
-    chosen: ServerAggregator = MERGES.create(aggregator) if own else make_aggregator(aggregator)
+    is_method_merge = MERGES.find(aggregator.partition(":")[0]) is not None
+    chosen: ServerAggregator = (
+        MERGES.create(aggregator) if is_method_merge else make_aggregator(aggregator)
+    )
     if not trees:
         raise FczooError(f"{aggregator} has nothing to merge; give at least one tree of tensors")
     counts = plain(num_samples)
     if counts is None:
         counts = [getattr(tree, "num_samples", 1) for tree in trees]
     if not isinstance(counts, Sequence) or isinstance(counts, str):
-        raise FczooError(f"num_samples is {quoted(counts)}; give a list of {len(trees)} whole numbers")
+        raise FczooError(
+            f"num_samples is {quote(counts)}; give a list of {len(trees)} whole numbers"
+        )
     counts = [plain(count) for count in counts]
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts)
-    if len(counts) != len(trees) or not whole:
+    are_counts = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts)
+    if len(counts) != len(trees) or not are_counts:
         raise FczooError(
             f"num_samples is {list(counts)}; give {len(trees)} whole numbers above 0, one per tree"
         )
     for number, tree in enumerate(trees[1:], 1):
-        _check(number, tree, trees[0], shapes=not own)
+        _check(number, tree, trees[0], shapes=not is_method_merge)
     _check_finite(trees)
-    tensors = [dict(tree) for tree in trees] if own else _same_types(trees)
-    payloads = [Payload(tree, i, n) for i, (tree, n) in enumerate(zip(tensors, counts, strict=True))]
+    tensors = [dict(tree) for tree in trees] if is_method_merge else _same_types(trees)
+    payloads = [
+        Payload(tree, i, n) for i, (tree, n) in enumerate(zip(tensors, counts, strict=True))
+    ]
     try:
         return chosen(payloads)
     except KeyError as error:
-        known = ", ".join(trees[0])
+        names = ", ".join(trees[0])
         raise FczooError(
-            f"{aggregator} reads {error}, which the trees do not have; they have {known}"
+            f"{aggregator} reads {error}, which the trees do not have; they have {names}"
         ) from error
 
 
@@ -73,19 +81,30 @@ def _tree(number: int, tree: Any) -> Payload | dict[str, Tensor]:
     if isinstance(tree, Payload):
         return tree
     if not isinstance(tree, Mapping):
-        raise FczooError(f"tree {number} is {quoted(tree)}; give a dict, name -> tensor")
-    return {str(name): to_tensor(value, f"{name!r} of tree {number}") for name, value in tree.items()}
+        raise FczooError(f"tree {number} is {quote(tree)}; give a dict, name -> tensor")
+    return {
+        str(name): to_tensor(value, f"{name!r} of tree {number}") for name, value in tree.items()
+    }
 
 
-def _check(number: int, tree: Mapping[str, Tensor], first: Mapping[str, Tensor], shapes: bool) -> None:
-    """Raise FczooError where a tree has other names than the first or, with ``shapes``, other shapes."""
-    if odd := sorted(tree.keys() ^ first.keys()):
-        here, there = (number, 0) if odd[0] in tree else (0, number)
-        raise FczooError(f"tree {here} has {odd[0]!r}, tree {there} has not; all need the same names")
+def _check(
+    number: int, tree: Mapping[str, Tensor], first: Mapping[str, Tensor], shapes: bool
+) -> None:
+    """Check that a tree has the names of the first tree and, with ``shapes``, its shapes.
+
+    Raises:
+        FczooError: Its names or shapes differ.
+    """
+    if differences := sorted(tree.keys() ^ first.keys()):
+        holder, lacker = (number, 0) if differences[0] in tree else (0, number)
+        raise FczooError(
+            f"tree {holder} has {differences[0]!r}, but tree {lacker} does not; give all the "
+            "same names"
+        )
     for name in first if shapes else ():
         if tree[name].shape != first[name].shape:
             sizes = f"{tuple(tree[name].shape)}, in tree 0 {tuple(first[name].shape)}"
-            raise FczooError(f"{name!r} of tree {number} has shape {sizes}; all need the same")
+            raise FczooError(f"{name!r} of tree {number} has shape {sizes}; give all the same")
 
 
 def _check_finite(trees: Sequence[Mapping[str, Tensor]]) -> None:

@@ -8,23 +8,28 @@ from torch import Tensor
 
 from fczoo.core.options import check_options, option
 from fczoo.core.payload import Payload
-from fczoo.core.registry import register_aggregator
+from fczoo.core.registry import register_aggregator, register_merge
 from fczoo.core.tree import Tree
+from fczoo.core.types import ServerAggregator
 
 
 @register_aggregator("fedavg")
 def fedavg(payloads: Sequence[Payload]) -> Tree:
-    """Mean weighted by sample counts, sum_k n_k / n x_k (McMahan et al., 2017)."""
+    """Average weighted by sample counts, sum_k n_k / n x_k (McMahan et al., 2017).
+
+    Args:
+        payloads: Uploads with the same names and shapes.
+    """
     n = torch.tensor([p.num_samples for p in payloads], dtype=torch.float64)
     return _mean(payloads, n / n.sum())
 
 
 @register_aggregator("capped")
 @dataclass(frozen=True)
-class Capped:
+class CappedMean:
     """Mean weighted by sample counts, none of them more than ``times`` the median count.
 
-    A client that claims a huge number of images, or has it, cannot decide alone.
+    A client that claims a huge number of images, or has it, cannot decide by itself.
     """
 
     times: float = option(3.0, "N: largest weight of a client, in median sample counts", low=1)
@@ -40,28 +45,56 @@ class Capped:
 
 @register_aggregator("uniform")
 def uniform(payloads: Sequence[Payload]) -> Tree:
-    """Plain mean over the participants, 1/K sum_k x_k."""
+    """Average over the participants with equal weights, 1/K sum_k x_k.
+
+    Args:
+        payloads: Uploads with the same names and shapes.
+    """
     return _mean(payloads, torch.full((len(payloads),), 1 / len(payloads), dtype=torch.float64))
 
 
 def _mean(payloads: Sequence[Payload], weights: Tensor) -> Tree:
-    """Weighted mean of every tensor: the first payload plus the weighted mean of the differences from it.
+    """Return the weighted mean of every tensor.
+
+    It is the first payload plus the weighted mean of the differences from it.
 
     A tensor that all clients return unchanged therefore stays bit for bit the same; a mere rounding
     difference would look like a gradient to Adam.
     """
-    merged: Tree = {}
+    means: Tree = {}
     for name, first in payloads[0].items():
-        kept = mean_dtype(first.dtype)
-        exact = torch.promote_types(kept, torch.float32)
+        mean_type = mean_dtype(first.dtype)
+        exact = torch.promote_types(mean_type, torch.float32)
         start = first.to(exact)
         gap = torch.zeros_like(start)
         for payload, weight in zip(payloads[1:], weights.tolist()[1:], strict=True):
             gap.add_(payload[name].to(exact) - start, alpha=weight)
-        merged[name] = (start + gap).to(kept)
-    return merged
+        means[name] = (start + gap).to(mean_type)
+    return means
 
 
 def mean_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of a mean of tensors of ``dtype``: float64 for integers, else their own."""
+    """Return the type of a mean of tensors: float64 for integers, else their own type.
+
+    Args:
+        dtype: Type of the tensors.
+    """
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.float64
+
+
+@register_merge("sort_by_usage")
+def sort_by_usage(payloads: Sequence[Payload], average: ServerAggregator = uniform) -> Tree:
+    """Apply FCILPT's server step: sort every client's pool by usage, then average it rank by rank.
+
+    The sort is stable, so equally used prompts keep their order.
+
+    Args:
+        payloads: Uploads with ``usage`` [M], ``pool.key`` [M, D] and ``pool.prompt`` [M, L, D].
+        average: Aggregator of the sorted pools and all other tensors; ``usage`` is left out.
+    """
+    payloads_by_rank = []
+    for payload in payloads:
+        order = payload["usage"].argsort(descending=True, stable=True)
+        pool = {k: v[order] for k, v in payload.only("pool.").items()}
+        payloads_by_rank.append(payload.holding({**payload.drop("usage"), **pool}))
+    return average(payloads_by_rank)

@@ -19,24 +19,39 @@ def prototype_reweight(
     temperature: float = 0.2,
     squared: bool = False,
 ) -> Tree:
-    """PILoRA's server step: average the LoRA pairs, weight the prototypes by closeness to the class means.
+    """Apply PILoRA's server step: average LoRA pairs, weight prototypes by closeness to means.
 
-    Reads ``prototype`` [c, D], ``class.count`` [c] and ``class.mean`` [c, D] of every payload;
-    ``average`` merges all other tensors. Returns the merged tensors and ``prototype`` [c, D].
+    The means are those of the classes at the clients.
 
-    Source: Guo et al., ECCV 2024, equations 11 to 14, with the temperature as divisor as in the released
-    code.
+    Source: Guo et al., ECCV 2024, equations 11 to 14, with the temperature as divisor as in the
+    released code.
+
+    Args:
+        payloads: Uploads with ``prototype`` [c, D], ``class.count`` [c] and ``class.mean`` [c, D].
+        average: Aggregator of all other tensors.
+        temperature: Divisor of the scores before the softmax.
+        squared: Whether distances are squared.
+
+    Returns:
+        The merged tensors and ``prototype`` [c, D].
     """
-    merged = average([p.drop("prototype", "class.") for p in payloads])
+    averages = average([p.drop("prototype", "class.") for p in payloads])
     local = torch.stack([p["prototype"] for p in payloads])  # [K, c, D]
     weights = uploaded_weights(payloads, temperature, squared)
-    return {**merged, "prototype": torch.einsum("kc,kcd->cd", weights, local)}
+    return {**averages, "prototype": torch.einsum("kc,kcd->cd", weights, local)}
 
 
 def uploaded_weights(payloads: Sequence[Payload], temperature: float, squared: bool) -> Tensor:
-    """``prototype_weights`` [K, c] of what clients have uploaded."""
+    """Return ``prototype_weights`` [K, c] of the uploads.
+
+    Args:
+        payloads: Uploads with ``prototype``, ``class.count`` and ``class.mean``.
+        temperature: Divisor of the scores before the softmax.
+        squared: Whether distances are squared.
+    """
     prototypes, means, counts = (
-        torch.stack([p[name] for p in payloads]) for name in ("prototype", "class.mean", "class.count")
+        torch.stack([p[name] for p in payloads])
+        for name in ("prototype", "class.mean", "class.count")
     )
     return prototype_weights(prototypes, means, counts > 0, temperature, squared)
 
@@ -44,18 +59,29 @@ def uploaded_weights(payloads: Sequence[Payload], temperature: float, squared: b
 def prototype_weights(
     local: Tensor, means: Tensor, present: Tensor, temperature: float = 0.2, squared: bool = False
 ) -> Tensor:
-    """Weight of every client's prototype, [K, c]; each column sums to 1.
+    """Weight every client's prototype.
 
-    ``local`` and ``means`` are [K, c, D]; ``present`` [K, c] is true where the client holds the class.
-    d_k adds up the distances of client k's prototype to the means of all clients that hold the class; p =
-    1/d is rescaled to [0, 1] over the clients and goes through a softmax. All clients weigh the same in a
-    class that nobody holds, or to whose means all prototypes are equally far.
+    d_k adds up the distances of client k's prototype to the means of all clients that hold the
+    class; p = 1/d is rescaled to [0, 1] over the clients and goes through a softmax. All clients
+    weigh the same in a class that no one holds, or to whose means all prototypes are equally far.
+
+    Args:
+        local: Prototypes [K, c, D].
+        means: Class means [K, c, D].
+        present: Mask [K, c], true where the client holds the class.
+        temperature: Divisor of the scores before the softmax.
+        squared: Whether distances are squared.
+
+    Returns:
+        Weights [K, c]; each column sums to 1.
     """
     gap = local[:, None] - means[None]  # [k, holder, c, D]
     distance = gap.square().sum(-1) if squared else torch.linalg.vector_norm(gap, dim=-1)
-    far = (distance * present).sum(1)  # d [K, c]
-    near = 1 / (far + 1e-12)  # p
-    low, high = near.amin(0), near.amax(0)
+    distance_sum = (distance * present).sum(1)  # d [K, c]
+    closeness = 1 / (distance_sum + 1e-12)  # p
+    low, high = closeness.amin(0), closeness.amax(0)
     even = ~present.any(0) | (high - low <= 1e-12 * high)
-    scaled = (near - low) / torch.where(even, torch.ones_like(high), high - low)
-    return torch.where(even, torch.full_like(near, 1 / len(local)), torch.softmax(scaled / temperature, 0))
+    scores = (closeness - low) / torch.where(even, torch.ones_like(high), high - low)
+    return torch.where(
+        even, torch.full_like(closeness, 1 / len(local)), torch.softmax(scores / temperature, 0)
+    )

@@ -1,7 +1,9 @@
-"""Aggregators that withstand a few hostile clients. They replace a method's averaging (``--aggregator``).
+"""Aggregators that withstand a few hostile clients.
 
-All clients weigh the same, because a hostile client could claim any number of samples. Tensors that a
-method does not average, such as prototypes and Gaussians, are not covered here; see
+They replace a method's averaging (``--aggregator``).
+
+All clients weigh the same, because a hostile client could claim any number of samples. Tensors that
+a method does not average, such as prototypes and Gaussians, are not covered here; see
 ``fczoo.security.outliers``.
 """
 
@@ -21,11 +23,14 @@ from fczoo.core.tree import Tree
 
 @register_aggregator("median")
 def median(payloads: Sequence[Payload]) -> Tree:
-    """Median of every coordinate; holds while more than half of the clients are honest.
+    """Return the median of every coordinate; robust while more than half of the clients are honest.
 
     Source: Yin et al., ICML 2018.
+
+    Args:
+        payloads: Uploads with the same names and shapes.
     """
-    return _by_coordinate(payloads, lambda rows: _trimmed(rows, (len(rows) - 1) // 2))
+    return _by_coordinate(payloads, lambda rows: _trimmed_mean(rows, (len(rows) - 1) // 2))
 
 
 @register_aggregator("trimmed_mean")
@@ -36,14 +41,14 @@ class TrimmedMean:
     Raises FczooError with fewer than 2 ``trim`` + 1 uploads. Source: Yin et al., ICML 2018.
     """
 
-    trim: int = option(1, "values K left out at either end; bears K hostile clients", low=0)
+    trim: int = option(1, "values K left out at either end; withstands K hostile clients", low=0)
 
     def __post_init__(self) -> None:
         check_options(self)
 
     def __call__(self, payloads: Sequence[Payload]) -> Tree:
         _need(payloads, 2 * self.trim + 1, f"trimmed_mean:{self.trim}")
-        return _by_coordinate(payloads, lambda rows: _trimmed(rows, self.trim))
+        return _by_coordinate(payloads, lambda rows: _trimmed_mean(rows, self.trim))
 
 
 @register_aggregator("krum")
@@ -52,11 +57,11 @@ class Krum:
     """The one upload that is closest to its neighbours.
 
     The score of an upload is the sum of its squared distances to the K - f - 2 nearest others of K
-    clients; the lowest score wins. Raises FczooError with fewer than f + 3 uploads. Source: Blanchard et
-    al., NeurIPS 2017.
+    clients; the lowest score wins. Raises FczooError with fewer than f + 3 uploads. Source:
+    Blanchard et al., NeurIPS 2017.
     """
 
-    hostile: int = option(1, "hostile clients f to bear; proven for K >= 2f + 3", low=0)
+    hostile: int = option(1, "hostile clients f to withstand; proven for K >= 2f + 3", low=0)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -74,7 +79,7 @@ class MultiKrum:
     Raises FczooError with fewer than f + 3 uploads. Source: Blanchard et al., NeurIPS 2017.
     """
 
-    hostile: int = option(1, "hostile clients f to bear; proven for K >= 2f + 3", low=0)
+    hostile: int = option(1, "hostile clients f to withstand; proven for K >= 2f + 3", low=0)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -89,9 +94,9 @@ class MultiKrum:
 class NormClip:
     """Mean of the uploads after each far one is moved towards the coordinate-wise median.
 
-    No upload stays farther from the median than ``factor`` times the median distance. This is centred
-    clipping (Karimireddy et al., ICML 2021) with the median as centre, since an aggregator does not see
-    the broadcast state.
+    No upload stays farther from the median than ``factor`` times the median distance. This is
+    centred clipping (Karimireddy et al., ICML 2021) with the median as centre, since an aggregator
+    does not see the broadcast state.
     """
 
     factor: float = option(1.0, "largest distance, median distances", low=0)
@@ -102,15 +107,15 @@ class NormClip:
     def __call__(self, payloads: Sequence[Payload]) -> Tree:
         centre = median(payloads)
         distances = []
-        for payload in _ordered(payloads):
-            squared = [_squared_distance(payload[k], centre[k]) for k in centre]
-            distances.append(sum(squared, torch.zeros(())).sqrt())
+        for payload in _sort_by_client(payloads):
+            squares = [_squared_distance(payload[k], centre[k]) for k in centre]
+            distances.append(sum(squares, torch.zeros(())).sqrt())
         distance = torch.stack(distances)  # [K]
         limit = self.factor * distance.sort().values[(len(distance) - 1) // 2]
         share = torch.where(distance > limit, limit / distance, 1.0)
 
         def clipped_mean(rows: Tensor) -> Tensor:
-            middle = _trimmed(rows, (len(rows) - 1) // 2)
+            middle = _trimmed_mean(rows, (len(rows) - 1) // 2)
             return middle + (share.to(rows).view(-1, *[1] * middle.dim()) * (rows - middle)).mean(0)
 
         return _by_coordinate(payloads, clipped_mean)
@@ -121,21 +126,21 @@ def _by_coordinate(payloads: Sequence[Payload], merge: Callable[[Tensor], Tensor
 
     The result has the tensor's own type, and float64 for integers.
     """
-    ordered = _ordered(payloads)
-    merged: Tree = {}
-    for name, first in ordered[0].items():
-        rows = torch.stack([p[name].double() for p in ordered])
-        merged[name] = merge(rows).to(mean_dtype(first.dtype))
-    return merged
+    by_client = _sort_by_client(payloads)
+    result: Tree = {}
+    for name, first in by_client[0].items():
+        rows = torch.stack([p[name].double() for p in by_client])
+        result[name] = merge(rows).to(mean_dtype(first.dtype))
+    return result
 
 
-def _ordered(payloads: Sequence[Payload]) -> list[Payload]:
-    """The payloads sorted by client, so that no sum's last bit depends on who answered first."""
+def _sort_by_client(payloads: Sequence[Payload]) -> list[Payload]:
+    """Sort payloads by client, so that no sum depends on the order of arrival."""
     return sorted(payloads, key=lambda p: p.client)
 
 
-def _trimmed(rows: Tensor, trim: int) -> Tensor:
-    """Mean over the first dimension without the ``trim`` smallest and largest values of every coordinate."""
+def _trimmed_mean(rows: Tensor, trim: int) -> Tensor:
+    """Return the mean over the first dimension without the ``trim`` extreme values on each side."""
     return rows.sort(0).values[trim : len(rows) - trim].mean(0)
 
 
@@ -146,13 +151,13 @@ def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
 def _by_score(payloads: Sequence[Payload], hostile: int, name: str) -> list[Payload]:
     """Uploads sorted by Krum's score, lowest first."""
     _need(payloads, hostile + 3, f"{name}:{hostile}")
-    ordered, count = _ordered(payloads), len(payloads)
+    by_client, count = _sort_by_client(payloads), len(payloads)
     distance = torch.zeros(count, count, dtype=torch.float64)
-    for name in ordered[0]:
-        rows = torch.stack([p[name].double().flatten() for p in ordered])
+    for name in by_client[0]:
+        rows = torch.stack([p[name].double().flatten() for p in by_client])
         distance += torch.stack([(rows - row).square().sum(1) for row in rows]).cpu()
     nearest = distance.sort(1).values[:, 1 : count - hostile - 1]  # without itself
-    return [ordered[i] for i in nearest.sum(1).argsort(stable=True)]
+    return [by_client[i] for i in nearest.sum(1).argsort(stable=True)]
 
 
 def _need(payloads: Sequence[Payload], count: int, name: str) -> None:

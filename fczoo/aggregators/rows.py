@@ -13,30 +13,47 @@ from fczoo.core.types import ServerAggregator
 
 @register_merge("gaussian_mixture")
 def gaussian_mixture(payloads: Sequence[Payload], average: ServerAggregator = fedavg) -> Tree:
-    """HGP's server step: average the prompt and the head, concatenate the clients' Gaussians.
+    """Apply HGP's server step: average prompt and head, concatenate the clients' Gaussians.
 
-    Reads ``gauss.label`` [g], ``gauss.count`` [g], ``gauss.mean`` and ``gauss.var`` [g, D] of every
-    payload; adds ``gauss.client`` [g]. The mixture of class c draws client m with pi = n_{m,c} / sum_m
-    n_{m,c}.
+    The mixture of class c draws client m with pi = n_{m,c} / sum_m n_{m,c}.
 
     Source: Salami et al., section 3.2.
+
+    Args:
+        payloads: Uploads with ``gauss.label`` [g], ``gauss.count`` [g], ``gauss.mean`` and
+            ``gauss.var`` [g, D].
+        average: Aggregator of all other tensors.
+
+    Returns:
+        The merged tensors, and ``gauss.client`` [g], the sender of each Gaussian.
     """
     return collect_rows(payloads, "gauss.", average)
 
 
 @register_merge("prototype_pool")
 def prototype_pool(payloads: Sequence[Payload], average: ServerAggregator = fedavg) -> Tree:
-    """FPPL's server step: average prompt, fusion and head, concatenate the clients' class prototypes.
+    """Apply FPPL's server step: average prompt, fusion and head, concatenate class prototypes.
 
-    Reads ``local.label`` [p] and ``local.mean`` [p, D] of every payload; adds ``local.client`` [p].
+    Args:
+        payloads: Uploads with ``local.label`` [p] and ``local.mean`` [p, D].
+        average: Aggregator of all other tensors.
+
+    Returns:
+        The merged tensors, and ``local.client`` [p], the sender of each prototype.
     """
     return collect_rows(payloads, "local.", average)
 
 
 def collect_rows(payloads: Sequence[Payload], prefix: str, average: ServerAggregator) -> Tree:
-    """Concatenate the rows of all tensors that start with ``prefix``, and ``average`` the others.
+    """Concatenate the rows of some tensors over the clients, and average the others.
 
-    Adds ``PREFIXclient``, int64, the client that sent each row.
+    Args:
+        payloads: Uploads with ``PREFIXlabel``.
+        prefix: Start of the names of the tensors whose rows are concatenated.
+        average: Aggregator of the others.
+
+    Returns:
+        The merged tensors, and ``PREFIXclient``, int64, the client that sent each row.
     """
     rows = {k: torch.cat([p[k] for p in payloads]) for k in payloads[0].only(prefix)}
     owner = torch.cat([torch.full_like(p[f"{prefix}label"], p.client) for p in payloads])
@@ -44,9 +61,17 @@ def collect_rows(payloads: Sequence[Payload], prefix: str, average: ServerAggreg
 
 
 def keep_latest(state: Tree, merged: Tree, prefix: str) -> Tree:
-    """The server's rows in ``state``, those of the same (client, label) replaced by the rows in ``merged``.
+    """Replace rows of the server by merged rows of the same (client, label).
 
     What a client sent thus stays until it sends again.
+
+    Args:
+        state: The server's tensors, with ``PREFIXlabel`` and ``PREFIXclient``.
+        merged: Result of ``collect_rows``.
+        prefix: Start of the names of these tensors.
+
+    Returns:
+        The rows of the server without those replaced, followed by the merged rows.
     """
     old, new = select(state, prefix), select(merged, prefix)
     label, client = old[f"{prefix}label"], old[f"{prefix}client"]

@@ -1,4 +1,4 @@
-"""Where backbones come from: the bundled one, a local file, or timm's hub."""
+"""Loading of backbones: the bundled one, a local file, or weights from timm's hub."""
 
 import hashlib
 import logging
@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fczoo.backbones.state_dict import UNUSED, read_state_dict
+from fczoo.backbones.state_dict import UNUSED_PREFIXES, read_state_dict
 from fczoo.backbones.timm_vit import (
-    BUNDLED,
+    BUNDLED_CONFIG,
     architecture,
     from_timm,
     input_statistics,
@@ -24,16 +24,25 @@ from fczoo.backbones.timm_vit import (
 )
 from fczoo.backbones.weights import split_spec
 from fczoo.core.backbone import Backbone, ViTConfig
-from fczoo.core.errors import FczooError, first_line
+from fczoo.core.errors import FczooError, first_line, use_python_names
 
 log = logging.getLogger("fczoo")
 
-RELEASES = re.compile(r"(dino_(deit|vit)|deit_|mae_|mocov3|moco_v3|vit-[sb]-\d+ep|ibot_)", re.IGNORECASE)
+RELEASES = re.compile(
+    r"(dino_(deit|vit)|deit_|mae_|mocov3|moco_v3|vit-[sb]-\d+ep|ibot_)", re.IGNORECASE
+)
 """File names of official releases whose inputs have ImageNet's mean and standard deviation."""
 IMAGENET: Any = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-_WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}  # timm's ViT family: 64 channels a head
+# timm's ViT family: 64 channels per head
+_WIDTHS = {
+    192: "tiny",
+    384: "small",
+    768: "base",
+    1024: "large",
+}
 
 
+@use_python_names
 def load_backbone(
     spec: str,
     *,
@@ -44,8 +53,8 @@ def load_backbone(
 ) -> Backbone:
     """Load a frozen backbone: ``vit_nano_32``, a timm ViT name, a weight file, or ``NAME:FILE``.
 
-    A file without a name is enough where its name or the shapes of its tensors give the architecture.
-    Another ``image_size`` resamples the position embedding.
+    A file without a name is enough if its name or the shapes of its tensors determine the
+    architecture. Another ``image_size`` resamples the position embedding.
 
     Args:
         spec: Name, file, or both.
@@ -54,25 +63,28 @@ def load_backbone(
         std: Standard deviation of the three input channels. Default: that of the checkpoint.
         device: Device of the weights. Default: the CPU.
 
+    Returns:
+        The backbone, with its configuration, weights and their SHA-256.
+
     Raises:
-        FczooError: The name is unknown, the file is missing or damaged, the model is not a plain ViT, or
-            the device is not available.
+        FczooError: The name is unknown, the file is missing or damaged, the model is not a plain
+            ViT, or the device is not available.
     """
     name, path = split_spec(spec)
-    if path is None and name == BUNDLED.name:
-        with as_file(files("fczoo") / "assets" / "vit_nano_32.safetensors") as bundled:
-            config, weights, digest = BUNDLED, _read(bundled, name), _sha256(bundled)
+    if path is None and name == BUNDLED_CONFIG.name:
+        with as_file(files("fczoo") / "assets" / "vit_nano_32.safetensors") as file:
+            config, weights, digest = BUNDLED_CONFIG, _read(file, name), _sha256(file)
     elif path is None:
         config, weights = from_timm(name)
         digest = _sha256_tensors(weights)
     else:
         weights, digest = _read(path, name), _sha256(path)
         config = _config(name, path, weights)
-    weights = {k: v.float() for k, v in weights.items() if not k.startswith(UNUSED)}
+    weights = {k: v.float() for k, v in weights.items() if not k.startswith(UNUSED_PREFIXES)}
     if broken := next((k for k, v in weights.items() if not v.isfinite().all()), None):
-        raise FczooError(f"weight {broken} of {spec} is not finite; get the file anew")
+        raise FczooError(f"weight {broken} of {spec} is not finite; get the file again")
     if image_size is not None and image_size != config.image_size:
-        config, weights = _resized(config, weights, image_size)
+        config, weights = _resize_input(config, weights, image_size)
     config = _replace(config, mean=mean, std=std)
     if len(config.mean) != 3 or len(config.std) != 3 or min(config.std) <= 0:
         problem = f"input mean {config.mean} and std {config.std}"
@@ -82,9 +94,16 @@ def load_backbone(
 
 
 def configuration(spec: str, image_size: int | None = None) -> ViTConfig:
-    """Configuration of a backbone, of which only a file without a name must be here, and is read.
+    """Return the configuration of a backbone without its weights.
 
-    Raises FczooError as ``load_backbone`` does.
+    Only a file without a name must exist on this machine, and is read.
+
+    Args:
+        spec: Name, file, or both, as for ``load_backbone``.
+        image_size: Height and width of the input in pixels. Default: that of the checkpoint.
+
+    Raises:
+        FczooError: As for ``load_backbone``.
     """
     name, path = split_spec(spec)
     config = _config(name, path, _read(path, name)) if path and not name else architecture(name)
@@ -103,16 +122,20 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
     except (SafetensorError, RuntimeError, ValueError, KeyError, EOFError, AttributeError) as error:
         problem = f"cannot read weights from {path}: {type(error).__name__} {first_line(error)}"
         raise FczooError(f"{problem}; check that the file is complete") from error
-    except Exception as error:  # those of zip files share no base class with the others
+    except Exception as error:  # errors of zip files do not share a base class with the above
         raise FczooError(f"{path} is not a valid weight file: {first_line(error)}") from error
 
 
 def _read_flax(path: Path, name: str) -> dict[str, Tensor]:
-    """Read a Flax checkpoint of the original ViT release, which has other names for its tensors."""
+    """Read a Flax checkpoint of the original ViT release, which names its tensors differently.
+
+    Raises:
+        FczooError: Neither the name nor the file name is that of a timm model.
+    """
     import timm
 
     if not (name or timm.models.is_model(path.stem.split(".")[0])):
-        problem = f"the name of {path} is no timm model's, and .npz files do not name one"
+        problem = f"the name of {path} is not a timm model's, and .npz files do not name one"
         raise FczooError(f"{problem}; give --backbone NAME:{path.name}")
     model: Any = timm_model(name or path.stem, pretrained=False)
     model.load_pretrained(str(path))
@@ -120,12 +143,14 @@ def _read_flax(path: Path, name: str) -> dict[str, Tensor]:
 
 
 def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
-    """Architecture by the given name, else by the file's own name, else by the tensors' shapes."""
+    """Return the architecture by the given name, else by the file name or the tensors' shapes."""
     import timm
 
     if name:
-        named = architecture(name)
-        return replace(named, **IMAGENET) if "." not in name and RELEASES.match(path.name) else named
+        config = architecture(name)
+        return (
+            replace(config, **IMAGENET) if "." not in name and RELEASES.match(path.name) else config
+        )
     try:
         dim = weights["cls_token"].shape[-1]
         patch = weights["patch_embed.proj.weight"].shape[-1]
@@ -136,40 +161,59 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
         problem = f"{path} does not hold a plain ViT in timm's names ({error})"
         raise FczooError(f"{problem}; give NAME:FILE for another layout") from error
     if path.stem in timm.list_pretrained():
-        found = timm_config(path.stem, timm_model(path.stem, pretrained=False))
-        if (found.dim, found.depth, found.patch_size, found.image_size) == (dim, depth, patch, size):
-            return found
-    if (dim, patch, size, depth) == (BUNDLED.dim, BUNDLED.patch_size, BUNDLED.image_size, BUNDLED.depth):
-        return BUNDLED
+        timm_entry = timm_config(path.stem, timm_model(path.stem, pretrained=False))
+        if (timm_entry.dim, timm_entry.depth, timm_entry.patch_size, timm_entry.image_size) == (
+            dim,
+            depth,
+            patch,
+            size,
+        ):
+            return timm_entry
+    if (dim, patch, size, depth) == (
+        BUNDLED_CONFIG.dim,
+        BUNDLED_CONFIG.patch_size,
+        BUNDLED_CONFIG.image_size,
+        BUNDLED_CONFIG.depth,
+    ):
+        return BUNDLED_CONFIG
     if dim not in _WIDTHS:
-        problem = f"the number of heads cannot be told from {path} (width {dim})"
+        problem = f"the number of heads cannot be derived from {path} (width {dim})"
         raise FczooError(f"{problem}; give NAME:FILE with a timm name")
     guess = f"vit_{_WIDTHS[dim]}_patch{patch}_{size}"
     if RELEASES.match(path.name):
         return ViTConfig(guess, size, patch, dim, depth, dim // 64, mlp, **IMAGENET)
     mean, std = input_statistics(guess)
-    doubt = "%s is taken for %s by its shapes, with input mean %s and std %s; else give NAME:FILE"
+    doubt = (
+        "%s is taken for %s by its shapes, with input mean %s and std %s; if not, give NAME:FILE"
+    )
     log.warning(doubt, path.name, guess, mean, std)
     return ViTConfig(guess, size, patch, dim, depth, dim // 64, mlp, mean=mean, std=std)
 
 
-def _resized(
+def _resize_input(
     config: ViTConfig, weights: dict[str, Tensor], image_size: int
 ) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """The configuration and weights for another input size in pixels: the position embedding is resampled."""
+    """Return the configuration and weights for another input size in pixels.
+
+    The position embedding is resampled.
+    """
     from timm.layers.pos_embed import resample_abs_pos_embed
 
-    other = _at_size(config, image_size)
+    new_config = _at_size(config, image_size)
     side = image_size // config.patch_size
     pos = resample_abs_pos_embed(weights["pos_embed"], [side, side], num_prefix_tokens=1)
-    return other, {**weights, "pos_embed": pos}
+    return new_config, {**weights, "pos_embed": pos}
 
 
 def _at_size(config: ViTConfig, image_size: int) -> ViTConfig:
-    """For another input size in pixels. Raises FczooError where that is no multiple of the patch size."""
+    """Return the configuration for another input size in pixels.
+
+    Raises:
+        FczooError: The size is not a multiple of the patch size.
+    """
     if image_size < 1 or image_size % config.patch_size:
         model = f"the patch size {config.patch_size} of {config.name}"
-        raise FczooError(f"image size {image_size} is no multiple of {model}")
+        raise FczooError(f"image size {image_size} is not a multiple of {model}; give one that is")
     return _replace(config, image_size=image_size)
 
 
@@ -182,7 +226,9 @@ def _on_device(backbone: Backbone, device: str | torch.device) -> Backbone:
         return backbone.to(torch.device(device))
     except (RuntimeError, AssertionError, TypeError) as error:
         problem = f"device {str(device)!r} cannot be used: {first_line(error)}"
-        raise FczooError(f"{problem}; give 'cpu', 'cuda' or 'mps' as this machine has it") from error
+        raise FczooError(
+            f"{problem}; give 'cpu', 'cuda' or 'mps' as this machine has it"
+        ) from error
 
 
 def _sha256(path: Path) -> str:

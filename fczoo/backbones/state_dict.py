@@ -1,4 +1,4 @@
-"""Weight files: find the tensors of a plain ViT in a checkpoint."""
+"""Weight files: search for the tensors of a plain ViT in a checkpoint."""
 
 import argparse
 import logging
@@ -17,14 +17,14 @@ from fczoo.core.errors import FczooError
 
 log = logging.getLogger("fczoo")
 
-UNUSED = ("head.", "head_dist.", "pre_logits.", "decoder_", "mask_token", "masked_embed")
+UNUSED_PREFIXES = ("head.", "head_dist.", "pre_logits.", "decoder_", "mask_token", "masked_embed")
 """Prefixes of weights that the feature of a whole image does not use."""
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-DEEPEST = 4  # levels of dictionaries that are searched
-NAMED = 6  # entries that a note names
+MAX_DEPTH = 4  # maximum depth of the searched dictionaries
+MAX_LISTED_ENTRIES = 6  # maximum number of entries that a warning lists
 ANCHORS = ("cls_token", "patch_embed.proj.weight")  # tensors that every plain ViT has
 PREFERENCE = ("teacher", "ema", "base_encoder", "", "student", "momentum_encoder")
-"""Words that decide between several backbones in one file, best first; "" is any other place."""
+"""Words that decide between several backbones in one file, best first; "" is any other name."""
 _SCALARS = (np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.bool_)
 _DTYPES = [type(np.dtype(kind)) for kind in _SCALARS]
 _SCALAR: Any = np.float64(0).__reduce__()[0]  # numpy's function that rebuilds a scalar
@@ -35,11 +35,11 @@ _PLAIN_VALUES: list[Any] = [
     *_DTYPES,
     argparse.Namespace,
 ]
-"""What a checkpoint may hold beside tensors; rebuilding them runs no code of the file."""
+"""Values that a checkpoint may hold next to tensors; rebuilding them runs no code of the file."""
 
 
 class _Candidate(NamedTuple):
-    """A backbone in a checkpoint, under dictionary keys and a prefix of its tensors' names."""
+    """Backbone in a checkpoint, under dictionary keys and a prefix of its tensors' names."""
 
     keys: tuple[str, ...]
     prefix: str
@@ -47,8 +47,8 @@ class _Candidate(NamedTuple):
 
     @property
     def rank(self) -> int:
-        place = "_".join(("", *self.keys, self.prefix, "")).replace(".", "_")
-        ranks = [i for i, word in enumerate(PREFERENCE) if word and f"_{word}_" in place]
+        path = "_".join(("", *self.keys, self.prefix, "")).replace(".", "_")
+        ranks = [i for i, keyword in enumerate(PREFERENCE) if keyword and f"_{keyword}_" in path]
         return min(ranks, default=PREFERENCE.index(""))
 
     def __str__(self) -> str:
@@ -67,12 +67,18 @@ class _Candidate(NamedTuple):
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Read the plain ViT in a safetensors or PyTorch file, without its classification head.
 
+    Args:
+        path: Weight file.
+
+    Returns:
+        Tensors by their timm names.
+
     Raises:
-        FczooError: The file is damaged, holds no ViT or several, or its type is not floating.
+        FczooError: The file is damaged, does not hold exactly one ViT, or its type is not floating.
     """
     content = _load(path)
     chosen = _choose(path, list(_find_backbones(content)))
-    weights = {k: v for k, v in chosen.tensors().items() if not k.startswith(UNUSED)}
+    weights = {k: v for k, v in chosen.tensors().items() if not k.startswith(UNUSED_PREFIXES)}
     if "dist_token" in weights:
         problem = f"{path} is a distilled DeiT (dist_token), which is not a plain ViT"
         raise FczooError(f"{problem}; take the weights of the DeiT without distillation")
@@ -80,12 +86,18 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         if tensor.dtype not in FLOATING:
             problem = f"weight {name} of {path} is {str(tensor.dtype).removeprefix('torch.')}"
             raise FczooError(f"{problem}; give weights in fp16, bf16, fp32 or fp64")
-    dropped = _list_dropped(content, chosen)
-    head_only = all(name.startswith(UNUSED) for name in dropped)
+    leftovers = _list_dropped(content, chosen)
+    head_only = all(name.startswith(UNUSED_PREFIXES) for name in leftovers)
     if not head_only or chosen.keys or chosen.prefix:
-        more = f" and {len(dropped) - NAMED} more" if len(dropped) > NAMED else ""
-        rest = f"; dropped {', '.join(dropped[:NAMED])}{more}" if dropped else ""
-        log.warning("%s: took %d tensors %s%s", path.name, len(weights), chosen, rest)
+        remainder = (
+            f" and {len(leftovers) - MAX_LISTED_ENTRIES} more"
+            if len(leftovers) > MAX_LISTED_ENTRIES
+            else ""
+        )
+        note = (
+            f"; dropped {', '.join(leftovers[:MAX_LISTED_ENTRIES])}{remainder}" if leftovers else ""
+        )
+        log.warning("%s: took %d tensors %s%s", path.name, len(weights), chosen, note)
     return weights
 
 
@@ -95,12 +107,12 @@ def _load(path: Path) -> Any:
             return load_file(path)
     try:
         with (
-            path.open("rb") as file,  # torch.load would go by the suffix of a path
+            path.open("rb") as file,  # from a path, torch.load would use the suffix
             torch.serialization.safe_globals(_PLAIN_VALUES),
             warnings.catch_warnings(action="ignore"),
         ):
             return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # those of unpickling share no base class
+    except Exception as error:  # unpickling errors do not share a base class
         advice = "save only its state dict, with safetensors.torch.save_file"
         if "TorchScript" in str(error):
             raise FczooError(f"{path} is a TorchScript archive; {advice}") from error
@@ -114,13 +126,13 @@ def _load(path: Path) -> Any:
 
 def _find_backbones(content: Any, keys: tuple[str, ...] = ()) -> Iterator[_Candidate]:
     """Yield every backbone in nested dictionaries."""
-    if not isinstance(content, Mapping) or len(keys) > DEEPEST:
+    if not isinstance(content, Mapping) or len(keys) > MAX_DEPTH:
         return
     names = {k for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
     for name in sorted(names):
         prefix = name.removesuffix(ANCHORS[0])
-        whole = name.endswith(ANCHORS[0]) and (not prefix or prefix.endswith("."))
-        if whole and f"{prefix}{ANCHORS[1]}" in names:
+        is_anchor = name.endswith(ANCHORS[0]) and (not prefix or prefix.endswith("."))
+        if is_anchor and f"{prefix}{ANCHORS[1]}" in names:
             yield _Candidate(keys, prefix, content)
     for key, value in content.items():
         if isinstance(key, str):
@@ -134,8 +146,10 @@ def _choose(path: Path, candidates: list[_Candidate]) -> _Candidate:
     best = min(candidate.rank for candidate in candidates)
     chosen = [candidate for candidate in candidates if candidate.rank == best]
     if len(chosen) > 1:
-        named = " and ".join(str(candidate) for candidate in chosen[:2])
-        raise FczooError(f"{path} holds several backbones: {named}; save one of them to its own file")
+        names = " and ".join(str(candidate) for candidate in chosen[:2])
+        raise FczooError(
+            f"{path} holds several backbones: {names}; save one of them to its own file"
+        )
     return chosen[0]
 
 
@@ -149,8 +163,8 @@ def _list_dropped(content: Mapping[Any, Any], chosen: _Candidate) -> list[str]:
         level = level[key]
     for key, value in level.items():
         name = str(key).removeprefix(chosen.prefix)
-        own = isinstance(value, Tensor) and str(key).startswith(chosen.prefix)
-        if own and not name.startswith(UNUSED):
+        in_backbone = isinstance(value, Tensor) and str(key).startswith(chosen.prefix)
+        if in_backbone and not name.startswith(UNUSED_PREFIXES):
             continue
         prefix, dot, _ = name.partition(".")
         names[f"{prefix}.*" if isinstance(value, Tensor) and dot else name] = None

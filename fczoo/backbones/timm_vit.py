@@ -11,58 +11,89 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor
 
-from fczoo.backbones.names import BUNDLED_NAME
+from fczoo.backbones.weights import BUNDLED_NAME, full_name, weights_file
 from fczoo.core.backbone import ViTConfig
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.options import nearest
 
-BUNDLED = ViTConfig(BUNDLED_NAME, image_size=32, patch_size=4, dim=128, depth=6, heads=4, mlp_dim=512)
-"""Pre-trained on Tiny-ImageNet by benchmarks/pretrain_vit_nano.py; weights ship with the package."""
+BUNDLED_CONFIG = ViTConfig(
+    BUNDLED_NAME, image_size=32, patch_size=4, dim=128, depth=6, heads=4, mlp_dim=512
+)
+"""Pre-trained on Tiny-ImageNet by benchmarks/pretrain_vit_nano.py; weights are in the package."""
 
-
-CONNECTING = 5.0  # seconds for the first answer of the hub
+CONNECT_TIMEOUT = 5.0  # timeout of the connection to the hub, seconds
 
 
 def architecture(name: str) -> ViTConfig:
-    """Configuration of a named backbone, without its weights."""
-    return BUNDLED if name == BUNDLED.name else timm_config(name, timm_model(name, pretrained=False))
+    """Read the configuration of a named backbone, without creating its weights.
+
+    Args:
+        name: Bundled name, or timm name.
+
+    Raises:
+        FczooError: The name is unknown or not that of a plain ViT.
+    """
+    if name == BUNDLED_CONFIG.name:
+        return BUNDLED_CONFIG
+    with torch.device("meta"):  # random initialisation would take seconds
+        return timm_config(name, timm_model(name, pretrained=False))
 
 
 def input_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Input mean and standard deviation of a timm model by its name; 0.5 each for an unknown one."""
+    """Return the input mean and standard deviation of a timm model; 0.5 each if it is unknown.
+
+    Args:
+        name: Name of a timm model.
+    """
     import timm
 
     try:
-        published = timm.models.get_pretrained_cfg(name) if timm.models.is_model(name) else None
-    except RuntimeError:  # weights of one's own, named like an architecture of timm
-        published = None
-    return (tuple(published.mean), tuple(published.std)) if published else ((0.5,) * 3, (0.5,) * 3)
+        config = timm.models.get_pretrained_cfg(name) if timm.models.is_model(name) else None
+    except RuntimeError:  # the user's weights, named like an architecture of timm
+        config = None
+    return (tuple(config.mean), tuple(config.std)) if config else ((0.5,) * 3, (0.5,) * 3)
 
 
 def from_timm(name: str) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """Configuration and published weights of a timm model.
+    """Load the configuration and published weights of a timm model.
 
-    Raises FczooError for an unknown name, for what is no plain ViT, and when the weights cannot be had.
+    Args:
+        name: Name of a timm model.
+
+    Raises:
+        FczooError: The name is unknown, the model is not a plain ViT, or the weights are not
+            available.
     """
-    config = architecture(name)  # refuses what is no plain ViT before anything is fetched
+    config = architecture(name)  # rejects other models before the download
     return config, dict(timm_model(name, pretrained=True).state_dict())
 
 
 def timm_model(name: str, pretrained: bool) -> Any:
-    """The timm model of that name without a classification head, with random or published weights.
+    """Return a timm model without classification head, with random or published weights.
 
-    Raises FczooError for an unknown name and when the weights cannot be had.
+    Weights that ``fczoo bench --download`` stored take precedence over the hub.
+
+    Args:
+        name: Name of a timm model.
+        pretrained: Whether it gets its published weights.
+
+    Raises:
+        FczooError: The name is unknown or the weights are not available.
     """
     import timm
 
     architecture = name.split(".")[0]
     if not timm.models.is_model(architecture):
-        names = [BUNDLED.name, *timm.list_models("vit_*")]
+        names = [BUNDLED_CONFIG.name, *timm.list_models("vit_*")]
         raise FczooError(f"no backbone is called {name!r}; {nearest(architecture, names)}")
+    file = weights_file(full_name(name))
+    local = {"file": str(file)} if pretrained and file.is_file() else None
     try:
-        # each failed try would warn; the error below says enough
-        with _quiet("huggingface_hub", "timm"), _cache_alone_offline(pretrained):
-            return timm.create_model(name, pretrained=pretrained, num_classes=0)
+        # hide the warning of each failed try; the error below is sufficient
+        with _quiet("huggingface_hub", "timm"), _use_cache_if_offline(pretrained and not local):
+            return timm.create_model(
+                name, pretrained=pretrained, pretrained_cfg_overlay=local, num_classes=0
+            )
     except Exception as error:  # the hub client raises errors of several libraries
         problem = f"cannot get the weights of {name}: {first_line(error)}"
         advice = f"without network give a file: --backbone {name}:FILE.safetensors"
@@ -70,25 +101,30 @@ def timm_model(name: str, pretrained: bool) -> Any:
 
 
 @contextmanager
-def _cache_alone_offline(asked: bool) -> Iterator[None]:
-    """Inside it a hub that cannot be reached is not asked again and again, which takes a minute."""
+def _use_cache_if_offline(asked: bool) -> Iterator[None]:
+    """Use only the cache while the hub is unreachable, as repeated tries take a minute."""
     from huggingface_hub import constants
 
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or (asked and not _reachable(constants.ENDPOINT))
+    offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = offline or (asked and not _reachable(constants.ENDPOINT))
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE = before
+        constants.HF_HUB_OFFLINE = offline
 
 
 def _reachable(address: str) -> bool:
-    """Whether a server answers at all; behind a proxy only asking it would tell."""
-    where = urlsplit(address)
+    """Return whether a server accepts connections; True behind a proxy.
+
+    Behind a proxy only a request to the server would show it.
+    """
+    url = urlsplit(address)
     if getproxies():
         return True
     try:
-        socket.create_connection((where.hostname or "", where.port or 443), timeout=CONNECTING).close()
+        socket.create_connection(
+            (url.hostname or "", url.port or 443), timeout=CONNECT_TIMEOUT
+        ).close()
     except OSError:
         return False
     return True
@@ -96,27 +132,37 @@ def _reachable(address: str) -> bool:
 
 @contextmanager
 def _quiet(*loggers: str) -> Iterator[None]:
-    """Only errors of these loggers are shown inside."""
-    before = {name: logging.getLogger(name).level for name in loggers}
+    """Show only errors of these loggers inside the context."""
+    levels = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for name, level in before.items():
+        for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
 
 
 def timm_config(name: str, model: Any) -> ViTConfig:
-    """Configuration of a timm model. Raises FczooError naming what makes it other than a plain ViT."""
+    """Return the configuration of a timm model.
+
+    Args:
+        name: Name for the configuration.
+        model: Model of ``timm_model``.
+
+    Raises:
+        FczooError: The model is not a plain ViT; the message has the reason.
+    """
     from timm.models.vision_transformer import Block, VisionTransformer
 
     def refuse(reason: str) -> None:
-        raise FczooError(f"{name} is no plain ViT: {reason}; use a vit_*_patch*_* model with a class token")
+        raise FczooError(
+            f"{name} is not a plain ViT: {reason}; use a vit_*_patch*_* model with a class token"
+        )
 
     if type(model) is not VisionTransformer:
         refuse(f"it is a {type(model).__name__}")
-    block, published = model.blocks[0], model.pretrained_cfg
+    block, pretrained_cfg = model.blocks[0], model.pretrained_cfg
     exact_gelu = isinstance(block.mlp.act, torch.nn.GELU) and block.mlp.act.approximate == "none"
     if type(block) is not Block or not exact_gelu:
         refuse("its blocks are not pre-norm blocks with exact GELU")
@@ -131,10 +177,10 @@ def timm_config(name: str, model: Any) -> ViTConfig:
         block.attn.num_heads,
         block.mlp.fc1.out_features,
         model.norm.eps,
-        tuple(published["mean"]),
-        tuple(published["std"]),
+        tuple(pretrained_cfg["mean"]),
+        tuple(pretrained_cfg["std"]),
     )
     extra = {k for k in model.state_dict() if not k.startswith("head.")} ^ config.shapes().keys()
     if extra:
-        refuse(f"its tensor {min(extra)} has no place in one")
+        refuse(f"its tensor {min(extra)} does not belong to one")
     return config

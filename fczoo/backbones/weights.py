@@ -1,8 +1,178 @@
-"""Names, files and sizes of a backbone's weights, and whether a download is needed."""
+"""Names of backbones, where their weights are, and the data on which they were pre-trained."""
 
+import ast
+import importlib.util
+import re
+from functools import cache
 from pathlib import Path
 
-from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, full_name
+from fczoo.core.files import home
+from fczoo.core.names import match
+
+BUNDLED_NAME = "vit_nano_32"
+_PLAIN = re.compile(
+    r"vit_(tiny|small|base|large)_patch(8|16|32)_(224|384)"
+    r"\.(augreg|augreg_.*|dino|mae|orig_.*|sam_.*)"
+)
+_TABLE = re.compile(r"^default_cfgs = (\{$.*?^\})$", re.MULTILINE | re.DOTALL)
+_WEIGHT_KEYS = {"url", "file", "hf_hub_id"}  # keys that give the location of published weights
+
+
+def backbone_names() -> list[str]:
+    """Return the names of the bundled backbone and of timm's plain ViTs with published weights."""
+    return [
+        BUNDLED_NAME,
+        *sorted(n for n in _names_from_source() or _names_from_timm() if _PLAIN.fullmatch(n)),
+    ]
+
+
+@cache
+def full_name(name: str) -> str:
+    """Return a timm name with the tag of its default weights.
+
+    Args:
+        name: Name of a timm model; one with a tag stays as it is, and so does an unknown one.
+    """
+    if "." in name:
+        return name
+    candidates = (
+        n for n in _names_from_source() if n.startswith(f"{name}.") and not n.endswith(".untrained")
+    )
+    return next(candidates, name)
+
+
+def canonical_backbone(spec: str) -> str:
+    """Return a backbone in the spelling of its listed name, with or without ``:FILE``.
+
+    Args:
+        spec: Name, file, or both; an unknown name and a file do not change.
+    """
+    name, colon, file = spec.partition(":")
+    if name in ("", BUNDLED_NAME):
+        return spec
+    return f"{match(name, _spellings()) or name}{colon}{file}"
+
+
+@cache
+def _spellings() -> tuple[str, ...]:
+    """Return the names of backbones, with and without the tag of their weights."""
+    names = backbone_names()
+    return (*names, *dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+def _names_from_source() -> list[str]:
+    """Return the names in the table of timm's module of vision transformers.
+
+    The list is empty if the module does not contain such a table.
+    """
+    timm = importlib.util.find_spec("timm")
+    assert timm and timm.origin, "timm is installed with fczoo"
+    table = _TABLE.search(
+        (Path(timm.origin).parent / "models" / "vision_transformer.py").read_text("utf-8")
+    )
+    names: list[str] = []
+    for key, value in _entries(table[1]) if table else ():
+        match key, value:
+            case ast.Constant(value=str(name)), ast.Call(keywords=said):
+                if _WEIGHT_KEYS & {keyword.arg for keyword in said}:
+                    names.append(name)
+    return names
+
+
+def _entries(table: str) -> list[tuple[ast.expr | None, ast.expr]]:
+    node = ast.parse(table, mode="eval").body
+    return list(zip(node.keys, node.values, strict=True)) if isinstance(node, ast.Dict) else []
+
+
+def _names_from_timm() -> list[str]:
+    import timm
+
+    names: list[str] = timm.list_pretrained("vit_*")
+    return names
+
+
+TITLES = {
+    "tinyimagenet": "Tiny-ImageNet",
+    "imagenet1k": "ImageNet-1k",
+    "imagenet21k": "ImageNet-21k",
+}
+"""Pre-training sets, by the names under which data sets declare the classes that they share."""
+
+IN_PAPERS = frozenset({"imagenet1k", "imagenet21k"})
+"""Pre-training sets that the papers of the field use."""
+
+SUPERSETS = {"imagenet21k": "imagenet1k"}
+"""Pre-training sets that contain all classes of another one."""
+
+_HASHES = {  # SHA-256 of weight files
+    "3ffadaa2e488f0de67e1f4459d5a303deca3de69e44e52619c0b0848d99d5c14": BUNDLED_NAME,
+    "38ed24e369e115a1b0308dbaa97ebbf5bf6a51cb03717d9851e4070514df6016": (
+        "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    ),
+}
+_TAG_PATTERN = re.compile(r"(?:vit|deit3?)_\w+\.(\w+)")
+_IN_TAG = {
+    "in21k": "imagenet21k",
+    "in22k": "imagenet21k",
+    "in12k": "imagenet21k",
+    "in1k": "imagenet1k",
+}
+_SELF_SUPERVISED_TAGS = frozenset(
+    {"dino", "mae"}
+)  # tags of weights trained on images of ImageNet-1k
+
+
+def pretraining_sets(name: str) -> tuple[str, ...]:
+    """Return the data sets on which a named backbone was trained.
+
+    Args:
+        name: Bundled name, or timm name with a tag. A timm name without a tag names an
+            architecture, not weights: see ``full_name``.
+
+    Returns:
+        Keys of ``TITLES``; empty if they are not known.
+    """
+    if name == BUNDLED_NAME:
+        return ("tinyimagenet",)
+    match = _TAG_PATTERN.fullmatch(name)
+    if match is None:
+        return ()
+    parts = match[1].split("_")
+    if parts[0] in _SELF_SUPERVISED_TAGS:
+        return ("imagenet1k",)
+    return tuple(dict.fromkeys(_IN_TAG[part] for part in parts if part in _IN_TAG))
+
+
+def describe_pretraining(name: str) -> str:
+    """Describe the data on which a named backbone was trained.
+
+    Args:
+        name: Name as for ``pretraining_sets``.
+    """
+    sets = pretraining_sets(name)
+    return " and ".join(TITLES[key] for key in sets) if sets else "not known"
+
+
+def identify_weights(spec: str, sha256: str = "") -> str:
+    """Return the bundled or timm name of the weights behind ``--backbone``.
+
+    A file is identified by its hash, its file name, or the timm name with a tag in ``NAME:FILE``.
+
+    Args:
+        spec: Name, file, or both.
+        sha256: SHA-256 of the weight file, where known.
+
+    Returns:
+        The name; empty if unknown.
+    """
+    if sha256 in _HASHES:
+        return _HASHES[sha256]
+    architecture, file = split_spec(spec)
+    # in NAME:FILE the bundled name gives only the architecture, which does not have another name
+    timm_name = "" if architecture == BUNDLED_NAME else architecture
+    names = [full_name(architecture)] if file is None else [file.stem, timm_name]
+    return next((name for name in names if pretraining_sets(name)), "")
+
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # names under which timm's hub keeps weights
@@ -13,7 +183,11 @@ MEGABYTES_IN21K = {"tiny": 39, "small": 120, "base": 410, "large": 1303}  # a he
 def split_spec(spec: str) -> tuple[str, Path | None]:
     """Split a backbone's ``NAME``, ``FILE`` or ``NAME:FILE`` into name and file.
 
-    A known name is returned in the spelling of its list.
+    Args:
+        spec: Name, file, or both.
+
+    Returns:
+        The name, in its listed spelling if it is known, or empty; and the file, or None.
     """
     spec = canonical_backbone(spec)
     name, colon, file = spec.partition(":")
@@ -27,33 +201,60 @@ def split_spec(spec: str) -> tuple[str, Path | None]:
 def weights_to_download(spec: str) -> str:
     """Return the timm name of the weights that a run with this backbone must download.
 
-    Empty where nothing has to be downloaded: the weights are bundled, on this machine, or in a file.
+    Args:
+        spec: Name, file, or both.
+
+    Returns:
+        The name; empty if the weights are bundled, on this machine, or in a file.
     """
     name, path = split_spec(spec)
     if path is not None or name == BUNDLED_NAME:
         return ""
-    tagged = full_name(name)
-    return "" if _in_cache(tagged) else tagged
+    weights = full_name(name)
+    return "" if weights_file(weights).is_file() or _in_cache(weights) else weights
+
+
+def weights_file(name: str) -> Path:
+    """Return the path at which ``fczoo bench --download`` stores the weights of a timm model.
+
+    Args:
+        name: Name of a timm model with its tag.
+    """
+    return home() / "weights" / f"{name}.safetensors"
 
 
 def download_megabytes(name: str) -> int | None:
-    """Return about how large the download of a timm ViT with its tag is, in MB; None if unknown."""
+    """Return the approximate download size of a timm ViT, in MB; None if unknown.
+
+    Args:
+        name: Name of a timm model with its tag.
+    """
     sizes = MEGABYTES_IN21K if name.endswith(".augreg_in21k") else MEGABYTES
     return next((size for width, size in sizes.items() if width in name.split("_")), None)
 
 
-def weights_needed(spec: str) -> str:
-    """Say how to get the weights of a backbone; empty where they are on this machine."""
+def weights_needed(spec: str, option: str = "") -> str:
+    """Describe how to get the weights of a backbone; empty if they are on this machine.
+
+    Args:
+        spec: Name, file, or both.
+        option: Option of a command that downloads them. Default: the name of the backbone, which is
+            sufficient from Python.
+    """
     _, path = split_spec(spec)
     if path is not None:
-        return "" if path.is_file() else f"there is no weight file at {path} either"
+        return "" if path.is_file() else f"the weight file {path} does not exist either"
     missing = weights_to_download(spec)
     if not missing:
         return ""
     size, short = download_megabytes(missing), missing.partition(".")[0]
-    asked = short if full_name(short) == missing else missing
-    download = f"--backbone {asked} downloads them{f' ({size} MB)' if size else ''}"
-    return f"the weights {missing} are not on this machine; {download}, --backbone FILE reads a copy"
+    spelling = short if full_name(short) == missing else missing
+    download = (
+        f"{option or f'--backbone {spelling}'} downloads them{f' ({size} MB)' if size else ''}"
+    )
+    return (
+        f"the weights {missing} are not on this machine; {download}, --backbone FILE reads a copy"
+    )
 
 
 def _in_cache(name: str) -> bool:

@@ -1,43 +1,166 @@
-"""One benchmark's part of a page: its rows with all that stands behind them, and its figures."""
+"""One benchmark's part of a page: its rows with their provenance, and its figures."""
 
+import hashlib
+import re
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from fczoo.board.charts import chart
-from fczoo.board.download import download
-from fczoo.board.heading import heading
-from fczoo.board.provenance import commands, facts
-from fczoo.board.told_apart import told_apart
-from fczoo.board.traits import Traits, traits
-from fczoo.reports.columns import COLUMNS, GROUPS, percent
-from fczoo.reports.describe import describe, notes
+from fczoo.board.charts import chart, download
+from fczoo.board.critical_difference import test_differences
+from fczoo.board.method_tags import MethodTags, tags_of
+from fczoo.federation.environment import digest
+from fczoo.reports.captions import conditions, describe, notes, schedule_sources
+from fczoo.reports.diagnostics_figures import insights
 from fczoo.reports.figures import accuracy_matrix, overview
 from fczoo.reports.formats import number, sign, to_csv
-from fczoo.reports.insights import insights
-from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.tables import Entry, Table, entry_of, interval, make_table
-from fczoo.reports.words import setting_word
+from fczoo.reports.run_folder import About
+from fczoo.reports.runs import Experiment, Line, identity
+from fczoo.reports.significance import Entry, interval
+from fczoo.reports.tables import COLUMNS, GROUPS, Table, entry_of, make_table, percent
+from fczoo.reports.text_format import setting_word
+
+
+@dataclass(frozen=True)
+class Title:
+    """The four things that make a benchmark, in words."""
+
+    data: str
+    protocol: str
+    backbone: str
+    budget: str
+    file: str  # name of its page
+
+    @property
+    def title(self) -> str:
+        return f"{self.data}, {self.protocol}"
+
+    @property
+    def subtitle(self) -> str:
+        return f"{self.backbone}; {self.budget}"
+
+
+def heading(experiment: Experiment) -> Title:
+    """Return the title of an experiment, and a unique file name.
+
+    Args:
+        experiment: Runs with the same data, split, backbone and schedule.
+    """
+    s = experiment.settings
+    backbone = experiment.about.backbone["name"].split(".")[0]
+    if s["image_size"]:
+        backbone += f" at {s['image_size']} px"
+    budget = [f"{s['rounds']} x {s['epochs']} epochs per task", _images(s)]
+    if s["precision"] != "fp32":
+        budget.append(s["precision"])
+    words = (s["dataset"], s["partition"], experiment.about.backbone["name"].split("_patch")[0])
+    data = {name: value for name, value in experiment.about.data.items() if name != "remarks"}
+    same = (*identity(experiment.about), *sorted(data.items()))
+    unique = hashlib.sha256(repr(same).encode()).hexdigest()[:6]
+    name = "-".join([*words, f"{s['rounds']}x{s['epochs']}", unique])
+    return Title(
+        data=s["dataset"],
+        protocol=_protocol(experiment, s),
+        backbone=backbone,
+        budget=", ".join(budget),
+        file=f"{re.sub(r'[^a-z0-9.]+', '-', name.lower()).strip('-.')}.html",
+    )
+
+
+def _protocol(experiment: Experiment, s: dict[str, Any]) -> str:
+    count = len(experiment.first.task_sizes)
+    kind = s["tasks"] if isinstance(s["tasks"], str) else "tasks" if count > 1 else "task"
+    words = [f"{count} {kind}", f"{s['clients']} clients", experiment.about.partition["spec"]]
+    seed_sources = [name.replace("-", " ") for name in s["vary"] if name != "training"]
+    by_seed = [f"{' and '.join(seed_sources)} by seed"] if seed_sources else []
+    return ", ".join([*words, *by_seed, *schedule_sources(s), *conditions(experiment)])
+
+
+def _images(s: dict[str, Any]) -> str:
+    return f"{s['train_per_class']} images per class" if s["train_per_class"] else "all images"
+
+
+CARRYING_ON = re.compile(
+    r" --(?:(?:no-)?(?:resume|accept-changed-code|skip-failed)|jobs[ =]\S+)(?= |$)"
+)
+NOTHING_ELSE = re.compile(r"\S+ bench(?: --out[ =](?:'[^']*'|\S+))?")
+
+
+def commands(abouts: Sequence[About]) -> list[str]:
+    """Return the shell commands behind runs; commands that resumed the same runs are merged.
+
+    Args:
+        abouts: Descriptions of run folders.
+    """
+    unique_commands: dict[str, None] = {}
+    for about in abouts:
+        for words in (*about.earlier_commands, about.command):
+            command = CARRYING_ON.sub("", shlex.join(words))
+            if command and not NOTHING_ELSE.fullmatch(command):
+                unique_commands[command] = None
+    return list(unique_commands)
+
+
+def facts(line: Line, names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Describe the runs of a line with versions, hardware and hashes.
+
+    Args:
+        line: Row of a table.
+        names: Place of a run -> its name.
+
+    Returns:
+        Pairs of a name and one of its values; empty values are left out.
+    """
+    texts_by_name: dict[str, dict[str, None]] = {}
+    for cell, result in zip(line.cells, line.results, strict=True):
+        about = cell.about
+        versions = dict(result.versions or about.versions)
+        code = versions.pop("code", digest(about.code) if about.code else "")
+        run_facts = {
+            "run": names[cell.place],
+            **versions,
+            **about.hardware,
+            "device": about.device,
+            "started": about.started or "not recorded",
+            "code sha256": code,
+            "backbone sha256": about.backbone["sha256"],
+            "partition sha256": about.partition["sha256"],
+            "data sha256": about.data.get("sha256", ""),
+        }
+        for name, value in run_facts.items():
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            texts_by_name.setdefault(name, {})[text] = None
+    return [(name, text) for name, texts in texts_by_name.items() for text in texts if text]
+
 
 MAIN = ("A_N", "Avg", "forgetting", "MB sent", "seconds")
 """Columns of the first table; all others are below it."""
 
 
 def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> dict[str, Any]:
-    """What the template shows of an experiment, the ``index``-th of its page.
+    """Return the template data of one experiment of a page.
 
-    ``order`` numbers the colours of rows.
+    Args:
+        experiment: Runs with the same data, split, backbone and schedule.
+        index: Index of the experiment on its page, from 0.
+        order: Row label -> number of its colour.
+
+    Returns:
+        Template name -> value.
     """
-    lines = ordered(experiment)
+    lines = sort_lines(experiment)
     experiment = Experiment(tuple(lines), experiment.unfinished, experiment.runs)
-    words = [traits(line) for line in lines]
-    drawn = [chart(figure) for figure in overview(experiment)]
+    words = [tags_of(line) for line in lines]
+    charts = [chart(figure) for figure in overview(experiment)]
     names = {
         cell.place: f"{runs.name}/{cell.method}/seed{cell.seed}"
         for runs in experiment.runs
         for cell in runs.cells
     }
     rows = [
-        _row(line, w, f"b{index}-{i}", names) for i, (line, w) in enumerate(zip(lines, words, strict=True))
+        _row(line, w, f"b{index}-{i}", names)
+        for i, (line, w) in enumerate(zip(lines, words, strict=True))
     ]
     for row in rows:
         row["colour"] = order[row["label"]]
@@ -50,18 +173,18 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
         "tables": [_table(make_table(experiment, group)) for group in GROUPS],
         "tested": any(len(line.seeds) > 1 for line in lines),
         "choices": choices(words),
-        "charts": [f for f in drawn if f["kind"] in ("curves", "points")],
-        "others": [f for f in drawn if f["kind"] not in ("curves", "points")],
+        "charts": [f for f in charts if f["kind"] in ("curves", "points")],
+        "others": [f for f in charts if f["kind"] not in ("curves", "points")],
         "diagnostics": [chart(figure) for line in lines for figure in insights(line)],
         "notes": notes(experiment),
         "settings": [(k, setting_word(k, v)) for k, v in experiment.settings.items()],
         "csv": download(to_csv([experiment])),
-        **told_apart(lines),
+        **test_differences(lines),
     }
 
 
-def ordered(experiment: Experiment) -> list[Line]:
-    """The lines by A_N, best first; those that do not compete last."""
+def sort_lines(experiment: Experiment) -> list[Line]:
+    """Sort the lines by A_N, best first; lines that are not ranked come last."""
 
     def key(line: Line) -> tuple[bool, float]:
         entry = entry_of(line, COLUMNS["A_N"])
@@ -70,22 +193,35 @@ def ordered(experiment: Experiment) -> list[Line]:
     return sorted(experiment.lines, key=key)
 
 
-def choices(found: Sequence[Traits]) -> dict[str, list[str]]:
-    """For each filter the words that some row has, sorted."""
+def choices(found: Sequence[MethodTags]) -> dict[str, list[str]]:
+    """Return the choices of each filter, sorted.
+
+    Args:
+        found: Tags of the rows.
+
+    Returns:
+        Filter -> tags that any row has.
+    """
     words: dict[str, set[str]] = {}
     for each in found:
-        for name, own in each.words().items():
-            words.setdefault(name, set()).update(own)
-    return {name: sorted(own) for name, own in words.items()}
+        for name, row_words in each.words().items():
+            words.setdefault(name, set()).update(row_words)
+    return {name: sorted(row_words) for name, row_words in words.items()}
 
 
-def _row(line: Line, words: Traits, anchor: str, names: Mapping[str, str]) -> dict[str, Any]:
-    """A line of the table, and all that is known of its runs; ``names`` has their names by their place."""
+def _row(line: Line, words: MethodTags, anchor: str, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the template data of a table row; ``names`` gives its runs' names by place."""
     accuracy = entry_of(line, COLUMNS["A_N"])
     bounds = interval(list(accuracy.by_seed.values())) if accuracy else None
     entries = [(COLUMNS[name], entry_of(line, COLUMNS[name])) for name in MAIN]
     by_seed = [
-        (seed, [column.show(e.by_seed[seed]) if e and seed in e.by_seed else "–" for column, e in entries])
+        (
+            seed,
+            [
+                column.show(e.by_seed[seed]) if e and seed in e.by_seed else "–"
+                for column, e in entries
+            ],
+        )
         for seed in line.seeds
     ]
     return {
@@ -110,8 +246,8 @@ def _table(table: Table) -> dict[str, Any]:
         text = number(entry, table.columns[i])
         if entry is None:
             return {"text": text, "value": "", "mark": "", "sign": ""}
-        tested = sign(entry, "≈", "†")
-        return {"text": text, "value": repr(entry.mean), "mark": entry.mark, "sign": tested}
+        test_sign = sign(entry, "≈", "†")
+        return {"text": text, "value": repr(entry.mean), "mark": entry.mark, "sign": test_sign}
 
     head = [(c.name, arrows[c.better], c.meaning) for c in table.columns]
     rows = [

@@ -1,12 +1,14 @@
-"""Figures as a page takes them: cells and bars ready to be written, curves and points for its script."""
+"""Charts of the leaderboard: critical differences, curves and their data."""
 
+import base64
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from typing import Any
 
 import numpy as np
 
+from fczoo.core.files import to_csv_text
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points
 
 DIGITS = 6  # significant, of a number that is drawn
@@ -14,8 +16,20 @@ DIGITS = 6  # significant, of a number that is drawn
 
 @singledispatch
 def chart(figure: Figure) -> dict[str, Any]:
-    """A figure's content, by the template's names for it."""
-    raise TypeError(f"no way to show {type(figure).__name__}")
+    """Return a figure's content under the template's names.
+
+    Args:
+        figure: Figure of a registered kind: curves, points, heat or bars.
+
+    Returns:
+        Template name -> value.
+
+    Raises:
+        TypeError: The kind of figure has no registered function.
+    """
+    raise TypeError(
+        f"cannot show a {type(figure).__name__} on a page: it is not a known kind of figure"
+    )
 
 
 def _common(figure: Figure, kind: str) -> dict[str, Any]:
@@ -54,8 +68,8 @@ def _points(figure: Points) -> dict[str, Any]:
         if len(values)
     ]
     front = [_numbers(figure.points[label].mean(0)) for label in figure.front]
-    more = {"log": figure.log, "diagonal": figure.diagonal, "front": front, "series": series}
-    return {**_common(figure, "points"), **more}
+    details = {"log": figure.log, "diagonal": figure.diagonal, "front": front, "series": series}
+    return {**_common(figure, "points"), **details}
 
 
 @chart.register
@@ -84,12 +98,17 @@ def _heat(figure: Heat) -> dict[str, Any]:
 
 @chart.register
 def _bars(figure: Bars) -> dict[str, Any]:
-    totals = [sum(lengths[i] for lengths in figure.parts.values()) for i in range(len(figure.labels))]
+    totals = [
+        sum(lengths[i] for lengths in figure.parts.values()) for i in range(len(figure.labels))
+    ]
     longest = max(totals) or 1.0
     rows = [
         (
             label,
-            [(part, lengths[i], 100 * lengths[i] / longest) for part, lengths in figure.parts.items()],
+            [
+                (part, lengths[i], 100 * lengths[i] / longest)
+                for part, lengths in figure.parts.items()
+            ],
             total,
         )
         for i, (label, total) in enumerate(zip(figure.labels, totals, strict=True))
@@ -98,5 +117,20 @@ def _bars(figure: Bars) -> dict[str, Any]:
 
 
 def _numbers(values: Iterable[float]) -> list[float | None]:
-    """As JSON has them, short; None for what is no number."""
+    """Round numbers for JSON; None for what is not a number."""
     return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in values]
+
+
+def download(text: str) -> str:
+    """Return a data URL that contains a CSV file."""
+    return f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}"
+
+
+def as_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a data URL of a CSV file with these rows.
+
+    Args:
+        head: Names of the columns.
+        rows: Cells of each row.
+    """
+    return download(to_csv_text([head, *rows]))

@@ -1,24 +1,74 @@
 """The page of a report, and the site of a leaderboard."""
 
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fczoo.board.benchmark import benchmark, choices, ordered
-from fczoo.board.download import as_csv
-from fczoo.board.heading import heading
-from fczoo.board.ranks import RANKED, Standing, borda, critical, shortage
-from fczoo.board.rendering import GENERATOR, render
-from fczoo.board.traits import Traits, traits
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from fczoo import __version__
+from fczoo.board.benchmark import benchmark, choices, heading, sort_lines
+from fczoo.board.charts import as_csv
+from fczoo.board.method_tags import MethodTags, tags_of
+from fczoo.board.ranks import MIN_METHODS, RankEntry, borda, critical, shortage
 from fczoo.core.errors import FczooError
-from fczoo.core.files import write_safely
-from fczoo.reports.chosen import changes
-from fczoo.reports.columns import COLUMNS, percent
+from fczoo.core.files import encode_json, write_safely
 from fczoo.reports.figures import colour_order
+from fczoo.reports.formats import TEST, UNTESTED
+from fczoo.reports.option_origin import count_changes
 from fczoo.reports.runs import Experiment, Line, read_experiments
-from fczoo.reports.tables import entry_of
-from fczoo.reports.text import TEST, UNTESTED
+from fczoo.reports.tables import COLUMNS, entry_of, percent
+
+GENERATOR = "fczoo board"
+SCRIPTS = ("charts.js", "board.js")
+
+
+def asset(name: str) -> str:
+    """Read a template, style sheet or script of the pages."""
+    return (files("fczoo.assets") / "board" / name).read_text(encoding="utf-8")
+
+
+def render(template: str, **content: Any) -> str:
+    """Render a page.
+
+    Its content security policy names the hash of its script, so no other script runs.
+
+    Args:
+        template: File name of a template in ``fczoo/assets/board``.
+        **content: Values of the template's names; a missing one is an error.
+
+    Returns:
+        HTML text with one newline at its end.
+    """
+    environment = Environment(
+        loader=FunctionLoader(asset),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["data"] = as_data
+    script = "\n".join(map(asset, SCRIPTS))
+    page = environment.get_template(template).render(
+        style=Markup(asset("board.css")),
+        script=Markup(script),
+        script_sha256=base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode(),
+        generator=GENERATOR,
+        version=__version__,
+        **content,
+    )
+    return f"{page.rstrip()}\n"
+
+
+def as_data(content: Any) -> Markup:
+    """Return JSON for a script element; no text in it can end the element."""
+    return Markup(encode_json(content, separators=(",", ":")).replace("<", "\\u003c"))
+
 
 INDEX = "index.html"
 
@@ -26,7 +76,12 @@ INDEX = "index.html"
 def write_page(places: Sequence[Path], out: Path) -> None:
     """Write one page with all experiments of the runs at or below some places.
 
-    Raises FczooError for places that hold no finished run.
+    Args:
+        places: Run folders, archives, or folders that contain them.
+        out: HTML file to write; its folder is created if needed.
+
+    Raises:
+        FczooError: A place has no finished run.
     """
     experiments = read_experiments(places)
     text = _benchmarks(experiments, home="", order=colour_order(experiments))
@@ -35,9 +90,19 @@ def write_page(places: Sequence[Path], out: Path) -> None:
 
 
 def write_site(places: Sequence[Path], folder: Path) -> int:
-    """Write an index and a page a benchmark into a folder of their own; returns the number of benchmarks.
+    """Write an index and one page per benchmark.
 
-    Raises FczooError for places that hold no finished run, and for a folder with anything but such a site.
+    Pages of an earlier site that have no benchmark now are deleted.
+
+    Args:
+        places: Run folders, archives, or folders that contain them.
+        folder: Folder of the site: a new one, an empty one, or one with an earlier site.
+
+    Returns:
+        Number of benchmarks.
+
+    Raises:
+        FczooError: No run is finished, or the folder holds anything but such a site.
     """
     experiments = sorted(read_experiments(places), key=_weight, reverse=True)
     order = colour_order(experiments)
@@ -53,26 +118,30 @@ def write_site(places: Sequence[Path], folder: Path) -> int:
 
 
 def _weight(experiment: Experiment) -> tuple[int, int]:
-    """Benchmarks with more methods, then those with more runs, come first."""
+    """Return a sort key: benchmarks with more methods, then with more runs, come first."""
     return len(_competing(experiment)), sum(len(line.cells) for line in experiment.lines)
 
 
 def _competing(experiment: Experiment) -> set[str]:
-    """The methods that take part in a ranking, were its rows tuned or not."""
+    """Return the methods that would be ranked, tuned or not."""
     lines = [line for line in experiment.lines if line.competes and entry_of(line, COLUMNS["A_N"])]
     return {line.cells[0].method for line in lines}
 
 
 def _earlier(folder: Path) -> list[Path]:
-    """The pages of an earlier site. Raises FczooError where the folder holds anything else."""
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
-    other = [path.name for path in found if not _ours(path)]
-    if other or (folder.exists() and not folder.is_dir()):
-        named = other[0] if other else "a file"
+    """Return the pages of an earlier site.
+
+    Raises FczooError if the folder holds other files.
+    """
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    foreign_names = [path.name for path in paths if not _ours(path)]
+    if foreign_names or (folder.exists() and not folder.is_dir()):
+        foreign_name = foreign_names[0] if foreign_names else "a file"
         raise FczooError(
-            f"{folder} holds {named}, which is no page of a leaderboard; give a new folder with --out"
+            f"{folder} holds {foreign_name}, which is not a page of a leaderboard; "
+            "give a new folder with --out"
         )
-    return found
+    return paths
 
 
 def _ours(path: Path) -> bool:
@@ -82,11 +151,13 @@ def _ours(path: Path) -> bool:
 
 
 def _benchmarks(experiments: Sequence[Experiment], home: str, order: Mapping[str, int]) -> str:
-    shown = [benchmark(experiment, i, order) for i, experiment in enumerate(experiments)]
-    return render("benchmarks.html", benchmarks=shown, home=home, test=TEST, untested=UNTESTED)
+    benchmark_data = [benchmark(experiment, i, order) for i, experiment in enumerate(experiments)]
+    return render(
+        "benchmarks.html", benchmarks=benchmark_data, home=home, test=TEST, untested=UNTESTED
+    )
 
 
-# --- the index
+# --- index page
 
 
 @dataclass(frozen=True)
@@ -95,62 +166,72 @@ class Candidate:
 
     line: Line
     score: float  # mean A_N
-    words: Traits
+    words: MethodTags
 
 
 def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, Candidate]:
-    """For each method that competes, its row with fewest options other than the method's: see ``changes``.
+    """Return for each ranked method the row with the fewest changed options: see ``count_changes``.
 
-    With ``tuned`` only rows of which ``fczoo tune`` found the values are looked at. Among such rows that with
-    most of its trials, then most seeds, then the first; never by score, which would reward many tries.
+    Among such rows that with most trials of ``fczoo tune``, then most seeds, then the first; never
+    by score, which would reward many tries.
+
+    Args:
+        experiment: Benchmark with the rows.
+        tuned: Whether to use only rows for which ``fczoo tune`` found the values.
+
+    Returns:
+        Method -> its row; without methods whose row has no A_N.
     """
-    found: dict[str, tuple[tuple[int, int, int], Line]] = {}
+    best_lines: dict[str, tuple[tuple[int, int, int], Line]] = {}
     for line in experiment.lines:
-        if line.competes and (line.tuned or not tuned):
-            key = changes(line), -min(cell.trials for cell in line.cells), -len(line.cells)
-            before = found.get(line.cells[0].method)
-            if before is None or key < before[0]:
-                found[line.cells[0].method] = key, line
+        if line.competes and (line.is_tuned or not tuned):
+            key = count_changes(line), -min(cell.trials for cell in line.cells), -len(line.cells)
+            current_best = best_lines.get(line.cells[0].method)
+            if current_best is None or key < current_best[0]:
+                best_lines[line.cells[0].method] = key, line
     return {
-        name: Candidate(line, entry.mean, traits(line))
-        for name, (_, line) in found.items()
+        name: Candidate(line, entry.mean, tags_of(line))
+        for name, (_, line) in best_lines.items()
         if (entry := entry_of(line, COLUMNS["A_N"]))
     }
 
 
 def _index(experiments: Sequence[Experiment]) -> str:
-    """The list of benchmarks, and ranks over them: of tuned rows alone where there are any to be compared."""
+    """Render the list of benchmarks with ranks over them.
+
+    Only tuned rows are ranked if there are any.
+    """
     fields = [candidates(experiment, tuned=True) for experiment in experiments]
-    tuned = any(len(field) > 1 for field in fields)
-    if not tuned:
+    has_tuned = any(len(field) > 1 for field in fields)
+    if not has_tuned:
         fields = [candidates(experiment) for experiment in experiments]
     scores = [{name: c.score for name, c in field.items()} for field in fields]
     standings = borda(scores)
-    counted = [i for i, field in enumerate(fields) if len(field) > 1]
+    ranked_indices = [i for i, field in enumerate(fields) if len(field) > 1]
     methods = [
-        _method(name, standing, [(experiments[i], fields[i]) for i in counted])
+        _method(name, standing, [(experiments[i], fields[i]) for i in ranked_indices])
         for name, standing in standings.items()
     ]
-    blocks = [own for own in scores if len(own) >= RANKED]
+    blocks = [field_scores for field_scores in scores if len(field_scores) >= MIN_METHODS]
     rows = [_benchmark(i, experiment) for i, experiment in enumerate(experiments)]
     return render(
         "index.html",
         runs=sum(len(line.cells) for experiment in experiments for line in experiment.lines),
         known=len({name for experiment in experiments for name in _competing(experiment)}),
         methods=methods,
-        tuned=tuned,
+        tuned=has_tuned,
         benchmarks=rows,
-        counted=[rows[i] for i in counted],
+        counted=[rows[i] for i in ranked_indices],
         choices=choices([c.words for field in fields for c in field.values()]),
-        csv=_csv(methods, [rows[i] for i in counted]),
+        csv=_csv(methods, [rows[i] for i in ranked_indices]),
         ranks=critical(blocks),
         shortage=shortage(blocks, "benchmarks"),
     )
 
 
 def _benchmark(index: int, experiment: Experiment) -> dict[str, Any]:
-    """A row of the list of benchmarks."""
-    best = ordered(experiment)[0]
+    """Return a row of the list of benchmarks."""
+    best = sort_lines(experiment)[0]
     entry = entry_of(best, COLUMNS["A_N"]) if best.competes else None
     return {
         "number": f"#{index + 1}",
@@ -162,24 +243,24 @@ def _benchmark(index: int, experiment: Experiment) -> dict[str, Any]:
 
 
 def _method(
-    name: str, standing: Standing, benchmarks: Sequence[tuple[Experiment, Mapping[str, Candidate]]]
+    name: str, standing: RankEntry, benchmarks: Sequence[tuple[Experiment, Mapping[str, Candidate]]]
 ) -> dict[str, Any]:
-    """A row of the ranking."""
+    """Return a row of the ranking."""
     words: dict[str, dict[str, None]] = {}
     entries: list[dict[str, Any] | None] = []
     for experiment, field in benchmarks:
-        own = field.get(name)
-        if own is None:
+        candidate = field.get(name)
+        if candidate is None:
             entries.append(None)
             continue
-        for key, values in own.words.words().items():
+        for key, values in candidate.words.words().items():
             words.setdefault(key, {}).update(dict.fromkeys(values))
-        place = 1 + sum(other.score > own.score for other in field.values())
+        rank = 1 + sum(rival.score > candidate.score for rival in field.values())
         entries.append(
             {
-                "place": place,
-                "label": own.line.label,
-                "score": percent(own.score),
+                "place": rank,
+                "label": candidate.line.label,
+                "score": percent(candidate.score),
                 "address": heading(experiment).file,
             }
         )

@@ -9,41 +9,55 @@ from itertools import combinations
 
 from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
-from fczoo.reports.tables import LEVEL, Entry, p_value
+from fczoo.reports.significance import LEVEL, Entry, p_value
 
-BLOCKS = 5  # seeds or benchmarks below which no critical difference is computed
-RANKED = 3  # methods, the same
+MIN_BLOCKS = 5  # least number of seeds or benchmarks for a critical difference
+MIN_METHODS = 3  # least number of methods for a critical difference
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two entries beside each other."""
+    """Comparison of two entries."""
 
     difference: float  # of their means over the seeds that both have
     seeds: int
     p: float  # of a two-sided paired t test over these seeds
-    corrected: float  # the same by Holm, for all pairs that are tested together
+    corrected: float  # p corrected by Holm for all pairs that are tested together
 
 
 def pairs(entries: Sequence[Entry]) -> dict[tuple[int, int], Pair]:
-    """All pairs (i, j), i < j, that can be tested, with p values corrected for their number."""
-    tested = {}
+    """Test all pairs (i, j), i < j; the p values are corrected for their number.
+
+    Args:
+        entries: One figure of each method, by seed.
+
+    Returns:
+        (i, j) -> result; without pairs that cannot be tested, see ``p_value``.
+    """
+    p_values = {}
     for i, j in combinations(range(len(entries)), 2):
         p = p_value(entries[i], entries[j])
         if p is not None:
-            tested[i, j] = p
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    found = {}
-    for (i, j), p in tested.items():
+            p_values[i, j] = p
+    corrected_p = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    results = {}
+    for (i, j), p in p_values.items():
         a, b = entries[i].by_seed, entries[j].by_seed
-        both = [seed for seed in a if seed in b]
-        difference = statistics.fmean(a[seed] - b[seed] for seed in both)
-        found[i, j] = Pair(difference, len(both), p, corrected[i, j])
-    return found
+        common_seeds = [seed for seed in a if seed in b]
+        difference = statistics.fmean(a[seed] - b[seed] for seed in common_seeds)
+        results[i, j] = Pair(difference, len(common_seeds), p, corrected_p[i, j])
+    return results
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: below a level, all of them are wrong together with at most its chance."""
+    """Apply Holm's step-down correction, which controls the family-wise error rate.
+
+    Args:
+        p: p values of tests that belong together.
+
+    Returns:
+        Corrected p values in the same order, at most 1.
+    """
     out, largest = [0.0] * len(p), 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
         largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
@@ -53,17 +67,26 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Critical:
-    """Mean ranks over blocks, 1 the best; two that differ by less than ``distance`` are not told apart."""
+    """Mean ranks over blocks, 1 the best; two that differ by less than ``distance`` are not
+    significantly different.
+    """
 
     ranks: Mapping[str, float]  # best first
-    distance: float  # Nemenyi's, at 5 %
-    p: float  # of Friedman's test that all are alike
+    distance: float  # Nemenyi's critical difference at 5 %
+    p: float  # p value of Friedman's test that all are alike
     blocks: int
 
 
 def critical(blocks: Sequence[Mapping[str, float]]) -> Critical | None:
-    """Over blocks that have all of ``shared``, higher values better; None where ``shortage`` says why."""
-    names, having = shared(blocks)
+    """Compute the critical difference over blocks with all of ``choose_blocks``, higher values better.
+
+    Args:
+        blocks: One mapping per seed or benchmark: method -> value.
+
+    Returns:
+        Mean ranks with Nemenyi's distance, or None where ``shortage`` gives a reason.
+    """
+    names, having = choose_blocks(blocks)
     if not _enough(blocks, names):
         return None
     ranks = [rankdata([-block[name] for name in names]) for block in having]
@@ -72,73 +95,97 @@ def critical(blocks: Sequence[Mapping[str, float]]) -> Critical | None:
     k = len(names)
     q = float(studentized_range.ppf(1 - LEVEL, k, 1e6)) / math.sqrt(2)
     distance = q * math.sqrt(k * (k + 1) / (6 * len(having)))
-    ordered = dict(sorted(means.items(), key=lambda item: item[1]))
-    return Critical(ordered, distance, 1.0 if math.isnan(p) else p, len(having))
+    mean_ranks = dict(sorted(means.items(), key=lambda item: item[1]))
+    return Critical(mean_ranks, distance, 1.0 if math.isnan(p) else p, len(having))
 
 
-def shared(blocks: Sequence[Mapping[str, float]]) -> tuple[list[str], list[Mapping[str, float]]]:
-    """Methods that enough blocks have in common, and these blocks.
+def choose_blocks(
+    blocks: Sequence[Mapping[str, float]],
+) -> tuple[list[str], list[Mapping[str, float]]]:
+    """Return methods that enough blocks share, and these blocks.
 
-    Methods are taken by the number of their blocks, most first, each that leaves BLOCKS of them, or all where
-    there are fewer: a choice by what was run, never by how it ended.
+    Methods are taken by the number of their blocks, most first, each that leaves BLOCKS of them, or
+    all where there are fewer: a choice by what was run, never by how it ended.
+
+    Args:
+        blocks: One mapping per seed or benchmark: method -> value.
+
+    Returns:
+        Names of the methods, and the blocks that have all of them.
     """
-    enough = min(BLOCKS, len(blocks))
-    taken = Counter(name for block in blocks for name in block)
+    enough = min(MIN_BLOCKS, len(blocks))
+    block_counts = Counter(name for block in blocks for name in block)
     names: list[str] = []
     having = list(blocks)
-    for name, _ in taken.most_common():
-        left = [block for block in having if name in block]
-        if len(left) >= enough:
-            names, having = [*names, name], left
+    for name, _ in block_counts.most_common():
+        remaining_blocks = [block for block in having if name in block]
+        if len(remaining_blocks) >= enough:
+            names, having = [*names, name], remaining_blocks
     return names, having
 
 
 def shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
-    """Why mean ranks over these blocks, such as seeds, would say nothing; empty where there is enough."""
-    names, _ = shared(blocks)
+    """Return why there is not enough data for mean ranks over these blocks; empty if there is.
+
+    Args:
+        blocks: One mapping per seed or benchmark: method -> value.
+        what: Name of the blocks in the text: ``seeds`` or ``benchmarks``.
+    """
+    names, _ = choose_blocks(blocks)
     if _enough(blocks, names):
         return ""
     return (
-        f"No critical-difference picture: it needs {BLOCKS} {what} or more with {RANKED} methods or more in "
+        f"No critical-difference picture: it needs {MIN_BLOCKS} {what} or more with {MIN_METHODS} methods "
+        "or more in "
         f"common; {what} here: {len(blocks)}, methods in common: {len(names)}."
     )
 
 
 def _enough(blocks: Sequence[Mapping[str, float]], names: Sequence[str]) -> bool:
-    return len(blocks) >= BLOCKS and len(names) >= RANKED
+    return len(blocks) >= MIN_BLOCKS and len(names) >= MIN_METHODS
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankEntry:
     """A method over several benchmarks."""
 
-    share: float  # of the other methods it beats, in percent, mean over its benchmarks; a tie is half
+    # share of the other methods that it beats, in percent, mean over its benchmarks; a tie is half
+    share: float
     taken: int  # benchmarks in which it took part
     place: int | None  # 1 the best; None where it took part in fewer than half of them
 
 
-def borda(benchmarks: Sequence[Mapping[str, float]]) -> dict[str, Standing]:
-    """Methods by Borda's count over benchmarks, best first, each given as method -> score, higher better.
+def borda(benchmarks: Sequence[Mapping[str, float]]) -> dict[str, RankEntry]:
+    """Rank methods by Borda count over benchmarks, best first.
 
-    In a benchmark with n methods one that is above b others and level with e gets b + e / 2 points of n - 1.
-    Benchmarks differ in their methods, so that shares of what could be had are averaged, not points added.
-    Benchmarks with one method say nothing and do not count.
+    In a benchmark with n methods one that is above b others and level with e gets b + e / 2 points
+    of n - 1. Benchmarks differ in their methods, so that shares of what could be had are averaged,
+    not points added. Benchmarks with one method say nothing and do not count.
+
+    Args:
+        benchmarks: One mapping per benchmark: method -> score, higher is better.
+
+    Returns:
+        Method -> its rank over the benchmarks; methods that have a place come first.
     """
-    counted = [scores for scores in benchmarks if len(scores) > 1]
+    contests = [scores for scores in benchmarks if len(scores) > 1]
     shares: dict[str, list[float]] = {}
-    for scores in counted:
-        for name, own in scores.items():
-            others = [score for other, score in scores.items() if other != name]
-            points = sum(1.0 if own > score else 0.5 if own == score else 0.0 for score in others)
+    for scores in contests:
+        for name, method_score in scores.items():
+            others = [score for rival, score in scores.items() if rival != name]
+            points = sum(
+                1.0 if method_score > score else 0.5 if method_score == score else 0.0
+                for score in others
+            )
             shares.setdefault(name, []).append(100 * points / len(others))
     means = {name: statistics.fmean(values) for name, values in shares.items()}
-    often = {name for name, values in shares.items() if 2 * len(values) >= len(counted)}
-    ordered = sorted(means, key=lambda name: (name not in often, -means[name]))
+    often = {name for name, values in shares.items() if 2 * len(values) >= len(contests)}
+    ranking = sorted(means, key=lambda name: (name not in often, -means[name]))
     return {
-        name: Standing(
+        name: RankEntry(
             share=means[name],
             taken=len(shares[name]),
-            place=1 + sum(means[other] > means[name] for other in often) if name in often else None,
+            place=1 + sum(means[rival] > means[name] for rival in often) if name in often else None,
         )
-        for name in ordered
+        for name in ranking
     }

@@ -1,4 +1,4 @@
-"""The ``fczoo`` command: its groups, and how whatever goes wrong is said."""
+"""The ``fczoo`` command: its subcommands, and the report of errors."""
 
 import io
 import sys
@@ -13,21 +13,21 @@ from fczoo.cli.bench import bench
 from fczoo.cli.board import leaderboard, submit
 from fczoo.cli.claims import claims
 from fczoo.cli.data import data, partition
+from fczoo.cli.info import doctor, list_command, show
 from fczoo.cli.listing import KINDS
-from fczoo.cli.look import doctor, list_command, show
 from fczoo.cli.new import new
 from fczoo.cli.options import CONTEXT, ExampleGroup
 from fczoo.cli.pointers import command_pointer, option_pointer
 from fczoo.cli.site import site
 from fczoo.cli.tables import compare, papers, report, reproduce
 from fczoo.cli.tune import tune
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, options_in_messages
 from fczoo.core.streams import lossy_output
-from fczoo.runner.warnings import gathered
+from fczoo.runner.warnings import gather_warnings
 
 
 class UsageLine(click.ClickException):
-    """A word that a command does not take, in one line."""
+    """A usage error in one line."""
 
     exit_code = 2
 
@@ -37,34 +37,38 @@ _HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2 raises w
 
 @contextmanager
 def usage_in_one_line() -> Iterator[None]:
-    """click says what was wrong below the whole usage; here the line that matters is enough."""
+    """Print only the relevant line of a click error, without the whole usage."""
     try:
         yield
     except click.UsageError as error:
-        said = " ".join(error.format_message().split()).rstrip(".")
+        message = " ".join(error.format_message().split()).rstrip(".")
         if isinstance(error, _HELP):
             raise
         command = error.ctx.command_path if error.ctx else "fczoo"
         if isinstance(error, click.NoSuchOption):
             params = error.ctx.command.params if error.ctx else []
-            known = {option.lstrip("-").replace("-", "_") for param in params for option in param.opts}
-            near = ", ".join(error.possibilities or [])
-            advice = f"did you mean {near}?" if near else f"see {command} --help"
-            advice = option_pointer(error.option_name, known) or advice
+            known_options = {
+                option.lstrip("-").replace("-", "_") for param in params for option in param.opts
+            }
+            suggestions = ", ".join(error.possibilities or [])
+            advice = f"did you mean {suggestions}?" if suggestions else f"see {command} --help"
+            advice = option_pointer(error.option_name, known_options) or advice
             raise UsageLine(f"{command}: no such option {error.option_name}; {advice}") from error
-        raise UsageLine(f"{said}; see {command} --help") from error
+        raise UsageLine(f"{message}; see {command} --help") from error
 
 
 class Commands(ExampleGroup):
-    """Turns whatever a user can put right into one line and a non-zero exit."""
+    """Group of all commands; errors that users can fix become one line and a non-zero exit code."""
 
     def main(self, *arguments: Any, **more: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # a terminal without ± shows a question mark
+            if isinstance(
+                stream, io.TextIOWrapper
+            ):  # print ? for characters that a terminal lacks, such as ±
                 stream.reconfigure(errors="replace")
-        if not more.get("prog_name"):  # click would call it by the file: python -m fczoo
+        if not more.get("prog_name"):  # click would show the file's name for python -m fczoo
             more["prog_name"] = "fczoo"
-        with lossy_output():
+        with lossy_output(), options_in_messages():
             return super().main(*arguments, **more)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -78,7 +82,7 @@ class Commands(ExampleGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with usage_in_one_line(), gathered():
+            with usage_in_one_line(), gather_warnings():
                 return super().invoke(ctx)
         except FczooError as error:
             click.ClickException(str(error)).show()
@@ -87,8 +91,8 @@ class Commands(ExampleGroup):
             click.ClickException("interrupted; no run was under way").show()
             ctx.exit(130)
         except OSError as error:
-            place = f": {error.filename}" if error.filename else ""
-            raise click.ClickException(f"{error.strerror or error}{place}") from error
+            file_note = f": {error.filename}" if error.filename else ""
+            raise click.ClickException(f"{error.strerror or error}{file_note}") from error
         except (RuntimeError, MemoryError) as error:
             signs = "out of memory", "can't allocate memory"
             if isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in signs):
@@ -98,10 +102,14 @@ class Commands(ExampleGroup):
             raise
 
 
-@click.group("fczoo", cls=Commands, context_settings={"help_option_names": ["-h", "--help"], **CONTEXT})
+@click.group(
+    "fczoo", cls=Commands, context_settings={"help_option_names": ["-h", "--help"], **CONTEXT}
+)
 @click.version_option(__version__, prog_name="fczoo")
 def main() -> None:
-    """Compare methods of Federated Class-Incremental Learning on pre-trained vision transformers."""
+    """Compare methods of Federated Class-Incremental Learning on pre-trained vision
+    transformers.
+    """
 
 
 for command in (

@@ -1,79 +1,128 @@
-"""Words of the command line, read."""
+"""Parsers of values on the command line."""
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fczoo.cli.pointers import check_fields, check_methods
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
-from fczoo.core.options import WIDEST, nearest, quoted, spell_fields
+from fczoo.core.options import WIDEST, nearest, quote, spell_fields
 from fczoo.core.registry import METHODS
+from fczoo.reports.text_format import columns
 
 ALL = "all"
 BACKBONE = "backbone"  # ``--set backbone.FIELD=VALUE`` gives a setting
 MOST_SEEDS = 10_000
 MOST_JOBS = 1024
-EXECUTORS = ("cores", "slurm", "ray")  # NAME: fczoo.runner.on_NAME has ``workers(count, conduct, out)``
+# NAME: fczoo.runner.on_NAME has ``workers(count, conduct, out)``
+EXECUTORS = ("cores", "slurm", "ray")
 
 
-def words(value: str | Sequence[str] | None, option: str) -> list[str]:
-    """Read a comma-separated list. Raises FczooError where an entry is empty or occurs twice."""
-    found = _listed(value, option)
-    for word in found:
-        if found.count(word) > 1:
-            raise FczooError(f"{option} names {quoted(word)} twice; give every name once")
-    return found
+def parse_words(value: str | Sequence[str] | None, option: str) -> list[str]:
+    """Read a comma-separated list.
+
+    Args:
+        value: Text, or entries that are already separate.
+        option: Name of the option in messages.
+
+    Returns:
+        Entries without the spaces around them.
+
+    Raises:
+        FczooError: An entry is empty or occurs twice.
+    """
+    entries = _split_list(value, option)
+    for entry in entries:
+        if entries.count(entry) > 1:
+            raise FczooError(f"{option} names {quote(entry)} twice; give every name once")
+    return entries
 
 
-def methods_named(value: str | Sequence[str] | None) -> list[str]:
-    """Names of methods; ``all`` alone is every one. Raises FczooError where it is not alone."""
-    named = words(value, "--methods")
-    if ALL in map(fold, named):
-        if len(named) > 1:
+def parse_methods(value: str | Sequence[str] | None) -> list[str]:
+    """Read names of methods; ``all`` means every one.
+
+    Args:
+        value: Comma-separated list, or names.
+
+    Returns:
+        Registered names.
+
+    Raises:
+        FczooError: ``all`` is given with other names, or a name occurs twice or is not a method's
+            but that of a rule of local training or an aggregator.
+    """
+    names = parse_words(value, "--methods")
+    if ALL in map(fold, names):
+        if len(names) > 1:
             raise FczooError(f"--methods {ALL} names every method already; leave the others out")
         return METHODS.names()
-    check_methods(named)
-    return words([METHODS.find(name) or name for name in named], "--methods")
+    check_methods(names)
+    return parse_words([METHODS.find(name) or name for name in names], "--methods")
 
 
-def specs(value: str | Sequence[str] | None) -> list[str]:
+def parse_specs(value: str | Sequence[str] | None) -> list[str]:
     """Read a comma-separated list of NAME:FIELD=VALUE,FIELD=VALUE.
 
-    A word that only sets a field belongs to the one before it. Raises FczooError for an empty entry.
+    An entry that only sets a field belongs to the entry before it.
+
+    Args:
+        value: Text, or entries that are already separate.
+
+    Returns:
+        Distinct entries.
+
+    Raises:
+        FczooError: An entry is empty.
     """
-    found: list[str] = []
-    for word in _listed(value, "a list"):
-        if isinstance(value, str) and found and "=" in word and ":" not in word.partition("=")[0]:
-            found[-1] += f",{word}"
+    entries: list[str] = []
+    for entry in _split_list(value, "a list"):
+        if (
+            isinstance(value, str)
+            and entries
+            and "=" in entry
+            and ":" not in entry.partition("=")[0]
+        ):
+            entries[-1] += f",{entry}"
         else:
-            found.append(word)
-    return list(dict.fromkeys(found))
+            entries.append(entry)
+    return list(dict.fromkeys(entries))
 
 
-def _listed(value: str | Sequence[Any] | None, option: str) -> list[str]:
+def _split_list(value: str | Sequence[Any] | None, option: str) -> list[str]:
     """Return the entries of a comma-separated list without the spaces around them.
 
     Raises FczooError where some of the entries, but not all, are empty.
     """
     entries = value.split(",") if isinstance(value, str) else [str(entry) for entry in value or ()]
-    found = [entry.strip() for entry in entries]
-    if not any(found):
+    stripped_entries = [entry.strip() for entry in entries]
+    if not any(stripped_entries):
         return []
-    if "" in found:
-        raise FczooError(f"{option} has an empty entry in {quoted(value)}; remove it and its comma")
-    return found
+    if "" in stripped_entries:
+        raise FczooError(f"{option} has an empty entry in {quote(value)}; remove it and its comma")
+    return stripped_entries
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, dict[str, str]]:
-    """``hgp.lr=0.1`` -> {"hgp": {"lr": "0.1"}}. Raises FczooError for another form."""
+    """Parse ``hgp.lr=0.1`` to {"hgp": {"lr": "0.1"}}.
+
+    Args:
+        changes: Values of ``--set``.
+
+    Returns:
+        Values by method and option.
+
+    Raises:
+        FczooError: A value is not METHOD.FIELD=VALUE.
+    """
     out: dict[str, dict[str, str]] = {}
     for change in changes:
-        place, sign, value = change.partition("=")
-        method, dot, field = place.partition(".")
+        target, sign, value = change.partition("=")
+        method, dot, field = target.partition(".")
         if not (sign and dot and method and field):
             raise FczooError(
-                f"cannot read --set {quoted(change)}; write METHOD.FIELD=VALUE, e.g. hgp.lr=0.001"
+                f"cannot read --set {quote(change)}; write METHOD.FIELD=VALUE, e.g. hgp.lr=0.001"
             )
         out.setdefault(method, {})[field] = value
     return spell_options(out)
@@ -82,75 +131,145 @@ def parse_changes(changes: Sequence[str]) -> dict[str, dict[str, str]]:
 def spell_options(changes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return options by method under the registered spelling of methods and fields.
 
-    Unknown names stay as they are. Raises FczooError where one option has two spellings.
+    Args:
+        changes: Values by method and option. Unknown names stay as they are.
+
+    Returns:
+        The same values under registered names.
+
+    Raises:
+        FczooError: One option has two spellings.
     """
     out: dict[str, dict[str, Any]] = {}
-    for word, values in changes.items():
-        name = METHODS.find(word)
-        method = name or match(word, [BACKBONE]) or word
-        known = METHODS.options(name) if name else {}
-        spelled = spell_fields(known, f"--set {method}", values)
-        check_fields(method, known, spelled)
-        out[method] = {**out.get(method, {}), **spelled}
+    for given_name, values in changes.items():
+        name = METHODS.find(given_name)
+        method = name or match(given_name, [BACKBONE]) or given_name
+        method_options = METHODS.options(name) if name else {}
+        spelled_values = spell_fields(method_options, f"--set {method}", values)
+        check_fields(method, method_options, spelled_values)
+        out[method] = {**out.get(method, {}), **spelled_values}
     return out
 
 
 def parse_seeds(value: str | int | Sequence[int | str]) -> list[int]:
-    """Read ``0,1,5-7`` as [0, 1, 5, 6, 7].
+    """Parse ``0,1,5-7`` to [0, 1, 5, 6, 7].
 
-    Raises FczooError for anything but a list of distinct whole numbers from 0 up.
+    Args:
+        value: Text, a number, or a list of either.
+
+    Returns:
+        Seeds in the given order.
+
+    Raises:
+        FczooError: The value is not a list of distinct whole numbers from 0 up.
     """
     seeds: list[int] = []
-    for word in _listed([value] if isinstance(value, int) else value, "--seeds"):
-        ends = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", word, re.ASCII)
+    for entry in _split_list([value] if isinstance(value, int) else value, "--seeds"):
+        ends = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", entry, re.ASCII)
         if ends is None:
-            raise FczooError(f"--seeds has {quoted(word)}; give distinct whole numbers such as 0,1,2 or 0-4")
+            raise FczooError(
+                f"--seeds has {quote(entry)}; give distinct whole numbers such as 0,1,2 or 0-4"
+            )
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if not first <= last <= WIDEST or last - first >= MOST_SEEDS:
             raise FczooError(
-                f"--seeds has {word}; a range goes up, to {WIDEST} at most, by {MOST_SEEDS:,} seeds at most"
+                f"--seeds has {entry}; a range goes up, to {WIDEST} at most, by {MOST_SEEDS:,} "
+                "seeds at most"
             )
         seeds += range(first, last + 1)
     if len(set(seeds)) < len(seeds):
         twice = next(s for s in seeds if seeds.count(s) > 1)
-        raise FczooError(f"--seeds has {twice} twice; give distinct whole numbers such as 0,1,2 or 0-4")
+        raise FczooError(
+            f"--seeds has {twice} twice; give distinct whole numbers such as 0,1,2 or 0-4"
+        )
     if not seeds:
         raise FczooError("--seeds is empty; give distinct whole numbers such as 0,1,2 or 0-4")
     return seeds
 
 
 def parse_cluster(given: Sequence[str], executor: str) -> tuple[tuple[str, str], ...]:
-    """``threads=2`` -> (("threads", "2"),). Raises FczooError for another form, and without a cluster."""
+    """Parse ``threads=2`` to (("threads", "2"),).
+
+    Args:
+        given: Values of ``--cluster``.
+        executor: Registered name of the executor.
+
+    Returns:
+        Keys and values.
+
+    Raises:
+        FczooError: A value is not KEY=VALUE, or the executor is not a cluster.
+    """
     if given and executor == "cores":
         raise FczooError("--cluster is given without --executor; add --executor slurm or ray")
-    pairs = [word.partition("=") for word in given]
-    for (key, sign, value), word in zip(pairs, given, strict=True):
+    pairs = [entry.partition("=") for entry in given]
+    for (key, sign, value), entry in zip(pairs, given, strict=True):
         if not (key and sign and value):
-            raise FczooError(f"cannot read --cluster {quoted(word)}; write KEY=VALUE, e.g. threads=2")
+            raise FczooError(
+                f"cannot read --cluster {quote(entry)}; write KEY=VALUE, e.g. threads=2"
+            )
         if key == "threads" and not re.fullmatch(r"[1-9]\d{0,3}", value, re.ASCII):
-            raise FczooError(f"--cluster threads is {quoted(value)}; it must be a whole number from 1 up")
+            raise FczooError(
+                f"--cluster threads is {quote(value)}; it must be a whole number from 1 up"
+            )
     return tuple((key, value) for key, _, value in pairs)
 
 
 def parse_executor(word: str) -> str:
-    """Return the executor that a word names. Raises FczooError for an unknown one."""
+    """Return the registered name of an executor.
+
+    Args:
+        word: Name in any spelling.
+
+    Raises:
+        FczooError: No executor has this name.
+    """
     name = match(word, EXECUTORS)
     if name is None:
-        raise FczooError(f"no executor is called {quoted(word)}; {nearest(word, EXECUTORS)}")
+        raise FczooError(f"no executor is called {quote(word)}; {nearest(word, EXECUTORS)}")
     return name
 
 
 def parse_jobs(value: str | int) -> int:
-    """``auto`` -> one a graphics processor or, without any, one a core.
+    """Parse the value of ``--jobs``.
 
-    Raises FczooError for what is no number from 1 to 1024.
+    Args:
+        value: A number, or ``auto``: one per GPU or, without any, one per core.
+
+    Returns:
+        Number of runs side by side.
+
+    Raises:
+        FczooError: The value is not a number from 1 to 1024.
     """
-    word = str(value).strip()
-    if word == "auto":
+    text = str(value).strip()
+    if text == "auto":
         import torch
         from loky import cpu_count
 
         return torch.cuda.device_count() or int(cpu_count())
-    if not re.fullmatch(r"[1-9]\d{0,3}", word, re.ASCII) or int(word) > MOST_JOBS:
-        raise FczooError(f"--jobs is {quoted(value)}; it must be auto or a number from 1 to {MOST_JOBS}")
-    return int(word)
+    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII) or int(text) > MOST_JOBS:
+        raise FczooError(
+            f"--jobs is {quote(value)}; it must be auto or a number from 1 to {MOST_JOBS}"
+        )
+    return int(text)
+
+
+def wrap_to_terminal(text: str) -> str:
+    """Wrap sentences at words for a terminal; rows of tables stay whole.
+
+    Args:
+        text: Text to print.
+
+    Returns:
+        The wrapped text; without a terminal, the text itself.
+    """
+    width = columns()
+    if width is None:
+        return text
+    # names of files stay whole
+    wrapper = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(
+        line if "  " in line or len(line) <= width else wrapper.fill(line)
+        for line in text.splitlines()
+    )

@@ -7,43 +7,52 @@ from typing import Any
 import click
 
 from fczoo.cli.arguments import EXECUTORS
+from fczoo.cli.downloads import download_options
 from fczoo.cli.examples import COMMON
-from fczoo.cli.options import OUTPUT, RUNS, GroupedCommand, complete, grouped, settings_options
+from fczoo.cli.options import (
+    OUTPUT,
+    RUNS,
+    GroupedCommand,
+    complete,
+    grouped_option,
+    settings_options,
+)
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.registry import METHODS
 
 
 @click.command(cls=GroupedCommand, common=COMMON)
-@grouped(
+@grouped_option(
     RUNS,
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Settings file: TOML with these options and [[cells]] of a grid, or the bench.json of a run folder "
-    "to run again. Options on the command line override it",
+    help="Settings file: TOML with these options and [[cells]] of a grid, or the bench.json of a "
+    "run folder to run again. Options on the command line override it",
 )
-@grouped(
+@grouped_option(
     RUNS,
     "--methods",
     metavar="NAMES",
     shell_complete=complete(METHODS, ("all",)),
-    help="Names of methods, separated by commas, or all; see `fczoo list methods`  [default: the protocol's]",
+    help="Names of methods, separated by commas, or all; see `fczoo list methods`  "
+    "[default: the protocol's]",
 )
-@grouped(
+@grouped_option(
     RUNS,
     "--seeds",
     metavar="NUMBERS",
     help="Seeds of the runs, separated by commas; 0-4 are five  [default: the protocol's, or 0]",
 )
-@grouped(
+@grouped_option(
     RUNS,
     "--set",
     multiple=True,
     metavar="METHOD.FIELD=VALUE",
     help="Option of a method; `fczoo show METHOD` lists all; may be given several times",
 )
-@grouped(
+@grouped_option(
     RUNS,
     "--tuned",
     metavar="FILE",
@@ -51,128 +60,152 @@ from fczoo.core.registry import METHODS
     help="Take the values of a tuned.json that `fczoo tune` wrote; --set overrides them",
 )
 @settings_options()
-@grouped(
+@grouped_option(
     OUTPUT,
     "--out",
     metavar="FOLDER",
     type=click.Path(),
-    help="Run folder; one that holds part of the same runs is continued  [default: results/run-DATE-TIME]",
+    help="Run folder; one that holds part of the same runs is continued  "
+    "[default: results/run-DATE-TIME]",
 )
-@grouped(
+@grouped_option(
     OUTPUT,
     "--resume/--no-resume",
     default=None,
-    help="Continue the runs in --out, or in the newest results/run-*; start no new run",
+    help="Continue the runs in --out, or in the newest results/run-*; start no new run  "
+    "[default: off]",
 )
-@grouped(
+@grouped_option(
     OUTPUT,
     "--log",
     metavar="NAMES",
     shell_complete=complete(None, ("tensorboard", "wandb", "mlflow")),
     help="Send the numbers to tensorboard, wandb or mlflow as well  [default: none]",
 )
-@grouped(
+@grouped_option(
     OUTPUT,
     "--diagnostics/--no-diagnostics",
     default=None,
-    help="Record predictions of clients, confusion between tasks and drift; takes longer",
+    help="Record predictions of clients, confusion between tasks and drift; takes longer  "
+    "[default: off]",
 )
-@grouped(
+@grouped_option(
     OUTPUT,
     "--dry-run/--no-dry-run",
     default=None,
-    help="Print the configuration with its work, traffic and memory, and stop",
+    help="Print the configuration with its work, traffic and memory, and stop  [default: off]",
 )
-@grouped(
+@grouped_option(
     OUTPUT,
     "--skip-failed/--no-skip-failed",
     default=None,
-    help="Continue after a run that fails; the exit code is then not zero",
+    help="Continue after a run that fails; the exit code is then not zero  [default: off]",
 )
-@grouped(
+@grouped_option(
     OUTPUT,
     "--accept-changed-code/--no-accept-changed-code",
     default=None,
-    help="Continue a folder that other code began; bench.json records the change",
+    help="Continue a folder that other code began; bench.json records the change  [default: off]",
 )
-@grouped(
+@grouped_option(
     OUTPUT,
     "--jobs",
     metavar="auto|NUMBER",
-    help="Number of runs side by side, each in its own process; auto: one per core or GPU. On a cluster: "
-    "runs in its queue, or workers for clients  [default: 1; on a cluster all]",
+    help="Number of runs side by side, each in its own process; auto: one per core or GPU. On a "
+    "cluster: runs in its queue, or workers for clients  [default: 1; on a cluster all]",
 )
-@grouped(
+@grouped_option(
     OUTPUT,
     "--executor",
     metavar="cores|slurm|ray",
     shell_complete=complete(None, EXECUTORS),
     help="Where runs execute: on this machine, or on a Slurm or Ray cluster  [default: cores]",
 )
-@grouped(
+@grouped_option(
     OUTPUT,
     "--cluster",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Resource that a run asks of the cluster: threads; for Slurm submitit's parameters, such as "
-    "timeout_min; for Ray address, gpus and spread=clients (distributes clients, not runs)",
+    help="Resource that a run requests from the cluster: threads; for Slurm submitit's parameters, "
+    "such as timeout_min; for Ray address, gpus and spread=clients (distributes clients, not runs)",
 )
+@download_options()
 def bench(config: Path | None, **given: Any) -> None:
     """Run methods on one data stream, or on each of a grid of them, and print their tables.
 
     --dataset and --partition take lists, separated by commas.
     """
-    from fczoo.cli.arguments import MOST_JOBS, parse_cluster, parse_executor, parse_jobs, words
-    from fczoo.cli.config import merged, read_config, request
-    from fczoo.cli.plan import SETTINGS, plan
+    from fczoo.cli.arguments import (
+        MOST_JOBS,
+        parse_cluster,
+        parse_executor,
+        parse_jobs,
+        parse_words,
+        wrap_to_terminal,
+    )
+    from fczoo.cli.config import merge_requests, read_config, request
+    from fczoo.cli.downloads import find_missing, provide
+    from fczoo.cli.jobs import SETTINGS, plan
     from fczoo.cli.pointers import one_seed
-    from fczoo.cli.resumed import remember, resumed
-    from fczoo.cli.terminal import fitted
-    from fczoo.reports.columns import SHORT
+    from fczoo.cli.resume import resume_jobs, store_paths
+    from fczoo.reports.formats import sections
     from fczoo.reports.runs import read_experiments
-    from fczoo.reports.text import sections
-    from fczoo.runner.cell import Conduct
-    from fczoo.runner.grid import run_grid
+    from fczoo.reports.tables import SHORT
+    from fczoo.runner.grid import check_grid, run_grid
     from fczoo.runner.resume import last_run
+    from fczoo.runner.run_spec import ExecutionConfig
     from fczoo.runner.trackers import LOGGERS, check_loggers
 
-    said = {name: value for name, value in given.items() if value not in (None, ())}
-    said |= {name: list(given[name]) for name in ("set", "cluster") if given[name]}
-    command = request(said, given, "fczoo bench")
+    option_values = {name: value for name, value in given.items() if value not in (None, ())}
+    option_values |= {name: list(given[name]) for name in ("set", "cluster") if given[name]}
+    command = request(option_values, given, "fczoo bench")
     if note := one_seed(command.get("seeds", "")):
         click.echo(note, err=True)
-    shared, cells = read_config(config, SETTINGS, given) if config else ({}, [])
-    wishes = merged(shared, command)
-    loggers = [match(name, LOGGERS) or name for name in words(wishes.get("log"), "--log")]
-    resume = wishes.get("resume", False)
+    common_options, cells = read_config(config, SETTINGS, given) if config else ({}, [])
+    options = merge_requests(common_options, command)
+    loggers = [match(name, LOGGERS) or name for name in parse_words(options.get("log"), "--log")]
+    resume = options.get("resume", False)
     results = Path("results")
-    if resume and "out" not in wishes:
-        wishes["out"] = str(last_run(results))
-    alone = resume and not config and not wishes.keys() & {"methods", "protocol", "as_released"}
-    jobs = resumed(Path(wishes["out"]), command) if alone else plan(shared, cells, command)
-    if wishes.get("dry_run"):
+    if resume and "out" not in options:
+        options["out"] = str(last_run(results))
+    only_resume = (
+        resume and not config and not options.keys() & {"methods", "protocol", "as_released"}
+    )
+    jobs = (
+        resume_jobs(Path(options["out"]), command)
+        if only_resume
+        else plan(common_options, cells, command)
+    )
+    if options.get("dry_run"):
         from fczoo.runner.dry_run import dry_run
 
         check_loggers(loggers)
         click.echo("\n\n".join(map(dry_run, jobs.values())))
         return
-    out = Path(wishes.get("out", results / time.strftime("run-%Y%m%d-%H%M%S")))
-    executor = parse_executor(wishes.get("executor", "cores"))
-    conduct = Conduct(
+    out = Path(options.get("out", results / time.strftime("run-%Y%m%d-%H%M%S")))
+    executor = parse_executor(options.get("executor", "cores"))
+    execution = ExecutionConfig(
         resume=resume,
-        skip_failed=wishes.get("skip_failed", False),
+        skip_failed=options.get("skip_failed", False),
         loggers=tuple(loggers),
-        diagnostics=wishes.get("diagnostics", False),
-        jobs=parse_jobs(wishes.get("jobs", 1 if executor == "cores" else MOST_JOBS)),
-        accept_changed_code=wishes.get("accept_changed_code", False),
+        diagnostics=options.get("diagnostics", False),
+        jobs=parse_jobs(options.get("jobs", 1 if executor == "cores" else MOST_JOBS)),
+        accept_changed_code=options.get("accept_changed_code", False),
         executor=executor,
-        cluster=parse_cluster(words(wishes.get("cluster"), "--cluster"), executor),
+        cluster=parse_cluster(parse_words(options.get("cluster"), "--cluster"), executor),
     )
-    remember(out, jobs)
-    folders, failed = run_grid(jobs, out, conduct)
-    click.echo(fitted(f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}"))
-    if failed:
+    if missing := find_missing(job.settings for job in jobs.values()):
+        check_grid(jobs, out, execution)  # report errors of the command before any question
+        provide(missing, options.get("download"))
+    store_paths(out, jobs)
+    folders, failure_count = run_grid(jobs, out, execution)
+    click.echo(
+        wrap_to_terminal(
+            f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}"
+        )
+    )
+    if failure_count:
         raise FczooError(
-            f"{failed} of the runs failed; the table says which and why, and the same command tries them "
-            "again"
+            f"{failure_count} of the runs failed; the table shows which and why, and the same "
+            "command runs them again"
         )

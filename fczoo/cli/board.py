@@ -1,4 +1,4 @@
-"""``fczoo leaderboard`` and ``fczoo submit``: a site made of results, and how a result enters it."""
+"""``fczoo leaderboard`` and ``fczoo submit``: a site of results, and how results enter it."""
 
 from pathlib import Path
 
@@ -18,15 +18,15 @@ ARCHIVE = Path("results") / "results.csv"
     type=click.Path(path_type=Path),
     required=True,
     metavar="FOLDER",
-    help="New folder, or that of an earlier site.",
+    help="Folder to write: a new one, or one with an earlier site, which is updated.",
 )
 def leaderboard(places: tuple[Path, ...], out: Path) -> None:
-    """Build a site that fetches nothing: methods ranked over benchmarks, and a page per benchmark.
+    """Build static web pages: methods ranked over all benchmarks, and a page per benchmark.
 
-    PLACES are archives and run folders, or folders that hold them.  [results/results.csv]
+    PLACES are archives and run folders, or folders that hold them.  [default: results/results.csv]
     """
     if not places and not ARCHIVE.is_file():
-        raise FczooError(f"there is no {ARCHIVE} here; name archives or run folders")
+        raise FczooError(f"no file {ARCHIVE} here; name archives or run folders")
     from fczoo.board.pages import INDEX, write_site
 
     count = write_site(places or (ARCHIVE,), out)
@@ -43,15 +43,17 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     metavar="FILE",
     help="Archive to which the runs are appended.",
 )
-@click.option("--dry-run", is_flag=True, help="Check the folder, and enter nothing.")
+@click.option("--dry-run", is_flag=True, help="Check the folder without entering its runs.")
 def submit(folder: Path, into: Path, dry_run: bool) -> None:
-    """Check a run folder - complete, unchanged, with versions, code and test set - and enter its runs."""
+    """Check a run folder - complete, unchanged, with versions, code and test set - and enter its
+    runs.
+    """
     from fczoo.reports.submission import submit as enter
 
     count, faults = enter(folder, into, not dry_run)
     for fault in faults:
         click.echo(f"refused: {fault}", err=True)
     if faults:
-        raise FczooError(f"nothing of {folder} was entered into {into}; mend what is refused")
+        raise FczooError(f"nothing of {folder} was entered into {into}; fix what was refused")
     runs = plural(count, "run")
     click.echo(f"{runs} may enter {into}" if dry_run else f"{runs} entered into {into}")

@@ -1,5 +1,6 @@
-"""Settings files of ``fczoo bench``: TOML with its options and cells,
-or the ``bench.json`` of a run folder.
+"""Settings files of ``fczoo bench``.
+
+A file is TOML with its options and cells, or the ``bench.json`` of a run folder.
 """
 
 import tomllib
@@ -11,59 +12,85 @@ from fczoo.cli.arguments import BACKBONE, parse_changes, spell_options
 from fczoo.cli.pointers import option_pointer
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.names import match
-from fczoo.core.options import flag, nearest, quoted
+from fczoo.core.options import flag, nearest, quote
+from fczoo.core.registry import DATASETS
 
 Request = dict[str, Any]  # options of ``fczoo bench`` by name, as words or plain values
 
-BESIDES = ("methods", "seeds", "set", "name")  # what a cell may say besides settings
-OF_BACKBONE = ("image_size", "mean", "std")  # settings that ``--set backbone.NAME=VALUE`` gives, too
+CELL_OPTIONS = ("methods", "seeds", "set", "name")  # options of a cell in addition to settings
+# settings that ``--set backbone.NAME=VALUE`` can also set
+OF_BACKBONE = ("image_size", "mean", "std")
 LISTS = ("methods", "dataset", "partition", "log", "cluster")
 WORDS = ("protocol", "as_released", "out", "name", "tuned", "executor")
-SWITCHES = ("resume", "diagnostics", "dry_run", "skip_failed", "accept_changed_code")
+SWITCHES = ("resume", "diagnostics", "dry_run", "skip_failed", "accept_changed_code", "download")
 
 
 def read_config(
     path: Path, settings: Collection[str], options: Collection[str]
 ) -> tuple[Request, list[Request]]:
-    """The options of a file, and those of each of its cells.
+    """Read the options of a file and of each of its sections.
 
-    ``settings`` may stand anywhere in it, ``options``, those of ``fczoo bench``, outside of cells. Raises
-    FczooError for a file that cannot be read, and for an unknown option, naming the nearest one.
+    Args:
+        path: TOML file, or the ``bench.json`` of a run folder.
+        settings: Names of settings, which may be anywhere in the file.
+        options: Names of the options of ``fczoo bench``, which may be outside of cells only.
+
+    Returns:
+        Options of the file, and those of each cell.
+
+    Raises:
+        FczooError: The file cannot be read, or an option is unknown; the message names the nearest
+            one.
     """
     if path.name == "bench.json":
         return request_of_run(path), []
     if path.suffix != ".toml":
         raise FczooError(
-            f"--config {path} is no settings file; give a .toml file or the bench.json of a run folder"
+            f"--config {path} is not a settings file; give a .toml file or the bench.json of a "
+            "run folder"
         )
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FczooError(f"no settings file at {path}") from None
     except (ValueError, RecursionError) as error:
-        raise FczooError(f"{path} is no valid TOML: {first_line(error)}") from error
+        raise FczooError(f"{path} is not valid TOML: {first_line(error)}") from error
     cells = content.pop("cells", [])
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
-        raise FczooError(f"{path}: cells is no list of tables; write [[cells]] above the options of each")
-    shared = request(content, options, str(path))
-    return shared, [request(c, {*settings, *BESIDES}, f"cell {i} of {path}") for i, c in enumerate(cells, 1)]
+        raise FczooError(
+            f"{path}: cells is not a list of tables; write [[cells]] above the options of each"
+        )
+    common_options = request(content, options, str(path))
+    return common_options, [
+        request(c, {*settings, *CELL_OPTIONS}, f"cell {i} of {path}")
+        for i, c in enumerate(cells, 1)
+    ]
 
 
 def request(given: Mapping[str, Any], known: Collection[str], place: str) -> Request:
-    """Options of one layer by name.
+    """Return the options of one layer by name.
 
-    Raises FczooError for an unknown one and for a value that is of no use there.
+    Args:
+        given: Values by name, in any spelling.
+        known: Names of the options that are allowed.
+        place: Name of the layer in messages.
+
+    Returns:
+        Values by name; ``set`` holds values by method and option.
+
+    Raises:
+        FczooError: An option is unknown or given twice, or a value has the wrong type.
     """
     out: Request = {}
     for key, value in given.items():
         name = key.lower().replace("-", "_")
         if name not in known:
             advice = option_pointer(key, known) or nearest(key, known)
-            raise FczooError(f"{place}: no option is called {quoted(key)}; {advice}")
+            raise FczooError(f"{place}: no option is called {quote(key)}; {advice}")
         if name in out:
             raise FczooError(f"{place}: {key} is given twice, in two spellings; leave one out")
-        if wanted := _wanted(name, value):
-            raise FczooError(f"{place}: {key} is {quoted(value)}; it must be {wanted}")
+        if expected_type := _expected_type(name, value):
+            raise FczooError(f"{place}: {key} is {quote(value)}; it must be {expected_type}")
         out[name] = value
     changes = out.pop("set", {})
     changes = spell_options(changes) if isinstance(changes, dict) else parse_changes(changes)
@@ -75,8 +102,15 @@ def request(given: Mapping[str, Any], known: Collection[str], place: str) -> Req
     return {**out, "set": changes}
 
 
-def merged(*layers: Request) -> Request:
-    """One request of several; later ones beat earlier ones, of ``set`` option by option."""
+def merge_requests(*layers: Request) -> Request:
+    """Merge requests; later ones take precedence, for ``set`` option by option.
+
+    Args:
+        layers: Requests, the most general one first.
+
+    Returns:
+        The merged request.
+    """
     out: Request = {"set": {}}
     for layer in layers:
         changes = out["set"]
@@ -87,41 +121,83 @@ def merged(*layers: Request) -> Request:
 
 
 def request_of_run(path: Path) -> Request:
-    """What makes the runs of a folder again, from its ``bench.json``, whatever the defaults are today.
+    """Return the request that repeats a folder's runs, from ``bench.json``.
 
-    Only where data and weights lie may have to be said: a run folder tells nobody.
+    It does not depend on today's defaults. The paths of data and weights may have to be given in
+    addition, since a run folder stores only their last names.
+
+    Args:
+        path: File ``bench.json``.
+
+    Returns:
+        The request.
     """
-    from fczoo.cli.found import found_in_run  # imports torch
+    from fczoo.cli.tuned_values import tuned_values_of_run  # imports torch
     from fczoo.reports.run_folder import PARTITION, read_about
-    from fczoo.reports.runs import filled
+    from fczoo.reports.runs import with_defaults
 
     about = read_about(path.parent)
-    settings = filled(about.settings)
+    settings = with_defaults(about.settings)
     if settings["attack"] is None:
         del settings["attackers"]
     if settings["partition"].startswith("file:"):
         settings["partition"] = f"file:{path.parent / PARTITION}"
     words = {name: "none" if value is None else value for name, value in settings.items()}
-    tuned = {"tuned": found_in_run(about)} if about.tuned else {}
-    return {**words, **tuned, "methods": list(about.methods), "seeds": about.seeds, "set": about.methods}
+    tuned_option = {"tuned": tuned_values_of_run(about)} if about.tuned else {}
+    return {
+        **words,
+        **tuned_option,
+        "methods": list(about.methods),
+        "seeds": about.seeds,
+        "set": about.methods,
+    }
 
 
-def _wanted(name: str, value: Any) -> str:
-    """What a value should be and is not; empty where it is fine, or where ``Settings`` will tell."""
-    listed = isinstance(value, list) and all(isinstance(v, str) for v in value)
-    if name in LISTS and not (listed or isinstance(value, str)):
+def _expected_type(name: str, value: Any) -> str:
+    """Describe the type that a wrong value should have.
+
+    Empty if the value is valid or ``Settings`` checks it.
+    """
+    is_string_list = isinstance(value, list) and all(isinstance(v, str) for v in value)
+    if name in LISTS and not (is_string_list or isinstance(value, str)):
         return "a word, or a list of words"
     if name in WORDS and not isinstance(value, str):
         return "a word"
     if name in SWITCHES and not isinstance(value, bool):
         return "true or false"
-    if name == "seeds" and not (isinstance(value, int | str) or listed or _whole(value)):
+    if name == "seeds" and not (
+        isinstance(value, int | str) or is_string_list or _is_int_list(value)
+    ):
         return 'a whole number, a list of them, or a range such as "0-4"'
     tables = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
-    if name == "set" and not (listed or tables):
+    if name == "set" and not (is_string_list or tables):
         return f"a table for each method, or a list of METHOD.FIELD=VALUE ({flag(name)})"
     return ""
 
 
-def _whole(value: Any) -> bool:
+def _is_int_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, int) for v in value)
+
+
+def default_protocol(
+    dataset: str, given: Mapping[str, Any], elsewhere: bool = False
+) -> dict[str, str]:
+    """Return protocol ``quick`` for a run without a GPU and without a named protocol.
+
+    Other schedules take days on a CPU. The schedule of digits is quick by default.
+
+    Args:
+        dataset: Name of the data set.
+        given: Options by name.
+        elsewhere: Runs execute on other machines, whose devices this one does not know.
+
+    Returns:
+        ``{"protocol": "quick"}``, or an empty dictionary.
+    """
+    if DATASETS.get(dataset).name == "digits" or given.keys() & {"protocol", "as_released"}:
+        return {}
+    from fczoo.federation.device import pick_device  # imports torch
+
+    device = given.get("device", "auto")
+    slow = device == "cpu" or (device == "auto" and pick_device("auto").type == "cpu")
+    return {"protocol": "quick"} if slow and not elsewhere else {}

@@ -1,4 +1,4 @@
-"""``fczoo partition`` and ``fczoo data``: who owns what, and where the images come from."""
+"""``fczoo partition`` and ``fczoo data``: images of each client, and sources of data sets."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from fczoo.cli.options import (
     ExampleGroup,
     GroupedCommand,
     complete,
-    grouped,
+    grouped_option,
     settings_options,
 )
 from fczoo.core.errors import FczooError
@@ -35,21 +35,32 @@ STREAM = (
     "moving",
     "task_order",
 )
-"""Settings that say which images arrive when and at whom."""
+"""Settings that determine the images of each task and client."""
 
 
-def written(name: str, what: str) -> Callable[[Command], Command]:
-    """An option that names a file to write."""
-    return grouped(OUTPUT, name, metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help=what)
+def output_file_option(name: str, what: str) -> Callable[[Command], Command]:
+    """Return an option that names an output file.
+
+    Args:
+        name: Name of the option.
+        what: Help text.
+    """
+    return grouped_option(
+        OUTPUT, name, metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help=what
+    )
 
 
 @click.command(cls=GroupedCommand)
 @settings_options(STREAM)
-@grouped(OUTPUT, "--full", is_flag=True, help="Print images per client and class as well")
-@written("--save", "partition file for `--partition file:PATH`")
-@written("--table", "CSV of images per task, client and class")
-@written("--plot", "heat map, e.g. as PNG, PDF or SVG; needs matplotlib (extra `plot`)")
-@written("--export", "plain JSON for other software: positions and labels by task and client")
+@grouped_option(OUTPUT, "--full", is_flag=True, help="Print images per client and class as well")
+@output_file_option("--save", "Write a partition file, for `--partition file:PATH`")
+@output_file_option("--table", "Write a CSV of images per task, client and class")
+@output_file_option(
+    "--plot", "Write a heat map, e.g. as PNG, PDF or SVG; needs matplotlib (extra `plot`)"
+)
+@output_file_option(
+    "--export", "Write plain JSON for other software: positions and labels by task and client"
+)
 def partition(
     dataset: str | None,
     full: bool,
@@ -59,30 +70,36 @@ def partition(
     export: Path | None,
     **given: Any,
 ) -> None:
-    """Show, and write if asked, the split over clients and tasks that `bench` uses with the same options."""
-    from fczoo.cli.arguments import specs
-    from fczoo.cli.followed import followed_here
+    """Show, and write if asked, the split over clients and tasks that `bench` uses with the same
+    options.
+    """
+    from fczoo.cli.arguments import parse_specs
+    from fczoo.cli.config import default_protocol
     from fczoo.cli.pointers import check_partitions
     from fczoo.federation.settings import Settings
 
-    said = {name: value for name, value in given.items() if value is not None}
-    check_partitions(specs(said.get("partition")))
-    settings = Settings.for_dataset(dataset or "digits", **said, **followed_here(dataset or "digits", said))
-    _ = settings.partitioner  # a misspelt one is told before data are looked for
+    setting_values = {name: value for name, value in given.items() if value is not None}
+    check_partitions(parse_specs(setting_values.get("partition")))
+    settings = Settings.for_dataset(
+        dataset or "digits",
+        **setting_values,
+        **default_protocol(dataset or "digits", setting_values),
+    )
+    _ = settings.partitioner  # a misspelt partition is reported before data are searched
 
-    from fczoo.cli.pictures import check_plot
+    from fczoo.cli.plots import check_plot
     from fczoo.cli.show_partition import describe_split, write_export, write_plot, write_table
     from fczoo.federation.stream import open_stream
 
     if plot:
         check_plot(plot)
-    stream, made = open_stream(settings, pixels=False)
-    click.echo(describe_split(made, stream, full, settings.protocol))
+    stream, client_partition = open_stream(settings, pixels=False)
+    click.echo(describe_split(client_partition, stream, full, settings.protocol))
     if save:
-        made.save(save)
+        client_partition.save(save)
     for path, write in ((table, write_table), (plot, write_plot), (export, write_export)):
         if path:
-            write(path, made, stream)
+            write(path, client_partition, stream)
 
 
 @click.group(cls=ExampleGroup)
@@ -92,10 +109,19 @@ def data() -> None:
 
 @data.command(cls=GroupedCommand)
 @click.argument("name", shell_complete=complete(DATASETS))
-@click.option("--data-root", type=click.Path(path_type=Path), help="Folder to write to.  [FCZOO_HOME/data]")
-@click.option("--mirror", metavar="URL", help="Another address with the same files, such as file:///FOLDER.")
+@click.option(
+    "--data-root",
+    type=click.Path(path_type=Path),
+    help="Folder to write to.  [default: FCZOO_HOME/data]",
+)
+@click.option(
+    "--mirror",
+    metavar="URL",
+    help="Another address with the same files, such as file:///FOLDER.  "
+    "[default: the official source]",
+)
 def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
-    """Download a data set from its official source. A download that broke off is resumed."""
+    """Download a data set from its official source. An interrupted download is resumed."""
     from fczoo.data.fetch import fetch as get
 
     click.echo(get(name, data_root, mirror))
@@ -103,12 +129,16 @@ def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
 
 @data.command(cls=GroupedCommand)
 @click.argument("name", shell_complete=complete(DATASETS))
-@click.option("--data-root", type=click.Path(path_type=Path), help="Folder that holds it.  [FCZOO_HOME/data]")
+@click.option(
+    "--data-root",
+    type=click.Path(path_type=Path),
+    help="Folder that holds it.  [default: FCZOO_HOME/data]",
+)
 def check(name: str, data_root: Path | None) -> None:
-    """Read a local copy and show its numbers beside the official ones."""
+    """Read a local copy and show its numbers next to the official ones."""
     from fczoo.data.verify import verify
 
     table, wrong = verify(name, data_root)
     click.echo(table)
     if wrong:
-        raise FczooError(f"this is not the whole of {name}: {'; '.join(wrong)}")
+        raise FczooError(f"this copy of {name} is incomplete: {'; '.join(wrong)}")

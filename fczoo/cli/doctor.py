@@ -1,4 +1,4 @@
-"""What ``doctor`` prints."""
+"""Output of ``fczoo doctor``."""
 
 import os
 import platform
@@ -11,19 +11,28 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from tabulate import tabulate
 
 from fczoo.backbones.load import load_backbone
-from fczoo.backbones.names import BUNDLED_NAME
-from fczoo.backbones.pretraining import describe_pretraining
+from fczoo.backbones.weights import BUNDLED_NAME, describe_pretraining
 from fczoo.core.discovery import PLUGINS, load_plugins
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
+from fczoo.federation.device import bf16_slowdown
 from fczoo.federation.environment import versions
-from fczoo.federation.precision import bf16_slowdown
 
 
 def doctor(data_root: Path | None) -> str:
-    """Versions, devices, plug-ins and extras, and where data and weights are looked for and what is there."""
-    devices = ["cpu", *(f"cuda ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))]
+    """Describe versions, devices, plug-ins, extras, and the places of data and weights.
+
+    Args:
+        data_root: Folder of the data. None: the default folder.
+
+    Returns:
+        The text to print.
+    """
+    devices = [
+        "cpu",
+        *(f"cuda ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())),
+    ]
     devices += ["mps"] if torch.backends.mps.is_available() else []
     root = data_root or home() / "data"
     plugins, names = _plugins(), DATASETS.names()
@@ -32,7 +41,11 @@ def doctor(data_root: Path | None) -> str:
         ("platform", platform.platform()),
         ("devices", ", ".join(devices)),
         ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
-        ("bf16", f"a matrix product takes {bf16_slowdown():.1f} times as long as in fp32 on this processor"),
+        (
+            "bf16",
+            f"a matrix product takes {bf16_slowdown():.1f} times as long as in fp32 on this "
+            "processor",
+        ),
         *plugins,
         *_extras(),
         ("FCZOO_HOME", f"{home()} ({'set' if os.environ.get('FCZOO_HOME') else 'default'})"),
@@ -43,54 +56,63 @@ def doctor(data_root: Path | None) -> str:
         ),
         (
             "other backbones",
-            "by file, or by timm name from its hub (HF_HUB_OFFLINE=1: only what is kept here)",
+            "by file, or by timm name from its hub (HF_HUB_OFFLINE=1: only from the hub's cache)",
         ),
-        ("kept from the hub", f"{HF_HUB_CACHE}: {', '.join(_cached()) or 'no ViT'}"),
+        ("hub's cache", f"{HF_HUB_CACHE}: {', '.join(_cached_models()) or 'no ViT'}"),
         ("data root", str(root)),
-        *((f"data {n}", _found(n, root)) for n in names),
+        *((f"data {n}", _describe_data(n, root)) for n in names),
     ]
     return tabulate(lines, tablefmt="plain", disable_numparse=True)
 
 
 def _plugins() -> list[tuple[str, str]]:
-    """Installed plug-ins, each with its package's version, or with why it is left out."""
+    """Return installed plug-ins with their package's version, or the reason of their exclusion."""
     broken = load_plugins()
-    told = []
+    rows = []
     for entry in entry_points(group=PLUGINS):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.module
         reason = broken.get(entry.module)
-        told.append((f"plug-in {entry.name}", f"{package}, left out: {reason}" if reason else package))
-    return told or [("plug-ins", "none")]
+        rows.append(
+            (f"plug-in {entry.name}", f"{package}, left out: {reason}" if reason else package)
+        )
+    return rows or [("plug-ins", "none")]
 
 
 def _extras() -> list[tuple[str, str]]:
-    """fczoo's optional packages by extra, with their versions."""
-    wanted: dict[str, list[str]] = {}
+    """Return fczoo's optional packages by extra, with their versions."""
+    packages_by_extra: dict[str, list[str]] = {}
     for line in requires("fczoo") or ():
         extra, package = re.search(r"extra == ['\"]([\w-]+)['\"]", line), re.match(r"[\w.-]+", line)
         if extra and package and package[0] != "fczoo":
-            wanted.setdefault(extra[1], []).append(package[0])
-    return [(f"extra {extra}", _installed(extra, packages)) for extra, packages in wanted.items()]
+            packages_by_extra.setdefault(extra[1], []).append(package[0])
+    return [
+        (f"extra {extra}", _describe_extra(extra, packages))
+        for extra, packages in packages_by_extra.items()
+    ]
 
 
-def _installed(extra: str, packages: list[str]) -> str:
-    found, missing = [], []
+def _describe_extra(extra: str, packages: list[str]) -> str:
+    available_packages, missing_packages = [], []
     for package in packages:
         try:
-            found.append(f"{package} {version(package)}")
+            available_packages.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            missing.append(package)
-    advice = f"without {', '.join(missing)}: pip install 'fczoo[{extra}]'" if missing else ""
-    return "; ".join(filter(None, (", ".join(found), advice)))
+            missing_packages.append(package)
+    advice = (
+        f"without {', '.join(missing_packages)}: pip install 'fczoo[{extra}]'"
+        if missing_packages
+        else ""
+    )
+    return "; ".join(filter(None, (", ".join(available_packages), advice)))
 
 
-def _cached() -> list[str]:
-    """Names of the ViTs whose weights the hub's client has kept."""
+def _cached_models() -> list[str]:
+    """Return the names of ViTs whose weights are in the cache of the hub's client."""
     folders = Path(HF_HUB_CACHE).glob("models--timm--vit_*/snapshots/*/model.safetensors")
     return sorted({f.parents[2].name.removeprefix("models--timm--") for f in folders})
 
 
-def _found(name: str, root: Path) -> str:
+def _describe_data(name: str, root: Path) -> str:
     dataset = DATASETS.get(name)()
     if not dataset.folder:
         return dataset.source or "comes with its package"

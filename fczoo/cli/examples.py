@@ -1,4 +1,4 @@
-"""Examples and groups of commands, as ``--help`` shows them."""
+"""Examples and groups of commands for ``--help``."""
 
 COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "Start here": ("doctor", "bench", "report", "list", "show"),
@@ -19,22 +19,29 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fczoo bench --methods all --dataset cifar100 --seeds 0-2", "all methods, three seeds"),
         ("fczoo bench --methods hgp --partition dirichlet:0.1", "another split over clients"),
         ("fczoo bench --methods hgp --set hgp.lr=0.01", "another option of a method"),
-        ("fczoo bench --protocol hgp --dataset cifar100 --dry-run", "the cost of a paper's settings"),
+        (
+            "fczoo bench --protocol hgp --dataset cifar100 --dry-run",
+            "the cost of a paper's settings",
+        ),
         ("fczoo bench --resume", "continue the newest run in results/"),
     ),
-    "tune": (("fczoo tune --methods hgp --dataset cifar100 --out tuned", "search the options of HGP"),),
+    "tune": (
+        ("fczoo tune --methods hgp --dataset cifar100 --out tuned", "search the options of HGP"),
+    ),
     "report": (
         ("fczoo report results/run-1", "the tables of a run folder"),
         ("fczoo report results --html page.html", "one page with figures"),
     ),
     "leaderboard": (("fczoo leaderboard results --out site", "a site of all runs below results"),),
     "submit": (("fczoo submit results/run-1 --dry-run", "check a run folder"),),
-    "partition": (("fczoo partition --dataset digits --partition dirichlet:0.1", "images per client"),),
+    "partition": (
+        ("fczoo partition --dataset digits --partition dirichlet:0.1", "images per client"),
+    ),
     "data": (("fczoo data fetch cifar100", "download CIFAR-100"),),
     "fetch": (("fczoo data fetch cifar100 --data-root DIR", "download CIFAR-100 into DIR"),),
     "check": (("fczoo data check cifar100", "compare a copy with the official numbers"),),
     "papers": (("fczoo papers hgp T1", "one printed table"),),
-    "compare": (("fczoo compare results/run-1 --paper hgp", "a run beside the paper's numbers"),),
+    "compare": (("fczoo compare results/run-1 --paper hgp", "a run next to the paper's numbers"),),
     "reproduce": (("fczoo reproduce hgp/cifar100/dirichlet:0.05", "run and judge a printed row"),),
     "claims": (("fczoo claims", "all claims, with the verdict of the runs here"),),
     "list": (("fczoo list methods", "all methods, by group"),),
@@ -47,24 +54,24 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "start": (("fczoo site start FOLDER --images DIR", "take part as the site of FOLDER"),),
     "status": (("fczoo site status FOLDER", "the state of the server's run"),),
 }
-"""Command -> what to type, and what that does."""
+"""Command -> example commands, each with its effect."""
 
-COMMON: tuple[str, ...] = (
-    *(
-        "--config",
-        "--methods",
-        "--seeds",
-        "--set",
-        "--tuned",
-        "--trials",
-        "--first-tasks",
-        "--seed",
-        "--plot",
-    ),
-    *("--dataset", "--data-root", "--tasks", "--train-per-class", "--test-per-class"),
-    *("--partition", "--clients", "--participation"),
-    *("--protocol", "--backbone", "--image-size", "--rounds", "--epochs", "--batch-size"),
-    *("--device", "--precision", "--aggregator", "--attack"),
-    *("--out", "--resume", "--dry-run", "--jobs"),
+COMMON = frozenset(
+    [
+        *("--config", "--methods", "--seeds", "--set", "--tuned"),
+        *("--trials", "--first-tasks", "--seed", "--plot"),
+        *(
+            "--dataset",
+            "--data-root",
+            "--download",
+            "--tasks",
+            "--train-per-class",
+            "--test-per-class",
+        ),
+        *("--partition", "--clients", "--participation"),
+        *("--protocol", "--backbone", "--image-size", "--rounds", "--epochs", "--batch-size"),
+        *("--device", "--precision", "--aggregator", "--attack"),
+        *("--out", "--resume", "--dry-run", "--jobs"),
+    ]
 )
 """Options of long commands that ``--help`` lists; ``--help-all`` lists the others as well."""

@@ -1,13 +1,16 @@
-"""What ``fczoo list`` prints. Most kinds are read from source, so that nothing heavy is imported."""
+"""Output of ``fczoo list``.
+
+Most kinds are read from source, so that nothing heavy is imported.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from fczoo.backbones.names import backbone_names
+from fczoo.backbones.weights import backbone_names
 from fczoo.cli.method_list import list_methods
-from fczoo.core.options import Declared, declared, quirks
+from fczoo.core.options import OptionDeclaration, dataclass_options, quirks
 from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
@@ -22,7 +25,7 @@ from fczoo.core.registry import (
 )
 from fczoo.federation.settings import Settings
 from fczoo.papers.protocol import Source
-from fczoo.reports.words import plain_table, word_table
+from fczoo.reports.text_format import plain_table, word_table
 
 KINDS = {
     "methods": "all methods, by group: year, what is trained, what is sent",
@@ -30,7 +33,7 @@ KINDS = {
     "datasets": "images, and the schedule that bench uses on them",
     "partitioners": "how images are split over clients",
     "aggregators": "how a server averages (--aggregator)",
-    "merges": "how the server of one method merges what it does not average",
+    "merges": "how the server of one method merges tensors that it does not average",
     "attacks": "what hostile clients do",
     "local": "how clients train, whatever the method (--local)",
     "protocols": "how papers run their experiments",
@@ -49,17 +52,27 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "releases": RELEASES,
 }
 
+PARTS = (METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS, LOCAL_TRAINING)
+"""Registries for which ``fczoo show NAME`` has pages, in the order in which a name is searched."""
+
 SOURCES = {"protocol": PROTOCOLS, "release": RELEASES}
-"""Kinds of what settings come from, as ``fczoo show KIND NAME`` has them."""
+"""Kinds of sources of settings, for ``fczoo show KIND NAME``."""
 
 
 def kinds() -> str:
-    """What may be listed."""
+    """Return the kinds that may be listed."""
     return f"{plain_table(KINDS.items())}\n\nfczoo list KIND names all of one kind."
 
 
 def listing(kind: str) -> str:
-    """Names of one kind, each with a line on what it is."""
+    """Return the names of one kind, each with a one-line description.
+
+    Args:
+        kind: A key of ``KINDS``.
+
+    Returns:
+        The text to print.
+    """
     if kind == "methods":
         return list_methods()
     if kind == "backbones":
@@ -72,18 +85,28 @@ def listing(kind: str) -> str:
 
 
 def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """What a shell offers after ``fczoo show``."""
-    if before := ctx.params.get("names"):
-        registry = SOURCES.get(before[0], PROTOCOLS)
+    """Return shell completions of ``fczoo show``.
+
+    Args:
+        ctx: Context of the command with the names so far.
+        param: The argument; not used.
+        incomplete: Beginning of the last word.
+
+    Returns:
+        Names that begin like this.
+    """
+    if previous_names := ctx.params.get("names"):
+        registry = SOURCES.get(previous_names[0], PROTOCOLS)
         return [name for name in registry.names() if name.startswith(incomplete)]
-    registries = METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS, LOCAL_TRAINING
-    known = [*SOURCES, "settings", *(name for registry in registries for name in registry.names())]
-    return [name for name in known if name.startswith(incomplete)]
+    candidates = [*SOURCES, "settings", *(name for registry in PARTS for name in registry.names())]
+    return [name for name in candidates if name.startswith(incomplete)]
 
 
 def _quirks() -> str:
-    """Options made for a deviation of released code, and all in which a release differs from fczoo."""
-    owners = {name: METHODS.options(name) for name in METHODS.names()} | {"bench": declared(Settings)}
+    """Format options that follow released code, and all options in which a release differs."""
+    owners = {name: METHODS.options(name) for name in METHODS.names()} | {
+        "bench": dataclass_options(Settings)
+    }
     owners |= {name: PARTITIONERS.options(name) for name in PARTITIONERS.names()}
     single = [
         (f"{owner}.{q.field}={q.value}", q.meaning, q.place)
@@ -97,18 +120,24 @@ def _quirks() -> str:
     ]
     return (
         f"{word_table(single, ['option', 'what it does', 'seen in'])}\n\n"
-        "All that a release sets other than fczoo does, with sources in `fczoo show release NAME`:\n"
+        "All options that a release sets differently from fczoo, with sources in `fczoo show "
+        "release NAME`:\n"
         f"{word_table(together, ['--as-released', 'of', 'options'])}"
     )
 
 
-def _changes(release: type[Source], owners: Mapping[str, Mapping[str, Declared]]) -> dict[str, list[str]]:
-    """Words for the options that a release changes, by owner; several values are those of data sets."""
-    found: dict[str, list[str]] = {}
-    for (owner, name), stated in release.everything().items():
+def _changes(
+    release: type[Source], owners: Mapping[str, Mapping[str, OptionDeclaration]]
+) -> dict[str, list[str]]:
+    """Describe the options that a release changes, by owner.
+
+    Several values of an option belong to different data sets.
+    """
+    changes_by_owner: dict[str, list[str]] = {}
+    for (owner, name), stated_values in release.everything().items():
         if owner in owners:
             usual = owners[owner][name].default
-            words = dict.fromkeys(s.word for s in stated if s.value != usual)
+            words = dict.fromkeys(s.text for s in stated_values if s.value != usual)
             if words:
-                found.setdefault(owner, []).append(f"{name}={' | '.join(words)}")
-    return found
+                changes_by_owner.setdefault(owner, []).append(f"{name}={' | '.join(words)}")
+    return changes_by_owner

@@ -1,85 +1,94 @@
-"""Find what a name is for ``fczoo show NAME``: a protocol, release, backbone, setting or option."""
+"""Find what a name means for ``fczoo show NAME``.
+
+It may be a protocol, release, backbone, setting or option.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from typing import NamedTuple
 
-from fczoo.backbones.names import BUNDLED_NAME, backbone_names, canonical_backbone
-from fczoo.cli.listing import KINDS
+from fczoo.backbones.weights import BUNDLED_NAME, backbone_names, canonical_backbone
+from fczoo.cli.listing import KINDS, PARTS, SOURCES
 from fczoo.cli.pointers import first_few, option_owners, option_pointer
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
-from fczoo.core.options import flag, nearest
-from fczoo.core.registry import (
-    AGGREGATORS,
-    ATTACKS,
-    DATASETS,
-    LOCAL_TRAINING,
-    MERGES,
-    METHODS,
-    PARTITIONERS,
-    PROTOCOLS,
-    RELEASES,
-)
+from fczoo.core.options import flag, nearest, plural
+from fczoo.core.registry import METHODS, REGISTRY_OF_SETTING
 from fczoo.federation.settings import Settings
-from fczoo.federation.spelling import REGISTERED
-from fczoo.reports.words import option_word, plain_table
-
-PARTS = (METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS, LOCAL_TRAINING)
+from fczoo.reports.text_format import option_word, plain_table
 
 
 class Meaning(NamedTuple):
-    """One thing that a name can be."""
+    """One meaning of a name."""
 
-    line: str  # what it is, and the command that shows it
+    line: str  # description, and the command that shows it
     page: Callable[[], str]
 
 
 def show_any(word: str, dataset: str | None) -> str:
-    """Return the page of whatever has a name; of several things, what they are and how to see each.
+    """Return the page of a name; if it has several meanings, a list of them with their commands.
 
-    Raises FczooError for a name that nothing has.
+    Args:
+        word: Name in any spelling.
+        dataset: Data set whose values are shown. None: digits; for a protocol or release, all.
+
+    Returns:
+        The text to print.
+
+    Raises:
+        FczooError: The name has no meaning.
     """
     if word.lower() == "settings" or any(registry.find(word) for registry in PARTS):
         from fczoo.cli.show import show  # imports torch
 
         return show(word, dataset or "digits")
-    found = meanings(word.lstrip("-"), dataset)
-    if len(found) == 1:
-        return found[0].page()
-    if found:
-        lines = "\n".join(f"- {meaning.line}" for meaning in found)
-        return f"{word} is {len(found)} things:\n{lines}"
+    matches = meanings(word.lstrip("-"), dataset)
+    if len(matches) == 1:
+        return matches[0].page()
+    if matches:
+        lines = "\n".join(f"- {meaning.line}" for meaning in matches)
+        return f"{word} has {len(matches)} meanings:\n{lines}"
     if advice := _advice(word):
         raise FczooError(f"nothing is called {word!r}; {advice}")
-    names = {name for registry in (*PARTS, PROTOCOLS, RELEASES) for name in registry.names()}
+    names = {name for registry in (*PARTS, *SOURCES.values()) for name in registry.names()}
     options = {name for method in METHODS.names() for name in METHODS.options(method)}
     settings = {field.name for field in fields(Settings)}
-    known = {"settings", BUNDLED_NAME} | names | options | settings
-    raise FczooError(f"nothing is called {word!r}; {nearest(word, known)}")
+    known_names = {"settings", BUNDLED_NAME} | names | options | settings
+    raise FczooError(f"nothing is called {word!r}; {nearest(word, known_names)}")
 
 
 def meanings(word: str, dataset: str | None) -> list[Meaning]:
-    """Return all that a name can be, beside the parts that ``fczoo show NAME`` has a page of."""
-    found = []
-    for kind, registry in (("protocol", PROTOCOLS), ("release", RELEASES)):
+    """Return the meanings of a name, except parts that ``fczoo show NAME`` has a page for.
+
+    Args:
+        word: Name in any spelling.
+        dataset: Data set whose values a protocol or release shows. None: all.
+
+    Returns:
+        Meanings with their pages.
+    """
+    matches = []
+    for kind, registry in SOURCES.items():
         if name := registry.find(word):
             source, line = registry.get(name), f"the {kind} {name}: fczoo show {kind} {name}"
-            found.append(Meaning(line, partial(_source_page, source, dataset)))
+            matches.append(Meaning(line, partial(_source_page, source, dataset)))
     backbone = canonical_backbone(word)
     if backbone in {*backbone_names(), *(name.partition(".")[0] for name in backbone_names())}:
         line = f"the backbone {backbone}: fczoo bench --backbone {backbone}"
-        found.append(Meaning(line, lambda: _backbone_page(backbone)))
+        matches.append(Meaning(line, lambda: _backbone_page(backbone)))
     if setting := match(word, [field.name for field in fields(Settings)]):
         line = f"the setting {setting} of a run: fczoo bench {flag(setting)}"
-        found.append(Meaning(line, lambda: _setting_page(setting)))
+        matches.append(Meaning(line, lambda: _setting_page(setting)))
     if owners := option_owners(word):
-        few, (method, option) = first_few(list(owners)), next(iter(owners.items()))
+        owner_names, (method, option) = first_few(list(owners)), next(iter(owners.items()))
         method = method if len(owners) == 1 else "METHOD"
-        line = f"an option of {few}: fczoo show {method} has its value, --set {method}.{option}=VALUE sets it"
-        found.append(Meaning(line, lambda: _option_page(owners)))
-    return found
+        line = (
+            f"an option of {owner_names}: fczoo show {method} has its value, --set "
+            f"{method}.{option}=VALUE sets it"
+        )
+        matches.append(Meaning(line, lambda: _option_page(owners)))
+    return matches
 
 
 def _advice(word: str) -> str:
@@ -125,7 +134,7 @@ def _setting_page(name: str) -> str:
         ("default", option_word(field.default)),
         ("group", field.metadata["group"]),
     ]
-    if registry := REGISTERED.get(name):
+    if registry := REGISTRY_OF_SETTING.get(name):
         rows.append(("names", ", ".join(registry.names())))
     return plain_table(rows)
 
@@ -134,12 +143,14 @@ def _option_page(owners: Mapping[str, str]) -> str:
     """Return the page of an option of methods, from its spelling by method."""
     rows = []
     for owner, option in owners.items():
-        declared = METHODS.options(owner)[option]
-        rows.append((f"{owner}.{option}", f"{option_word(declared.default)}: {declared.meaning}"))
+        declaration = METHODS.options(owner)[option]
+        rows.append(
+            (f"{owner}.{option}", f"{option_word(declaration.default)}: {declaration.meaning}")
+        )
     method = next(iter(owners))
-    methods = "1 method" if len(owners) == 1 else f"{len(owners)} methods"
     return (
-        f"An option of {methods}, with its default:\n\n{plain_table(rows)}\n\n"
+        f"An option of {plural(len(owners), 'method')}, with its "
+        f"default:\n\n{plain_table(rows)}\n\n"
         f"fczoo bench --methods {method} --set {rows[0][0]}=VALUE sets it; "
         f"fczoo show {method} has all options of {method}."
     )

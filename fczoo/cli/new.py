@@ -1,4 +1,4 @@
-"""``fczoo new``: a plug-in package to begin with."""
+"""``fczoo new``: the template of a plug-in package."""
 
 import keyword
 import re
@@ -24,25 +24,37 @@ KINDS = {
 @click.argument("kind", type=Name(list(KINDS)))
 @click.argument("name")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder to write, which must not exist.  [fczoo-NAME]"
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder to write, which must not exist.  [default: fczoo-NAME]",
 )
 def new(kind: str, name: str, out: Path | None) -> None:
-    """Write a plug-in package: a part of your own called NAME, its test and its pyproject.toml."""
+    """Write a plug-in package: a new part called NAME, its test and its pyproject.toml."""
     folder = write_plugin(kind, name, out)
     click.echo(f"Written to {folder}. Next: pip install -e {folder} && pytest {folder}")
 
 
 def write_plugin(kind: str, name: str, out: Path | None = None) -> Path:
-    """Write the package and return its folder, ``fczoo-NAME`` unless told otherwise.
+    """Write a plug-in package and return its folder.
 
-    Raises FczooError for a name that cannot be one or is taken, and for a folder that exists.
+    Args:
+        kind: A key of ``KINDS``.
+        name: Name of the part: lower-case letters, digits and single ``_`` between them.
+        out: Folder to write. None: ``fczoo-NAME``.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FczooError: The name is invalid or taken, or the folder exists.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise FczooError(
-            f"{name!r} cannot name a {kind}; take lower-case letters, digits and single _ between them"
+            f"{name!r} cannot name a {kind}; use lower-case letters, digits and single _ between "
+            "them"
         )
-    if taken := KINDS[kind].find(name):
-        raise FczooError(f"there is a {kind} called {taken} already; choose another name")
+    if existing_name := KINDS[kind].find(name):
+        raise FczooError(f"there is a {kind} called {existing_name} already; choose another name")
     distribution = f"fczoo-{name.replace('_', '-')}"
     folder = out or Path(distribution)
     if folder.exists():
@@ -54,12 +66,12 @@ def write_plugin(kind: str, name: str, out: Path | None = None) -> Path:
         "title": name.replace("_", " ").capitalize(),
         "class_name": _class_name(kind, name),
     }
-    written = {
+    templates = {
         f"fczoo_{name}.py": f"{kind}.py",
         f"test_{name}.py": f"test_{kind}.py",
         "pyproject.toml": "pyproject.toml",
     }
-    texts = {file: _rendered(template, words) for file, template in written.items()}
+    texts = {file: _render(template, words) for file, template in templates.items()}
     folder.mkdir(parents=True)
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")
@@ -67,18 +79,23 @@ def write_plugin(kind: str, name: str, out: Path | None = None) -> Path:
 
 
 def _class_name(kind: str, name: str) -> str:
-    """The name as a class has it. Raises FczooError where the template uses that word already."""
-    word = "".join(part.capitalize() for part in name.split("_"))
-    if keyword.iskeyword(word) or re.search(rf"\b{word}\b", _template(f"{kind}.py")):
-        raise FczooError(f"{name!r} cannot name a {kind}: {word} means something else; choose another name")
-    return word
+    """Convert the name to a class name.
+
+    Raises FczooError if the template uses it already.
+    """
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    if keyword.iskeyword(class_name) or re.search(rf"\b{class_name}\b", _template(f"{kind}.py")):
+        raise FczooError(
+            f"{name!r} cannot name a {kind}: {class_name} means something else; choose another name"
+        )
+    return class_name
 
 
 def _template(name: str) -> str:
     return (files("fczoo.assets") / "new" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def _rendered(template: str, words: dict[str, str]) -> str:
+def _render(template: str, words: dict[str, str]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)

@@ -1,4 +1,4 @@
-"""Command-line options: those of ``Settings``, made from its fields, and their headings in ``--help``."""
+"""Command-line options: those generated from ``Settings``, and their headings in ``--help``."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import Field, fields
@@ -10,20 +10,23 @@ from fczoo.cli.examples import COMMAND_GROUPS, EXAMPLES
 from fczoo.cli.pointers import check_spaces
 from fczoo.core.names import match
 from fczoo.core.options import flag
-from fczoo.core.registry import Registry
+from fczoo.core.registry import REGISTRY_OF_SETTING, Registry
 from fczoo.data.dataset import Defaults
 from fczoo.federation.settings import GROUPS, Settings
-from fczoo.federation.spelling import REGISTERED
-from fczoo.reports.words import option_word
+from fczoo.reports.text_format import option_word
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-RUNS, OUTPUT = "runs", "output"  # headings of options that are no settings
+RUNS, OUTPUT = "runs", "output"  # headings of options that are not settings
 ALL_OPTIONS = "fczoo.all_options"  # key of a context: --help lists all options
 
 
-def normalized(token: str) -> str:
-    """Return an option or a command as it is spelled here: ``batch_size`` -> ``batch-size``."""
+def normalize_token(token: str) -> str:
+    """Return an option or a command in its registered spelling: ``batch_size`` -> ``batch-size``.
+
+    Args:
+        token: Option or command as typed.
+    """
     return token.lower().replace("_", "-")
 
 
@@ -38,7 +41,7 @@ WORDS = {
     "std": "NUMBERS",
     "vary": "NAMES",
 }
-"""Setting -> the word for its value in ``--help``, where its type does not tell it."""
+"""Setting -> the word for its value in ``--help``, where its type does not show it."""
 
 TYPES: dict[Any, str] = {
     type(click.INT): "NUMBER",
@@ -48,15 +51,15 @@ TYPES: dict[Any, str] = {
 }
 """Type of click -> its word in ``--help``; subclasses, such as ranges of numbers, are included."""
 
-CONTEXT = {"token_normalize_func": normalized, "max_content_width": 120}
+CONTEXT = {"token_normalize_func": normalize_token, "max_content_width": 120}
 
 
 class Name(click.Choice[str]):
     """One of a few names, matched without regard to case, ``-`` and ``_``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        found: str = super().convert(match(str(value), self.choices) or value, param, ctx)
-        return found
+        choice: str = super().convert(match(str(value), self.choices) or value, param, ctx)
+        return choice
 
 
 class GroupedOption(click.Option):
@@ -75,7 +78,8 @@ class WithExamples(click.Command):
         for param in self.params:
             if isinstance(param, click.Option) and not param.is_flag and param.metavar is None:
                 param.metavar = next(
-                    (word for kind, word in TYPES.items() if isinstance(param.type, kind)), None
+                    (metavar for kind, metavar in TYPES.items() if isinstance(param.type, kind)),
+                    None,
                 )
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -92,9 +96,11 @@ class ExampleGroup(WithExamples, click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = self.list_commands(ctx)
         groups = COMMAND_GROUPS if self.name == "fczoo" else {}
-        sections = {heading: [n for n in own if n in names] for heading, own in groups.items()}
-        listed = {name for section in sections.values() for name in section}
-        sections["Commands"] = [name for name in names if name not in listed]
+        sections = {
+            heading: [n for n in members if n in names] for heading, members in groups.items()
+        }
+        grouped_names = {name for section in sections.values() for name in section}
+        sections["Commands"] = [name for name in names if name not in grouped_names]
         for heading, section in sections.items():
             if section:
                 with formatter.section(heading):
@@ -104,7 +110,8 @@ class ExampleGroup(WithExamples, click.Group):
 class GroupedCommand(WithExamples):
     """A command whose ``--help`` lists options below headings, after its examples.
 
-    With ``common``, flags such as ``--rounds``, ``--help`` lists only these; ``--help-all`` lists all.
+    With ``common``, flags such as ``--rounds``, ``--help`` lists only these; ``--help-all`` lists
+    all.
     """
 
     def __init__(self, *arguments: Any, common: Collection[str] = (), **more: Any):
@@ -131,7 +138,7 @@ class GroupedCommand(WithExamples):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
-        omitted = 0
+        omitted_count = 0
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             group = getattr(param, "group", "options")
@@ -139,14 +146,14 @@ class GroupedCommand(WithExamples):
                 continue
             rare = self.common and group != "options" and param.opts[0] not in self.common
             if rare and not ctx.meta.get(ALL_OPTIONS):
-                omitted += 1
+                omitted_count += 1
             else:
                 sections.setdefault(group, []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading.capitalize()):
                 formatter.write_dl(records)
-        if omitted:
-            formatter.write(f"\n{omitted} more options: {ctx.command_path} --help-all\n")
+        if omitted_count:
+            formatter.write(f"\n{omitted_count} more options: {ctx.command_path} --help-all\n")
 
 
 def _print_all_options(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -158,25 +165,36 @@ def _print_all_options(ctx: click.Context, param: click.Parameter, wanted: bool)
 
 
 def _sentence(command: click.Command) -> str:
-    """Return the first sentence of a command's help, whole."""
+    """Return the first sentence of a command's help without a length limit."""
     return command.get_short_help_str(limit=1000)
 
 
-def grouped(group: str, *names: str, **more: Any) -> Callable[[Command], Command]:
-    """``click.option`` below a heading."""
+def grouped_option(group: str, *names: str, **more: Any) -> Callable[[Command], Command]:
+    """Return ``click.option`` below a heading.
+
+    Args:
+        group: The heading.
+        names: Spellings of the option.
+        more: Other arguments of ``click.option``.
+    """
     return click.option(*names, cls=GroupedOption, group=group, **more)
 
 
 def settings_options(names: Iterable[str] = ()) -> Callable[[Command], Command]:
-    """Decorator that adds the options of ``Settings``, or some of them, by group.
+    """Return a decorator that adds all or some options of ``Settings``, by group.
 
-    Their words are read by ``Settings``.
+    ``Settings`` parses their values.
+
+    Args:
+        names: Names of settings. Empty: all.
     """
-    wanted = [f for f in fields(Settings) if not names or f.name in names]
+    setting_fields = [f for f in fields(Settings) if not names or f.name in names]
 
     def add(command: Command) -> Command:
-        ordered = [f for group in GROUPS for f in wanted if f.metadata["group"] == group]
-        for field in reversed(ordered):
+        fields_by_group = [
+            f for group in GROUPS for f in setting_fields if f.metadata["group"] == group
+        ]
+        for field in reversed(fields_by_group):
             command = _setting(field)(command)
         return command
 
@@ -188,14 +206,16 @@ def _setting(field: Field[Any]) -> Callable[[Command], Command]:
     default = option_word(field.default)
     if field.name in {f.name for f in fields(Defaults)}:
         default = "set by the data set"
-    more: dict[str, Any] = {"help": field.metadata["meaning"], "default": None}
+    option_arguments: dict[str, Any] = {"help": field.metadata["meaning"], "default": None}
     if hint is bool:
         name = f"{name}/--no-{name.removeprefix('--')}"
     else:
-        more["help"] += "" if default == "none" else f"  [default: {default}]"
-        more["metavar"] = _metavar(field.name, hint)
-        more["shell_complete"] = complete(REGISTERED.get(field.name), _choices(hint))
-    return grouped(field.metadata["group"], name, **more)
+        option_arguments["help"] += "" if default == "none" else f"  [default: {default}]"
+        option_arguments["metavar"] = _metavar(field.name, hint)
+        option_arguments["shell_complete"] = complete(
+            REGISTRY_OF_SETTING.get(field.name), _choices(hint)
+        )
+    return grouped_option(field.metadata["group"], name, **option_arguments)
 
 
 def _metavar(name: str, hint: Any) -> str:
@@ -207,24 +227,39 @@ def _metavar(name: str, hint: Any) -> str:
         return "|".join(map(str, parts))
     if get_origin(hint) is tuple:
         return "|".join(_choices(hint)) or "NUMBERS"
-    shown = [
-        "NUMBER" if part in (int, float) else "|".join(map(str, _choices(part))) or "NAME" for part in parts
+    labels = [
+        "NUMBER" if part in (int, float) else "|".join(map(str, _choices(part))) or "NAME"
+        for part in parts
     ]
-    return "|".join(shown)
+    return "|".join(labels)
 
 
 def _choices(hint: Any) -> tuple[str, ...]:
-    """The words among an option's values."""
+    """Return the literal strings among an option's values."""
     parts = (hint, *get_args(hint))
-    return tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+    return tuple(
+        choice for part in parts if get_origin(part) is Literal for choice in get_args(part)
+    )
 
 
-def complete(registry: Registry[Any] | None, words: tuple[str, ...] = ()) -> Callable[..., list[str]]:
-    """What a shell offers for the last word of a comma-separated list. Nothing is imported to find names."""
+def complete(
+    registry: Registry[Any] | None, words: tuple[str, ...] = ()
+) -> Callable[..., list[str]]:
+    """Return shell completions of the last item in a comma-separated list, without imports.
+
+    Args:
+        registry: Registry whose names are offered, if any.
+        words: Other words that are offered.
+
+    Returns:
+        Callback for ``shell_complete`` of click.
+    """
 
     def offer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        known = [*words, *(registry.names() if registry else ())]
-        return [f"{before}{comma}{word}" for word in known if word.startswith(last)]
+        prefix, comma, last = incomplete.rpartition(",")
+        candidates = [*words, *(registry.names() if registry else ())]
+        return [
+            f"{prefix}{comma}{candidate}" for candidate in candidates if candidate.startswith(last)
+        ]
 
     return offer

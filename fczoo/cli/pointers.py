@@ -10,7 +10,9 @@ from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
 from fczoo.core.registry import AGGREGATORS, LOCAL_TRAINING, METHODS, PARTITIONERS
 
-RATE = "the learning rate is an option of each method: --set METHOD.lr=VALUE, e.g. --set hgp.lr=0.001"
+RATE = (
+    "the learning rate is an option of each method: --set METHOD.lr=VALUE, e.g. --set hgp.lr=0.001"
+)
 SKEW = "the split over clients is --partition NAME:VALUE, e.g. --partition dirichlet:0.1"
 
 OPTIONS: dict[str, tuple[str, str]] = {
@@ -20,7 +22,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "lora-rank": ("set", "it is an option of most methods: --set METHOD.rank=VALUE"),
     "memory-size": ("set", "it is an option of methods with exemplars: --set METHOD.memory=VALUE"),
     "buffer-size": ("set", "it is an option of methods with exemplars: --set METHOD.memory=VALUE"),
-    "mu": ("local", "it is the number of FedProx: --local fedprox:MU"),
+    "mu": ("local", "it is the weight of FedProx: --local fedprox:MU"),
     "fedprox": ("local", "give --local fedprox:MU"),
     "scaffold": ("local", "give --local scaffold"),
     "model": ("backbone", "give --backbone NAME or --backbone FILE; for methods, --methods NAMES"),
@@ -69,7 +71,10 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "classes-per-task": ("tasks", "give the classes of each task: --tasks 20,20,20,20,20"),
     "increment": ("tasks", "give the classes of each task: --tasks 50,10,10,10,10,10"),
     "frac": ("participation", "give --participation NUMBER, a part up to 1 or a number of clients"),
-    "fraction": ("participation", "give --participation NUMBER, a part up to 1 or a number of clients"),
+    "fraction": (
+        "participation",
+        "give --participation NUMBER, a part up to 1 or a number of clients",
+    ),
     "data": ("data_root", "give --data-root FOLDER for images, --dataset NAME for what they are"),
     "data-dir": ("data_root", "give --data-root FOLDER"),
     "data-path": ("data_root", "give --data-root FOLDER"),
@@ -85,7 +90,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "wandb": ("log", "give --log wandb"),
     "tensorboard": ("log", "give --log tensorboard"),
 }
-"""Option of another tool -> the parameter here that it stands for, and what to type."""
+"""Option of another tool -> the parameter here that it represents, and what to type."""
 
 COMMANDS: dict[str, str] = {
     "run": "fczoo bench",
@@ -130,7 +135,7 @@ PARTITIONS: dict[str, str] = {
     "uniform": "iid",
     "random": "iid",
 }
-"""Name of a split elsewhere -> the partition here."""
+"""Name of a split in other tools -> the partition here."""
 
 FEW = 5  # names that a message lists
 FIELDS: dict[str, str] = {
@@ -143,20 +148,27 @@ FIELDS: dict[str, str] = {
     "memory-size": "memory",
     "buffer-size": "memory",
 }
-"""Option of a method elsewhere -> its name here."""
+"""Option of a method in other tools -> its name here."""
 
 LISTS = {
     **dict.fromkeys(("methods", "dataset", "partition", "log", "vary"), "names"),
     **dict.fromkeys(("seeds", "tasks", "class-order", "mean", "std"), "numbers"),
 }
-"""Option that takes several words, separated by commas -> what these are."""
+"""Option that takes several words, separated by commas -> kind of the words."""
 MANY_SEEDS = 100  # a larger number after ``--seeds`` is not meant as a number of runs
 
 
 def option_pointer(option: str, known: Collection[str]) -> str:
-    """Return what to type in place of an unknown option; empty where ``known`` lacks the target.
+    """Return what to type in place of an unknown option.
 
     An option that methods have is given with ``--set``.
+
+    Args:
+        option: The unknown option.
+        known: Parameters of the command.
+
+    Returns:
+        Advice; empty where ``known`` lacks the target.
     """
     rows = {fold(name): row for name, row in OPTIONS.items()}
     target, advice = rows.get(fold(option.lstrip("-")), ("", ""))
@@ -164,25 +176,42 @@ def option_pointer(option: str, known: Collection[str]) -> str:
         return advice if target in known else ""
     owners = option_owners(option.lstrip("-")) if "set" in known else {}
     names = list(owners)
-    return f"it is an option of {first_few(names)}: --set METHOD.{owners[names[0]]}=VALUE" if names else ""
+    return (
+        f"it is an option of {first_few(names)}: --set METHOD.{owners[names[0]]}=VALUE"
+        if names
+        else ""
+    )
 
 
 def option_owners(word: str) -> dict[str, str]:
-    """Return the methods that have an option, each with its spelling of it."""
-    spelled = {name: match(word, METHODS.options(name)) for name in METHODS.names()}
-    return {name: option for name, option in spelled.items() if option}
+    """Return the methods that have an option, each with its spelling of it.
+
+    Args:
+        word: Name of the option in any spelling.
+
+    Returns:
+        Spelling by method.
+    """
+    spellings = {name: match(word, METHODS.options(name)) for name in METHODS.names()}
+    return {name: option for name, option in spellings.items() if option}
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Return the first names in words, and how many more there are."""
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return ", ".join(names[:FEW]) + more
+    """Return the first names in words, and how many more there are.
+
+    Args:
+        names: All names.
+    """
+    remainder = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + remainder
 
 
 def command_pointer(command: str, kinds: Iterable[str]) -> str:
-    """Return what to type in place of an unknown command; empty where nothing is known of it.
+    """Return what to type in place of an unknown command; empty if unknown.
 
-    ``kinds`` are what ``fczoo list`` lists.
+    Args:
+        command: The unknown command.
+        kinds: Kinds that ``fczoo list`` lists.
     """
     if kind := match(command, kinds):
         return f"fczoo list {kind}"
@@ -192,58 +221,105 @@ def command_pointer(command: str, kinds: Iterable[str]) -> str:
 
 
 def check_methods(names: Iterable[str]) -> None:
-    """Raise FczooError for a name that is not a method but a rule of local training or an aggregator."""
+    """Raise FczooError for a name of a rule of local training or an aggregator.
+
+    Args:
+        names: Names that should be methods.
+
+    Raises:
+        FczooError: A name is not a method's; the message has the right option.
+    """
     for name in names:
         for option, registry in (("local", LOCAL_TRAINING), ("aggregator", AGGREGATORS)):
-            found = registry.find(name)
-            if found and METHODS.find(name) is None:
-                advice = f"{found} goes with any method: --{option} {found}"
+            registered_name = registry.find(name)
+            if registered_name and METHODS.find(name) is None:
+                advice = f"{registered_name} works with any method: --{option} {registered_name}"
                 raise FczooError(f"no method is called {name!r}; {advice}")
 
 
 def check_partitions(specs: Iterable[str]) -> None:
-    """Raise FczooError for a partition that other tools call so, and for numbers without a name."""
-    listed = list(specs)
-    for place, spec in enumerate(listed):
+    """Raise FczooError for other tools' names of partitions, and for numbers without a name.
+
+    Args:
+        specs: Partitions with their options.
+
+    Raises:
+        FczooError: Such a partition is given; the message has the right one.
+    """
+    partitions = list(specs)
+    for position, spec in enumerate(partitions):
         name, colon, value = spec.partition(":")
-        advised = PARTITIONS.get(fold(name))
-        if advised and PARTITIONERS.find(name) is None:
-            wanted = f"{advised.partition(':')[0]}:{value}" if colon and " or " not in advised else advised
-            raise FczooError(f"--partition {spec} is not a partition here; write --partition {wanted}")
+        advice = PARTITIONS.get(fold(name))
+        if advice and PARTITIONERS.find(name) is None:
+            suggestion = (
+                f"{advice.partition(':')[0]}:{value}" if colon and " or " not in advice else advice
+            )
+            raise FczooError(
+                f"--partition {spec} is not a partition here; write --partition {suggestion}"
+            )
         if spec.replace(".", "", 1).isdecimal():
-            before = listed[place - 1].partition(":")[0] if place else "dirichlet"
-            wanted = ",".join([*listed[:place], f"{before}:{spec}"])
-            raise FczooError(f"--partition has {spec!r} without a name; write --partition {wanted}")
+            previous_name = partitions[position - 1].partition(":")[0] if position else "dirichlet"
+            suggestion = ",".join([*partitions[:position], f"{previous_name}:{spec}"])
+            raise FczooError(
+                f"--partition has {spec!r} without a name; write --partition {suggestion}"
+            )
 
 
 def check_fields(method: str, fields: Iterable[str], values: Iterable[str]) -> None:
-    """Raise FczooError for an option that the method has under another name, such as ``learning_rate``."""
-    known, names = list(fields), {fold(word): name for word, name in FIELDS.items()}
-    for word in values:
-        wanted = names.get(fold(word))
-        if wanted is None or word in known:
+    """Raise FczooError for an option that the method has under another name.
+
+    An example is ``learning_rate``.
+
+    Args:
+        method: Name of the method, for the message.
+        fields: Names of its options.
+        values: Names of the options that are set.
+
+    Raises:
+        FczooError: An option has another name; the message has it.
+    """
+    field_names, names = list(fields), {fold(option): name for option, name in FIELDS.items()}
+    for option in values:
+        target = names.get(fold(option))
+        if target is None or option in field_names:
             continue
-        close = sorted((name for name in known if set(wanted.split("_")) <= set(name.split("_"))), key=len)
-        if close:
-            advice = f"did you mean {', '.join(close)}? (--set {method}.{close[0]}=VALUE)"
-            raise FczooError(f"{method} has no option {word!r}; {advice}")
+        candidates = sorted(
+            (name for name in field_names if set(target.split("_")) <= set(name.split("_"))),
+            key=len,
+        )
+        if candidates:
+            advice = f"did you mean {', '.join(candidates)}? (--set {method}.{candidates[0]}=VALUE)"
+            raise FczooError(f"{method} has no option {option!r}; {advice}")
 
 
 def check_spaces(args: Sequence[str]) -> str:
-    """Return advice where words of a list are separated by spaces; empty where they are not."""
-    for place, word in enumerate(args):
-        name, _, first = word.removeprefix("--").lower().replace("_", "-").partition("=")
-        if word.startswith("--") and name in LISTS:
-            rest = itertools.takewhile(lambda value: not value.startswith("-"), args[place + 1 :])
-            values = [value.strip(",") for value in (first, *rest) if value.strip(",")]
+    """Return advice where words of a list are separated by spaces; empty where they are not.
+
+    Args:
+        args: Arguments of the command.
+    """
+    for position, argument in enumerate(args):
+        name, _, first = argument.removeprefix("--").lower().replace("_", "-").partition("=")
+        if argument.startswith("--") and name in LISTS:
+            next_values = itertools.takewhile(
+                lambda value: not value.startswith("-"), args[position + 1 :]
+            )
+            values = [value.strip(",") for value in (first, *next_values) if value.strip(",")]
             if len(values) > 1:
                 return f"separate {LISTS[name]} by commas: --{name} {','.join(values)}"
     return ""
 
 
 def one_seed(value: object) -> str:
-    """Return a note for a single seed, which may have been meant as a number of runs."""
-    word = str(value).strip()
-    if not word.isdecimal() or not 2 <= int(word) <= MANY_SEEDS:
+    """Return a note for a single seed, which may have been meant as a number of runs.
+
+    Args:
+        value: Value of ``--seeds``.
+
+    Returns:
+        The note; empty for other values.
+    """
+    text = str(value).strip()
+    if not text.isdecimal() or not 2 <= int(text) <= MANY_SEEDS:
         return ""
-    return f"one run with seed {word}; for {word} runs give --seeds 0-{int(word) - 1}"
+    return f"one run with seed {text}; for {text} runs give --seeds 0-{int(text) - 1}"

@@ -1,4 +1,4 @@
-"""What ``show`` prints."""
+"""Output of ``fczoo show``."""
 
 import dataclasses
 import inspect
@@ -9,125 +9,171 @@ from typing import Any, get_type_hints
 import torch
 from tabulate import tabulate
 
-from fczoo.backbones.pretraining import TITLES
+from fczoo.backbones.weights import TITLES
+from fczoo.cli.listing import PARTS
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.names import fold
 from fczoo.core.options import describe_type, nearest, plural
 from fczoo.core.payload import Payload
 from fczoo.core.registry import (
-    AGGREGATORS,
-    ATTACKS,
     DATASETS,
-    LOCAL_TRAINING,
-    MERGES,
     METHODS,
-    PARTITIONERS,
     create_method,
 )
 from fczoo.core.tree import Tree, nbytes
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.reports.contamination import CLASSES
-from fczoo.reports.words import option_word
-from fczoo.runner.cost import Measured, measure
-from fczoo.runner.moments import MOMENTS
-from fczoo.security.privacy import disclosed
+from fczoo.reports.text_format import option_word
+from fczoo.runner.cost import MOMENTS, MeasuredCost, measure
+from fczoo.runner.schedule import origin_for_dataset
+from fczoo.security.privacy import list_disclosures
 
 
 def show(name: str, dataset: str) -> str:
-    """Everything about a method, data set, partitioner, aggregator, attack, local training or, as
-    ``settings``, the settings.
+    """Describe an entry of any registry or, as ``settings``, the settings.
 
-    Raises FczooError for an unknown name.
+    Args:
+        name: Name in any spelling.
+        dataset: Data set whose values are shown.
+
+    Returns:
+        The text to print.
+
+    Raises:
+        FczooError: The name is unknown.
     """
     if fold(name) == "settings":
         return _settings_page()
-    pages = (
-        (METHODS, _method_page),
-        (DATASETS, _dataset_page),
-        *((r, _options_page) for r in (PARTITIONERS, AGGREGATORS, MERGES, ATTACKS, LOCAL_TRAINING)),
-    )
-    for registry, page in pages:
+    pages = {METHODS: _method_page, DATASETS: _dataset_page}
+    for registry in PARTS:
         if registry.find(name):
-            return page(registry.get(name), dataset)
-    known = ["settings", *(n for registry, _ in pages for n in registry.names())]
-    raise FczooError(f"nothing is called {name!r}; {nearest(name, known)}")
+            return pages.get(registry, _options_page)(registry.get(name), dataset)
+    known_names = ["settings", *(n for registry in PARTS for n in registry.names())]
+    raise FczooError(f"nothing is called {name!r}; {nearest(name, known_names)}")
 
 
 def _method_page(cls: type[Method], dataset: str) -> str:
     method = create_method(cls.name, dataset)
     parts = [f"{cls.name}: {inspect.getdoc(cls)}", f"Paper: {cls.paper}"]
-    parts.append(f"Hyper-parameters on {dataset} (--set {cls.name}.FIELD=VALUE):\n{_options_table(method)}")
-    if cls.returning:
-        parts.append("Labels may come back in later tasks (--tasks domains, --moving, --task-order own).")
-    if cls.tuned:
-        parts.append(f"Values by data set: {'; '.join(tuned_words(cls))}.")
+    parts.append(
+        f"Hyper-parameters on {dataset} (--set {cls.name}.FIELD=VALUE):\n{_options_table(method)}"
+    )
+    if cls.supports_recurring_classes:
+        parts.append(
+            "Classes may recur in later tasks (--tasks domains, --moving, --task-order own)."
+        )
+    if cls.dataset_options:
+        parts.append("Values by data set:\n" + "\n".join(dataset_values(cls)))
     return "\n\n".join([*parts, *exchange(method, dataset)])
 
 
-def tuned_words(cls: type[Method]) -> list[str]:
-    """Each data set with the values that a method has for it."""
-    return [
-        f"{dataset} ({', '.join(f'{k}={option_word(v)}' for k, v in values.items())})"
-        for dataset, values in cls.tuned.items()
-    ]
+def dataset_values(cls: type[Method]) -> list[str]:
+    """Format a method's values for each data set, with the protocol that states them.
+
+    Args:
+        cls: Class of the method.
+
+    Returns:
+        One line per data set.
+    """
+    lines = []
+    for dataset, values in cls.dataset_options.items():
+        by_origin: dict[str, list[str]] = {}
+        for option, value in values.items():
+            origin = origin_for_dataset(cls.name, option, value, dataset)
+            words = (
+                f", from {origin.words}" if origin and origin.words.startswith("protocol") else ""
+            )
+            by_origin.setdefault(words, []).append(f"{option}={option_word(value)}")
+        lines.append(
+            f"{dataset}: "
+            f"{'; '.join(', '.join(options) + words for words, options in by_origin.items())}"
+        )
+    return lines
 
 
 def exchange(method: Method, dataset: str) -> list[str]:
-    """What a method trains, sends, keeps and gives away on a data set, measured: paragraphs and tables."""
+    """Measure what a method trains, sends, stores and discloses on a data set.
+
+    Args:
+        method: The method.
+        dataset: Name of the data set.
+
+    Returns:
+        Paragraphs with tables.
+    """
     training = method.training()
-    torch.set_num_threads(1)  # a step on so few images is too small to share
-    seen = measure(method, Settings.for_dataset(dataset))
-    kept = ", ".join(p.rstrip(".") for p in method.private) or "nothing"
-    parts = [f"Averaged by: {training.averaging}. Kept on the server: {kept}."]
+    torch.set_num_threads(1)  # a step on few images is too small for several threads
+    measurement = measure(method, Settings.for_dataset(dataset))
+    server_groups = ", ".join(p.rstrip(".") for p in method.server_only) or "nothing"
+    parts = [f"Averaged by: {training.averaging}. Kept on the server: {server_groups}."]
     parts.append(
-        f"Measured in the first two tasks of {dataset} on {seen.backbone}, a client with every class. "
-        f"Its uploads, MB:\n{_moments_table(seen)}"
+        f"Measured in the first two tasks of {dataset} on {measurement.backbone}, a client with "
+        f"every class. Its uploads, MB:\n{_moments_table(measurement)}"
     )
-    tables = [("Trained", seen.trained)]
-    for moment, words in MOMENTS.items():
-        first, second = (uploads.get(moment, Payload({})) for uploads in (seen.sent, seen.later))
-        more = {name: value for name, value in second.items() if name not in first}
+    tables = [("Trained", measurement.trained)]
+    for phase, words in MOMENTS.items():
+        first, second = (
+            uploads.get(phase, Payload({})) for uploads in (measurement.sent, measurement.later)
+        )
+        new_tensors = {name: value for name, value in second.items() if name not in first}
         tables += [
             (f"Sent up {words}", first.tensors),
-            (f"Sent up {words}, {'also ' if first else ''}from the second task on", more),
+            (f"Sent up {words}, {'also ' if first else ''}from the second task on", new_tensors),
         ]
-    tables.append(("Held by a client in the second task besides what it trains", seen.held))
-    parts += [f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}" for label, tree in tables if tree]
-    if seen.remembered:
-        parts.append(f"Remembered by a client from the first task: {', '.join(seen.remembered)}.")
-    every = [upload for uploads in (seen.sent, seen.later) for upload in uploads.values()]
-    sent = Payload({name: value for upload in every for name, value in upload.items()})
+    tables.append(
+        ("Held by a client in the second task in addition to what it trains", measurement.held)
+    )
+    parts += [
+        f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}"
+        for label, tree in tables
+        if tree
+    ]
+    if measurement.remembered:
+        parts.append(
+            f"Remembered by a client from the first task: {', '.join(measurement.remembered)}."
+        )
+    all_uploads = [
+        upload for uploads in (measurement.sent, measurement.later) for upload in uploads.values()
+    ]
+    combined_upload = Payload(
+        {name: value for upload in all_uploads for name, value in upload.items()}
+    )
     lines = (
-        f"{content} ({', '.join(dict.fromkeys(map(_group, names)))}): {tells}"
-        for content, names, tells in disclosed(training, sent)
+        f"{content} ({', '.join(dict.fromkeys(map(_group, names)))}): {consequence}"
+        for content, names, consequence in list_disclosures(training, combined_upload)
     )
     parts.append("What a server could learn from an upload:\n" + "\n".join(lines))
-    if training.separate:
+    if training.per_client_statistics:
         parts.append(
-            "The server needs each client's sums by itself: secure aggregation, which shows it only totals, "
-            "cannot hide them."
+            "The server needs the sums of each client: secure aggregation, which shows it only "
+            "totals, cannot hide them."
         )
     parts.append(
-        f"Sent down at the start of a task: {nbytes(seen.received) / 1e6:.3f} MB; later only what has "
-        "changed."
+        f"Sent down at the start of a task: {nbytes(measurement.received) / 1e6:.3f} MB; later "
+        "only what has changed."
     )
     return parts
 
 
-def _moments_table(seen: Measured) -> str:
-    """The moments at which a client acts, and the size of its upload in the first and the second task."""
+def _moments_table(seen: MeasuredCost) -> str:
+    """Format the phases in which a client acts, and its upload in the first and second task."""
 
-    def size(uploads: Mapping[str, Payload], moment: str) -> str:
-        upload = uploads.get(moment)
-        return "" if upload is None else f"{nbytes(upload.tensors) / 1e6:.3f}" if upload else "nothing"
+    def size(uploads: Mapping[str, Payload], phase: str) -> str:
+        upload = uploads.get(phase)
+        return (
+            "" if upload is None else f"{nbytes(upload.tensors) / 1e6:.3f}" if upload else "nothing"
+        )
 
     rows = [
-        (words, size(seen.sent, moment), size(seen.later, moment))
-        for moment, words in MOMENTS.items()
-        if moment in {**seen.sent, **seen.later}
+        (words, size(seen.sent, phase), size(seen.later, phase))
+        for phase, words in MOMENTS.items()
+        if phase in {**seen.sent, **seen.later}
     ]
-    return tabulate(rows, ["moment", "first task", "second task"], tablefmt="simple", disable_numparse=True)
+    return tabulate(
+        rows, ["moment", "first task", "second task"], tablefmt="simple", disable_numparse=True
+    )
 
 
 def _settings_page() -> str:
@@ -147,21 +193,23 @@ def _dataset_page(cls: Any, _: str) -> str:
         ("Layout", cls.layout),
         ("Licence", cls.licence),
     ]
-    known = "; ".join(
+    overlap_text = "; ".join(
         f"{TITLES.get(key, key)} has {CLASSES[overlap]}" for key, overlap in cls.overlaps.items()
     )
-    facts.append(("Pre-training", known))
+    facts.append(("Pre-training", overlap_text))
     if cls.folder:
         facts.append(("Place", f"folder {cls.folder} below FCZOO_HOME/data or --data-root"))
         facts.append(
             (
                 "Download",
-                f"fczoo data fetch {cls.name}" if cls.archives else "not automatic; see source and layout",
+                f"fczoo data fetch {cls.name}"
+                if cls.archives
+                else "not automatic; see source and layout",
             )
         )
     about = tabulate([fact for fact in facts if fact[1]], tablefmt="plain")
-    own = f"Its own schedule (--protocol none):\n{table}"
-    return f"{cls.name}: {cls.about}\n{inspect.getdoc(cls)}\n\n{about}\n\n{own}"
+    schedule = f"Its own schedule (--protocol none):\n{table}"
+    return f"{cls.name}: {cls.about}\n{inspect.getdoc(cls)}\n\n{about}\n\n{schedule}"
 
 
 def _options_page(entry: Any, _: str) -> str:
@@ -190,12 +238,15 @@ def _options_table(instance: Any, group: str = "") -> str:
 
 
 def _group(name: str) -> str:
-    """``full.*`` for each weight of the network; any other tensor by its name."""
+    """Return ``full.*`` for each weight of the network, and any other tensor's name unchanged."""
     return re.sub(r"(.*full)\..*", r"\1.*", name)
 
 
 def _tree_table(tree: Tree) -> str:
-    """Name, shape and scalars; many tensors of one group, such as all weights of the network, in one line."""
+    """Format name, shape and scalars of tensors.
+
+    Many tensors of one group, such as all weights of the network, are one line.
+    """
     groups: dict[str, list[str]] = {}
     for name in tree:
         groups.setdefault(_group(name), []).append(name)

@@ -1,38 +1,51 @@
-"""What ``fczoo partition`` shows and writes: who owns how many images of which class,
-in tables, a picture and JSON.
-"""
+"""Output of ``fczoo partition``: images per client and class."""
 
 from pathlib import Path
 
 import numpy as np
 from tabulate import tabulate
 
-from fczoo.core.csv_text import to_csv_text
-from fczoo.core.files import encode_json
+from fczoo.core.files import encode_json, to_csv_text
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 
 
 def class_counts(partition: Partition, stream: Stream) -> np.ndarray:
-    """Images, [tasks, clients, classes]; classes in order of arrival."""
+    """Count images per task, client and class.
+
+    Args:
+        partition: Images of each client.
+        stream: Stream that is split.
+
+    Returns:
+        int64 counts [tasks, clients, classes], with classes in order of arrival.
+    """
     out = np.zeros((len(partition.tasks), partition.clients, len(stream.classes)), np.int64)
     for t, task in enumerate(partition.tasks):
-        for k, owned in enumerate(task):
-            labels = stream.train.labels[np.searchsorted(stream.train_index, owned)]
+        for k, client_indices in enumerate(task):
+            labels = stream.train.labels[np.searchsorted(stream.train_index, client_indices)]
             out[t, k] = np.bincount(labels, minlength=len(stream.classes))
     return out
 
 
 def describe_split(partition: Partition, stream: Stream, full: bool, protocol: str | None) -> str:
-    """A line a task and, in ``full``, a table of images per client and class for each task.
+    """Format one line per task and, with ``full``, tables of images per client and class.
 
-    ``protocol`` is named, since it may have taken a part of the images.
+    Args:
+        partition: Images of each client.
+        stream: Stream that is split.
+        full: Add the tables.
+        protocol: Name of the protocol, if any, which is shown since it may use a part of the
+            images.
+
+    Returns:
+        The text to print.
     """
     counts = class_counts(partition, stream)
-    followed = f", protocol {protocol}" if protocol else ""
+    protocol_note = f", protocol {protocol}" if protocol else ""
     split = f"{partition.spec}, partition seed {partition.seed}, sha256 {partition.sha256}"
     parts = [
-        f"{partition.dataset}{followed}: {split}",
+        f"{partition.dataset}{protocol_note}: {split}",
         _tasks_table(partition, stream, counts),
     ]
     if not full:
@@ -41,12 +54,20 @@ def describe_split(partition: Partition, stream: Stream, full: bool, protocol: s
         )
     for task in stream.tasks:
         title = f"Task {task.index + 1}, images per client and class (original labels):"
-        parts.append(f"{title}\n{_clients_table(counts[task.index], stream, task.start, task.stop)}")
+        parts.append(
+            f"{title}\n{_clients_table(counts[task.index], stream, task.start, task.stop)}"
+        )
     return "\n\n".join(parts)
 
 
 def write_table(path: Path, partition: Partition, stream: Stream) -> None:
-    """CSV with a row for each task, client and class of which it owns something."""
+    """Write CSV with a row per task, client and class with images.
+
+    Args:
+        path: File to write.
+        partition: Images of each client.
+        stream: Stream that is split.
+    """
     rows: list[list[object]] = [["task", "client", "class", "name", "images"]]
     counts = class_counts(partition, stream)
     for t, k, c in np.argwhere(counts):
@@ -55,18 +76,24 @@ def write_table(path: Path, partition: Partition, stream: Stream) -> None:
 
 
 def write_export(path: Path, partition: Partition, stream: Stream) -> None:
-    """Plain JSON for other software: positions in the data set's training part,
-    by task and client, with original labels.
+    """Write JSON for other software: positions in the training part, by task and client.
+
+    Labels are the original ones.
+
+    Args:
+        path: File to write.
+        partition: Images of each client.
+        stream: Stream that is split.
     """
     tasks = []
     for task in stream.tasks:
-        owned = partition.tasks[task.index][: partition.present(task.index)]
+        client_indices = partition.tasks[task.index][: partition.present(task.index)]
         tasks.append(
             {
                 "classes": list(stream.class_order[task.start : task.stop]),
                 "clients": {
                     str(k): {"indices": index.tolist(), "labels": _original(stream, index)}
-                    for k, index in enumerate(owned)
+                    for k, index in enumerate(client_indices)
                 },
             }
         )
@@ -90,8 +117,12 @@ def write_export(path: Path, partition: Partition, stream: Stream) -> None:
 
 
 def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
-    """Heat map of images per client and class, tasks side by side,
-    where ``check_plot`` has nothing against it.
+    """Plot a heat map of images per client and class, tasks side by side.
+
+    Args:
+        path: File to write, which ``check_plot`` must accept.
+        partition: Images of each client.
+        stream: Stream that is split.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -103,13 +134,17 @@ def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
     )
     axes = figure.subplots()
     image = axes.imshow(
-        np.ma.masked_equal(counts, 0), aspect="auto", cmap="viridis", interpolation="nearest", vmin=0
+        np.ma.masked_equal(counts, 0),
+        aspect="auto",
+        cmap="viridis",
+        interpolation="nearest",
+        vmin=0,
     )
     axes.set_facecolor("white")
     for task in stream.tasks[1:]:
         axes.axvline(task.start - 0.5, color="black", linewidth=0.8)
     axes.set(
-        xlabel="class, in order of arrival (lines part tasks)",
+        xlabel="class, in order of arrival (lines separate tasks)",
         ylabel="client",
         title=f"{partition.dataset}, {partition.spec}",
     )
@@ -127,11 +162,13 @@ def _original(stream: Stream, index: np.ndarray) -> list[int]:
 def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> str:
     rows = []
     for task in stream.tasks:
-        here, own = counts[task.index], partition.tasks[task.index]
-        sizes = here.sum(1)[here.sum(1) > 0]
+        task_counts, client_indices = counts[task.index], partition.tasks[task.index]
+        sizes = task_counts.sum(1)[task_counts.sum(1) > 0]
         images = stream.train_index[stream.positions(stream.train, task)]
-        owned, owners = np.unique(np.concatenate(own), return_counts=True)
-        held = (here[here.sum(1) > 0] > 0).sum(1)
+        assigned_images, owner_counts = np.unique(
+            np.concatenate(client_indices), return_counts=True
+        )
+        classes_per_client = (task_counts[task_counts.sum(1) > 0] > 0).sum(1)
         rows.append(
             (
                 task.index + 1,
@@ -140,9 +177,9 @@ def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> st
                 partition.present(task.index),
                 len(sizes),
                 f"{sizes.min()} / {np.median(sizes):g} / {sizes.max()}",
-                f"{held.mean():.1f}",
-                len(np.setdiff1d(images, owned)),
-                int((owners > 1).sum()),
+                f"{classes_per_client.mean():.1f}",
+                len(np.setdiff1d(images, assigned_images)),
+                int((owner_counts > 1).sum()),
             )
         )
     head = [
@@ -151,16 +188,21 @@ def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> st
         "images",
         "clients",
         "with data",
-        "images a client: least / median / most",
-        "classes a client",
-        "nobody's",
+        "images per client: least / median / most",
+        "classes per client",
+        "unassigned",
         "shared",
     ]
-    return tabulate(rows, head, tablefmt="simple", disable_numparse=True, colalign=("right",) * len(head))
+    return tabulate(
+        rows, head, tablefmt="simple", disable_numparse=True, colalign=("right",) * len(head)
+    )
 
 
 def _clients_table(counts: np.ndarray, stream: Stream, start: int, stop: int) -> str:
-    rows = [(k, *("" if n == 0 else n for n in row[start:stop]), row.sum()) for k, row in enumerate(counts)]
+    rows = [
+        (k, *("" if n == 0 else n for n in row[start:stop]), row.sum())
+        for k, row in enumerate(counts)
+    ]
     head = ["client", *map(str, stream.class_order[start:stop]), "all"]
     return tabulate(
         [*rows, ("all", *counts[:, start:stop].sum(0), counts.sum())],

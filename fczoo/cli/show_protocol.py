@@ -1,30 +1,40 @@
-"""What ``fczoo show protocol NAME`` and ``fczoo show release NAME`` print."""
+"""Output of ``fczoo show protocol NAME`` and ``fczoo show release NAME``."""
 
 import inspect
 import textwrap
 from dataclasses import fields
 from typing import Any
 
-from fczoo.core.registry import DATASETS, METHODS, domains_of
+from fczoo.core.registry import DATASETS, METHODS
+from fczoo.data.dataset import domains_of
 from fczoo.federation.settings import Settings
-from fczoo.papers.protocol import ByBeta, Protocol, Release, Source, Stated
-from fczoo.reports.words import option_word, word_table
+from fczoo.papers.protocol import ByBeta, Protocol, Release, Source, Statement
+from fczoo.reports.text_format import option_word, word_table
 
 DEFAULTS = {f.name: f.default for f in fields(Settings)}
 
 
 PRINT = (
-    "In print: what the paper prints where the value follows something else; open: the paper does not say."
+    "In print: what the paper prints where the value follows something else; open: the paper does "
+    "not say."
 )
 
 
 def source_page(cls: type[Source], dataset: str | None) -> str:
-    """Everything that a protocol states, or released code does, on a data set, each value with its source;
-    without one, an overview.
+    """Describe a protocol or release on a data set, each value with its source.
+
+    Args:
+        cls: Class of the protocol or release.
+        dataset: Name of the data set. None: an overview of all.
+
+    Returns:
+        The text to print.
     """
     parts = [f"{cls.name}: {inspect.getdoc(cls)}", _origin(cls)]
     parts += [_overview(cls)] if dataset is None else _on(cls, dataset)
-    notes = [textwrap.fill(note, 120, initial_indent="- ", subsequent_indent="  ") for note in cls.notes]
+    notes = [
+        textwrap.fill(note, 120, initial_indent="- ", subsequent_indent="  ") for note in cls.notes
+    ]
     return "\n\n".join([*parts, *(["\n".join(["Notes:", *notes])] if notes else [])])
 
 
@@ -35,35 +45,51 @@ def _origin(cls: type[Source]) -> str:
 
 
 def _kind(cls: type[Source]) -> tuple[str, str]:
-    """Word of ``fczoo show`` and option of ``fczoo bench``."""
+    """Return the command's noun and option: argument of ``fczoo show`` and option of ``fczoo
+    bench``.
+    """
     return ("protocol", "--protocol") if issubclass(cls, Protocol) else ("release", "--as-released")
 
 
 def _overview(cls: type[Source]) -> str:
-    shown = ("tasks", "rounds", "epochs", "batch_size", "clients", "partition")
-    rows = [(d, *(option_word(_values(cls, d).get(field, "")) for field in shown)) for d in cls.datasets]
-    more = " Other data sets may be used, too." if cls.any_dataset else ""
-    head = ["data set", *(f.replace("_", " ") for f in shown)]
-    source = f"Everything with its source: fczoo show {_kind(cls)[0]} {cls.name} --dataset NAME.{more}"
+    field_names = ("tasks", "rounds", "epochs", "batch_size", "clients", "partition")
+    rows = [
+        (d, *(option_word(_values(cls, d).get(field, "")) for field in field_names))
+        for d in cls.datasets
+    ]
+    dataset_note = " Other data sets may be used, too." if cls.any_dataset else ""
+    head = ["data set", *(f.replace("_", " ") for f in field_names)]
+    source = (
+        f"Everything with its source: fczoo show {_kind(cls)[0]} {cls.name} --dataset NAME."
+        f"{dataset_note}"
+    )
     return f"{word_table(rows, head)}\n\n{source}"
 
 
 def _values(cls: type[Source], dataset: str) -> dict[str, Any]:
-    stated = cls.stated(dataset)
-    tasks: Any = stated["tasks"].value if "tasks" in stated else DEFAULTS["tasks"]
+    stated_values = cls.settings_on(dataset)
+    tasks: Any = stated_values["tasks"].value if "tasks" in stated_values else DEFAULTS["tasks"]
     if tasks == "domains":
         tasks = domains_of(dataset)
-    return {k: v.given(tasks if isinstance(tasks, int) else len(tasks)) for k, v in stated.items()}
+    return {
+        k: v.value_for(tasks if isinstance(tasks, int) else len(tasks))
+        for k, v in stated_values.items()
+    }
 
 
 def _on(cls: type[Source], dataset: str) -> list[str]:
     dataset = cls.resolve(dataset)
-    stated, values = cls.stated(dataset), _values(cls, dataset)
-    known = [stated[field] for field in DEFAULTS if field in stated]
+    stated_values, values = cls.settings_on(dataset), _values(cls, dataset)
+    all_values = [stated_values[field] for field in DEFAULTS if field in stated_values]
     rows = [
-        (field, option_word(values[field]), stated[field].print_word, stated[field].source)
+        (
+            field,
+            option_word(values[field]),
+            stated_values[field].print_word,
+            stated_values[field].source,
+        )
         for field in DEFAULTS
-        if field in stated
+        if field in stated_values
     ]
     rows.append(("seeds", option_word(cls.seeds.value), cls.seeds.print_word, cls.seeds.source))
     missing = (
@@ -77,12 +103,12 @@ def _on(cls: type[Source], dataset: str) -> list[str]:
     ]
     if issubclass(cls, Protocol) and dataset in cls.partitions:
         parts.append(f"Its splits (--partition): {'  '.join(cls.partitions[dataset])}")
-    names = sorted({*METHODS.names(), *cls.methods, *cls.tuned.get(dataset, {})})
+    names = sorted({*METHODS.names(), *cls.methods, *cls.dataset_options.get(dataset, {})})
     options = [
         (
             name if name in METHODS.names() else f"{name} (not installed)",
             field,
-            value.word,
+            value.text,
             value.print_word,
             _source(value),
         )
@@ -92,13 +118,14 @@ def _on(cls: type[Source], dataset: str) -> list[str]:
     if options:
         head = ["method", "option", "value", "in print", "source"]
         parts.append(
-            f"Hyper-parameters; other options keep the method's own values:\n{word_table(options, head)}"
+            "Hyper-parameters; other options keep the method's own "
+            f"values:\n{word_table(options, head)}"
         )
-    known += [v for name in names for v in cls.hyperparameters(name, dataset).values()]
-    return [*parts, *([PRINT] if any(s.print_word for s in known) else [])]
+    all_values += [v for name in names for v in cls.hyperparameters(name, dataset).values()]
+    return [*parts, *([PRINT] if any(s.print_word for s in all_values) else [])]
 
 
-def _source(stated: Stated) -> str:
+def _source(stated: Statement) -> str:
     if not isinstance(stated.value, ByBeta):
         return stated.source
     return f"{stated.source}, at beta {' | '.join(map(option_word, stated.value.values))}"

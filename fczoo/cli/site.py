@@ -1,4 +1,4 @@
-"""``fczoo site``: runs between institutions, each of which keeps its images."""
+"""``fczoo site``: runs between institutions that keep their images."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ import click
 from fczoo.cli.options import ExampleGroup, GroupedCommand
 from fczoo.core.errors import FczooError
 
-AGREED = click.option(
+AGREEMENT_OPTION = click.option(
     "--agreed",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder of classes.txt, schedule.json and run.toml.",
+    help="Folder of the agreement: classes.txt, schedule.json and run.toml.",
 )
-PATIENCE = click.option(
+PATIENCE_OPTION = click.option(
     "--patience",
     type=click.FloatRange(min=1),
     default=3600.0,
@@ -24,20 +24,25 @@ PATIENCE = click.option(
 
 @click.group(cls=ExampleGroup)
 def site() -> None:
-    """Run between institutions that keep their images, over Flower or NVIDIA FLARE."""
+    """Run across institutions, over Flower or NVIDIA FLARE; images stay at each of them."""
 
 
 @site.command(cls=GroupedCommand)
 @click.argument("out", type=click.Path(path_type=Path))
-@AGREED
-@click.option("--address", required=True, metavar="HOST:PORT", help="Address of the server for all sites.")
+@AGREEMENT_OPTION
+@click.option(
+    "--address",
+    required=True,
+    metavar="HOST:PORT",
+    help="Address at which all sites reach the server.",
+)
 def init(out: Path, agreed: Path, address: str) -> None:
     """Write OUT: a folder for the server and one for each site, with keys and certificates.
 
-    Give each site its own folder, and nobody another one's: it holds the key by which the server knows the
-    site.
+    Give each site its own folder, and never that of another site: it holds the key by which the
+    server knows the site.
     """
-    from fczoo.sites.address import host_and_port
+    from fczoo.sites.credentials import host_and_port
     from fczoo.sites.flower import write_federation
 
     try:
@@ -45,16 +50,18 @@ def init(out: Path, agreed: Path, address: str) -> None:
     except ValueError as error:
         raise FczooError(f"--address {error}") from error
     agreement = write_federation(out, agreed, host, port)
-    click.echo(f"Written to {out}: {', '.join(['server', *agreement.sites])}. Next, at each of them:")
+    click.echo(
+        f"Written to {out}: {', '.join(['server', *agreement.sites])}. Next, at each of them:"
+    )
     click.echo("  fczoo site start FOLDER --images DIR")
 
 
 @site.command(cls=GroupedCommand)
 @click.argument("out", type=click.Path(path_type=Path))
-@AGREED
-@PATIENCE
+@AGREEMENT_OPTION
+@PATIENCE_OPTION
 def job(out: Path, agreed: Path, patience: float) -> None:
-    """Write OUT: a job for institutions that have NVIDIA FLARE already, in place of init and start."""
+    """Write a job for institutions that run NVIDIA FLARE already; it replaces init and start."""
     try:
         from fczoo.sites.flare import write_job
     except ImportError as error:
@@ -71,29 +78,32 @@ def job(out: Path, agreed: Path, patience: float) -> None:
     required=True,
     help="Folder of class folders: a site's own images, or the server's test images.",
 )
-@PATIENCE
+@PATIENCE_OPTION
 def start(folder: Path, images: Path, patience: float) -> None:
-    """Be the site whose FOLDER it is, until stopped; or the server, until the run is over."""
+    """Run the site of FOLDER until it is stopped, or the server until the run has ended."""
     from fczoo.sites.flower import start as begin
-    from fczoo.sites.processes import LOG
+    from fczoo.sites.folders import LOG
 
-    click.echo(f"Begun; Ctrl-C ends it. What Flower says is in {folder / LOG}")
-    ended = begin(folder, images, patience)
-    if ended is not None:
-        result, sent = ended.result, ended.result.bytes_up + ended.result.bytes_down
+    click.echo(f"Started; Ctrl-C stops it. Flower's log is {folder / LOG}")
+    outcome = begin(folder, images, patience)
+    if outcome is not None:
+        result, tensor_bytes = outcome.result, outcome.result.bytes_up + outcome.result.bytes_down
         click.echo(result.table())
         click.echo(f"A_N {result.metrics['A_N']:.1f}; in {folder / 'result.json'}")
         click.echo(
-            f"{ended.seconds:.0f} s; {ended.wire / 1e6:.2f} MB on the wire, {sent / 1e6:.2f} MB of tensors"
+            f"{outcome.seconds:.0f} s; {outcome.wire / 1e6:.2f} MB on the wire, "
+            f"{tensor_bytes / 1e6:.2f} MB of tensors"
         )
 
 
 @site.command(cls=GroupedCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
 def status(folder: Path) -> None:
-    """Say how the run of the server with this FOLDER gets on, while it is up."""
+    """Show the progress of the run of the server with this FOLDER."""
     from fczoo.sites.flower import status as runs
 
     for run in runs(folder):
         traffic = run["network-traffic"]["total-bytes"] / 1e6
-        click.echo(f"run {run['run-id']}: {run['status']}, {run['elapsed']:.0f} s, {traffic:.1f} MB")
+        click.echo(
+            f"run {run['run-id']}: {run['status']}, {run['elapsed']:.0f} s, {traffic:.1f} MB"
+        )

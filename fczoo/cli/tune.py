@@ -7,16 +7,25 @@ from typing import Any
 
 import click
 
+from fczoo.cli.downloads import download_options
 from fczoo.cli.examples import COMMON
-from fczoo.cli.options import OUTPUT, RUNS, GroupedCommand, complete, grouped, settings_options
+from fczoo.cli.options import (
+    OUTPUT,
+    RUNS,
+    GroupedCommand,
+    complete,
+    grouped_option,
+    settings_options,
+)
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
 
-OF_ITS_OWN = ("class_order", "class_order_seed", "partition_seed", "vary")  # settings of which --seed decides
+# settings that --seed determines
+SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
 
 
 @click.command(cls=GroupedCommand, common=COMMON)
-@grouped(
+@grouped_option(
     RUNS,
     "--methods",
     metavar="NAMES",
@@ -24,7 +33,7 @@ OF_ITS_OWN = ("class_order", "class_order_seed", "partition_seed", "vary")  # se
     shell_complete=complete(METHODS, ("all",)),
     help="Names of methods, separated by commas, or all; see `fczoo list methods`",
 )
-@grouped(
+@grouped_option(
     RUNS,
     "--set",
     "changes",
@@ -32,41 +41,41 @@ OF_ITS_OWN = ("class_order", "class_order_seed", "partition_seed", "vary")  # se
     metavar="METHOD.FIELD=VALUE",
     help="Option of a method that is not searched: all trials use this value",
 )
-@grouped(
+@grouped_option(
     RUNS,
     "--trials",
     type=click.IntRange(1, 10_000),
     default=16,
     help="Number of trials per method  [default: 16]",
 )
-@grouped(
+@grouped_option(
     RUNS,
     "--first-tasks",
     type=click.IntRange(1),
-    help="Number of tasks per trial, the first ones  [default: 3, or all of fewer]",
+    help="Number of first tasks that a trial runs  [default: 3, or all if there are fewer]",
 )
-@grouped(
+@grouped_option(
     RUNS,
     "--held-out",
     type=click.FloatRange(0.01, 0.9),
     default=0.2,
-    help="Part of the training images that scores a trial  [default: 0.2]",
+    help="Part of the training images that scores a trial; 0.2 is a fifth  [default: 0.2]",
 )
-@grouped(
+@grouped_option(
     RUNS,
     "--score-per-class",
     type=click.IntRange(1),
     help="Number of training images per class that score a trial, instead of --held-out",
 )
-@grouped(
+@grouped_option(
     RUNS,
     "--seed",
     type=click.IntRange(0),
     default=0,
     help="Seed of class order, split and training  [default: 0]",
 )
-@settings_options([field.name for field in fields(Settings) if field.name not in OF_ITS_OWN])
-@grouped(
+@settings_options([field.name for field in fields(Settings) if field.name not in SETTINGS_OF_SEED])
+@grouped_option(
     OUTPUT,
     "--out",
     metavar="FOLDER",
@@ -74,16 +83,21 @@ OF_ITS_OWN = ("class_order", "class_order_seed", "partition_seed", "vary")  # se
     required=True,
     help="Folder for the trials and tuned.json; the same command continues there",
 )
-@grouped(
+@grouped_option(
     OUTPUT,
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write a figure, such as FILE.png, of how much each option matters",
 )
-@grouped(
-    OUTPUT, "--jobs", metavar="auto|NUMBER", default="1", help="Number of methods side by side  [default: 1]"
+@grouped_option(
+    OUTPUT,
+    "--jobs",
+    metavar="auto|NUMBER",
+    default="1",
+    help="Number of methods side by side; auto: one per core or GPU  [default: 1]",
 )
+@download_options()
 def tune(
     methods: str,
     changes: Sequence[str],
@@ -95,58 +109,87 @@ def tune(
     out: Path,
     plot: Path | None,
     jobs: str,
+    download: bool | None,
     **given: Any,
 ) -> None:
-    """Search the options of each method with the same effort, on no test image; see `fczoo bench --tuned`."""
-    from fczoo.cli.arguments import ALL, methods_named, parse_changes, parse_jobs, specs
-    from fczoo.cli.followed import followed_here
-    from fczoo.cli.pictures import check_plot, write_importance
+    """Search hyper-parameters with the same effort per method, without test images.
+
+    `fczoo bench --tuned` takes the result.
+    """
+    from fczoo.cli.arguments import ALL, parse_changes, parse_jobs, parse_methods, parse_specs
+    from fczoo.cli.config import default_protocol
+    from fczoo.cli.downloads import find_missing, provide
+    from fczoo.cli.plots import check_plot, write_importance
     from fczoo.cli.pointers import check_partitions
     from fczoo.core.errors import FczooError
     from fczoo.core.options import plural, spaces
-    from fczoo.federation.precision import resolve_precision
-    from fczoo.reports.words import early_tasks, option_word, word_table
-    from fczoo.runner.search import tune as search
-    from fczoo.runner.study import ERROR
-    from fczoo.runner.trials import Effort
-    from fczoo.runner.tuning import TUNED
+    from fczoo.federation.device import resolve_precision
+    from fczoo.reports.text_format import early_tasks, option_word, word_table
+    from fczoo.runner.grid import create_methods
+    from fczoo.runner.tune.search import tune as search
+    from fczoo.runner.tune.study import ERROR, Effort
+    from fczoo.runner.tune.tuned_file import TUNED
 
     if plot is not None:
         check_plot(plot)
     dataset = DATASETS.canonical_name(given.pop("dataset") or "digits")
-    said = {name: value for name, value in given.items() if value is not None}
-    check_partitions(specs(said.get("partition")))
-    settings = Settings.for_dataset(dataset, **said, **followed_here(dataset, said))
+    setting_values = {name: value for name, value in given.items() if value is not None}
+    check_partitions(parse_specs(setting_values.get("partition")))
+    settings = Settings.for_dataset(
+        dataset, **setting_values, **default_protocol(dataset, setting_values)
+    )
     settings = resolve_precision(settings)
     settings.check()
-    named, fixed = methods_named(methods), parse_changes(changes)
-    if not named:
+    method_names, fixed_options = parse_methods(methods), parse_changes(changes)
+    if not method_names:
         raise FczooError("no methods are named; give --methods a name, or all")
-    searched = [name for name in named if methods != ALL or spaces(METHODS.get(name))]
-    if others := sorted(fixed.keys() - searched):
-        raise FczooError(f"--set names {', '.join(others)}, not among --methods; add or leave out")
+    searched_methods = [
+        name for name in method_names if methods != ALL or spaces(METHODS.get(name))
+    ]
+    if unknown_methods := sorted(fixed_options.keys() - searched_methods):
+        raise FczooError(
+            f"--set names {', '.join(unknown_methods)}, not among --methods; add them "
+            "there, or leave them out"
+        )
     if first_tasks is not None and first_tasks > settings.task_count:
         raise FczooError(
-            f"--first-tasks is {first_tasks}; {dataset} is cut into {settings.task_count}: give fewer, or "
-            "raise --tasks"
+            f"--first-tasks is {first_tasks}; {dataset} is cut into {settings.task_count}: give "
+            "fewer, or raise --tasks"
         )
+    if missing := find_missing([settings]):
+        create_methods(
+            searched_methods, settings, fixed_options
+        )  # report wrong options before any question
+        provide(missing, download)
     effort = Effort(trials, first_tasks or Effort.tasks, held_out, score_per_class, seed)
-    tuned = search(searched, settings, effort, out, parse_jobs(jobs), fixed)
+    search_result = search(searched_methods, settings, effort, out, parse_jobs(jobs), fixed_options)
     rows = []
-    for name, found in tuned.methods.items():
-        values = ", ".join(f"{k}={option_word(_short(v))}" for k, v in found.values.items())
-        searched_for = {k: v for k, v in found.importance.items() if k not in fixed.get(name, {})}
-        share = ", ".join(f"{k} {100 * v:.0f} %" for k, v in searched_for.items())
-        as_it_comes = "failed" if ERROR in found.trials[0] else f"{found.default_score:.1f}"
-        rows.append((name, as_it_comes, f"{found.score:.1f}", share, values))
-    click.echo(word_table(rows, ["method", "as it comes", "tuned", "what matters", "values"]))
-    effort_words = (
-        f"each method had {plural(trials, 'trial')} of {tuned.image_steps} image-steps on its tasks' images"
+    for name, method_result in search_result.methods.items():
+        values = ", ".join(f"{k}={option_word(_short(v))}" for k, v in method_result.values.items())
+        importance = {
+            k: v
+            for k, v in method_result.importance.items()
+            if k not in fixed_options.get(name, {})
+        }
+        share = ", ".join(f"{k} {100 * v:.0f} %" for k, v in importance.items())
+        default_score = (
+            "failed" if ERROR in method_result.trials[0] else f"{method_result.default_score:.1f}"
+        )
+        rows.append((name, default_score, f"{method_result.score:.1f}", share, values))
+    click.echo(
+        word_table(rows, ["method", "with default options", "tuned", "what matters", "values"])
     )
-    seen = f"{early_tasks(tuned.effort['tasks'])}, on {tuned.scored} training images held out"
-    click.echo(f"\nA_N in % after {seen}; {effort_words}.\nWritten to {out / TUNED}")
+    effort_words = (
+        f"each method had {plural(trials, 'trial')} of {search_result.image_steps} image-steps on "
+        "its tasks' images"
+    )
+    evaluation = (
+        f"{early_tasks(search_result.effort['tasks'])}, on {search_result.scored} training images "
+        "held out"
+    )
+    click.echo(f"\nA_N in % after {evaluation}; {effort_words}.\nWritten to {out / TUNED}")
     if plot is not None:
-        write_importance(plot, tuned)
+        write_importance(plot, search_result)
 
 
 def _short(value: Any) -> Any:

@@ -1,21 +1,6 @@
 from .errors import FczooError as FczooError
 from .method import (
-    Concludes as Concludes,
-)
-from .method import (
-    Diagnoses as Diagnoses,
-)
-from .method import (
-    Distils as Distils,
-)
-from .method import (
     Method as Method,
-)
-from .method import (
-    Remembers as Remembers,
-)
-from .method import (
-    Surveys as Surveys,
 )
 from .options import option as option
 from .payload import (
@@ -40,7 +25,22 @@ from .payload import (
     samples as samples,
 )
 from .payload import (
-    whole as whole,
+    whole_tensors as whole_tensors,
+)
+from .protocols import (
+    CollectsStatistics as CollectsStatistics,
+)
+from .protocols import (
+    Diagnoses as Diagnoses,
+)
+from .protocols import (
+    EndsTasks as EndsTasks,
+)
+from .protocols import (
+    HasClientMemory as HasClientMemory,
+)
+from .protocols import (
+    HasTeacher as HasTeacher,
 )
 from .tree import Tree as Tree
 from .tree import drop as drop
@@ -62,9 +62,6 @@ from .types import (
     LocalData as LocalData,
 )
 from .types import (
-    Moment as Moment,
-)
-from .types import (
     Optim as Optim,
 )
 from .types import (
@@ -81,6 +78,9 @@ from .types import (
 )
 from .types import (
     Task as Task,
+)
+from .types import (
+    TaskPhase as TaskPhase,
 )
 from .types import (
     Training as Training,

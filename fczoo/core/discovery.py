@@ -1,4 +1,4 @@
-"""Find registrations by reading the modules' source, so that names are listed without importing torch."""
+"""Find registrations in the modules' source, so that names are listed without importing torch."""
 
 import ast
 import importlib.util
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fczoo.core.errors import FczooError, first_line
-from fczoo.core.options import Declared
+from fczoo.core.options import OptionDeclaration
 
 log = logging.getLogger("fczoo")
 
-PLUGINS = "fczoo.plugins"  # entry point group: each entry names a module that registers things on import
+# entry point group: each entry names a module that registers things on import
+PLUGINS = "fczoo.plugins"
 
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -25,31 +26,43 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-class Found(NamedTuple):
+class Registration(NamedTuple):
     """One registration: ``@register_KIND("NAME")`` above a class or function of a module."""
 
     name: str
     module: str
-    about: str  # its line in ``fczoo list``: the attribute ``about``, else the first line of its docstring
+    # its line in ``fczoo list``: the attribute ``about``, else the first line of its docstring
+    about: str
     defined: str  # the class's or function's own name
 
 
-def in_package(package: str, decorator: str) -> Iterator[Found]:
-    """Registrations with ``decorator`` in the modules of a package, in the order of their names.
+def in_package(package: str, decorator: str) -> Iterator[Registration]:
+    """Yield the registrations in the modules of a package, file by file.
 
-    Raises FczooError when the package is not installed.
+    Args:
+        package: Name of the package, such as ``fczoo.methods``.
+        decorator: Name of the decorator, such as ``register_method``.
+
+    Raises:
+        FczooError: The package is not installed.
     """
     spec = importlib.util.find_spec(package)
     if spec is None:
-        raise FczooError(f"{package} is not installed; run `pip install -e .` in the checkout of fczoo")
+        raise FczooError(
+            f"{package} is not installed; run `pip install -e .` in the checkout of fczoo"
+        )
     for folder in spec.submodule_search_locations or ():
         for file in sorted(Path(folder).glob("*.py")):
             if file.name != "__init__.py":
                 yield from in_file(file, f"{package}.{file.stem}", decorator)
 
 
-def in_plugins(decorator: str) -> Iterator[Found]:
-    """Registrations written in the very files of the modules that installed plug-ins name."""
+def in_plugins(decorator: str) -> Iterator[Registration]:
+    """Yield the registrations in the modules that installed plug-ins name.
+
+    Args:
+        decorator: Name of the decorator, such as ``register_method``.
+    """
     for entry in entry_points(group=PLUGINS):
         try:
             spec = importlib.util.find_spec(entry.module)
@@ -59,8 +72,16 @@ def in_plugins(decorator: str) -> Iterator[Found]:
             yield from in_file(Path(spec.origin), entry.module, decorator)
 
 
-def in_file(file: Path, module: str, decorator: str) -> Iterator[Found]:
-    """Registrations in one file; none in a file that is no valid Python, whose import tells the error."""
+def in_file(file: Path, module: str, decorator: str) -> Iterator[Registration]:
+    """Yield the registrations in one file.
+
+    Invalid Python yields none; its import reports the error.
+
+    Args:
+        file: Source file.
+        module: Name of the module for the results.
+        decorator: Name of the decorator.
+    """
     text = file.read_text(encoding="utf-8", errors="replace")
     if f"@{decorator}" not in text:
         return
@@ -71,15 +92,17 @@ def in_file(file: Path, module: str, decorator: str) -> Iterator[Found]:
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             for call in node.decorator_list:
-                name = _registered(call, decorator)
+                name = _registered_name(call, decorator)
                 if name is not None:
-                    yield Found(name, module, _about(node), node.name)
+                    yield Registration(name, module, _about(node), node.name)
 
 
-def _registered(call: ast.expr, decorator: str) -> str | None:
+def _registered_name(call: ast.expr, decorator: str) -> str | None:
     """NAME in ``@decorator("NAME")``; None for any other decorator."""
     match call:
-        case ast.Call(func=ast.Name(id=found), args=[ast.Constant(value=str(name))]) if found == decorator:
+        case ast.Call(func=ast.Name(id=found), args=[ast.Constant(value=str(name))]) if (
+            found == decorator
+        ):
             return name
     return None
 
@@ -89,46 +112,63 @@ def _about(node: ast.ClassDef | ast.FunctionDef) -> str:
         match statement:
             case ast.Assign(targets=[ast.Name(id="about")], value=ast.Constant(value=str(about))):
                 return about
-    return (ast.get_docstring(node) or "").split("\n")[0]
+    return first_paragraph(ast.get_docstring(node) or "")
 
 
-def declared_options(module: str, name: str) -> dict[str, Declared]:
-    """The options that a class and its bases declare, by field, in the order of the dataclass; none where
-    ``module`` neither defines nor imports ``name``.
+def declared_options(module: str, name: str) -> dict[str, OptionDeclaration]:
+    """Return the options of a class and its bases by field.
 
-    Raises ValueError where one is declared by other than literals, so that only an import tells it.
+    They are in the order of the dataclass. The result is empty if ``module`` neither defines nor
+    imports ``name``.
+
+    Args:
+        module: Name of the module, which is read and not imported.
+        name: Name of the class.
+
+    Raises:
+        ValueError: An option is declared by something other than literals, so only an import shows
+            it.
     """
     for node in _body(module):
         match node:
             case ast.ClassDef(name=found) if found == name:
                 bases = [base.id for base in reversed(node.bases) if isinstance(base, ast.Name)]
-                inherited = {k: v for base in bases for k, v in declared_options(module, base).items()}
-                return inherited | dict(_own_options(node))
+                base_options = {
+                    k: v for base in bases for k, v in declared_options(module, base).items()
+                }
+                return base_options | dict(_own_options(node))
             case ast.ImportFrom(module=str(origin), level=0, names=names):
-                for known in names:
-                    if name == (known.asname or known.name):
-                        return declared_options(origin, known.name)
+                for alias in names:
+                    if name == (alias.asname or alias.name):
+                        return declared_options(origin, alias.name)
     return {}
 
 
-def _own_options(node: ast.ClassDef) -> Iterator[tuple[str, Declared]]:
+def _own_options(node: ast.ClassDef) -> Iterator[tuple[str, OptionDeclaration]]:
     for statement in node.body:
         match statement:
             case ast.AnnAssign(
                 target=ast.Name(id=field),
                 value=ast.Call(
-                    func=ast.Name(id="option") | ast.Attribute(attr="option"), args=given, keywords=more
+                    func=ast.Name(id="option") | ast.Attribute(attr="option"),
+                    args=given,
+                    keywords=more,
                 ),
             ):
-                said = dict(zip(Declared._fields, given, strict=False)) | {k.arg: k.value for k in more}
-                told = [said.get(name, ast.Constant("")) for name in Declared._fields]
-                yield field, Declared(*map(_value, told))
+                arguments = dict(zip(OptionDeclaration._fields, given, strict=False)) | {
+                    k.arg: k.value for k in more
+                }
+                values = [
+                    arguments.get(name, ast.Constant("")) for name in OptionDeclaration._fields
+                ]
+                yield field, OptionDeclaration(*map(_value, values))
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a literal, or of arithmetic on literals such as ``1 / 3``.
+    """Return the value of a literal, or of arithmetic on literals such as ``1 / 3``.
 
-    Raises ValueError for anything else.
+    Raises:
+        ValueError: It is anything else.
     """
     if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
         return ARITHMETIC[type(node.op)](_value(node.left), _value(node.right))
@@ -137,7 +177,7 @@ def _value(node: ast.expr) -> Any:
 
 @cache
 def _body(module: str) -> list[ast.stmt]:
-    """The statements of a module; none where it has no source."""
+    """Return the statements of a module; none without source."""
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return []
@@ -148,9 +188,12 @@ _errors: dict[str, str] = {}  # module of a plug-in -> why it cannot be imported
 
 
 def load_plugins() -> dict[str, str]:
-    """Import every installed plug-in once; leave out one that fails, with a warning that names it.
+    """Import every installed plug-in once.
 
-    Returns why a plug-in's module cannot be imported, for those that cannot.
+    A plug-in that fails is left out, with a warning that names it.
+
+    Returns:
+        Module -> the reason, for the plug-ins that cannot be imported.
     """
     for entry in entry_points(group=PLUGINS):
         if entry.module not in _errors:
@@ -159,11 +202,27 @@ def load_plugins() -> dict[str, str]:
                 entry.load()
             except Exception as error:
                 reason = _errors[entry.module] = f"{type(error).__name__}: {first_line(error)}"
-                place = f"plug-in {entry.name} ({entry.value})"
-                log.warning("%s is left out: %s; fix or uninstall it", place, reason)
+                plugin = f"plug-in {entry.name} ({entry.value})"
+                log.warning("%s is left out: %s; fix or uninstall it", plugin, reason)
     return {module: reason for module, reason in _errors.items() if reason}
 
 
 def import_error(module: str) -> str:
-    """Return why a plug-in's module cannot be imported; empty for any other module."""
+    """Return why a plug-in's module cannot be imported.
+
+    Args:
+        module: Name of a module.
+
+    Returns:
+        The reason; empty for any other module.
+    """
     return _errors.get(module, "")
+
+
+def first_paragraph(text: str) -> str:
+    """Return the first paragraph of a docstring in one line.
+
+    Args:
+        text: Docstring; may be empty.
+    """
+    return " ".join(text.strip().split("\n\n")[0].split())

@@ -1,44 +1,78 @@
-"""The exception whose message is meant for users, and how it quotes other errors."""
+"""Errors for people, and the place in a run that log messages name."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
-Returned = TypeVar("Returned")
+ReturnType = TypeVar("ReturnType")
 
 OPTION = re.compile(r"(`[^`]*`|fczoo [a-z]+ [^;]*)|(?<![\w'\"-])--(set )?([a-z][a-z-]*)")
 """Commands, which messages quote unchanged, or options of the command line."""
-LONGEST = 160  # characters of another error's message that are repeated
+_OPTIONS = ContextVar("_OPTIONS", default=False)
+"""Whether messages name options: in the command line, and inside a function that renames them."""
+MAX_MESSAGE_CHARACTERS = 160  # characters of another error's message that are repeated
 
 
 class FczooError(Exception):
-    """An error that the user can correct. Its message is one line: what is wrong, where, and what to do."""
+    """An error that the user can correct.
+
+    Its message is one line: what is wrong, where, and what to do.
+    """
 
     exit_code = 1  # of the command line
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another error's message, at most about 160 characters, whole words; its type where
-    it has none.
+    """Return the first line of another error's message, shortened to about 160 characters.
+
+    It ends with a whole word.
+
+    Args:
+        error: Any exception; if its message is empty, the name of its type is the line.
     """
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line if len(line) <= LONGEST else f"{line[:LONGEST].rpartition(' ')[0] or line[:LONGEST]} ..."
+    return (
+        line
+        if len(line) <= MAX_MESSAGE_CHARACTERS
+        else f"{line[:MAX_MESSAGE_CHARACTERS].rpartition(' ')[0] or line[:MAX_MESSAGE_CHARACTERS]} ..."
+    )
 
 
-def named_as_in_python(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Decorate a function for users of Python: its errors name arguments in place of options."""
+@contextmanager
+def options_in_messages() -> Iterator[None]:
+    """Keep the options of the command line in errors, for commands and their workers."""
+    token = _OPTIONS.set(True)
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(token)
+
+
+def use_python_names(function: Callable[Arguments, ReturnType]) -> Callable[Arguments, ReturnType]:
+    """Decorate a function for users of Python: its errors name arguments instead of options.
+
+    Inside ``options_in_messages`` errors stay as they are.
+
+    Args:
+        function: Function that may raise FczooError.
+    """
 
     @wraps(function)
-    def called(*arguments: Arguments.args, **more: Arguments.kwargs) -> Returned:
-        try:
+    def wrapper(*arguments: Arguments.args, **more: Arguments.kwargs) -> ReturnType:
+        if _OPTIONS.get():
             return function(*arguments, **more)
+        try:
+            with options_in_messages():
+                return function(*arguments, **more)
         except FczooError as error:
             error.args = (OPTION.sub(_argument, str(error)),)
             raise
 
-    return called
+    return wrapper
 
 
 def _argument(found: re.Match[str]) -> str:
@@ -47,3 +81,25 @@ def _argument(found: re.Match[str]) -> str:
     if command or of_method:
         return command or option
     return "options" if option == "set" else option.replace("-", "_")
+
+
+_place: ContextVar[str] = ContextVar("place", default="")
+
+
+@contextmanager
+def log_place(place: str) -> Iterator[None]:
+    """Attribute warnings inside to a place of the run.
+
+    Args:
+        place: Place, such as a task or a client.
+    """
+    token = _place.set(place)
+    try:
+        yield
+    finally:
+        _place.reset(token)
+
+
+def current_place() -> str:
+    """Return the place of the innermost ``log_place``; empty outside."""
+    return _place.get()

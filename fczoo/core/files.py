@@ -1,11 +1,14 @@
-"""Files that a crash cannot leave half written, JSON with one-line errors, and fczoo's own folder."""
+"""Files that a crash cannot leave half written, JSON with one-line errors, and fczoo's folder."""
 
 import contextlib
+import csv
 import hashlib
+import io
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,10 +23,14 @@ Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  # in a file; neither
 
 
 def write_safely(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file, whole or part by part, so that a reader finds the old or the new content, also after a
-    crash.
+    """Write a file so that a reader finds the old or the new content, also after a crash.
 
-    Raises OSError that names the file, also where the disk is full.
+    Args:
+        path: File to write.
+        content: The content as a whole, or its parts in order.
+
+    Raises:
+        OSError: Writing fails, for example because the disk is full; the error names the file.
     """
     draft = path.with_name(path.name + ".tmp")
     try:
@@ -41,7 +48,11 @@ def write_safely(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add a path to an OSError that has none, as where a disk is full while a file is written."""
+    """Add a path to an OSError that has none, such as that of a full disk during writing.
+
+    Args:
+        path: File that is read or written inside the context.
+    """
     try:
         yield
     except OSError as error:
@@ -51,7 +62,11 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system can."""
+    """Make the names in a folder durable, where the system can.
+
+    Args:
+        folder: Folder that was changed.
+    """
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -63,7 +78,9 @@ def sync_folder(folder: Path) -> None:
 def encode_json(content: Any, **layout: Any) -> str:
     """Return content as JSON, with null for NaN and infinities, which JSON does not have.
 
-    ``layout`` holds options of ``json.dumps``.
+    Args:
+        content: Plain values, lists and mappings.
+        **layout: Options of ``json.dumps``.
     """
     try:
         return json.dumps(content, allow_nan=False, **layout)
@@ -80,7 +97,11 @@ def _finite_or_null(content: Any) -> Any:
 
 
 def null_as_nan(numbers: Any) -> Any:
-    """Replace null by NaN in numbers read from JSON, also in lists and objects of numbers."""
+    """Replace null by NaN in numbers read from JSON.
+
+    Args:
+        numbers: Number or None, or lists and objects of these.
+    """
     if isinstance(numbers, Mapping):
         return {key: null_as_nan(value) for key, value in numbers.items()}
     if isinstance(numbers, list):
@@ -89,112 +110,234 @@ def null_as_nan(numbers: Any) -> Any:
 
 
 def restore_nan(content: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return a JSON object with null read as NaN in the fields called ``names``."""
+    """Return a JSON object with null read as NaN in some fields.
+
+    Args:
+        content: JSON object.
+        names: Fields in which null represents NaN.
+    """
     return {k: null_as_nan(v) if k in names else v for k, v in content.items()}
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    """Write JSON so that a reader sees the old file or the new one, never half of it.
+
+    Args:
+        path: File to write.
+        content: Plain values, lists and mappings.
+    """
     write_safely(path, (encode_json(content, indent=1) + "\n").encode())
 
 
 def through_json(content: Any) -> Any:
-    """Return content as a reader of its JSON gets it: tuples as lists, NaN and infinities as None."""
+    """Return content as a reader of its JSON gets it.
+
+    Args:
+        content: Plain values, lists and mappings.
+
+    Returns:
+        The same with tuples as lists, and with NaN and infinities as None.
+    """
     return json.loads(encode_json(content))
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
-    """A JSON object. Raises FczooError, calling the file ``what``, when it is missing or something else."""
+    """Read a JSON object.
+
+    Args:
+        path: File to read.
+        what: Kind of the file for messages.
+
+    Raises:
+        FczooError: The file is missing or does not hold a JSON object.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FczooError(f"no {what} at {path}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise FczooError(f"{path} is no valid {what}: {error}") from error
+        raise FczooError(f"{path} is not a valid {what}: {error}") from error
     if not isinstance(content, dict):
-        raise FczooError(f"{path} is no valid {what}: it holds no JSON object")
+        raise FczooError(f"{path} is not a valid {what}: it holds no JSON object")
     return content
 
 
-def read_record(path: Path, what: str, kind: type[T], version: str, measured: Collection[str] = ()) -> T:
-    """Read an object of type ``kind`` from a file of ``write_record``, or of an older fczoo without version.
+def read_record(
+    path: Path, what: str, kind: type[T], version: str, measured: Collection[str] = ()
+) -> T:
+    """Read an object from a file of ``write_record``, or of an older fczoo without version.
 
-    Null stands for NaN in the fields ``measured``.
-    Raises FczooError, naming file and field, when it is missing, of another version, of another form, or
-    when its content does not match its SHA-256.
+    Args:
+        path: File to read.
+        what: Kind of the file for messages.
+        kind: Type of the object, for msgspec.
+        version: Expected version of the format.
+        measured: Fields in which null represents NaN.
+
+    Raises:
+        FczooError: The file is missing, of another version or form, or does not match its SHA-256.
+            The message names file and field.
     """
     content = read_json(path, what)
-    sealed = "format" in content or "sha256" in content
-    if sealed and content.get("format") != version:
+    has_checksum = "format" in content or "sha256" in content
+    if has_checksum and content.get("format") != version:
         raise FczooError(
-            f"{path} is no valid {what}: format is {content.get('format')!r}, expected {version!r}"
+            f"{path} is not a valid {what}: format is {content.get('format')!r}, expected "
+            f"{version!r}"
         )
-    if sealed and content.get("sha256") != content_sha256(content):
+    if has_checksum and content.get("sha256") != content_sha256(content):
         raise FczooError(
-            f"{path} is no valid {what}: its content does not match its sha256; it was changed or is damaged"
+            f"{path} is not a valid {what}: its content does not match its sha256; it was changed "
+            "or is damaged"
         )
     try:
-        return typed(restore_nan(content, measured), kind)
+        return convert_json(restore_nan(content, measured), kind)
     except ValueError as error:
-        raise FczooError(f"{path} is no valid {what}: {error}") from error
+        raise FczooError(f"{path} is not a valid {what}: {error}") from error
 
 
 def write_record(path: Path, version: str, content: Mapping[str, Any]) -> None:
-    """Write a JSON object with its format's version and a SHA-256 over all of it."""
+    """Write a JSON object with its format's version and a SHA-256 over all of it.
+
+    Args:
+        path: File to write.
+        version: Version of the format.
+        content: Fields of the object.
+    """
     record = {"format": version, **through_json(content)}
     write_json(path, {**record, "sha256": content_sha256(record)})
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:
-    """Hash of a JSON object without its own ``sha256``, whatever its spacing and order."""
-    hashed = {key: value for key, value in content.items() if key != "sha256"}
-    text = json.dumps(hashed, sort_keys=True)  # older files hold NaN, and a hash over that word
+    """Hash a JSON object without its own ``sha256``, whatever its spacing and order.
+
+    Args:
+        content: JSON object.
+
+    Returns:
+        SHA-256 in hexadecimal digits.
+    """
+    fields = {key: value for key, value in content.items() if key != "sha256"}
+    text = json.dumps(fields, sort_keys=True)  # older files hold NaN, and a hash over that word
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def typed(content: Any, kind: type[T]) -> T:
-    """A value read from JSON as an object of type ``kind``. Raises ValueError that names the field."""
+def convert_json(content: Any, kind: type[T]) -> T:
+    """Convert a value from JSON to a type.
+
+    Args:
+        content: Value from JSON.
+        kind: Type that msgspec can convert to.
+
+    Raises:
+        ValueError: The value does not fit; the message names the field.
+    """
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        fault, _, place = str(error).partition(" - at `")
-        field = place.strip("`").removeprefix("$").removeprefix(".")
+        fault, _, location = str(error).partition(" - at `")
+        field = location.strip("`").removeprefix("$").removeprefix(".")
         raise ValueError(f"{field}: {fault}" if field else fault) from error
 
 
 def read_lines(path: Path, what: str) -> list[dict[str, Any]]:
-    """The JSON objects of a file that has one in each line; none when the file is missing.
+    """Read a file with one JSON object per line.
 
-    Raises FczooError, calling the file ``what``, for any other content.
+    Args:
+        path: File to read.
+        what: Kind of the file for messages.
+
+    Returns:
+        The objects; empty if the file is missing.
+
+    Raises:
+        FczooError: The file has other content.
     """
     try:
         content = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:
         return []
     except (ValueError, RecursionError) as error:
-        raise FczooError(f"{path} is no valid {what}: {error}") from error
+        raise FczooError(f"{path} is not a valid {what}: {error}") from error
     if not all(isinstance(line, dict) for line in content):
-        raise FczooError(f"{path} is no valid {what}: it holds no JSON object in every line")
+        raise FczooError(f"{path} is not a valid {what}: it holds no JSON object in every line")
     return content
 
 
 def home() -> Path:
-    """Folder for data, weights and caches: ``FCZOO_HOME`` or the platform's cache folder."""
+    """Return the folder for data, weights and caches: ``FCZOO_HOME`` or the platform's."""
     return Path(os.environ.get("FCZOO_HOME") or platformdirs.user_cache_dir("fczoo"))
 
 
 def printable(name: str) -> str:
-    """Return a file's name as text: bytes that are not UTF-8 become replacement characters."""
+    """Return a file's name as text: bytes that are not UTF-8 become replacement characters.
+
+    Args:
+        name: Name as Python reads it, with surrogate escapes.
+    """
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def shorten(word: str | None) -> str | None:
-    """``NAME:FOLDER/FILE`` -> ``NAME:FILE``; words without a folder as they are."""
+    """Shorten ``NAME:FOLDER/FILE`` to ``NAME:FILE``; keep text without a folder.
+
+    Args:
+        word: Text, or None, which stays None.
+    """
     if word is None:
         return None
     word = printable(word)
     if "/" not in word:
         return word
-    before, _, last = word.rstrip("/").rpartition("/")
-    name, colon, _ = before.partition(":")
+    parent, _, last = word.rstrip("/").rpartition("/")
+    name, colon, _ = parent.partition(":")
     return f"{name}:{last}" if colon else last
+
+
+FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
+
+
+def to_csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV text, with an apostrophe before text that looks like a formula.
+
+    Args:
+        rows: Cells of each row.
+
+    Returns:
+        CSV text whose lines end with a line feed.
+    """
+    return "".join(_line(row) for row in rows)
+
+
+def _line(row: Sequence[Any]) -> str:
+    out = io.StringIO(newline="")
+    csv.writer(out, lineterminator="\r\n").writerow([quote_formula(cell) for cell in row])
+    return out.getvalue().removesuffix("\r\n") + "\n"  # csv leaves \r bare where it ends no line
+
+
+def quote_formula(cell: Any) -> Any:
+    """Put an apostrophe before text that a spreadsheet would run as a formula.
+
+    Args:
+        cell: Any value; only text that looks like a formula and is not a number changes.
+    """
+    if not isinstance(cell, str) or not FORMULA.match(cell) or _is_number(cell):
+        return cell
+    return f"'{cell}"
+
+
+def unquote_formula(cell: str) -> str:
+    """Return the cell from which ``quote_formula`` made this one.
+
+    Args:
+        cell: Text of a cell.
+    """
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return not text[0].isspace()

@@ -1,8 +1,9 @@
 """All metrics, each a function of the accuracy matrix, with its formula.
 
 ``a[t][i]`` is the accuracy, in percent, on the test images of task i after training task t (i <= t,
-counted from 0), with the prediction taken over all classes seen so far; ``n[i]`` is the number of test
-images of task i; T tasks. A task without test images has no accuracy: it is no task of the means over i.
+counted from 0), with the prediction taken over all classes seen so far; ``n[i]`` is the number of
+test images of task i; T tasks. A task without test images has no accuracy and is left out of
+the means over i.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,77 +13,148 @@ Counts = Sequence[int]
 
 
 def seen_accuracy(a: Matrix, n: Counts, t: int) -> float:
-    """A_t = sum_i n_i a[t][i] / sum_i n_i over i <= t: accuracy over all test images seen so far, percent."""
-    seen = sum(n[: t + 1])
-    return sum(c * x for c, x in zip(n, a[t], strict=False) if c) / seen if seen else float("nan")
+    """Compute A_t = sum_i n_i a[t][i] / sum_i n_i over i <= t, in percent.
+
+    It is the accuracy over all test images seen so far.
+
+    Args:
+        a: Accuracies [T][i] in percent; row t has t + 1 entries.
+        n: Test images per task.
+        t: Number of the training task, from 0.
+
+    Returns:
+        The accuracy in percent; NaN without test images.
+    """
+    image_count = sum(n[: t + 1])
+    return (
+        sum(c * x for c, x in zip(n, a[t], strict=False) if c) / image_count
+        if image_count
+        else float("nan")
+    )
 
 
 def final(a: Matrix, n: Counts) -> float:
-    """A_N = A_{T-1}: ``seen_accuracy`` after the last task (PILoRA, GLFC)."""
+    """Compute A_N = A_{T-1}: ``seen_accuracy`` after the last task (PILoRA, GLFC).
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+    """
     return seen_accuracy(a, n, len(a) - 1)
 
 
 def average(a: Matrix, n: Counts) -> float:
-    """Avg = 1/T sum_t A_t: mean of ``seen_accuracy`` after each task (PILoRA)."""
+    """Compute Avg = 1/T sum_t A_t: mean of ``seen_accuracy`` after each task (PILoRA).
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+    """
     return sum(seen_accuracy(a, n, t) for t in range(len(a))) / len(a)
 
 
 def faa(a: Matrix, n: Counts) -> float:
-    """FAA = 1/T sum_i a[T-1][i]: mean of the tasks' accuracies after the last task.
+    """Compute FAA = 1/T sum_i a[T-1][i]: mean of the tasks' accuracies after the last task.
 
     Used by HGP, and by FCILPT and FPPL under the name A_N.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
     """
-    return _mean([a[-1][i] for i in _tested(n, len(a))])
+    return _mean([a[-1][i] for i in _tasks_with_images(n, len(a))])
 
 
 def abar(a: Matrix, n: Counts) -> float:
-    """Abar = 1/T sum_t 1/(t+1) sum_{i<=t} a[t][i]: mean over time of the task means (FPPL, FCILPT)."""
-    rows = [_mean([row[i] for i in _tested(n, len(row))]) for row in a]
+    """Compute Abar = 1/T sum_t 1/(t+1) sum_{i<=t} a[t][i]: mean over time of task means.
+
+    Used by FPPL and FCILPT.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+    """
+    rows = [_mean([row[i] for i in _tasks_with_images(n, len(row))]) for row in a]
     return sum(rows) / len(rows)
 
 
 def forgetting(a: Matrix, n: Counts) -> float:
-    """F = 1/(T-1) sum_{i<T-1} (max_{i<=t<T-1} a[t][i] - a[T-1][i]). 0 when T = 1; may be negative.
+    """Compute F = 1/(T-1) sum_{i<T-1} (max_{i<=t<T-1} a[t][i] - a[T-1][i]).
 
     Source: Chaudhry et al.; used by PILoRA and FPPL.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+
+    Returns:
+        F in percentage points: 0 when T = 1; may be negative.
     """
     terms = [drop for drop, images in zip(drops(a), n, strict=False) if images]
     return sum(terms) / len(terms) if terms else 0.0
 
 
 def drops(a: Matrix) -> list[float]:
-    """Terms of ``forgetting``: each earlier task's best accuracy before the last task minus its final one.
+    """Compute the terms of ``forgetting`` per earlier task.
 
-    NaN of a task without test images.
+    A term is the best accuracy before the last task minus the final one.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+
+    Returns:
+        T - 1 terms in percentage points; NaN for a task without test images.
     """
     last = len(a) - 1
     return [max(a[t][i] for t in range(i, last)) - a[last][i] for i in range(last)]
 
 
 def forgetting_first(a: Matrix, n: Counts) -> float:
-    """1/T sum_i (a[i][i] - a[T-1][i]): drop since the task was learned (fed-mammoth).
+    """Compute 1/T sum_i (a[i][i] - a[T-1][i]): drop since the task was learned (fed-mammoth).
 
     The last task counts as a term of 0.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
     """
-    return _mean([a[i][i] - a[-1][i] for i in _tested(n, len(a))])
+    return _mean([a[i][i] - a[-1][i] for i in _tasks_with_images(n, len(a))])
 
 
 def forgetting_best(a: Matrix, n: Counts) -> float:
-    """1/T sum_i (max_{i<=t<=T-1} a[t][i] - a[T-1][i]): drop from the best accuracy (FPPL's script).
+    """Compute 1/T sum_i (max_{i<=t<=T-1} a[t][i] - a[T-1][i]).
 
-    Never negative, since the final row takes part in the maximum.
+    It is the drop from the best accuracy (FPPL's script).
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+
+    Returns:
+        The drop in percentage points; never negative, since the final row takes part in the
+        maximum.
     """
-    return _mean([max(a[t][i] for t in range(i, len(a))) - a[-1][i] for i in _tested(n, len(a))])
+    return _mean(
+        [max(a[t][i] for t in range(i, len(a))) - a[-1][i] for i in _tasks_with_images(n, len(a))]
+    )
 
 
 def backward_transfer(a: Matrix, n: Counts) -> float:
-    """BWT = 1/(T-1) sum_{i<T-1} (a[T-1][i] - a[i][i]) (Lopez-Paz and Ranzato). 0 when T = 1."""
-    changes = [a[-1][i] - a[i][i] for i in _tested(n, len(a) - 1)]
+    """Compute BWT = 1/(T-1) sum_{i<T-1} (a[T-1][i] - a[i][i]) (Lopez-Paz and Ranzato).
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+
+    Returns:
+        BWT in percentage points; 0 when T = 1.
+    """
+    changes = [a[-1][i] - a[i][i] for i in _tasks_with_images(n, len(a) - 1)]
     return _mean(changes) if changes else 0.0
 
 
-def _tested(n: Counts, tasks: int) -> list[int]:
-    """Which of the first so many tasks have test images."""
+def _tasks_with_images(n: Counts, tasks: int) -> list[int]:
+    """Return which of the first tasks have test images."""
     return [i for i in range(tasks) if n[i]]
 
 
@@ -103,5 +175,10 @@ METRICS: dict[str, Callable[[Matrix, Counts], float]] = {
 
 
 def all_metrics(a: Matrix, n: Counts) -> dict[str, float]:
-    """Every metric by name, percent."""
+    """Compute every metric by name, in percent.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+    """
     return {name: metric(a, n) for name, metric in METRICS.items()}

@@ -1,4 +1,4 @@
-"""Hyper-parameters: dataclass fields that know their meaning, their limits and how to be read from a word."""
+"""Hyper-parameters: dataclass fields with a meaning, limits and a way to be read from a word."""
 
 import dataclasses
 import difflib
@@ -14,13 +14,14 @@ from typing import Any, Literal, TypeVar
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
 
-Made = TypeVar("Made")
+Instance = TypeVar("Instance")
 
 LARGEST = 1e30  # of any option, so that what is computed from it in single precision is a number
 WIDEST = 2**63 - 1  # of any whole number: 64 bits
-DECIMAL = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)(e[+-]?\d+)?", re.ASCII)  # .5 and 5. too, which JSON refuses
-QUOTED = 60  # characters of a wrong value that a message repeats
-LISTED = 20  # known names that a message lists at most
+# .5 and 5. too, which JSON refuses
+DECIMAL = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)(e[+-]?\d+)?", re.ASCII)
+MAX_QUOTED_CHARACTERS = 60  # characters of a wrong value that a message repeats
+MAX_LISTED_NAMES = 20  # known names that a message lists at most
 CLOSE = 0.5  # similarity from which a known name is proposed
 Space = tuple[float, float, Literal["log", "linear"]] | list[Any]
 _UNIONS = (types.UnionType, typing.Union)
@@ -36,67 +37,118 @@ def option(
     group: str = "",
     tune: Space | None = None,
     kw_only: bool = False,
+    repeats: bool = False,
 ) -> Any:
-    """A dataclass field with a one-line meaning (shown by ``fczoo show``) and optional inclusive limits.
+    """Create a dataclass field with a one-line meaning and optional inclusive limits.
 
-    ``quirk`` says where the deviation that the option switches on was seen, or for each value that is one
-    (shown by ``fczoo list quirks``). ``group`` is the heading under which ``fczoo bench --help`` lists it.
-    ``tune`` is where ``fczoo tune`` looks: (lowest, highest, "log" or "linear"), or a list of values.
-    ``kw_only`` keeps the field out of positional arguments.
+    Args:
+        default: Default value of the option.
+        meaning: Meaning in one line, shown by ``--help``.
+        low: Smallest value.
+        high: Largest value.
+        quirk: Where the deviation that the option switches on was seen, or a mapping from each
+            value that is a deviation to that place; shown by ``fczoo list quirks``.
+        group: Heading under which ``fczoo bench --help`` lists the option.
+        tune: Search space of ``fczoo tune``: (lowest, highest, "log" or "linear"), or a list of
+            values.
+        kw_only: Whether the field is left out of positional arguments.
+        repeats: Whether it is a number of steps that changes values, but no shape: a dry run uses
+            ``low``.
     """
-    metadata = {"meaning": meaning, "low": low, "high": high, "quirk": quirk, "group": group, "tune": tune}
+    metadata = {
+        "meaning": meaning,
+        "low": low,
+        "high": high,
+        "quirk": quirk,
+        "group": group,
+        "tune": tune,
+        "repeats": repeats,
+    }
     return dataclasses.field(default=default, metadata=metadata, kw_only=kw_only)
 
 
-def build(
-    cls: type[Made], label: str, values: Mapping[str, Any], spelled: Callable[[str], str] | None = None
-) -> Made:
-    """``cls(**values)`` with words parsed by the fields' types.
+def with_fewest_steps(instance: Instance) -> Instance:
+    """Return a copy whose options marked ``repeats`` are at their lowest value.
 
-    ``spelled`` says how users write a field (``rounds`` -> ``--rounds``); without it, messages say
-    ``LABEL.FIELD``.
-    Raises FczooError for an unknown field, naming the nearest one, for a value that does not fit, and for a
-    class that lacks a function.
+    Args:
+        instance: Dataclass instance.
+    """
+    step_fields = [
+        f for f in dataclasses.fields(typing.cast(Any, instance)) if f.metadata.get("repeats")
+    ]
+    lowest = {f.name: f.metadata["low"] for f in step_fields}
+    return typing.cast(Instance, dataclasses.replace(typing.cast(Any, instance), **lowest))
+
+
+def build(
+    cls: type[Instance],
+    label: str,
+    values: Mapping[str, Any],
+    spelled: Callable[[str], str] | None = None,
+) -> Instance:
+    """Create ``cls(**values)`` with text parsed by the fields' types.
+
+    Args:
+        cls: Dataclass to create.
+        label: Name of the class in messages, as ``LABEL.FIELD``.
+        values: Value of each field, as text or in its type.
+        spelled: Function from a field to the spelling of users (``rounds`` -> ``--rounds``) for
+            messages.
+
+    Raises:
+        FczooError: A field is unknown (the message names the nearest one), a value does not fit, or
+            the class lacks a function.
     """
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     hints = typing.get_type_hints(cls)
-    parsed = {}
+    arguments = {}
     for key, value in values.items():
         if key not in fields:
-            raise FczooError(f"{label} has no option {quoted(key)}; {nearest(key, fields)}")
+            raise FczooError(f"{label} has no option {quote(key)}; {nearest(key, fields)}")
         name = spelled(key) if spelled else f"{label}.{key}"
-        parsed[key] = _parse(value, hints[key], name)
-        _check_limits(parsed[key], fields[key], name)
+        arguments[key] = _parse(value, hints[key], name)
+        _check_limits(arguments[key], fields[key], name)
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise FczooError(
-            f"{cls.__qualname__} in {cls.__module__} does not define {', '.join(missing)}; define them"
+            f"{cls.__qualname__} in {cls.__module__} does not define {', '.join(missing)}; define "
+            "them"
         )
-    return cls(**parsed)
+    return cls(**arguments)
 
 
 def flag(field: str) -> str:
-    """How the command line spells a setting: ``batch_size`` -> ``--batch-size``."""
+    """Return the command-line option of a setting: ``batch_size`` -> ``--batch-size``.
+
+    Args:
+        field: Name of the setting.
+    """
     return f"--{field.replace('_', '-')}"
 
 
 def spell_fields(names: Iterable[str], label: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` under the spelling that ``names`` has of their keys; unknown keys stay.
+    """Return values under the spelling that ``names`` has of their keys; unknown keys stay.
 
-    Raises FczooError where two keys are spellings of one name.
+    Args:
+        names: Names of the fields.
+        label: Name of the class for messages.
+        values: Value of each key of the user.
+
+    Raises:
+        FczooError: Two keys are spellings of one name.
     """
-    known, spelled = list(names), dict[str, Any]()
-    given: dict[str, str] = {}
-    for word, value in values.items():
-        key = match(word, known) or word
-        if key in spelled:
-            problem = f"{label} has {given[key]!r} and {word!r}, which are one option"
+    field_names, values_by_name = list(names), dict[str, Any]()
+    user_spellings: dict[str, str] = {}
+    for spelling, value in values.items():
+        key = match(spelling, field_names) or spelling
+        if key in values_by_name:
+            problem = f"{label} has {user_spellings[key]!r} and {spelling!r}, which are one option"
             raise FczooError(f"{problem}; leave one out")
-        spelled[key], given[key] = value, word
-    return spelled
+        values_by_name[key], user_spellings[key] = value, spelling
+    return values_by_name
 
 
-class Declared(typing.NamedTuple):
-    """What ``option`` was told of a field."""
+class OptionDeclaration(typing.NamedTuple):
+    """Declaration of an ``option`` field."""
 
     default: Any
     meaning: str
@@ -112,38 +164,61 @@ class Quirk(typing.NamedTuple):
     meaning: str  # of the option
 
 
-def declared(cls: type) -> dict[str, Declared]:
-    """The options of a dataclass by field."""
+def dataclass_options(cls: type) -> dict[str, OptionDeclaration]:
+    """Return the options of a dataclass by field.
+
+    Args:
+        cls: Dataclass whose fields come from ``option``.
+    """
     fields = [f for f in dataclasses.fields(cls) if "meaning" in f.metadata]
-    return {f.name: Declared(f.default, f.metadata["meaning"], f.metadata["quirk"]) for f in fields}
+    return {
+        f.name: OptionDeclaration(f.default, f.metadata["meaning"], f.metadata["quirk"])
+        for f in fields
+    }
 
 
-def quirks(options: Mapping[str, Declared]) -> list[Quirk]:
-    """Every deviation that some options can switch on."""
-    found = []
+def quirks(options: Mapping[str, OptionDeclaration]) -> list[Quirk]:
+    """Return every deviation that some options can switch on.
+
+    Args:
+        options: Declaration of each option by field.
+    """
+    deviations = []
     for field, (_, meaning, quirk) in options.items():
         values = quirk if isinstance(quirk, Mapping) else {True: quirk} if quirk else {}
-        found += [Quirk(field, value, place, meaning) for value, place in values.items()]
-    return found
+        deviations += [Quirk(field, value, source, meaning) for value, source in values.items()]
+    return deviations
 
 
 def spaces(cls: type) -> dict[str, Space]:
-    """Where ``fczoo tune`` looks for values of the options of a dataclass."""
-    found = {field.name: field.metadata.get("tune") for field in dataclasses.fields(cls)}
-    return {name: space for name, space in found.items() if space is not None}
+    """Return the search space of ``fczoo tune`` for the options of a dataclass.
+
+    Args:
+        cls: Dataclass whose fields come from ``option``.
+    """
+    search_spaces = {field.name: field.metadata.get("tune") for field in dataclasses.fields(cls)}
+    return {name: space for name, space in search_spaces.items() if space is not None}
 
 
 def check_options(instance: Any) -> None:
-    """Raise FczooError where a field of a dataclass instance has the wrong type or is outside its limits."""
+    """Check the fields of a dataclass instance, and convert values of NumPy and paths.
+
+    Args:
+        instance: Dataclass instance; its fields are overwritten by their ``plain`` values.
+
+    Raises:
+        FczooError: A field has the wrong type or is outside its limits.
+    """
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         label = f"{getattr(instance, 'name', '') or type(instance).__name__}.{field.name}"
-        given = plain(getattr(instance, field.name))
-        object.__setattr__(instance, field.name, given)
-        value = _parse(given, hints[field.name], label)
-        if value != given:  # a word or list that only build() reads
+        setting = plain(getattr(instance, field.name))
+        object.__setattr__(instance, field.name, setting)
+        value = _parse(setting, hints[field.name], label)
+        if value != setting:  # a word or list that only build() reads
             raise FczooError(
-                f"{label} is {quoted(given)}; it must be {describe_type(hints[field.name], IN_WORDS)}"
+                f"{label} is {quote(setting)}; it must be "
+                f"{describe_type(hints[field.name], IN_WORDS)}"
             )
         _check_limits(value, field, label)
 
@@ -155,13 +230,17 @@ def _check_limits(value: Any, field: dataclasses.Field[Any], label: str) -> None
             continue
         largest = LARGEST if isinstance(number, float) else WIDEST
         if (low is not None and number < low) or (high is not None and number > high):
-            raise FczooError(f"{label} is {quoted(number)}; it must be {_limits(low, high)}")
+            raise FczooError(f"{label} is {quote(number)}; it must be {_limits(low, high)}")
         if abs(number) > largest:
-            raise FczooError(f"{label} is {quoted(number)}; it must be at most {largest}")
+            raise FczooError(f"{label} is {quote(number)}; it must be at most {largest}")
 
 
 def plain(value: Any) -> Any:
-    """Return paths and devices as words, and numbers and arrays of NumPy as those of Python."""
+    """Return paths and devices as words, and numbers and arrays of NumPy as those of Python.
+
+    Args:
+        value: Any value; all others stay as they are.
+    """
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     kind = type(value)
@@ -170,36 +249,61 @@ def plain(value: Any) -> Any:
     return value.tolist() if kind.__module__ == "numpy" and hasattr(value, "tolist") else value
 
 
-def quoted(value: Any) -> str:
-    """A value as messages repeat it: its beginning, where it is long."""
+def quote(value: Any) -> str:
+    """Format a value for messages; a long one is cut.
+
+    Args:
+        value: Any value.
+    """
     text = repr(value)
-    return text if len(text) <= QUOTED else f"{text[:QUOTED]}... ({len(text)} characters)"
+    return (
+        text
+        if len(text) <= MAX_QUOTED_CHARACTERS
+        else f"{text[:MAX_QUOTED_CHARACTERS]}... ({len(text)} characters)"
+    )
 
 
 def plural(number: int, noun: str, nouns: str = "") -> str:
-    """Return ``1 setting`` or ``2 settings``; ``nouns`` is the plural where it does not end in s."""
+    """Return a number with its noun: ``1 setting`` or ``2 settings``.
+
+    Args:
+        number: Number of things.
+        noun: Noun in the singular.
+        nouns: Plural, for a noun whose plural does not end in s.
+    """
     return f"{number} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """Return advice after an unknown name: the close names, else all with the likeliest first."""
-    known, key = sorted(names), fold(word)
-    likeness = {name: difflib.SequenceMatcher(None, key, fold(name)).ratio() for name in known}
-    ranked = sorted(known, key=lambda name: -likeness[name])
-    parts = [name for name in ranked if len(key) > 3 and key in fold(name)]
-    close = [name for name in ranked if likeness[name] >= CLOSE]
-    if proposed := list(dict.fromkeys([*parts, *close]))[:3]:
-        return f"did you mean {', '.join(proposed)}?"
-    if len(known) <= LISTED:
-        return f"known: {', '.join(known) or 'none'}"
-    return f"known: {', '.join(ranked[:LISTED])}, ... ({len(known) - LISTED} more)"
+    """Return advice after an unknown name: the close names, else all with the likeliest first.
+
+    Args:
+        word: Unknown name.
+        names: Known names.
+    """
+    candidates, key = sorted(names), fold(word)
+    likeness = {name: difflib.SequenceMatcher(None, key, fold(name)).ratio() for name in candidates}
+    by_likeness = sorted(candidates, key=lambda name: -likeness[name])
+    parts = [name for name in by_likeness if len(key) > 3 and key in fold(name)]
+    close = [name for name in by_likeness if likeness[name] >= CLOSE]
+    if proposals := list(dict.fromkeys([*parts, *close]))[:3]:
+        return f"did you mean {', '.join(proposals)}?"
+    if len(candidates) <= MAX_LISTED_NAMES:
+        return f"known: {', '.join(candidates) or 'none'}"
+    names = ", ".join(by_likeness[:MAX_LISTED_NAMES])
+    return f"known: {names}, ... ({len(candidates) - MAX_LISTED_NAMES} more)"
 
 
 IN_WORDS = {int: "a whole number", float: "a finite number"}  # in an error
 
 
 def describe_type(hint: Any, words: Mapping[Any, str] = types.MappingProxyType({})) -> str:
-    """A type as users read it: ``float``, ``sum | first``, ``int, ...``; or what ``words`` has for one."""
+    """Format a type for users: ``float``, ``sum | first``, ``int, ...``.
+
+    Args:
+        hint: Type of a field.
+        words: Type -> text that replaces its name.
+    """
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
@@ -219,7 +323,11 @@ def _limits(low: float | None, high: float | None) -> str:
 def _parse(given: Any, hint: Any, label: str) -> Any:
     value = plain(given)
     if typing.get_origin(hint) in _UNIONS:
-        if isinstance(value, str) and value.lower() == "none" and types.NoneType in typing.get_args(hint):
+        if (
+            isinstance(value, str)
+            and value.lower() == "none"
+            and types.NoneType in typing.get_args(hint)
+        ):
             return None
         for alternative in typing.get_args(hint):
             try:
@@ -237,7 +345,7 @@ def _parse(given: Any, hint: Any, label: str) -> Any:
             return tuple(_parse(v, typing.get_args(hint)[0], label) for v in value)
     else:
         if isinstance(value, str) and hint is not str:
-            value = _word(value)
+            value = _parse_word(value)
         if hint is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value) if abs(value) < 1e308 else math.inf
         if (
@@ -246,10 +354,10 @@ def _parse(given: Any, hint: Any, label: str) -> Any:
             and not (hint is float and not math.isfinite(value))
         ):
             return value
-    raise FczooError(f"{label} is {quoted(given)}; it must be {describe_type(hint, IN_WORDS)}")
+    raise FczooError(f"{label} is {quote(given)}; it must be {describe_type(hint, IN_WORDS)}")
 
 
-def _word(word: str) -> Any:
+def _parse_word(word: str) -> Any:
     plain = word.strip().lower()
     if plain in ("on", "off"):
         return plain == "on"
@@ -260,7 +368,11 @@ def _word(word: str) -> Any:
 
 
 def spell(value: Any) -> str:
-    """Return the shortest word from which ``build`` reads a value: ``0.5``, ``10``, ``on``, ``none``."""
+    """Return the shortest word from which ``build`` reads a value: ``0.5``, ``10``, ``on``.
+
+    Args:
+        value: Value of an option; None becomes ``none``, a list becomes ``1,2``.
+    """
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list | tuple):

@@ -1,18 +1,25 @@
-"""What a client uploads: the grammar of payloads, in one page.
+"""Uploads of clients: the declaration of their tensors.
 
-A payload has a sender, the number of images behind it, and named tensors. Each tensor belongs to what
-clients train (``Training.optims``) or to a group that the method declares once, in ``Training.uploads``::
+A payload has a sender, the number of images behind it, and named tensors. Each tensor belongs to
+what clients train (``Training.optims``) or to a group that the method declares once, in
+``Training.uploads``::
 
     uploads={
-        "gauss.": rows("count", "mean", "var"),  # gauss.label [g], gauss.count [g], gauss.mean [g, D], ...
-        "class.": per_class("count", "sum"),  # class.count [c], class.sum [c, D], c classes of the task
-        "kept.": per_seen_class("count", "sum"),  # the same for all classes seen so far
-        "usage": whole("counts"),  # one tensor, of the same shape from every client
-        "image_gradient.": samples("gradients of single images"),  # one row an image; may be left out
+        # gauss.label [g], gauss.count [g], gauss.mean [g, D], ...
+        "gauss.": rows("count", "mean", "var"),
+        # class.count [c], class.sum [c, D], c classes of the task
+        "class.": per_class("count", "sum"),
+        # the same for all classes seen so far
+        "kept.": per_seen_class("count", "sum"),
+        # one tensor, of the same shape from every client
+        "usage": whole_tensors("counts"),
+        # one row per image; may be left out
+        "image_gradient.": samples("gradients of single images"),
     }
 
-Guard, privacy, outlier removal, attacks, aggregators and byte counts read this declaration and nothing
-else. A tensor that is not declared is refused, so that no statistics travel without protection.
+Guard, privacy, outlier removal, attacks, aggregators and byte counts read this declaration and
+nothing else. A tensor that is not declared is refused, so that no statistics travel without
+protection.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +32,14 @@ from torch import Tensor
 from fczoo.core.tree import Tree, drop, select
 
 Content = Literal[
-    "parameters", "counts", "class means", "class variances", "second moments", "gradients of single images"
+    "parameters",
+    "counts",
+    "class means",
+    "class variances",
+    "second moments",
+    "gradients of single images",
 ]
-"""What a tensor tells a server about the data behind it."""
+"""Content that a tensor discloses about the data behind it."""
 
 STATISTICS: dict[str, Content] = {
     "label": "counts",  # which class a row is about
@@ -35,22 +47,25 @@ STATISTICS: dict[str, Content] = {
     "mean": "class means",
     "sum": "class means",  # n times the mean
     "var": "class variances",
-    "squares": "class variances",  # sum of squares, a dimension
+    "squares": "class variances",  # sum of squares per dimension
     "cov": "class variances",
     "products": "second moments",  # sum of outer products
 }
-"""The words of which groups of class statistics are made, and what each tells."""
+"""The words from which groups of class statistics are made, and their contents."""
 
 ROW_DIMENSIONS = {"label": 0, "count": 0, "cov": 2, "products": 2}
-"""Dimensions of one class's statistic: a number, a matrix [D, D] or, where it is not named, a vector [D]."""
+"""Dimensions of one class's statistic: a number, a matrix [D, D] or, where it is not named, a
+vector [D].
+"""
 
 HEADER_BYTES = 16  # sender and number of images, two 64-bit integers
 
 
 @dataclass(frozen=True)
 class Group:
-    """A declared part of an upload; made by ``whole``, ``per_class``, ``per_seen_class``,
-    ``rows`` and ``samples``.
+    """A declared part of an upload.
+
+    The functions ``whole_tensors``, ``per_class``, ``per_seen_class``, ``rows`` and ``samples`` create it.
     """
 
     layout: Literal["whole", "classes", "seen classes", "rows", "samples"]
@@ -60,37 +75,70 @@ class Group:
     def __post_init__(self) -> None:
         unknown = set(self.statistics) - STATISTICS.keys()
         if unknown:
-            raise TypeError(f"{min(unknown)!r} is no statistic of a class; take {', '.join(STATISTICS)}")
+            raise TypeError(
+                f"{min(unknown)!r} is not a statistic of a class; take {', '.join(STATISTICS)}"
+            )
 
     def tells(self, name: str) -> Content | None:
-        """What the tensor called ``name`` within the group tells; None where the group has no such tensor."""
+        """Return the disclosed content of a tensor in the group.
+
+        Args:
+            name: Name of the tensor without the group's prefix.
+
+        Returns:
+            The content; None if the group does not have such a tensor.
+        """
         if self.content is not None:
             return self.content
         return STATISTICS[name] if name in self.statistics else None
 
 
-def whole(content: Content) -> Group:
-    """Tensors of one shape from every client, merged as a whole; the key is a name, or a prefix and a dot."""
+def whole_tensors(content: Content) -> Group:
+    """Declare tensors of one shape from every client, merged as a whole.
+
+    The key is a name, or a prefix and a dot.
+
+    Args:
+        content: Content that the tensors disclose.
+    """
     return Group("whole", content)
 
 
 def per_class(*statistics: str) -> Group:
-    """One row a class of the current task; a count of 0 says that the client does not have the class."""
+    """Declare one row per class of the current task.
+
+    Count 0 means that the client lacks the class.
+
+    Args:
+        *statistics: Keys of ``STATISTICS``.
+    """
     return Group("classes", None, statistics)
 
 
 def per_seen_class(*statistics: str) -> Group:
-    """As ``per_class``, with one row a class seen so far: for clients that hold images of earlier tasks."""
+    """Declare one row per class seen so far, for clients with images of earlier tasks.
+
+    Args:
+        *statistics: Keys of ``STATISTICS``.
+    """
     return Group("seen classes", None, statistics)
 
 
 def rows(*statistics: str) -> Group:
-    """One row a class that the client holds; ``label`` [g] says which, each class at most once."""
+    """Declare one row per class that the client holds; ``label`` [g] names each class once.
+
+    Args:
+        *statistics: Keys of ``STATISTICS``; ``label`` is added.
+    """
     return Group("rows", None, ("label", *statistics))
 
 
 def samples(content: Content) -> Group:
-    """One row a single image; a client may send none."""
+    """Declare one row per image; a client may send none.
+
+    Args:
+        content: Content that the tensors disclose.
+    """
     return Group("samples", content)
 
 
@@ -100,11 +148,15 @@ Uploads = Mapping[str, Group]
 
 @dataclass(frozen=True, eq=False)
 class Payload(Mapping[str, Tensor]):
-    """One client's upload; reads like the dictionary of its tensors. Without tensors: nothing came."""
+    """One client's upload; reads like the dictionary of its tensors.
+
+    Without tensors: nothing came.
+    """
 
     tensors: Tree
     client: int = 0
-    num_samples: int = 1  # n_k, the client's own images of the task, exemplars not counted, or those surveyed
+    # n_k, the client's own images of the task, exemplars not counted, or those surveyed
+    num_samples: int = 1
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -116,20 +168,40 @@ class Payload(Mapping[str, Tensor]):
         return len(self.tensors)
 
     def holding(self, tensors: Tree) -> "Payload":
-        """Other tensors from the same sender."""
+        """Return a payload of the same sender with other tensors.
+
+        Args:
+            tensors: Tensors by name.
+        """
         return Payload(tensors, self.client, self.num_samples)
 
     def only(self, *prefixes: str) -> "Payload":
-        """The part whose names start with one of the prefixes."""
+        """Return the tensors whose names start with one of the prefixes.
+
+        Args:
+            *prefixes: Starts of names.
+        """
         return self.holding(select(self.tensors, *prefixes))
 
     def drop(self, *prefixes: str) -> "Payload":
-        """The part whose names start with none of the prefixes."""
+        """Return the tensors whose names start with none of the prefixes.
+
+        Args:
+            *prefixes: Starts of names.
+        """
         return self.holding(drop(self.tensors, *prefixes))
 
 
 def group_of(name: str, uploads: Uploads) -> tuple[str, Group] | None:
-    """The declared prefix and group to which a tensor belongs; None where it is not declared."""
+    """Return the declared prefix and group of a tensor.
+
+    Args:
+        name: Name of the tensor in the payload.
+        uploads: Groups that the method declares.
+
+    Returns:
+        Prefix and group; None if the tensor is not declared.
+    """
     for prefix, group in uploads.items():
         if name == prefix or (prefix.endswith(".") and name.startswith(prefix)):
             return (prefix, group) if group.tells(name.removeprefix(prefix)) else None
@@ -137,31 +209,52 @@ def group_of(name: str, uploads: Uploads) -> tuple[str, Group] | None:
 
 
 def content_of(name: str, trained: Sequence[str], uploads: Uploads) -> Content | None:
-    """What a tensor of a payload tells: ``trained`` prefixes are parameters. None: nobody has declared it."""
-    found = group_of(name, uploads)
-    if found:
-        return found[1].tells(name.removeprefix(found[0]))
+    """Return the disclosed content of a payload's tensor.
+
+    Args:
+        name: Name of the tensor in the payload.
+        trained: Prefixes of trained tensors, whose content is parameters.
+        uploads: Groups that the method declares.
+
+    Returns:
+        The content; None if the tensor is not declared.
+    """
+    declaration = group_of(name, uploads)
+    if declaration:
+        return declaration[1].tells(name.removeprefix(declaration[0]))
     return "parameters" if name.startswith(tuple(trained)) else None
 
 
 def contents(uploads: Uploads) -> set[Content]:
-    """All that declared groups may tell."""
-    found = {STATISTICS[name] for group in uploads.values() for name in group.statistics}
-    return found | {group.content for group in uploads.values() if group.content}
+    """Return all contents that declared groups may disclose.
+
+    Args:
+        uploads: Groups that the method declares.
+    """
+    statistic_contents = {
+        STATISTICS[name] for group in uploads.values() for name in group.statistics
+    }
+    return statistic_contents | {group.content for group in uploads.values() if group.content}
 
 
 def keep_classes(payload: Payload, prefix: str, group: Group, keep: Tensor) -> Payload:
-    """The upload with only some of a group's classes; ``keep`` [g] or [c] is true where a class stays.
+    """Return the upload with some of a group's classes.
 
-    Of ``rows`` the others are cut out. Of ``per_class`` and ``per_seen_class`` they become 0, whose count of
-    0 says that the client does not have the class.
+    The other rows of ``rows`` are cut out. Those of ``per_class`` and ``per_seen_class`` become 0,
+    whose count of 0 says that the client does not have the class.
+
+    Args:
+        payload: Upload of a client.
+        prefix: Prefix of the group.
+        group: Declaration of the group.
+        keep: Mask [g] or [c], true for the classes to keep.
     """
-    changed = {}
+    new_tensors = {}
     for name, value in select(payload.tensors, prefix).items():
         mask = keep.to(value.device)
         if group.layout == "rows":
-            changed[name] = value[mask]
+            new_tensors[name] = value[mask]
         else:
             mask = mask.view(-1, *[1] * (value.dim() - 1))
-            changed[name] = torch.where(mask, value, torch.zeros_like(value))
-    return payload.holding({**payload.tensors, **changed})
+            new_tensors[name] = torch.where(mask, value, torch.zeros_like(value))
+    return payload.holding({**payload.tensors, **new_tensors})

@@ -7,41 +7,72 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fczoo.core.errors import FczooError
-from fczoo.core.options import WIDEST, plain, quoted
+from fczoo.core.options import WIDEST, plain, quote
 
 if TYPE_CHECKING:
     import torch
 
 
+PHASE_KEYS = {"task_start": "begin", "after_rounds": "conclude", "task_end": "end"}
+"""Words of a task's phases in the keys of seeds. Recorded results depend on them."""
+
+
 def _entropy(*key: int | str) -> np.random.SeedSequence:
-    return np.random.SeedSequence([zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key])
+    return np.random.SeedSequence(
+        [zlib.crc32(k.encode()) if isinstance(k, str) else k for k in key]
+    )
 
 
 def check_seed(seed: Any) -> int:
-    """Return a seed as an int. Raises FczooError for what is not a whole number from 0 up."""
+    """Return a seed as an int.
+
+    Args:
+        seed: Seed of the user.
+
+    Raises:
+        FczooError: It is not a whole number from 0 to 2^63 - 1.
+    """
     value = plain(seed)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= WIDEST:
-        raise FczooError(f"seed is {quoted(seed)}; it must be a whole number from 0 to {WIDEST}")
+        raise FczooError(f"seed is {quote(seed)}; it must be a whole number from 0 to {WIDEST}")
     return value
 
 
 def check_seeds(seeds: Any) -> tuple[int, ...]:
-    """Return several seeds. Raises FczooError for what is not a list of distinct seeds."""
+    """Return several seeds as ints.
+
+    Args:
+        seeds: Iterable of seeds.
+
+    Raises:
+        FczooError: It is not a list of distinct seeds, or it is empty.
+    """
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
-        raise FczooError(f"seeds is {quoted(seeds)}; give a list such as [0, 1] or range(3)")
+        raise FczooError(f"seeds is {quote(seeds)}; give a list such as [0, 1] or range(3)")
     numbers = tuple(map(check_seed, seeds))
     if not numbers or len(set(numbers)) < len(numbers):
-        raise FczooError(f"seeds is {quoted(list(numbers))}; give one or more distinct seeds")
+        raise FczooError(f"seeds is {quote(list(numbers))}; give one or more distinct seeds")
     return numbers
 
 
 def numpy_stream(*key: int | str) -> np.random.Generator:
-    """Generator for a key such as ``("partition", seed, task)``."""
+    """Create a generator for a key such as ``("partition", seed, task)``.
+
+    Args:
+        *key: Words and numbers that identify the generator.
+    """
     return np.random.default_rng(_entropy(*key))
 
 
 def torch_stream(*key: int | str, device: "torch.device | str" = "cpu") -> "torch.Generator":
-    """Generator on ``device`` for a key such as ``("shuffle", seed, task, round, client, epoch)``."""
+    """Create a generator for a key such as ``("shuffle", seed, task, round, client)``.
+
+    Args:
+        *key: Words and numbers that identify the generator.
+        device: Device of the generator.
+    """
     import torch  # a second that the split of images over clients does without
 
-    return torch.Generator(device).manual_seed(int(_entropy(*key).generate_state(1, np.uint64)[0]) >> 1)
+    return torch.Generator(device).manual_seed(
+        int(_entropy(*key).generate_state(1, np.uint64)[0]) >> 1
+    )

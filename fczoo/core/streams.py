@@ -12,7 +12,11 @@ HANGUP = tuple(s for s in signal.Signals if s.name == "SIGHUP")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; a closed or missing one is not."""
+    """Return whether a stream is a terminal; a closed or missing one is not.
+
+    Args:
+        stream: Text stream, or None.
+    """
     try:
         return stream is not None and stream.isatty()
     except (OSError, ValueError):
@@ -23,12 +27,25 @@ class LossyStream:
     """A text stream whose output is dropped once it cannot be written any more."""
 
     def __init__(self, stream: TextIO):
+        """Wrap a stream.
+
+        Args:
+            stream: Text stream that takes the output while it can.
+        """
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        """Write text, or drop it if the stream cannot be written any more.
+
+        Args:
+            text: Text to write.
+
+        Returns:
+            Number of characters.
+        """
         try:
             return self._stream.write(text)
         except OSError:
@@ -45,7 +62,7 @@ class LossyStream:
         return is_terminal(self._stream)
 
     def _drop(self) -> None:
-        """Point the file descriptor at the null device, so that all later writes succeed."""
+        """Redirect the file descriptor to the null device, so that all later writes succeed."""
         null = os.open(os.devnull, os.O_WRONLY)
         try:
             with contextlib.suppress(OSError, ValueError):
@@ -56,13 +73,13 @@ class LossyStream:
 
 @contextlib.contextmanager
 def lossy_output() -> Iterator[None]:
-    """Make stdout and stderr lossy; a stream that was closed at the start becomes the null device."""
-    before = sys.stdout, sys.stderr
+    """Make stdout and stderr lossy; a stream closed at the start becomes the null device."""
+    originals = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as null:
-        sys.stdout, sys.stderr = (LossyStream(stream or null) for stream in before)
+        sys.stdout, sys.stderr = (LossyStream(stream or null) for stream in originals)
         try:
             yield
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            sys.stdout, sys.stderr = before
+            sys.stdout, sys.stderr = originals

@@ -1,4 +1,4 @@
-"""What a data set is: its images, where they come from, and the schedule that a benchmark uses on it."""
+"""Data sets: images, source, and default schedule."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 from fczoo.core.errors import FczooError
+from fczoo.core.registry import DATASETS
 
 if TYPE_CHECKING:  # a shell that completes a word waits for this module
     import numpy as np
 
 
 Overlap = Literal["all", "some", "similar"]
-"""The part of a data set's classes that a pre-training set has; similar: it has classes like some."""
+"""The part of a data set's classes that a pre-training set has; similar: it has classes like some.
+"""
 
 
 class Images(NamedTuple):
@@ -21,12 +23,18 @@ class Images(NamedTuple):
 
     pixels: "np.ndarray"  # uint8 [N, S, S, 3]
     labels: "np.ndarray"  # int64 [N]
-    domains: "np.ndarray | None" = None  # int64 [N] which of the data set's domains, where it has several
+    # int64 [N] which of the data set's domains, where it has several
+    domains: "np.ndarray | None" = None
 
     def take(self, index: "np.ndarray", size: int | None = None) -> "Images":
-        """The images at the positions ``index``, ascending.
+        """Return the images at some positions.
 
-        Raises FczooError for a ``size`` in pixels other than the one that they have.
+        Args:
+            index: Positions, ascending.
+            size: Side in pixels; None for that of the images.
+
+        Raises:
+            FczooError: ``size`` is not the side of the images.
         """
         if size not in (None, self.pixels.shape[1]):
             pixels = f"these images come at {self.pixels.shape[1]} pixels"
@@ -37,12 +45,20 @@ class Images(NamedTuple):
 
 
 def rows(values: "np.ndarray | None", index: "np.ndarray") -> "np.ndarray | None":
-    """The values at the positions ``index``; None where there are none."""
+    """Return the values at some positions, or None without values.
+
+    Args:
+        values: Array [N, ...] or None.
+        index: Positions.
+    """
     return None if values is None else values[index]
 
 
 class Split(Protocol):
-    """Training or test part of a data set: ``Images`` in memory, or ``ImageFiles``, decoded when taken."""
+    """Training or test part of a data set.
+
+    It is ``Images`` in memory, or ``ImageFiles``, which are decoded when taken.
+    """
 
     @property
     def labels(self) -> "np.ndarray": ...
@@ -52,7 +68,7 @@ class Split(Protocol):
 
 
 class ImageData(NamedTuple):
-    """A data set as it was found."""
+    """The parts of a data set, as they were read from disk."""
 
     train: Split
     test: Split
@@ -65,7 +81,7 @@ class Archive(NamedTuple):
     """A file to download."""
 
     url: str
-    md5: str = ""  # as published; empty where nobody publishes one
+    md5: str = ""  # as published; empty where no one publishes one
     size: int | None = None  # bytes, where known for certain
     into: str = ""  # folder below the data root in which it is unpacked
     sha256: str = ""  # of the file with that MD5, where known
@@ -82,7 +98,7 @@ class Official(NamedTuple):
 
 @dataclass(frozen=True)
 class Defaults:
-    """The schedule that ``bench`` uses unless told otherwise; a data set names only what differs."""
+    """The schedule that ``bench`` uses by default; a data set names only what differs."""
 
     backbone: str = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
     tasks: int = 10
@@ -95,39 +111,93 @@ class Defaults:
 
 
 class Dataset(ABC):
-    """One data set: where its files are, how they are read, what ``bench`` does with it by default."""
+    """One data set: location and layout of its files, and the defaults of ``bench``."""
 
     name: ClassVar[str] = ""
     about: ClassVar[str]
     classes: ClassVar[int]  # 0 where they are known only when the files are seen
-    domains: ClassVar[tuple[str, ...]] = ()  # in order of arrival, where each of several has all classes
+    # in order of arrival, where each of several has all classes
+    domains: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Defaults]
-    folder: ClassVar[str] = ""  # expected below the data root; empty for data that come with a package
+    # expected below the data root; empty for data that come with a package
+    folder: ClassVar[str] = ""
     source: ClassVar[str] = ""  # where a user gets it
-    layout: ClassVar[str] = ""  # what lies in the folder
+    layout: ClassVar[str] = ""  # what is in the folder
     licence: ClassVar[str] = ""
     official: ClassVar[Official | None] = None
     # classes in common with a pre-training set: tinyimagenet, imagenet1k or imagenet21k
     overlaps: ClassVar[Mapping[str, Overlap]] = {}
-    archives: ClassVar[
-        tuple[Archive, ...]
-    ] = ()  # downloads; empty where the terms forbid or nobody hosts them
+    # downloads; empty where the terms forbid or no one hosts them
+    archives: ClassVar[tuple[Archive, ...]] = ()
 
     @abstractmethod
     def load(self, root: Path) -> ImageData:
-        """Read the data below ``root``.
+        """Read the data.
 
-        Raises FczooError that says what is missing or corrupt and how to get it.
+        Args:
+            root: Data root, or the data set's own folder.
+
+        Raises:
+            FczooError: Data are missing or corrupt; the message says which and how to get them.
         """
 
     def locate(self, root: Path) -> Path:
-        """The data set's own folder, also when ``root`` is that folder.
+        """Return the data set's own folder.
 
-        Raises FczooError when it is not there.
+        Args:
+            root: This folder or its parent.
+
+        Raises:
+            FczooError: The folder does not exist.
         """
         folder = root if root.name == Path(self.folder).name else root / self.folder
         if not folder.is_dir():
             fetch = f"run `fczoo data fetch {self.name}`, " if self.archives else ""
-            advice = f"{fetch}unpack {self.source} there or give its place with --data-root"
+            advice = f"{fetch}unpack {self.source} there or give its path with --data-root"
             raise FczooError(f"no folder {self.folder} in {root}; {advice}")
         return folder
+
+
+def domains_of(dataset: str) -> tuple[str, ...]:
+    """Return the domains of a data set in order of arrival.
+
+    Args:
+        dataset: Name of the data set.
+
+    Raises:
+        FczooError: The data set does not have domains.
+    """
+    names: tuple[str, ...] = DATASETS.get(dataset).domains
+    if not names:
+        raise FczooError(f"{dataset} has no domains to be tasks; give --tasks a number")
+    return names
+
+
+HALF = ((0.5,) * 3, (0.5,) * 3)
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+RELEASED_NORM = {
+    "cifar100": HALF,
+    "imagenet_r": HALF,
+    "imagenet_a": IMAGENET,
+    "cub200": IMAGENET,
+    "eurosat": CLIP,
+    "cars196": ((0.0,) * 3, (1.0,) * 3),
+}
+"""Mean and standard deviation by data set in fed-mammoth, the code released with HGP."""
+
+
+def released_norm(dataset: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of the three channels.
+
+    Args:
+        dataset: Name of the data set.
+
+    Raises:
+        FczooError: The data set is unknown or has no known values.
+    """
+    name = DATASETS.get(dataset).name
+    if name not in RELEASED_NORM:
+        names = ", ".join(RELEASED_NORM)
+        raise FczooError(f"--norm-by-dataset has no values for {name}; known: {names}")
+    return RELEASED_NORM[name]

@@ -1,8 +1,9 @@
-"""Frozen features on disk: those of one part of a data set in one file, which every process starts from.
+"""Frozen features on disk, one file per part of a data set, with which every process starts.
 
-A file is named by all that its numbers depend on: pixels, view, weights, precision, and the machine, as the
-last bits depend on it. It is written under another name and moved into place, so that a reader finds a whole
-one or none, and it holds a checksum: what is damaged or foreign is computed anew.
+A file is named by all that its numbers depend on: pixels, view, weights, precision, and the
+machine, as the last bits depend on it. It is written under another name and moved into place, so
+that a reader finds a whole one or none, and it holds a checksum: what is damaged or foreign is
+computed again.
 """
 
 import hashlib
@@ -29,18 +30,27 @@ HASHED = 1 << 26  # bytes of pixels that are hashed at once
 
 
 class FeatureFile:
-    """The file of the features that belong to ``key``, plain values of which every one matters.
+    """The file of the features that belong to ``key``, plain values that all matter.
 
     ``cache`` is a folder for it other than the user's.
     """
 
     def __init__(self, key: Mapping[str, Any], cache: Path | None = None):
+        """Name the file.
+
+        Args:
+            key: Plain values on which the features depend.
+            cache: Cache folder. Default: the user's.
+        """
         self.key = encode_json({"format": FORMAT, **key}, sort_keys=True)
         name = hashlib.sha256(self.key.encode()).hexdigest()[:32]
         self.path = (cache or home() / "cache") / "features" / f"{name}.safetensors"
 
     def load(self) -> Tensor | None:
-        """The features [N, D]; None where they are not there. A file that is not sound is warned of."""
+        """Load the features [N, D], or None if they are not cached.
+
+        Warns about a damaged file.
+        """
         try:
             with safe_open(self.path, "pt") as file:
                 about = file.metadata() or {}
@@ -51,13 +61,19 @@ class FeatureFile:
         except (SafetensorError, OSError, RuntimeError, ValueError):
             sound = False
         if not sound:
-            log.warning("%s is damaged or no file of fczoo's; its features are computed anew", self.path)
+            log.warning(
+                "%s is damaged or not a file of fczoo; its features are computed again", self.path
+            )
             return None
         _touch(self.path)
         return features
 
     def save(self, features: Tensor) -> None:
-        """Keep the features, if there is room; a disk that does not take them costs a warning."""
+        """Store the features if there is room; a disk that does not take them costs a warning.
+
+        Args:
+            features: Features [N, D].
+        """
         features = features.detach().cpu().contiguous()
         if features.nbytes > LARGEST:
             return
@@ -73,14 +89,20 @@ class FeatureFile:
             _make_room(self.path.parent)
         except OSError as error:
             advice = "set FCZOO_HOME to a folder that you can write"
-            log.warning("features are not kept in %s: %s; %s", self.path.parent, error.strerror, advice)
+            log.warning(
+                "features are not kept in %s: %s; %s", self.path.parent, error.strerror, advice
+            )
 
     def _about(self, features: Tensor) -> dict[str, str]:
         return {"key": self.key, "sha256": sha256_of({"features": features})}
 
 
 def pixels_sha256(pixels: np.ndarray) -> str:
-    """Hash of images and their shape; a data set on disk need not fit into memory."""
+    """Hash images and their shape; a data set on disk need not fit into memory.
+
+    Args:
+        pixels: uint8 [N, S, S, 3].
+    """
     digest = hashlib.sha256(f"{pixels.shape}".encode())
     step = max(1, HASHED // max(1, pixels[:1].nbytes))
     for start in range(0, len(pixels), step):
@@ -89,22 +111,25 @@ def pixels_sha256(pixels: np.ndarray) -> str:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove what was unused for longest until the rest is small enough; other processes may do so, too."""
+    """Remove the files that were unused for longest until the others are small enough.
+
+    Other processes may do so, too.
+    """
     files = []
     for file in folder.glob("*.safetensors"):
         try:
             files.append((file.stat().st_mtime_ns, file.stat().st_size, file))
         except FileNotFoundError:
             continue
-    held = 0
+    total_bytes = 0
     for _, size, file in sorted(files, reverse=True):
-        held += size
-        if held > LARGEST:
+        total_bytes += size
+        if total_bytes > LARGEST:
             file.unlink(missing_ok=True)
 
 
 def _touch(file: Path) -> None:
     try:
         os.utime(file)
-    except OSError:  # somebody else's folder, or just removed
+    except OSError:  # someone else's folder, or just removed
         return

@@ -1,7 +1,7 @@
-"""Downloads: resumed where they broke off, verified before they are unpacked, moved into place when whole.
+"""Downloads: resumed where they ended, verified, unpacked, and moved into place when complete.
 
-All work happens in a folder ``.fetch-NAME`` below the data root, which no data set reads and which is
-removed when the fetch is done.
+All work happens in a folder ``.fetch-NAME`` below the data root, which no data set reads and which
+is removed when the fetch is done.
 """
 
 import hashlib
@@ -27,31 +27,46 @@ from fczoo.data.dataset import Archive, Dataset
 from fczoo.data.unpack import BLOCK, progress_bar, unpack
 
 PATIENCE = 60  # seconds without an answer
+SHORT_PATIENCE = 5  # the same for a question before a download
+MIRROR = "give another address: fczoo data fetch --mirror"
 LARGEST_DATA_SET = 100 * 10**9  # bytes to which an archive without a published checksum may unpack
 LARGEST_RATIO = 100  # of unpacked to packed bytes for such an archive; images hardly shrink
 ALWAYS_ALLOWED = 1 << 20  # unpacked bytes that need no ratio
 
 
 def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str:
-    """Download a data set below ``root`` and say where it is.
+    """Download a data set and say where it is.
 
-    ``mirror`` is another address that has the same files by their names. Raises FczooError where the data
-    set may not be downloaded, and when a download breaks off, is not the published file, or holds what no
-    archive should. What was downloaded is kept for the next call unless it is wrong.
+    What was downloaded is kept for the next call unless it is wrong.
+
+    Args:
+        name: Name of the data set.
+        root: Data root below which the data set is stored. Default: ``data`` in ``home()``.
+        mirror: Another address that has the same files by their names.
+
+    Raises:
+        FczooError: The data set may not be downloaded, or a download breaks off, is not the
+            published file, or holds something that no archive should.
     """
     dataset: Dataset = DATASETS.get(name)()
     name, root = dataset.name, (root or home() / "data").expanduser()
     if not dataset.folder:
-        raise FczooError(f"{name} needs no download: {dataset.source or 'it comes with its package'}")
+        raise FczooError(
+            f"{name} needs no download: {dataset.source or 'it comes with its package'}"
+        )
     folder = root / dataset.folder
     if folder.exists():
         return f"{folder} is already there; `fczoo data check {name}` verifies it"
     if not dataset.archives:
         advice = f"get {dataset.source} and unpack it in {root} as {dataset.layout}; then run"
-        raise FczooError(f"{name} cannot be downloaded automatically; {advice} `fczoo data check {name}`")
+        raise FczooError(
+            f"{name} cannot be downloaded automatically; {advice} `fczoo data check {name}`"
+        )
     top = root / Path(dataset.folder).parts[0]
     if top.exists():
-        raise FczooError(f"{top} is there but has no {folder.relative_to(top)}; move it away and fetch again")
+        raise FczooError(
+            f"{top} is there but has no {folder.relative_to(top)}; move it away and fetch again"
+        )
     work = root / f".fetch-{name}"
     work.mkdir(parents=True, exist_ok=True)
     try:
@@ -63,81 +78,131 @@ def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str
 
 
 def _fetch(dataset: Dataset, top: Path, work: Path, mirror: str | None) -> None:
-    unpacked, record = work / "unpacked", []
-    shutil.rmtree(unpacked, ignore_errors=True)
+    unpack_folder, record = work / "unpacked", []
+    shutil.rmtree(unpack_folder, ignore_errors=True)
     for archive in dataset.archives:
         url = f"{mirror.rstrip('/')}/{file_name(archive.url)}" if mirror else archive.url
         record.append({"url": url, **download(url, work / file_name(archive.url), archive)})
     try:
         for archive in dataset.archives:
             file = work / file_name(archive.url)
-            unpack(file, unpacked / archive.into, unpack_limit(file, archive))
-        if not (unpacked / dataset.folder).is_dir():
-            raise FczooError(f"what was downloaded for {dataset.name} holds no folder {dataset.folder}")
+            unpack(file, unpack_folder / archive.into, unpack_limit(file, archive))
+        if not (unpack_folder / dataset.folder).is_dir():
+            raise FczooError(
+                f"the download of {dataset.name} does not hold the folder {dataset.folder}"
+            )
     except FczooError:
         shutil.rmtree(work)
         raise
     except OSError as error:
-        shutil.rmtree(unpacked, ignore_errors=True)
+        shutil.rmtree(unpack_folder, ignore_errors=True)
         problem = f"cannot unpack in {work}: {error.strerror or type(error).__name__}"
-        raise FczooError(f"{problem}; mend that and run it again, the download is kept") from error
+        raise FczooError(f"{problem}; fix that and run it again, the download is kept") from error
     note = {"files": record, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    (unpacked / top.name / "fetched.json").write_text(encode_json(note, indent=1) + "\n")
-    os.replace(unpacked / top.name, top)
+    (unpack_folder / top.name / "fetched.json").write_text(encode_json(note, indent=1) + "\n")
+    os.replace(unpack_folder / top.name, top)
     shutil.rmtree(work)
 
 
 def file_name(url: str) -> str:
-    """Last part of an address."""
+    """Return the last part of an address.
+
+    Args:
+        url: Address of a file.
+    """
     return PurePosixPath(unquote(urlsplit(url).path)).name
 
 
 def unpack_limit(file: Path, archive: Archive) -> int | None:
-    """Bytes to which a download may unpack; None where a published checksum vouches for it."""
+    """Return the bytes to which a download may unpack; None with a published checksum.
+
+    Args:
+        file: Downloaded file.
+        archive: Its declaration.
+    """
     if archive.md5 or archive.sha256:
         return None
     return min(LARGEST_DATA_SET, max(ALWAYS_ALLOWED, LARGEST_RATIO * file.stat().st_size))
 
 
-def download(url: str, file: Path, archive: Archive) -> dict[str, Any]:
-    """Get ``url`` as ``file``, going on from what is there of it; returns its size, bytes, and checksums.
+def download_bytes(dataset: Dataset) -> int | None:
+    """Return the size of a data set's archives; servers are asked for unknown ones.
 
-    Raises FczooError for a connection that fails or ends early (what has arrived is kept) and for content
-    with another size or checksum than ``archive`` says (it is removed). No more than the known size is
-    read.
+    Args:
+        dataset: Data set with archives.
+
+    Returns:
+        The size in bytes; None where a server does not answer.
+    """
+    sizes = [archive.size or _served_size(archive.url) for archive in dataset.archives]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def _served_size(url: str) -> int | None:
+    """Ask a server for the size of a file; None where it does not answer."""
+    request = Request(url, headers={"User-Agent": f"fczoo/{__version__}"}, method="HEAD")
+    try:
+        with urlopen(request, timeout=SHORT_PATIENCE) as answer:
+            length = answer.headers.get("Content-Length") or ""
+    except (OSError, HTTPException):
+        return None
+    return int(length) if length.isdecimal() else None
+
+
+def download(url: str, file: Path, archive: Archive, advice: str = MIRROR) -> dict[str, Any]:
+    """Download a file, resuming where an earlier download ended.
+
+    No more than the known size is read.
+
+    Args:
+        url: Address of the file.
+        file: File to write.
+        archive: Expected size and checksums.
+        advice: Another way to the file, for error messages.
+
+    Returns:
+        The size in ``bytes``, and the checksums.
+
+    Raises:
+        FczooError: The connection fails or ends early (what has arrived is kept), or the content
+            has another size or checksum than ``archive`` (it is removed).
     """
     if file.exists() and not file.is_file():
-        raise FczooError(f"{file} is no ordinary file; remove it and run it again")
-    done = file.stat().st_size if file.exists() else 0
-    if not file.exists() or archive.size is None or done < archive.size:
-        _transfer(url, file, done, archive.size)
+        raise FczooError(f"{file} is not an ordinary file; remove it and run it again")
+    offset = file.stat().st_size if file.exists() else 0
+    if not file.exists() or archive.size is None or offset < archive.size:
+        _transfer(url, file, offset, archive.size, advice)
     size, digests = file.stat().st_size, _digests(file)
     if problem := _difference(archive, size, digests):
         file.unlink()
-        advice = "it was removed, run it again or give another address with --mirror"
-        raise FczooError(f"what came from {url} is {problem}; {advice}")
+        raise FczooError(
+            f"the file from {url} is {problem}; it was removed, run it again or {advice}"
+        )
     if not archive.md5 and not archive.sha256:
-        print(f"{file.name}: nobody publishes a checksum; its sha256 is {digests['sha256']}", file=sys.stderr)
+        print(
+            f"{file.name}: no one publishes a checksum; its sha256 is {digests['sha256']}",
+            file=sys.stderr,
+        )
     return {"bytes": size, **digests}
 
 
 def _difference(archive: Archive, size: int, digests: dict[str, str]) -> str:
-    """How a file differs from the published one, in words; empty where it does not."""
+    """Describe how a file differs from the published one; empty if it does not."""
     if archive.size is not None and size > archive.size:
         return f"longer than the expected {archive.size} bytes"
     if archive.size is not None and size < archive.size:
         return f"{size} bytes long, expected {archive.size}"
-    for kind, expected in (("md5", archive.md5), ("sha256", archive.sha256)):
-        if expected and digests[kind] != expected:
-            return f"not the published file ({kind.upper()} {digests[kind]}, expected {expected})"
+    for kind, checksum in (("md5", archive.md5), ("sha256", archive.sha256)):
+        if checksum and digests[kind] != checksum:
+            return f"not the published file ({kind.upper()} {digests[kind]}, expected {checksum})"
     return ""
 
 
-def _transfer(url: str, file: Path, done: int, size: int | None) -> None:
-    """Append what ``url`` has beyond the first ``done`` bytes, and one byte at most beyond ``size``."""
+def _transfer(url: str, file: Path, done: int, size: int | None, advice: str) -> None:
+    """Append the bytes of ``url`` after the first ``done``, and at most one beyond ``size``."""
     address = urlsplit(url)
     if address.scheme == "file" and not Path(url2pathname(address.path)).is_file():
-        raise FczooError(f"{url} is no ordinary file; give another address with --mirror")
+        raise FczooError(f"{url} is not an ordinary file; {advice}")
     headers = {"User-Agent": f"fczoo/{__version__}", "Accept-Encoding": "identity"}
     request = Request(url, headers={**headers, "Range": f"bytes={done}-"} if done else headers)
     try:
@@ -146,25 +211,35 @@ def _transfer(url: str, file: Path, done: int, size: int | None) -> None:
                 done = 0  # the server sends the whole file
             length = answer.headers.get("Content-Length")
             total = None if length is None else done + int(length)
-            with file.open("ab" if done else "wb") as out, progress_bar(file.name, total, done) as bar:
-                # read1 gives what has arrived: a slow line is no reason to lose a block
-                while block := answer.read1(BLOCK if size is None else min(BLOCK, size + 1 - out.tell())):
+            with (
+                file.open("ab" if done else "wb") as out,
+                progress_bar(file.name, total, done) as bar,
+            ):
+                # read1 gives what has arrived: a slow line is not a reason to lose a block
+                while block := answer.read1(
+                    BLOCK if size is None else min(BLOCK, size + 1 - out.tell())
+                ):
                     out.write(block)
                     bar.update(len(block))
     except HTTPError as error:
         if error.code == 416 and done:
             return  # nothing is left to send; the checks that follow tell whether that is right
-        answered = f"{url} answers {error.code} {error.reason}"
-        raise FczooError(f"{answered}; try later, or get the file elsewhere and give --mirror") from error
+        response = f"{url} answers {error.code} {error.reason}"
+        raise FczooError(f"{response}; try later, or {advice}") from error
     except (URLError, HTTPException, TimeoutError, ConnectionError, SSLError) as error:
         reason = getattr(error, "reason", None) or error
         problem = f"the download of {url} failed: {reason}"
         raise FczooError(f"{problem}; run it again, what has arrived is kept") from error
+    except OSError as error:  # a full disk, or a line that is gone
+        problem = (
+            f"the download of {url} to {file} failed: {error.strerror or type(error).__name__}"
+        )
+        raise FczooError(f"{problem}; run it again, what has arrived is kept") from error
     have = file.stat().st_size
-    stopped = size is not None and have > size
-    if total is not None and have < total and not stopped:
+    exceeds_size = size is not None and have > size
+    if total is not None and have < total and not exceeds_size:
         problem = f"the download of {url} ended after {have} of {total} bytes"
-        raise FczooError(f"{problem}; run it again, it goes on from there")
+        raise FczooError(f"{problem}; run it again, it resumes there")
 
 
 def _digests(file: Path) -> dict[str, str]:

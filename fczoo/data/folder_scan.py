@@ -1,9 +1,12 @@
 """The search for image files below a folder: suffixes, order, links and skipped files."""
 
 import os
+import posixpath
+import re
 import unicodedata
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -42,6 +45,10 @@ SYSTEM_FOLDERS = (
 )
 """Folders of thumbnails and copies that systems and archivers create, in lower case."""
 
+TRAIN = ("train", "training")
+TEST = ("test", "testing", "val", "valid", "validation", "dev")
+"""Names of the parts and of their lists, in any capitals, in order of preference."""
+
 
 @dataclass
 class Scan:
@@ -54,72 +61,119 @@ class Scan:
 
 
 def scan(folder: Path) -> Scan:
-    """Find the images in ``folder`` and its subfolders, in the order of torchvision's ImageFolder.
+    """Find the images in a folder and its subfolders, in the order of torchvision's ImageFolder.
 
     Links to folders are followed. Hidden files and folders are skipped, as macOS and notebooks
-    create such. Raises FczooError when a folder cannot be read.
+    create such.
+
+    Args:
+        folder: Folder to search.
+
+    Raises:
+        FczooError: A folder cannot be read.
     """
-    out, found, kinds = Scan(), list[tuple[str, str]](), dict[str, bool]()
+    out, images, kinds = Scan(), list[tuple[str, str]](), dict[str, bool]()
     pending = [(folder, "", frozenset[tuple[int, int]]())]
     while pending:
-        place, below, above = pending.pop()
-        entries, identity = _entries(place)
+        current_folder, below, above = pending.pop()
+        entries, identity = _entries(current_folder)
         if identity in above:
-            out.loops.append(place)
+            out.loops.append(current_folder)
             continue
         for entry in entries:
             suffix = os.path.splitext(entry.name)[1].lower()
             if _is_broken(entry):
                 out.broken.append(Path(entry.path))
             elif entry.is_dir():
-                pending.append((Path(entry.path), os.path.join(below, entry.name), above | {identity}))
+                pending.append(
+                    (Path(entry.path), os.path.join(below, entry.name), above | {identity})
+                )
             elif suffix in SUFFIXES:
-                found.append((below, entry.name))
+                images.append((below, entry.name))
             elif entry.is_file() and _pillow_reads(entry.path, suffix, kinds):
                 out.unread[suffix] += 1
-    out.images = [f"{below.replace(os.sep, '/')}/{name}" if below else name for below, name in sorted(found)]
+    out.images = [
+        f"{below.replace(os.sep, '/')}/{name}" if below else name for below, name in sorted(images)
+    ]
     return out
 
 
 def subfolders(root: Path) -> list[str]:
-    """Return the names of the visible folders in ``root``, sorted.
+    """Return the names of the visible folders in a folder, sorted.
 
-    Raises FczooError for a broken link and when ``root`` cannot be read.
+    Args:
+        root: Folder to search.
+
+    Raises:
+        FczooError: A link is broken, or ``root`` cannot be read.
     """
     entries, _ = _entries(root)
     refuse_broken([Path(entry.path) for entry in entries if _is_broken(entry)])
     return sorted(entry.name for entry in entries if entry.is_dir())
 
 
+def find_named(names: Iterable[str], wanted: tuple[str, ...]) -> list[str]:
+    """Return those of the names that are wanted, in any capitals.
+
+    Args:
+        names: Names to search.
+        wanted: Names in lower case, in the order of the result.
+    """
+    matches = [name for name in names if name.lower() in wanted]
+    return sorted(matches, key=lambda name: wanted.index(name.lower()))
+
+
 def has_images(folder: Path) -> bool:
-    """Return whether image files are directly in the folder."""
+    """Return whether image files are directly in the folder.
+
+    Args:
+        folder: Folder to search.
+    """
     return count_images(folder) > 0
 
 
 def count_images(folder: Path) -> int:
-    """Count the image files directly in the folder."""
+    """Count the image files directly in the folder.
+
+    Args:
+        folder: Folder to search.
+    """
     names = (entry.name.lower() for entry in _entries(folder)[0] if not entry.is_dir())
     return sum(os.path.splitext(name)[1] in SUFFIXES for name in names)
 
 
 def refuse_broken(links: list[Path]) -> None:
-    """Raise FczooError, naming the first, where there are symbolic links to nothing."""
+    """Refuse symbolic links to nothing.
+
+    Args:
+        links: Broken links.
+
+    Raises:
+        FczooError: There are some; the message names the first.
+    """
     if links:
         first = min(links)
-        more = f" ({len(links)} such links)" if len(links) > 1 else ""
-        problem = f"broken symbolic link {first} -> {os.readlink(first)}{more}"
+        count_note = f" ({len(links)} such links)" if len(links) > 1 else ""
+        problem = f"broken symbolic link {first} -> {os.readlink(first)}{count_note}"
         raise FczooError(f"{problem}; bring back what it points to, or remove it")
 
 
 def raw_name(name: str) -> bytes:
-    """Return the bytes of a file name, whatever the locale."""
+    """Return the bytes of a file name, whatever the locale.
+
+    Args:
+        name: Name as Python reads it, with surrogate escapes.
+    """
     return name.encode("utf-8", "surrogateescape")
 
 
-def comparable(name: str) -> str:
+def normalise_name(name: str) -> str:
     """Return a file name in the form in which names are compared.
 
     macOS stores accents apart from their letters (NFD), other systems and most lists do not (NFC).
+
+    Args:
+        name: Name as Python reads it, with surrogate escapes.
     """
     return unicodedata.normalize("NFC", raw_name(name).decode("utf-8", "surrogateescape"))
 
@@ -129,9 +183,14 @@ def _entries(folder: Path) -> tuple[list["os.DirEntry[str]"], tuple[int, int]]:
     try:
         about = os.stat(folder)
         with os.scandir(folder) as entries:
-            return [entry for entry in entries if not _is_hidden(entry.name)], (about.st_dev, about.st_ino)
+            return [entry for entry in entries if not _is_hidden(entry.name)], (
+                about.st_dev,
+                about.st_ino,
+            )
     except FileNotFoundError:
-        raise FczooError(f"no folder {folder}; see `fczoo show` for the layout that is expected") from None
+        raise FczooError(
+            f"no folder {folder}; see `fczoo show` for the layout that is expected"
+        ) from None
     except OSError as error:
         raise FczooError(f"cannot read folder {folder}: {error.strerror}") from error
 
@@ -149,7 +208,9 @@ def _other_suffixes() -> frozenset[str]:
     """Return the suffixes of all of Pillow's readers of pictures."""
     Image.init()
     readers = Image.OPEN.keys() - STUBS
-    return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in readers)
+    return frozenset(
+        suffix for suffix, kind in Image.registered_extensions().items() if kind in readers
+    )
 
 
 def _pillow_reads(path: str, suffix: str, kinds: dict[str, bool]) -> bool:
@@ -174,3 +235,101 @@ def _opens(path: str) -> bool:
         return True
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return False
+
+
+MAX_LINE_CHARACTERS = 80  # characters of a wrong line in a message
+
+
+def read_list(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file, with or without byte order mark.
+
+    Blank lines are skipped.
+
+    Args:
+        path: File to read.
+
+    Raises:
+        FczooError: The file is missing or of another encoding.
+    """
+    try:
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        kind = "UTF-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding"
+        problem = (
+            f"{path} is not UTF-8 text but {kind} (byte {content[error.start]:#04x} at "
+            f"{error.start})"
+        )
+        raise FczooError(f"{problem}; save it as UTF-8") from None
+    except OSError as error:
+        raise FczooError(f"cannot read {path}: {error.strerror}") from error
+    if "\0" in text:
+        raise FczooError(f"{path} is not UTF-8 text but binary or UTF-16; save it as UTF-8")
+    return [line for line in re.split(r"\r\n|\n|\r", text) if line.strip()]
+
+
+def listed_images(path: Path, images: Iterable[str]) -> tuple[set[str], int]:
+    """Return the images that a list names.
+
+    ``\\`` separates folders as ``/`` does, ``./`` is dropped, and so is a number after the name,
+    which other tools write as the label.
+
+    Args:
+        path: File of the list, one image per line.
+        images: Names of the images below the folder of the list.
+
+    Returns:
+        The named images, and the number of those that are named more than once.
+
+    Raises:
+        FczooError: A line leaves the folder or names no image.
+    """
+    image_names = {normalise_name(name): name for name in images}
+    count, unknown = Counter[str](), list[str]()
+    for line in read_list(path):
+        name = (
+            normalise_name(line)
+            if normalise_name(line) in image_names
+            else normalise_path(line, path)
+        )
+        if name not in image_names and (label_match := re.fullmatch(r"(.+?)[\s,]+\d+", name)):
+            name = label_match[1]
+        if name in image_names:
+            count[image_names[name]] += 1
+        else:
+            unknown.append(name)
+    if unknown:
+        problem = (
+            f"{path} names {min(unknown)[:MAX_LINE_CHARACTERS]}, which is not in {path.parent}"
+        )
+        raise FczooError(f"{problem} ({len(unknown)} such lines){_hint(min(unknown), image_names)}")
+    return set(count), sum(number > 1 for number in count.values())
+
+
+def normalise_path(line: str, path: Path) -> str:
+    """Return a path of a list in its plain form, with forward slashes.
+
+    Args:
+        line: Path in the list.
+        path: File of the list.
+
+    Raises:
+        FczooError: The path is absolute or leaves the folder.
+    """
+    name = normalise_name(line.strip()).replace("\\", "/")
+    if name.startswith("/") or re.match(r"[A-Za-z]:/", name) or ".." in name.split("/"):
+        name = line.strip()[:MAX_LINE_CHARACTERS]
+        problem = f"{path} names {name!r}, which may be outside of {path.parent}"
+        raise FczooError(f"{problem}; name images as CLASS/FILE, below that folder")
+    return posixpath.normpath(name)
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """Return what may be wrong with a name that is not known."""
+    if lookalike := next(
+        (candidate for candidate in known if candidate.casefold() == name.casefold()), None
+    ):
+        return f"; {lookalike} is there, check the capitals"
+    if not name.isascii():
+        return "; is the list in another encoding than UTF-8?"
+    return "; name images as CLASS/FILE, one per line"

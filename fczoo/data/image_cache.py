@@ -1,8 +1,9 @@
-"""Decoded images on disk: for every list of files one file of uint8 squares, memory-mapped, made once.
+"""Decoded images on disk: one memory-mapped file of uint8 squares per list of files, made once.
 
-The pixels are written under another name and moved into place, and the index is written after that: a cache
-without its index does not exist. A lock that the system drops with its process keeps two runs from writing
-the same one. The index holds a checksum of every block of images, by which changed pixels are found.
+The pixels are written under another name and moved into place, and the index is written after that:
+a cache without its index does not exist. A lock that the system drops with its process keeps two
+runs from writing the same one. The index holds a checksum of every block of images, by which
+changed pixels are found.
 """
 
 import hashlib
@@ -30,8 +31,9 @@ from fczoo.core.streams import is_terminal
 FORMAT = "fczoo-images-2"
 ENDS = 4096  # bytes at either end of a file that are hashed
 READERS = 8  # threads that read the ends: on a network file system each file takes a round trip
-SLICE = 256  # files that one thread reads in turn
-WINDOW = 1024  # images decoded before the next are begun, so that fast cores cannot outrun a slow disk
+SLICE = 256  # files that one thread reads one after another
+# images decoded before the next are begun, so that fast cores cannot outrun a slow disk
+WINDOW = 1024
 BLOCK = 1 << 24  # bytes of pixels, about, that share a checksum
 VERIFIED = 1 << 28  # bytes of pixels, about, that are verified when a cache is opened
 
@@ -48,15 +50,27 @@ def cached_pixels(
     prepare: Prepare,
     cache: Path | None = None,
 ) -> np.ndarray:
-    """Map the decoded images, uint8 [N, size, size, 3], from a cache that is built where missing.
+    """Map the decoded images from a cache that is built where missing.
 
-    Without ``cache`` it is the user's, below ``home()``. ``prepare(path, size)`` decodes one image. A cache
-    belongs to the files (see ``fingerprint``), to ``size`` and to ``preparation``. Up to
-    ``VERIFIED`` bytes are compared with their checksums: a small cache as a whole, random blocks
-    of a large one.
+    A cache belongs to the files (see ``fingerprint``), to ``size`` and to ``preparation``. Up to
+    ``VERIFIED`` bytes are compared with their checksums: a small cache as a whole, random blocks of
+    a large one.
 
-    Raises FczooError when the disk is too small or cannot be written, when pixels have changed,
-    and whatever ``prepare`` raises.
+    Args:
+        dataset: Name of the data set.
+        root: Folder below which the files are.
+        files: Image files.
+        size: Side of the squares in pixels.
+        preparation: Description of what ``prepare`` does.
+        prepare: Function from a file and a size to one decoded image.
+        cache: Cache folder. Default: the user's, below ``home()``.
+
+    Returns:
+        Pixels, uint8 [N, size, size, 3].
+
+    Raises:
+        FczooError: The disk is too small or cannot be written, pixels have changed, or ``prepare``
+            raises it.
     """
     source = _source(root, files)
     digest = hashlib.sha256(encode_json([FORMAT, preparation, size, source]).encode()).hexdigest()
@@ -73,11 +87,15 @@ def cached_pixels(
     checksums = _read_checksums(stem, about)
     if checksums is None:
         with _writable(folder), FileLock(f"{stem}.lock"):
-            checksums = _read_checksums(stem, about)  # another run may have made it while this one waited
+            # another run may have made it while this one waited
+            checksums = _read_checksums(stem, about)
             if checksums is None:
                 checksums = _build(stem, files, size, prepare, dataset)
-                made = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-                write_json(Path(f"{stem}.json"), {**about, "sha256 of blocks": checksums, "made": made})
+                timestamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+                write_json(
+                    Path(f"{stem}.json"),
+                    {**about, "sha256 of blocks": checksums, "made": timestamp},
+                )
     # copy-on-write: torch wants arrays that may be written to, and the file must never be
     pixels = np.memmap(f"{stem}.u8", np.uint8, "c", shape=(len(files), size, size, 3))
     _verify(stem, pixels, checksums)
@@ -86,7 +104,11 @@ def cached_pixels(
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Make the folder. Raise FczooError, naming it and FCZOO_HOME, where writing inside fails."""
+    """Make a folder.
+
+    Raises:
+        FczooError: Writing inside fails; the message names the folder and FCZOO_HOME.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -111,8 +133,11 @@ def _source(root: Path, files: Sequence[Path]) -> list[tuple[str, Fingerprint]]:
 def fingerprint(file: Path) -> Fingerprint:
     """Return size, times of change, inode and a hash of the first and last ``ENDS`` bytes.
 
-    Names, sizes and times may agree between two data sets. A copy has other inodes and is
-    decoded again.
+    Names, sizes and times may agree between two data sets. A copy has other inodes and is decoded
+    again.
+
+    Args:
+        file: File to read.
     """
     handle = os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     try:
@@ -129,7 +154,10 @@ def fingerprint(file: Path) -> Fingerprint:
 
 
 def _read_checksums(stem: Path, about: dict[str, Any]) -> list[str] | None:
-    """The blocks' checksums; None unless the index belongs to ``about`` and to pixels of the right length."""
+    """Read the blocks' checksums.
+
+    Returns None unless the index belongs to ``about`` and to pixels of the right length.
+    """
     images, size = about["images"], about["size"]
     try:
         index = json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))
@@ -139,7 +167,9 @@ def _read_checksums(stem: Path, about: dict[str, Any]) -> list[str] | None:
     if not isinstance(index, dict) or {k: index.get(k) for k in about} != about:
         return None
     checksums = index.get("sha256 of blocks")
-    if not isinstance(checksums, list) or len(checksums) != math.ceil(images / _images_per_block(size)):
+    if not isinstance(checksums, list) or len(checksums) != math.ceil(
+        images / _images_per_block(size)
+    ):
         return None
     return checksums if length == images * _image_bytes(size) else None
 
@@ -153,25 +183,34 @@ def _images_per_block(size: int) -> int:
 
 
 def _verify(stem: Path, pixels: np.ndarray, checksums: list[str]) -> None:
-    """Compare some blocks with their checksums. Raises FczooError for one that differs."""
+    """Compare some blocks with their checksums.
+
+    Raises:
+        FczooError: A block differs.
+    """
     per_block = _images_per_block(pixels.shape[1])
     affordable = max(1, VERIFIED // (per_block * _image_bytes(pixels.shape[1])))
     blocks: Sequence[int] = range(len(checksums))
     if len(checksums) > affordable:
-        blocks = random.SystemRandom().sample(blocks, affordable)  # a generator that no result depends on
+        # a generator that no result depends on
+        blocks = random.SystemRandom().sample(blocks, affordable)
     for block in blocks:
-        found = hashlib.sha256(pixels[block * per_block : (block + 1) * per_block].data).hexdigest()
-        if found != checksums[block]:
+        digest = hashlib.sha256(
+            pixels[block * per_block : (block + 1) * per_block].data
+        ).hexdigest()
+        if digest != checksums[block]:
             raise FczooError(
                 f"the pixels in {stem}.u8 have changed since they were decoded; delete that file"
             )
 
 
-def _build(stem: Path, files: Sequence[Path], size: int, prepare: Prepare, dataset: str) -> list[str]:
+def _build(
+    stem: Path, files: Sequence[Path], size: int, prepare: Prepare, dataset: str
+) -> list[str]:
     """Write the pixels and return the blocks' checksums.
 
-    All cores decode, in threads: Pillow works outside Python's lock, and processes would import the user's
-    script.
+    All cores decode, in threads: Pillow works outside Python's lock, and processes would import the
+    user's script.
     """
     need, free = len(files) * _image_bytes(size), shutil.disk_usage(stem.parent).free
     if need > free:
@@ -193,11 +232,15 @@ def _build(stem: Path, files: Sequence[Path], size: int, prepare: Prepare, datas
     )
     if bar.disable:
         work = f"decoding {len(files)} images to {size}x{size}, once"
-        print(f"{dataset}: {work}, {need / 1e6:.0f} MB in {stem.parent}", file=sys.stderr, flush=True)
+        print(
+            f"{dataset}: {work}, {need / 1e6:.0f} MB in {stem.parent}", file=sys.stderr, flush=True
+        )
     try:
         with bar, ThreadPoolExecutor(cores) as pool, draft.open("wb") as file:
             for start in range(0, len(files), WINDOW):
-                for pixels in pool.map(lambda path: prepare(path, size), files[start : start + WINDOW]):
+                for pixels in pool.map(
+                    lambda path: prepare(path, size), files[start : start + WINDOW]
+                ):
                     content = pixels.tobytes()
                     if written % per_block == 0:
                         digests.append(hashlib.sha256())

@@ -1,6 +1,5 @@
-"""Image files on disk: which there are, how they are split, and how one becomes a square of uint8 pixels."""
+"""Image files on disk: class folders, parts of a data set, and decoding to square uint8 pixels."""
 
-import hashlib
 import itertools
 import os
 import re
@@ -20,24 +19,24 @@ from fczoo.data.dataset import ImageData, Images, rows
 from fczoo.data.folder_scan import (
     FORMATS,
     Scan,
-    comparable,
     count_images,
+    normalise_name,
     raw_name,
     refuse_broken,
     scan,
     subfolders,
 )
 from fczoo.data.image_cache import cached_pixels
-from fczoo.data.text_lists import listed_images
 
-DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # modes that Pillow would clip to white without a word
+DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+"""Modes of more than 8 bits, which Pillow would clip to white silently."""
 PREPARATION = "RGB as Pillow converts it; the largest centred square, bicubic"
 """Part of the cache key. Change the words when ``prepare`` changes what it returns."""
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """One part of a data set as files; ``take`` decodes them once and keeps the pixels on disk."""
+    """One part of a data set as files; ``take`` decodes them once and caches the pixels on disk."""
 
     dataset: str
     root: Path
@@ -47,35 +46,57 @@ class ImageFiles:
     domains: np.ndarray | None = None  # int64 [N], where the data set has several
 
     def take(self, index: np.ndarray, size: int | None = None, cache: Path | None = None) -> Images:
-        """Some of the images, as a memory-mapped array; ``cache`` is a folder for it other than the user's.
+        """Return some of the images as a memory-mapped array.
 
-        Raises FczooError naming a file that cannot be read.
+        Args:
+            index: Positions of the images.
+            size: Side in pixels that replaces the stored one.
+            cache: Cache folder. Default: the user's.
+
+        Raises:
+            FczooError: A file cannot be read; the message names it.
         """
         files = [self.root / self.names[i] for i in index]
         try:
             side = size or self.size
-            pixels = cached_pixels(self.dataset, self.root, files, side, PREPARATION, prepare, cache)
+            pixels = cached_pixels(
+                self.dataset, self.root, files, side, PREPARATION, prepare, cache
+            )
         except (UnreadableImage, OSError) as error:
-            broken = error if isinstance(error, UnreadableImage) else unreadable(Path(error.filename), error)
+            broken = (
+                error
+                if isinstance(error, UnreadableImage)
+                else unreadable(Path(error.filename), error)
+            )
             advice = f"get it again, or see `fczoo data check {self.dataset}` for all such files"
             raise FczooError(f"{broken}; {advice}") from error
         return Images(pixels, self.labels[index], rows(self.domains, index))
 
 
 class UnreadableImage(FczooError):
-    """A file that is no image, or a broken one."""
+    """A file that is not an image, or a damaged one."""
 
 
 def prepare(path: Path, size: int) -> np.ndarray:
-    """The image as uint8 [size, size, 3]: its largest centred square, resized (bicubic).
+    """Return the largest centred square of an image, resized (bicubic).
 
     Grey, palette and CMYK become RGB; transparency is dropped, and orientation tags are ignored, as
-    torchvision's loader does. Cutting the square first keeps a long thin image from growing without
-    bound. Raises UnreadableImage for a broken file and for one that none of ``FORMATS`` reads.
+    torchvision's loader does. The square is cut first, so that a long thin image does not grow
+    without bound.
+
+    Args:
+        path: Image file.
+        size: Side of the result in pixels.
+
+    Returns:
+        Pixels, uint8 [size, size, 3].
+
+    Raises:
+        UnreadableImage: The file is damaged, or none of ``FORMATS`` reads it.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError("it is no ordinary file")
+            raise ValueError("it is not an ordinary file")
         with warnings.catch_warnings(), Image.open(path, formats=FORMATS) as image:
             warnings.simplefilter("ignore")  # about tags and palettes that do not matter here
             if image.mode in DEEP:
@@ -86,31 +107,54 @@ def prepare(path: Path, size: int) -> np.ndarray:
     width, height = rgb.size
     if (width, height) != (size, size):
         side = min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        rgb = rgb.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+        x_offset, y_offset = (width - side) / 2, (height - side) / 2
+        rgb = rgb.resize(
+            (size, size),
+            Image.Resampling.BICUBIC,
+            box=(x_offset, y_offset, x_offset + side, y_offset + side),
+        )
     return np.asarray(rgb)
 
 
 def class_folders(root: Path, keep: list[str] | None = None) -> dict[str, list[str]]:
-    """Class -> names of its images below ``root``, for all class folders or those to ``keep``.
+    """Return class -> names of its images below a folder.
 
-    Images in subfolders of a class folder belong to the class. Raises FczooError for a class
-    without images.
+    Images in subfolders of a class folder belong to the class.
+
+    Args:
+        root: Folder of the class folders.
+        keep: Names of class folders. Default: all.
+
+    Raises:
+        FczooError: A class does not have images.
     """
-    return filled(root, scan_classes(root, keep))
+    return list_images(root, scan_classes(root, keep))
 
 
 def scan_classes(root: Path, keep: list[str] | None = None) -> dict[str, Scan]:
-    """Find the files of each class folder in ``root``. Raises FczooError for a broken link."""
-    found = {name: scan(root / name) for name in (subfolders(root) if keep is None else keep)}
-    refuse_broken([link for files in found.values() for link in files.broken])
-    return found
+    """Find the files of each class folder.
+
+    Args:
+        root: Folder of the class folders.
+        keep: Names of class folders. Default: all.
+
+    Raises:
+        FczooError: A link is broken.
+    """
+    scans = {name: scan(root / name) for name in (subfolders(root) if keep is None else keep)}
+    refuse_broken([link for files in scans.values() for link in files.broken])
+    return scans
 
 
-def filled(root: Path, found: dict[str, Scan]) -> dict[str, list[str]]:
-    """Return class -> names of its images below ``root``.
+def list_images(root: Path, found: dict[str, Scan]) -> dict[str, list[str]]:
+    """Return class -> names of its images below a folder.
 
-    Raises FczooError where a class has none, two classes have one name, or there are no classes.
+    Args:
+        root: Folder of the class folders.
+        found: Result of ``scan_classes``.
+
+    Raises:
+        FczooError: A class has no image, two classes have one name, or class folders are missing.
     """
     if empty := [name for name, files in found.items() if not files.images]:
         problem = f"no image in {root / empty[0]} ({len(empty)} such classes)"
@@ -118,34 +162,51 @@ def filled(root: Path, found: dict[str, Scan]) -> dict[str, list[str]]:
         advice = "".join(unread) or "the copy is incomplete or has another layout"
         raise FczooError(f"{problem}; {advice}")
     if not found:
-        raise FczooError(f"no class folders in {root}; one folder with images for each class is expected")
-    by_name(root, found)
+        raise FczooError(
+            f"no class folders in {root}; one folder with images for each class is expected"
+        )
+    folders_by_name(root, found)
     return {name: [f"{name}/{image}" for image in files.images] for name, files in found.items()}
 
 
-def by_name(root: Path, folders: Iterable[str]) -> dict[str, str]:
+def folders_by_name(root: Path, folders: Iterable[str]) -> dict[str, str]:
     """Return the folders by the form of their names that is compared.
 
-    Raises FczooError where two differ only in the encoding of their accents.
+    Args:
+        root: Folder of the class folders.
+        folders: Names of class folders.
+
+    Raises:
+        FczooError: Two names differ only in the encoding of their accents.
     """
     out: dict[str, str] = {}
     for folder in folders:
-        if (other := out.setdefault(comparable(folder), folder)) != folder:
-            problem = f"two class folders in {root} are called {printable(other)!r}, in two Unicode forms"
+        if (first_folder := out.setdefault(normalise_name(folder), folder)) != folder:
+            problem = (
+                f"two class folders in {root} are called {printable(first_folder)!r}, in two "
+                "Unicode forms"
+            )
             raise FczooError(f"{problem}; move the images of one into the other")
     return out
 
 
 def unread_files(root: Path, found: dict[str, Scan]) -> list[str]:
-    """Return a line for each kind of files below ``root`` that are not read."""
+    """Return a line for each kind of files that are not read.
+
+    Args:
+        root: Folder of the class folders.
+        found: Result of ``scan_classes``.
+    """
     lines = []
     unread = sum((files.unread for files in found.values()), Counter[str]())
     if total := unread.total():
-        kinds = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in unread.most_common(3))
+        kinds = ", ".join(
+            f"{count} {suffix or 'without suffix'}" for suffix, count in unread.most_common(3)
+        )
         verb = "image file is" if total == 1 else "image files are"
         lines.append(f"{total} {verb} not read ({kinds}); convert to PNG or JPEG")
     if loose := count_images(root):
-        verb = "image lies" if loose == 1 else "images lie"
+        verb = "image is" if loose == 1 else "images are"
         lines.append(f"{loose} {verb} in {root} itself, outside of class folders: not read")
     if loops := [link for files in found.values() for link in files.loops]:
         links = "1 link is" if len(loops) == 1 else f"{len(loops)} links are"
@@ -154,14 +215,25 @@ def unread_files(root: Path, found: dict[str, Scan]) -> list[str]:
 
 
 def display_names(folders: Iterable[str]) -> tuple[str, ...]:
-    """Return class folders as text; with their bytes where invalid UTF-8 makes two look alike."""
+    """Return class folders as text; with their bytes where invalid UTF-8 makes two look alike.
+
+    Args:
+        folders: Names of class folders.
+    """
     pairs = [(printable(folder), raw_name(folder)) for folder in folders]
     count = Counter(name for name, _ in pairs)
     return tuple(f"{name} ({raw.hex()})" if count[name] > 1 else name for name, raw in pairs)
 
 
-def part(dataset: str, root: Path, folders: dict[str, list[str]], size: int) -> ImageFiles:
-    """One part of a data set from class folders; labels are the folders' positions."""
+def make_part(dataset: str, root: Path, folders: dict[str, list[str]], size: int) -> ImageFiles:
+    """Return one part of a data set; labels are the positions of the class folders.
+
+    Args:
+        dataset: Name of the data set.
+        root: Folder of the class folders.
+        folders: Class -> names of its images below ``root``.
+        size: Side in pixels at which images are stored.
+    """
     labels = np.repeat(np.arange(len(folders)), [len(images) for images in folders.values()])
     names = tuple(itertools.chain.from_iterable(folders.values()))
     return ImageFiles(dataset, root, names, labels, size)
@@ -175,24 +247,36 @@ def two_folders(
     classes: tuple[str, ...] | None = None,
     keep: list[str] | None = None,
 ) -> ImageData:
-    """A data set of ``train/CLASS/*`` and ``test/CLASS/*``; ``keep`` takes some of the classes only.
+    """Return a data set of ``train/CLASS/*`` and ``test/CLASS/*``.
 
-    Raises FczooError when the two have different classes.
+    Args:
+        dataset: Name of the data set.
+        train: Folder of the training part.
+        test: Folder of the test part.
+        size: Side in pixels at which images are stored.
+        classes: Names of the classes. Default: the names of the folders.
+        keep: Names of class folders. Default: all.
+
+    Raises:
+        FczooError: The two parts have different classes.
     """
-    there = subfolders(test)
+    test_names = subfolders(test)
     train_scan = scan_classes(train, keep)
-    test_scan = scan_classes(test, there if keep is None else [name for name in there if name in keep])
-    twins = by_name(test, test_scan)
-    paired = {name: twins.pop(comparable(name), "") for name in train_scan}
-    missing = sorted(name for name, twin in paired.items() if not twin)
-    extra = sorted(name for name in twins.values() if test_scan[name].images)  # else nothing is lost
+    test_scan = scan_classes(
+        test, test_names if keep is None else [name for name in test_names if name in keep]
+    )
+    twins = folders_by_name(test, test_scan)
+    test_folder_of = {name: twins.pop(normalise_name(name), "") for name in train_scan}
+    missing = sorted(name for name, twin in test_folder_of.items() if not twin)
+    # else nothing is lost
+    extra = sorted(name for name in twins.values() if test_scan[name].images)
     if missing or extra:
-        raise FczooError(_unpaired(train, test, missing, extra))
-    train_folders = filled(train, train_scan)
-    test_folders = filled(test, {twin: test_scan[twin] for twin in paired.values()})
+        raise FczooError(_describe_difference(train, test, missing, extra))
+    train_folders = list_images(train, train_scan)
+    test_folders = list_images(test, {twin: test_scan[twin] for twin in test_folder_of.values()})
     return ImageData(
-        part(dataset, train, train_folders, size),
-        part(dataset, test, test_folders, size),
+        make_part(dataset, train, train_folders, size),
+        make_part(dataset, test, test_folders, size),
         classes or display_names(train_folders),
         f"folders {train.name} and {test.name}",
         (
@@ -202,82 +286,25 @@ def two_folders(
     )
 
 
-def _unpaired(train: Path, test: Path, missing: list[str], extra: list[str]) -> str:
-    """Say which class only one part has."""
+def _describe_difference(train: Path, test: Path, missing: list[str], extra: list[str]) -> str:
+    """Return which class is in only one part."""
     name = printable((missing or extra)[0])
     problem = f"{train} and {test} have different classes: {name} is in one of them only"
-    place = train.name if missing else test.name
-    capitals = {comparable(folder).casefold() for folder in extra}
-    if missing and comparable(missing[0]).casefold() in capitals:
-        return f"{problem} ({place}/), in these capitals; give the folder one name"
-    return f"{problem} ({place}/); both parts must hold every class"
-
-
-def one_folder(
-    dataset: str, root: Path, size: int, classes: tuple[str, ...] | None = None, seed: int = 0
-) -> ImageData:
-    """A data set of ``CLASS/*`` split into training and test part.
-
-    The test part is what ``test.txt`` in the folder names (one path a line, below the folder); without
-    that file a fifth of every class, see ``held_out``. Raises FczooError for a list that names other
-    files or leaves a class without training.
-    """
-    found = scan_classes(root)
-    folders = filled(root, found)
-    listed = root / "test.txt"
-    if listed.is_file():
-        test = listed_images(listed, itertools.chain.from_iterable(folders.values()))
-        split = f"test.txt, sha256 {hashlib.sha256(listed.read_bytes()).hexdigest()}"
-    else:
-        split = f"a fifth of every class by sha256, seed {seed}"
-        test = held_out(folders, seed)
-    train_folders, test_folders = {}, {}
-    for name, images in folders.items():
-        train_folders[name] = [image for image in images if image not in test]
-        test_folders[name] = [image for image in images if image in test]
-        if not train_folders[name]:
-            problem = f"class {name} in {root} has no training image left"
-            raise FczooError(f"{problem}; add images, or correct {listed.name}")
-    if not test:
-        advice = "give at least two images per class, or train/ and test/ folders"
-        raise FczooError(f"{root} is too small to hold out test images; {advice}")
-    return ImageData(
-        part(dataset, root, train_folders, size),
-        part(dataset, root, test_folders, size),
-        classes or display_names(folders),
-        split,
-        tuple(unread_files(root, found)),
-    )
-
-
-def held_out(folders: dict[str, list[str]], seed: int) -> set[str]:
-    """A fifth of the images, the same on every machine: 6,000 of 30,000, about a fifth of every class.
-
-    Each class gives the images whose sha256 of ``SEED:NAME`` comes first, so that neither the order of
-    the files nor a library's random numbers matter. The images missing to a fifth of the whole come from
-    the classes with the largest remainders; a class with at least two images gives at least one.
-    """
-    sizes = np.array([len(images) for images in folders.values()])
-    counts = np.maximum(sizes // 5, np.minimum(sizes - 1, 1))
-    missing = round(int(sizes.sum()) / 5) - int(counts.sum())
-    remainder = np.where((counts == sizes // 5) & (sizes > 1), sizes % 5, 0)
-    counts[np.argsort(-remainder, kind="stable")[: max(missing, 0)]] += 1
-    counts = np.minimum(counts, sizes - 1)
-
-    def draw(name: str) -> bytes:
-        return hashlib.sha256(f"{seed}:".encode() + raw_name(name)).digest()
-
-    chosen: set[str] = set()
-    for images, count in zip(folders.values(), counts.tolist(), strict=True):
-        chosen.update(sorted(images, key=draw)[:count])
-    return chosen
+    part_name = train.name if missing else test.name
+    capitals = {normalise_name(folder).casefold() for folder in extra}
+    if missing and normalise_name(missing[0]).casefold() in capitals:
+        return f"{problem} ({part_name}/), in these capitals; give the folder one name"
+    return f"{problem} ({part_name}/); both parts must hold every class"
 
 
 def class_names(folders: Sequence[str], table: Path) -> tuple[str, ...]:
-    """Readable names of WordNet ids, by a table of ``ID NAME`` lines.
+    """Return readable names of WordNet ids.
 
-    A name is the first synonym, with the id where two classes share it. An id that the table lacks keeps its
-    own name, and so do all without a table.
+    A name is the first synonym, with the id where two classes share it.
+
+    Args:
+        folders: WordNet ids; those that are not in the table stay as they are.
+        table: Text file with ``ID NAME`` lines.
     """
     synonyms: dict[str, str] = {}
     if table.is_file():
@@ -285,14 +312,25 @@ def class_names(folders: Sequence[str], table: Path) -> tuple[str, ...]:
             if match := re.match(r"(n\d{8})\s+([^,]+)", line):
                 synonyms[match[1]] = match[2].strip().replace("_", " ")
     names = [synonyms.get(folder, folder) for folder in folders]
-    shared = {name for name, count in Counter(names).items() if count > 1}
+    duplicates = {name for name, count in Counter(names).items() if count > 1}
     pairs = zip(names, folders, strict=True)
-    return tuple(f"{name} ({folder})" if name in shared else name for name, folder in pairs)
+    return tuple(f"{name} ({folder})" if name in duplicates else name for name, folder in pairs)
 
 
 def unreadable(path: Path, error: Exception) -> UnreadableImage:
-    """Return the error of a file, with its path and the reason on one line."""
+    """Return the error of a file, with its path and the reason on one line.
+
+    Args:
+        path: Image file.
+        error: Reason why it cannot be read.
+    """
     if path.is_symlink() and not path.exists():
-        return UnreadableImage(f"cannot read image {path}: broken symbolic link to {os.readlink(path)}")
-    text = getattr(error, "strerror", None) or str(error).replace(f" '{path}'", "") or type(error).__name__
+        return UnreadableImage(
+            f"cannot read image {path}: broken symbolic link to {os.readlink(path)}"
+        )
+    text = (
+        getattr(error, "strerror", None)
+        or str(error).replace(f" '{path}'", "")
+        or type(error).__name__
+    )
     return UnreadableImage(f"cannot read image {path}: {text.splitlines()[0]}")

@@ -1,4 +1,4 @@
-"""The split of the training images over clients and tasks: made once for a run, saved and hashed."""
+"""The split of the training images over clients and tasks: made once per run, saved and hashed."""
 
 import hashlib
 import logging
@@ -13,14 +13,12 @@ import msgspec
 import numpy as np
 from tabulate import tabulate
 
-from fczoo.core.errors import FczooError
-from fczoo.core.files import Count, encode_json, read_json, typed, write_safely
-from fczoo.core.place import at
+from fczoo.core.errors import FczooError, log_place
+from fczoo.core.files import Count, convert_json, encode_json, read_json, write_safely
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Partitioner
-from fczoo.data.owned import Owned
-from fczoo.data.population import Population
+from fczoo.data.client_index import ClientGrowth, ClientIndex
 from fczoo.data.stream import Stream
 
 log = logging.getLogger("fczoo")
@@ -38,16 +36,20 @@ class Partition:
     spec: str  # partitioner, e.g. dirichlet:0.5
     seed: int
     class_order: tuple[int, ...]
-    tasks: tuple[Owned, ...]  # [task][client] -> original positions, ascending
-    joined: tuple[int, ...] = ()  # clients that have joined by each task; empty: all are there from the start
+    tasks: tuple[ClientIndex, ...]  # [task][client] -> original positions, ascending
+    # clients that have joined by each task; empty: all take part from the start
+    joined: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Plain lists of arrays are taken, too."""
-        object.__setattr__(self, "tasks", tuple(map(Owned.of, self.tasks)))
+        """Convert plain lists of arrays."""
+        object.__setattr__(self, "tasks", tuple(map(ClientIndex.of, self.tasks)))
 
     def __repr__(self) -> str:
         images, sizes = int(self.counts().sum()), f"{len(self.tasks)} tasks, {self.clients} clients"
-        return f"<Partition {self.spec}, seed {self.seed}, {self.sha256[:8]}: {images} images, {sizes}>"
+        return (
+            f"<Partition {self.spec}, seed {self.seed}, {self.sha256[:8]}: {images} images, "
+            f"{sizes}>"
+        )
 
     def _repr_html_(self) -> str:
         rows = [[f"task {t + 1}", *row] for t, row in enumerate(self.counts().tolist())]
@@ -64,34 +66,50 @@ class Partition:
         return self.sha256_as(HASHED_AS.get(self.spec, self.spec))
 
     def has_hash(self, sha256: str, spec: str) -> bool:
-        """Return whether a hash belongs to this partition, whose spec was recorded as ``spec``.
+        """Return whether a hash belongs to this partition.
 
         Earlier versions recorded and hashed the spec as the user typed it.
+
+        Args:
+            sha256: Hash to compare.
+            spec: Spec that was recorded with the hash.
         """
         return sha256 in (self.sha256, self.sha256_as(spec))
 
     def sha256_as(self, spec: str) -> str:
-        """Return the hash that the partition has with another spelling of its spec."""
+        """Return the hash that the partition has with another spelling of its spec.
+
+        Args:
+            spec: Spelling of the spec.
+        """
         digest = hashlib.sha256()
         for text in self._json(dict(sorted({**self._about(), "spec": spec}.items()))):
             digest.update(text.encode())
         return digest.hexdigest()
 
     def present(self, task: int) -> int:
-        """Clients that have joined by the task of this index: the first so many."""
+        """Return the number of clients that have joined by a task.
+
+        Args:
+            task: Number of the task, from 0.
+        """
         return self.joined[task] if self.joined else self.clients
 
     def counts(self) -> np.ndarray:
-        """Number of images, [tasks, clients]."""
+        """Return the number of images, [tasks, clients]."""
         return np.array([task.sizes for task in self.tasks])
 
     def save(self, path: Path) -> None:
-        """Write the partition as JSON, with its hash."""
+        """Write the partition as JSON, with its hash.
+
+        Args:
+            path: File to write.
+        """
         head = {"format": FORMAT, "sha256": self.sha256, **self._about()}
         write_safely(path, (text.encode() for text in chain(self._json(head), "\n")))
 
     def _about(self) -> dict[str, Any]:
-        """What the partition is of, without who owns what."""
+        """Return the settings of the partition as plain values, without positions."""
         about = {
             "dataset": self.dataset,
             "spec": self.spec,
@@ -101,7 +119,10 @@ class Partition:
         return {**about, "joined": self.joined} if self.joined else about
 
     def _json(self, head: dict[str, Any]) -> Iterator[str]:
-        """``head`` and the tasks as JSON, task by task: as text they are many times as large as here."""
+        """Yield ``head`` and the tasks as JSON, task by task.
+
+        The whole text takes many times as much memory.
+        """
         yield f'{encode_json(head)[:-1]}, "tasks": ['
         for number, task in enumerate(self.tasks):
             yield f"{', ' if number else ''}{encode_json([part.tolist() for part in task])}"
@@ -118,80 +139,123 @@ def make_partition(
     partitioner: Partitioner | None = None,
     read: Callable[[Path], Partition] | None = None,
 ) -> Partition:
-    """Split every task of a stream by a partitioner spec such as ``dirichlet:0.5``, or load ``file:PATH``.
+    """Split every task of a stream over clients.
 
-    ``clients`` are those at the start; see ``Population`` for the others. ``partitioner`` is what ``spec``
-    means, where that has been read before. ``read`` takes the place of ``load_partition``. Raises FczooError
-    when the split is impossible or the file belongs to other data.
+    Args:
+        stream: Data set cut into tasks.
+        spec: Partitioner such as ``dirichlet:0.5``, or ``file:PATH`` to load a saved partition.
+        clients: Number of clients at the start; see ``ClientGrowth`` for the others.
+        seed: Seed of the split.
+        joining: Number of clients that join at every later task.
+        transition: Part of the earlier clients that get data of a new task.
+        partitioner: Partitioner that ``spec`` names, if it was created before.
+        read: Function that replaces ``load_partition``.
+
+    Raises:
+        FczooError: The split is impossible, or the file belongs to other data.
     """
-    population, tasks = Population(clients, joining, transition), range(len(stream.tasks))
-    joined = tuple(map(population.joined, tasks)) if joining else ()
+    population, tasks = ClientGrowth(clients, joining, transition), range(len(stream.tasks))
+    client_counts = tuple(map(population.client_count, tasks)) if joining else ()
     if spec.startswith("file:"):
-        saved = (read or load_partition)(Path(spec[5:]))
-        return _matching(saved, stream, population.joined(len(tasks) - 1), joined)
+        partition = (read or load_partition)(Path(spec[5:]))
+        return _check_saved_partition(
+            partition, stream, population.client_count(len(tasks) - 1), client_counts
+        )
     partitioner = partitioner or PARTITIONERS.create(spec)
     if getattr(partitioner, "scope", "task") == "dataset":
         if joining or transition < 1:
             problem = f"{spec} splits the whole data set at once"
-            raise FczooError(f"{problem}, which needs the same clients in every task; take scope=task")
+            raise FczooError(
+                f"{problem}, which needs the same clients in every task; take scope=task"
+            )
         parts = _split_whole(stream, partitioner, clients, seed)
     else:
         parts = _split_tasks(stream, partitioner, population, seed)
-    return Partition(stream.name, PARTITIONERS.canonical(spec), seed, stream.class_order, parts, joined)
+    return Partition(
+        stream.name, PARTITIONERS.canonical(spec), seed, stream.class_order, parts, client_counts
+    )
 
 
-def _check_parts(partitioner: Partitioner, parts: list[np.ndarray], images: int, clients: int) -> None:
-    """Raise FczooError, calling the partitioner by its name, where it returns what is no split."""
+def _check_parts(
+    partitioner: Partitioner, parts: list[np.ndarray], images: int, clients: int
+) -> None:
+    """Check that a partitioner returned a split.
+
+    Raises:
+        FczooError: It returned something else; the message has the partitioner's name.
+    """
     name = getattr(partitioner, "name", type(partitioner).__name__)
     fault = ""
     if len(parts) != clients:
         fault = f"{len(parts)} lists for {clients} clients"
-    elif not all(np.issubdtype(np.asarray(part).dtype, np.integer) or not len(part) for part in parts):
-        fault = "what is no list of positions"
+    elif not all(
+        np.issubdtype(np.asarray(part).dtype, np.integer) or not len(part) for part in parts
+    ):
+        fault = "something other than lists of positions"
     else:
-        given = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
-        owned = given if getattr(partitioner, "disjoint", True) else None
-        if given.size and (given.min() < 0 or given.max() >= images):
-            fault = f"position {given.max() if given.max() >= images else given.min()} of {images} images"
-        elif any(len(np.unique(part)) < len(part) for part in ([owned] if owned is not None else parts)):
+        positions = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+        disjoint_positions = positions if getattr(partitioner, "disjoint", True) else None
+        if positions.size and (positions.min() < 0 or positions.max() >= images):
+            fault = (
+                f"position {positions.max() if positions.max() >= images else positions.min()} of "
+                f"{images} images"
+            )
+        elif any(
+            len(np.unique(part)) < len(part)
+            for part in ([disjoint_positions] if disjoint_positions is not None else parts)
+        ):
             fault = "the same image twice"
     if fault:
-        raise FczooError(f"partitioner {name} returned {fault}; mend its code, see fczoo.testing")
+        raise FczooError(f"partitioner {name} returned {fault}; fix its code, see fczoo.testing")
 
 
 def _split_tasks(
-    stream: Stream, partitioner: Partitioner, population: Population, seed: int
-) -> tuple[Owned, ...]:
-    tasks, everyone = [], population.joined(len(stream.tasks) - 1)
+    stream: Stream, partitioner: Partitioner, population: ClientGrowth, seed: int
+) -> tuple[ClientIndex, ...]:
+    tasks, everyone = [], population.client_count(len(stream.tasks) - 1)
     for task in stream.tasks:
-        images, receivers = stream.positions(stream.train, task), population.receivers(task.index, seed)
+        images, receivers = (
+            stream.positions(stream.train, task),
+            population.receivers(task.index, seed),
+        )
         if not len(receivers):
             problem = f"no client gets data of task {task.index + 1}"
             raise FczooError(f"{problem}; raise --transition, --clients or --joining")
         if len(images) < len(receivers) and getattr(partitioner, "disjoint", True):
-            problem = f"task {task.index + 1} has {len(images)} training images for {len(receivers)} clients"
+            problem = (
+                f"task {task.index + 1} has {len(images)} training images for {len(receivers)} "
+                "clients"
+            )
             raise FczooError(f"{problem}; lower --clients or --tasks")
         labels = stream.train.labels[images] - task.start
-        with at(f"task {task.index + 1}"):
+        with log_place(f"task {task.index + 1}"):
             parts = partitioner(labels, len(receivers), numpy_stream("partition", seed, task.index))
         _check_parts(partitioner, parts, len(labels), len(receivers))
-        owned = [images[:0]] * everyone
+        client_images = [images[:0]] * everyone
         for client, part in zip(receivers, parts, strict=True):
-            owned[client] = images[part]
-        tasks.append(Owned(np.sort(stream.train_index[positions]) for positions in owned))
+            client_images[client] = images[part]
+        tasks.append(
+            ClientIndex(np.sort(stream.train_index[positions]) for positions in client_images)
+        )
     return tuple(tasks)
 
 
-def _split_whole(stream: Stream, partitioner: Partitioner, clients: int, seed: int) -> tuple[Owned, ...]:
+def _split_whole(
+    stream: Stream, partitioner: Partitioner, clients: int, seed: int
+) -> tuple[ClientIndex, ...]:
     if len(stream.train_index) < clients:
-        problem = f"{stream.name} has {len(stream.train_index)} training images for {clients} clients"
+        problem = (
+            f"{stream.name} has {len(stream.train_index)} training images for {clients} clients"
+        )
         raise FczooError(f"{problem}; lower --clients")
     parts = partitioner(stream.train.labels, clients, numpy_stream("partition", seed))
     _check_parts(partitioner, parts, len(stream.train.labels), clients)
     tasks = []
     for task in stream.tasks:
         images = stream.positions(stream.train, task)
-        tasks.append(Owned(stream.train_index[np.intersect1d(part, images)] for part in parts))
+        tasks.append(
+            ClientIndex(stream.train_index[np.intersect1d(part, images)] for part in parts)
+        )
     return tuple(tasks)
 
 
@@ -211,17 +275,27 @@ class _PartitionFile(msgspec.Struct):
 def load_partition(path: Path) -> Partition:
     """Read a saved partition and return it with the canonical spelling of its spec.
 
-    Raises FczooError when it is missing, malformed or does not match its hash.
+    Args:
+        path: File of ``Partition.save``.
+
+    Raises:
+        FczooError: The file is missing, malformed or does not match its hash.
     """
     content = read_json(path, "partition file")
     try:
-        return _partition(typed(content, _PartitionFile))
+        return _partition(convert_json(content, _PartitionFile))
     except ValueError as error:
-        raise FczooError(f"{path} is no valid partition file: {error}; save one with a bench run") from error
+        raise FczooError(
+            f"{path} is not a valid partition file: {error}; save one with a bench run"
+        ) from error
 
 
 def _partition(file: _PartitionFile) -> Partition:
-    """Raises ValueError where parts of the file contradict each other."""
+    """Create the partition of a file.
+
+    Raises:
+        ValueError: Parts of the file contradict each other.
+    """
     if file.format != FORMAT:
         raise ValueError(f"format is {file.format!r}, expected {FORMAT!r}")
     if not file.tasks or len({len(clients) for clients in file.tasks}) != 1 or not file.tasks[0]:
@@ -233,17 +307,25 @@ def _partition(file: _PartitionFile) -> Partition:
             raise ValueError("joined: it must count clients at each task")
         if any(clients[number:]):
             raise ValueError("joined: a client owns images before it has joined")
-    tasks = tuple(Owned(np.array(c, dtype=np.int64) for c in clients) for clients in file.tasks)
-    order, joined = tuple(file.class_order), tuple(file.joined)
+    tasks = tuple(
+        ClientIndex(np.array(c, dtype=np.int64) for c in clients) for clients in file.tasks
+    )
+    order, client_counts = tuple(file.class_order), tuple(file.joined)
     spec = PARTITIONERS.canonical(file.spec)
-    partition = Partition(file.dataset, spec, file.seed, order, tasks, joined)
+    partition = Partition(file.dataset, spec, file.seed, order, tasks, client_counts)
     if not partition.has_hash(file.sha256, file.spec):
         raise ValueError("its content does not match its sha256")
     return partition
 
 
-def _matching(partition: Partition, stream: Stream, clients: int, joined: tuple[int, ...]) -> Partition:
-    """The saved partition, if it fits the run. Raises FczooError naming the first difference."""
+def _check_saved_partition(
+    partition: Partition, stream: Stream, clients: int, joined: tuple[int, ...]
+) -> Partition:
+    """Return the saved partition if it fits the run.
+
+    Raises:
+        FczooError: It does not fit; the message names the first difference.
+    """
     differences = (
         ("data set", partition.dataset, stream.name),
         ("class order", partition.class_order, stream.class_order),
@@ -251,22 +333,39 @@ def _matching(partition: Partition, stream: Stream, clients: int, joined: tuple[
         ("number of clients", partition.clients, clients),
         ("number of clients joining at each task", partition.joined, joined),
     )
-    for what, saved, ours in differences:
-        if saved != ours:
-            raise FczooError(f"the saved partition has another {what} than this run: {saved} against {ours}")
-    nobody = several = 0
+    for aspect, file_value, run_value in differences:
+        if file_value != run_value:
+            raise FczooError(
+                f"the saved partition has another {aspect} than this run: {file_value} against "
+                f"{run_value}"
+            )
+    orphan_count = shared_count = 0
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):
-        owned, owners = np.unique(parts.positions, return_counts=True)
-        if not len(owned):
-            raise FczooError(f"the saved partition gives nobody an image of task {task.index + 1}")
+        positions, owners = np.unique(parts.positions, return_counts=True)
+        if not len(positions):
+            raise FczooError(
+                f"the saved partition gives no client an image of task {task.index + 1}"
+            )
         images = stream.train_index[stream.positions(stream.train, task)]
-        if not np.isin(owned, images).all():
-            problem = f"the saved partition names images that task {task.index + 1} of this run does not have"
+        if not np.isin(positions, images).all():
+            problem = (
+                f"the saved partition names images that task {task.index + 1} of this run does "
+                "not have"
+            )
             raise FczooError(f"{problem}; use the same --train-per-class and --task-order")
-        nobody, several = nobody + len(images) - len(owned), several + int((owners > 1).sum())
+        orphan_count, shared_count = (
+            orphan_count + len(images) - len(positions),
+            shared_count + int((owners > 1).sum()),
+        )
     total = len(stream.train_index)
-    if nobody:
-        log.warning("the saved partition leaves %d of %d training images to nobody", nobody, total)
-    if several:
-        log.warning("the saved partition gives %d of %d training images to several clients", several, total)
+    if orphan_count:
+        log.warning(
+            "the saved partition gives %d of %d training images to no client", orphan_count, total
+        )
+    if shared_count:
+        log.warning(
+            "the saved partition gives %d of %d training images to several clients",
+            shared_count,
+            total,
+        )
     return partition

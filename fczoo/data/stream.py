@@ -11,17 +11,19 @@ import numpy as np
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
-from fczoo.core.registry import DATASETS, domains_of
+from fczoo.core.registry import DATASETS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Task
-from fczoo.data.dataset import Dataset, ImageData, Images, Split, rows
-from fczoo.data.duplicates import say_shared, shared_images
+from fczoo.data.dataset import Dataset, ImageData, Images, Split, domains_of, rows
+from fczoo.data.verify import say_shared, shared_images
 
 log = logging.getLogger("fczoo")
 
 DOMAINS = "domains"
 Cut = int | Sequence[int] | Literal["domains"]
-"""How a data set is cut into tasks: into so many, into these numbers of classes, or by its domains."""
+"""How a data set is cut into tasks: into this many, into these numbers of classes, or by its
+domains.
+"""
 
 NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)
 
@@ -44,9 +46,16 @@ class Stream:
     remarks: tuple[str, ...] = ()  # warnings on the images
 
     def positions(self, images: Images, task: Task) -> np.ndarray:
-        """Positions among ``images`` of those of one task, ascending."""
-        own = (images.labels >= task.start) & (images.labels < task.stop)
-        return np.flatnonzero(own if images.domains is None else own & (images.domains == task.index))
+        """Return the positions of the images of one task, ascending.
+
+        Args:
+            images: Training or test images of the stream.
+            task: One of its tasks.
+        """
+        in_task = (images.labels >= task.start) & (images.labels < task.stop)
+        return np.flatnonzero(
+            in_task if images.domains is None else in_task & (images.domains == task.index)
+        )
 
 
 def make_stream(
@@ -65,11 +74,18 @@ def make_stream(
     Remarks on the images, such as files that are not read or test images that are also training
     images, are logged as warnings and stored in ``remarks``.
 
-    Classes come in their natural order, shuffled by ``class_order_seed``, or as ``class_order`` lists
-    their original labels. ``*_per_class`` keeps the first images of every class (of every domain, where these
-    are the tasks; else from all domains by turns). Without ``pixels`` the
-    images are labels only. ``stored_size`` is the side in pixels at which images of files are kept; None:
-    the data set's own.
+    Args:
+        dataset: Name of the data set.
+        root: Data root. Default: ``data`` in ``home()``.
+        tasks: Number of tasks, classes of each task, or ``domains``.
+        class_order_seed: Seed that shuffles the classes. Default: their natural order.
+        train_per_class: First training images that are kept per class (and per domain, where these
+            are the tasks; else alternately from all domains). Default: all.
+        test_per_class: The same for the test images.
+        stored_size: Side in pixels at which images of files are stored. Default: the data set's
+            own.
+        class_order: Original labels in order of arrival, or ``natural``.
+        pixels: Whether images have pixels; without, they are labels only.
     """
     reader: Dataset = DATASETS.get(dataset)()
     data: ImageData = reader.load(root or home() / "data")
@@ -83,17 +99,17 @@ def make_stream(
         return part.domains if tasks == DOMAINS else None
 
     def take(part: Split, index: np.ndarray) -> Images:
-        held = part.take(index, stored_size).pixels if pixels else NO_PIXELS
-        return Images(held, arrival[part.labels[index]], rows(domains(part), index))
+        image_pixels = part.take(index, stored_size).pixels if pixels else NO_PIXELS
+        return Images(image_pixels, arrival[part.labels[index]], rows(domains(part), index))
 
     by_domain = tasks == DOMAINS
     train_index, test_index = (
-        _first(part.labels, part.domains, by_domain, per_class)
+        _first_images(part.labels, part.domains, by_domain, per_class)
         for part, per_class in ((data.train, train_per_class), (data.test, test_per_class))
     )
     train, test = take(data.train, train_index), take(data.test, test_index)
-    shared = say_shared(shared_images(train.pixels, test.pixels))
-    remarks = tuple(f"{dataset}: {remark}" for remark in (*data.remarks, *shared))
+    overlap_remarks = say_shared(shared_images(train.pixels, test.pixels))
+    remarks = tuple(f"{dataset}: {remark}" for remark in (*data.remarks, *overlap_remarks))
     for remark in remarks:
         log.warning(remark)
     return Stream(
@@ -110,9 +126,17 @@ def make_stream(
 
 
 def make_tasks(dataset: str, classes: int, tasks: Cut) -> tuple[Task, ...]:
-    """The tasks into which so many classes are cut, see ``task_sizes``; or the domains, each with all.
+    """Divide classes into tasks (see ``task_sizes``), or create one task per domain.
 
-    Raises FczooError where that cannot be.
+    A task of a domain has all classes.
+
+    Args:
+        dataset: Name of the data set.
+        classes: Number of its classes.
+        tasks: Number of tasks, classes of each task, or ``domains``.
+
+    Raises:
+        FczooError: The data set cannot be cut in this way.
     """
     if isinstance(tasks, str):
         count = len(domains_of(dataset))
@@ -123,9 +147,16 @@ def make_tasks(dataset: str, classes: int, tasks: Cut) -> tuple[Task, ...]:
 
 
 def task_sizes(dataset: str, classes: int, tasks: int | Sequence[int]) -> list[int]:
-    """Number of classes of each task: as listed, or of so many tasks as equal as can be, larger ones first.
+    """Return the number of classes per task.
 
-    Raises FczooError when the classes cannot be cut in this way.
+    Args:
+        dataset: Name of the data set, for messages.
+        classes: Number of its classes.
+        tasks: Sizes of the tasks, or their number, for sizes as equal as possible, larger ones
+            first.
+
+    Raises:
+        FczooError: The classes cannot be cut in this way.
     """
     if isinstance(tasks, int):
         if not 1 <= tasks <= classes:
@@ -133,49 +164,59 @@ def task_sizes(dataset: str, classes: int, tasks: int | Sequence[int]) -> list[i
             raise FczooError(f"{problem}; choose --tasks between 1 and {classes}")
         return [len(part) for part in np.array_split(np.arange(classes), tasks)]
     if min(tasks, default=0) < 1 or sum(tasks) != classes:
-        listed = f"--tasks {','.join(map(str, tasks))} adds up to {sum(tasks)} classes"
-        raise FczooError(f"{listed}, but {dataset} has {classes}; each task needs one or more")
+        request = f"--tasks {','.join(map(str, tasks))} adds up to {sum(tasks)} classes"
+        raise FczooError(f"{request}, but {dataset} has {classes}; each task needs one or more")
     return list(tasks)
 
 
 def _class_order(
     dataset: str, count: int, seed: int | None, order: Literal["natural"] | Sequence[int]
 ) -> np.ndarray:
-    """Original label of each class, in order of arrival."""
+    """Return the original label of each class, in order of arrival."""
     if order == "natural":
-        return np.arange(count) if seed is None else numpy_stream("class order", seed).permutation(count)
+        return (
+            np.arange(count)
+            if seed is None
+            else numpy_stream("class order", seed).permutation(count)
+        )
     if seed is not None:
         problem = "--class-order lists the classes and --class-order-seed shuffles them"
         raise FczooError(f"{problem}; give one of the two")
     if sorted(order) != list(range(count)):
-        wanted = f"each of the labels 0 to {count - 1} of {dataset} once"
-        raise FczooError(f"--class-order must name {wanted}; it has {len(order)} entries")
+        requirement = f"each of the labels 0 to {count - 1} of {dataset} once"
+        raise FczooError(f"--class-order must name {requirement}; it has {len(order)} entries")
     return np.array(order)
 
 
-def _first(
+def _first_images(
     labels: np.ndarray, domains: np.ndarray | None, by_domain: bool, per_class: int | None
 ) -> np.ndarray:
-    """Positions of the first ``per_class`` images of every class, or class of a domain; None: of all.
+    """Return positions of the first ``per_class`` images per class and domain; None for all.
 
-    Where a class has images of several domains that are no tasks, one of each is taken by turns.
+    Where a class has images of several domains that are not tasks, one of each is taken
+    alternately.
     """
     if per_class is None:
         return np.arange(len(labels))
     if domains is None:
-        return np.sort(np.concatenate([own[:per_class] for own in _alike(labels)]))
-    kinds = _alike(domains * (labels.max() + 1) + labels)
+        return np.sort(
+            np.concatenate([positions[:per_class] for positions in _group_positions(labels)])
+        )
+    kinds = _group_positions(domains * (labels.max() + 1) + labels)
     if by_domain:
-        return np.sort(np.concatenate([own[:per_class] for own in kinds]))
+        return np.sort(np.concatenate([positions[:per_class] for positions in kinds]))
     turn = np.empty(len(labels), np.int64)
-    for own in kinds:
-        turn[own] = np.arange(len(own))
-    first = [own[np.lexsort((domains[own], turn[own]))][:per_class] for own in _alike(labels)]
+    for positions in kinds:
+        turn[positions] = np.arange(len(positions))
+    first = [
+        positions[np.lexsort((domains[positions], turn[positions]))][:per_class]
+        for positions in _group_positions(labels)
+    ]
     return np.sort(np.concatenate(first))
 
 
-def _alike(kinds: np.ndarray) -> list[np.ndarray]:
-    """Positions of each kind, ascending."""
+def _group_positions(kinds: np.ndarray) -> list[np.ndarray]:
+    """Return positions of each kind, ascending."""
     order = np.argsort(kinds, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1)
 
@@ -184,7 +225,11 @@ BLOCK = 1024  # images that are hashed at once, so that a data set on disk need 
 
 
 def data_sha256(stream: Stream) -> str:
-    """Hash of the images and labels of both splits, as the run uses them."""
+    """Hash the images and labels of both splits, as the run uses them.
+
+    Args:
+        stream: Data set cut into tasks.
+    """
     digest = hashlib.sha256()
     for images in (stream.train, stream.test):
         digest.update(f"{images.pixels.shape}".encode() + images.labels.tobytes())

@@ -19,7 +19,8 @@ from fczoo.core.errors import FczooError, first_line
 from fczoo.core.streams import is_terminal
 
 BLOCK = 1 << 20  # bytes that are copied at once
-SMALLEST = 4096  # bytes that a member counts at least, as a block of the disk: empty files add up too
+# bytes that a member counts at least, as a block of the disk: empty files add up too
+SMALLEST = 4096
 BROKEN_ARCHIVE = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -35,11 +36,17 @@ MACHINE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPE
 
 
 def unpack(file: Path, into: Path, limit: int | None = None) -> None:
-    """Unpack a tar, zip or gz file into a folder, or copy a txt file there; at most ``limit`` bytes.
+    """Unpack a tar, zip or gz file into a folder, or copy a txt file there.
 
-    Raises FczooError for a broken archive, for one that holds more than ``limit``, and for members that
-    are links or devices, lead out of the folder or have no name. Raises OSError where this machine fails,
-    such as by a full disk.
+    Args:
+        file: Archive or text file.
+        into: Folder, which is created.
+        limit: Largest number of unpacked bytes. Default: no limit.
+
+    Raises:
+        FczooError: The archive is broken, holds more than ``limit``, or has members that are links
+            or devices, lead out of the folder or have no name.
+        OSError: This machine fails, for example because its disk is full.
     """
     into.mkdir(parents=True, exist_ok=True)
     budget = _Budget(file, limit)
@@ -54,12 +61,14 @@ def unpack(file: Path, into: Path, limit: int | None = None) -> None:
             budget.spend(file.stat().st_size)
             shutil.copyfile(file, into / file.name)
         else:
-            raise FczooError(f"{file.name} is no tar, zip, gz or txt file")
+            raise FczooError(f"{file.name} is not a tar, zip, gz or txt file")
     except BROKEN_ARCHIVE as error:
         if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
             raise
         reason = first_line(error)
-        raise FczooError(f"cannot unpack {file.name}: {reason}; it was removed, fetch it again") from error
+        raise FczooError(
+            f"cannot unpack {file.name}: {reason}; it was removed, fetch it again"
+        ) from error
 
 
 class _Budget:
@@ -69,17 +78,27 @@ class _Budget:
         self.file, self.limit, self.spent = file, limit, 0
 
     def spend(self, size: int) -> None:
-        """Count a member, or a part of one, before it is written. Raises FczooError where it is too much."""
+        """Count a member, or a part of one, before it is written.
+
+        Raises:
+            FczooError: It is too much.
+        """
         self.spent += size
         if self.limit is not None and self.spent > self.limit:
-            packed = f"{self.file.name}, {self.file.stat().st_size} bytes"
-            raise FczooError(f"{packed}, unpacks to more than {self.limit}; nothing of it was kept")
+            description = f"{self.file.name}, {self.file.stat().st_size} bytes"
+            raise FczooError(
+                f"{description}, unpacks to more than {self.limit}; nothing of it was kept"
+            )
 
 
 def _untar(file: Path, into: Path, budget: _Budget) -> None:
-    # Python before 3.11.4 has no data filter; what it would refuse is refused by _check_member before
+    # Python before 3.11.4 has no data filter; what it would refuse is refused by _check_member
+    # before
     options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-    with tarfile.open(file) as archive, progress_bar(f"{file.name}: unpacking", None, 0, "file") as bar:
+    with (
+        tarfile.open(file) as archive,
+        progress_bar(f"{file.name}: unpacking", None, 0, "file") as bar,
+    ):
         for member in archive:
             _check_member(file, member.name, member.isfile() or member.isdir())
             budget.spend(max(member.size, SMALLEST))
@@ -124,7 +143,14 @@ def _check_member(file: Path, name: str, file_or_folder: bool) -> None:
 
 
 def progress_bar(label: str, total: int | None, done: int, unit: str = "B") -> "tqdm[Any]":
-    """A progress bar on a terminal; elsewhere one line that says what begins."""
+    """Create a progress bar on a terminal; elsewhere print one line at the start.
+
+    Args:
+        label: Text in front of the bar.
+        total: Units at the end, where known.
+        done: Units at the start.
+        unit: Name of the unit; B for bytes.
+    """
     quiet = not is_terminal(sys.stderr)
     if quiet:
         print(f"{label}: {'resumed' if done else 'started'}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """Compares a local copy of a data set with the official numbers (``fczoo data check``)."""
 
+import hashlib
 import itertools
 import os
 import sys
@@ -15,17 +16,71 @@ from fczoo.core.options import plural
 from fczoo.core.registry import DATASETS
 from fczoo.core.streams import is_terminal
 from fczoo.data.dataset import Dataset, ImageData, Official, Split
-from fczoo.data.duplicates import pixels_digest, say_shared
 from fczoo.data.image_files import ImageFiles, UnreadableImage, prepare
 
-SHOWN = 10  # unreadable files that are named
+
+def shared_images(train: np.ndarray, test: np.ndarray) -> int:
+    """Return the number of ``test`` images with the pixels of a ``train`` image.
+
+    The middle rows of all images are read; whole images only where their middle row occurs in both
+    parts.
+
+    Args:
+        train: uint8 [N, S, S, 3]; may be memory-mapped.
+        test: uint8 [M, S, S, 3]; may be memory-mapped.
+    """
+    rows = [_middle_rows(pixels) for pixels in (train, test)]
+    common = set(rows[0]) & set(rows[1])
+    if not common:
+        return 0
+    first, second = (
+        [pixels_digest(part[i]) for i, row in enumerate(part_rows) if row in common]
+        for part, part_rows in ((train, rows[0]), (test, rows[1]))
+    )
+    train_digests = set(first)
+    return sum(digest in train_digests for digest in second)
+
+
+def say_shared(count: int) -> list[str]:
+    """Return one line with the number of shared images; an empty list for zero.
+
+    Args:
+        count: Number of test images that are also training images.
+    """
+    if count == 1:
+        return ["1 test image is also a training image"]
+    return [f"{count} test images are also training images"] if count else []
+
+
+def pixels_digest(pixels: np.ndarray) -> bytes:
+    """Return the SHA-256 of one image.
+
+    Args:
+        pixels: uint8 [S, S, 3].
+    """
+    return hashlib.sha256(np.ascontiguousarray(pixels).data).digest()
+
+
+def _middle_rows(pixels: np.ndarray) -> list[bytes]:
+    return [image[len(image) // 2].tobytes() for image in pixels]
+
+
+MAX_LISTED_FILES = 10  # unreadable files that are named
 
 
 def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
-    """Count and read everything; returns a table, and the differences in words, none for a whole copy.
+    """Count and read all images of a local copy.
 
-    Raises FczooError for a copy that cannot be loaded at all: missing, of another layout, or with a wrong
-    checksum.
+    Args:
+        name: Name of the data set.
+        root: Data root. Default: ``data`` in ``home()``.
+
+    Returns:
+        A table, and the differences in words; none for a complete copy.
+
+    Raises:
+        FczooError: The copy cannot be loaded at all: it is missing, of another layout, or has a
+            wrong checksum.
     """
     dataset: Dataset = DATASETS.get(name)()
     name, root = dataset.name, (root or home() / "data").expanduser()
@@ -37,18 +92,20 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
     rows = [("classes", str(len(data.classes)), str(dataset.classes or "-"))]
     differences = []
     if dataset.classes and len(data.classes) != dataset.classes:
-        differences.append(f"{plural(len(data.classes), 'class', 'classes')}, not {dataset.classes}")
+        differences.append(
+            f"{plural(len(data.classes), 'class', 'classes')}, not {dataset.classes}"
+        )
     for label, split, total, each in (
         ("training images", data.train, official.train, official.train_per_class),
         ("test images", data.test, official.test, official.test_per_class),
     ):
         counts = np.bincount(split.labels, minlength=len(data.classes))
         rows.append((label, str(len(split.labels)), str(total or "-")))
-        rows.append(("  a class", _range(counts), str(each or "-")))
+        rows.append(("  per class", _range(counts), str(each or "-")))
         if total and total != len(split.labels):
             differences.append(f"{len(split.labels)} {label}, not {total}")
         elif each and (counts != each).any():
-            differences.append(f"{_range(counts)} {label} a class, not {each}")
+            differences.append(f"{_range(counts)} {label} per class, not {each}")
     rows.append(("unreadable files", str(len(broken)), "0"))
     if broken:
         differences.append(plural(len(broken), "unreadable file"))
@@ -59,17 +116,21 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
         disable_numparse=True,
         colalign=("left", "right", "right"),
     )
-    lines = [f"{name}: {folder or 'comes with its package'}", table, *broken[:SHOWN]]
-    if len(broken) > SHOWN:
-        lines.append(f"... and {len(broken) - SHOWN} more")
-    learned = set(parts[0])
-    shared = sum(isinstance(read, bytes) and read in learned for read in parts[1])
-    lines += [*data.remarks, *say_shared(shared), *_in_two_classes(data, parts)]
+    lines = [f"{name}: {folder or 'comes with its package'}", table, *broken[:MAX_LISTED_FILES]]
+    if len(broken) > MAX_LISTED_FILES:
+        lines.append(f"... and {len(broken) - MAX_LISTED_FILES} more")
+    train_digests = set(parts[0])
+    shared_count = sum(isinstance(read, bytes) and read in train_digests for read in parts[1])
+    lines += [*data.remarks, *say_shared(shared_count), *_in_two_classes(data, parts)]
     return "\n".join(lines), differences
 
 
 def read_images(split: Split) -> list[bytes | str]:
-    """Return a hash of the pixels of each image of a part, or why it cannot be read."""
+    """Return a hash of the pixels of each image of a part, or why it cannot be read.
+
+    Args:
+        split: Part of a data set.
+    """
     if not isinstance(split, ImageFiles):
         return [pixels_digest(image) for image in split.take(np.arange(len(split.labels))).pixels]
 
@@ -98,11 +159,13 @@ def _in_two_classes(data: ImageData, parts: list[list[bytes | str]]) -> list[str
     for read, label in zip(itertools.chain(*parts), labels, strict=True):
         if isinstance(read, bytes):
             classes.setdefault(read, set()).add(label)
-    several = [sorted(own) for own in classes.values() if len(own) > 1]
-    if not several:
+    label_lists = [
+        sorted(class_labels) for class_labels in classes.values() if len(class_labels) > 1
+    ]
+    if not label_lists:
         return []
-    first, second = (data.classes[label] for label in several[0][:2])
-    count = "1 image is" if len(several) == 1 else f"{len(several)} images are"
+    first, second = (data.classes[label] for label in label_lists[0][:2])
+    count = "1 image is" if len(label_lists) == 1 else f"{len(label_lists)} images are"
     return [f"{count} in more than one class, such as {first} and {second}"]
 
 

@@ -15,7 +15,8 @@ from fczoo.core.options import nearest
 from fczoo.data.dataset import Images
 from fczoo.data.feature_cache import FeatureFile
 
-QUERY_BLOCK = 64  # images whose query features are computed at once: fixed, so that the order does not matter
+# images whose query features are computed at once: fixed, so that the order does not matter
+QUERY_BLOCK = 64
 DRAWS = 6  # random numbers that one augmented image uses
 ON_DEVICE = 8 << 30  # bytes of pixels that may be moved to an accelerator as a whole
 
@@ -24,14 +25,15 @@ ON_DEVICE = 8 << 30  # bytes of pixels that may be moved to an accelerator as a 
 class Augment:
     """Random view of a training image."""
 
-    scale: tuple[float, float] | None = None  # area of the random crop, which is resized to the input size
+    # area of the random crop, which is resized to the input size
+    scale: tuple[float, float] | None = None
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # its aspect ratio, log-uniform
     flip: float = 0.0  # probability of a horizontal flip
     brightness: float = 0.0  # factor drawn from 1 - b to 1 + b
 
     @property
-    def fixed(self) -> bool:
-        """True where the view cannot change, so that what is computed from it may be kept."""
+    def is_fixed(self) -> bool:
+        """Return whether the view cannot change, so that results of it may be cached."""
         return self.scale is None and not self.flip and not self.brightness
 
 
@@ -39,21 +41,31 @@ AUGMENTS = {
     "none": Augment(),
     "flip": Augment(flip=0.5),
     "crop": Augment(scale=(0.5, 1.0), flip=0.5),
-    "pilora": Augment(flip=0.5, brightness=63 / 255),  # Resize, HFlip, ColorJitter: released code of PILoRA
-    "fppl": Augment(scale=(0.05, 1.0), flip=0.5),  # RandomResizedCrop(0.05, 1), HFlip: released code of FPPL
-    "hgp": Augment(scale=(0.08, 1.0), flip=0.5),  # RandomResizedCrop with its usual scale, HFlip: fed-mammoth
+    # Resize, HFlip, ColorJitter: released code of PILoRA
+    "pilora": Augment(flip=0.5, brightness=63 / 255),
+    # RandomResizedCrop(0.05, 1), HFlip: released code of FPPL
+    "fppl": Augment(scale=(0.05, 1.0), flip=0.5),
+    # RandomResizedCrop with its usual scale, HFlip: fed-mammoth
+    "hgp": Augment(scale=(0.08, 1.0), flip=0.5),
 }
 
 
 def get_augment(name: str) -> Augment:
-    """Augmentation by name. Raises FczooError with the known names."""
+    """Return an augmentation by name.
+
+    Args:
+        name: Key of ``AUGMENTS``.
+
+    Raises:
+        FczooError: The name is unknown; the message has the nearest ones.
+    """
     if name not in AUGMENTS:
         raise FczooError(f"no augmentation is called {name!r}; {nearest(name, list(AUGMENTS))}")
     return AUGMENTS[name]
 
 
 class ImageStore:
-    """The images of one split beside a backbone: test views, augmented views and cached frozen features."""
+    """The images of one split with a backbone: test and augmented views, cached frozen features."""
 
     def __init__(
         self,
@@ -62,7 +74,14 @@ class ImageStore:
         test_crop: float = 1.0,
         kept: Callable[[], FeatureFile] | None = None,
     ):
-        """``kept`` names the file of the frozen features; it is asked when the first one is needed."""
+        """Create a store.
+
+        Args:
+            images: Images of one split.
+            backbone: Frozen backbone, which gives input size, normalisation and device.
+            test_crop: Part of each side that the test view shows.
+            kept: Function that returns the file of the frozen features when they are first needed.
+        """
         self.backbone, self.test_crop, self._kept = backbone, test_crop, kept
         pixels = torch.from_numpy(images.pixels).permute(0, 3, 1, 2)
         self.pixels = pixels.to(backbone.device) if pixels.numel() < ON_DEVICE else pixels
@@ -71,12 +90,16 @@ class ImageStore:
         self._std = torch.tensor(backbone.config.std, device=backbone.device).view(1, 3, 1, 1)
         self._forget_queries()
 
-    def relabelled(self, labels: np.ndarray) -> "ImageStore":
-        """The same images under other labels [N]; their pixels are shared."""
-        other = copy.copy(self)
-        other.labels = torch.from_numpy(labels).to(self.labels.device)
-        other._forget_queries()
-        return other
+    def with_labels(self, labels: np.ndarray) -> "ImageStore":
+        """Return the same images with other labels; they share their pixels.
+
+        Args:
+            labels: Labels [N].
+        """
+        store = copy.copy(self)
+        store.labels = torch.from_numpy(labels).to(self.labels.device)
+        store._forget_queries()
+        return store
 
     def _forget_queries(self) -> None:
         self._features = torch.empty(0)
@@ -84,24 +107,47 @@ class ImageStore:
         self._file: FeatureFile | None = None
 
     def view(self, index: Tensor) -> Tensor:
-        """Test view [B, 3, S, S]: the middle ``test_crop`` of each side, resized and normalised."""
-        return self._normalise(self._resized(index))
+        """Compute the test view: the middle ``test_crop`` of each side, resized and normalised.
 
-    def augmented(self, index: Tensor, augment: Augment, draws: Tensor) -> Tensor:
-        """Training view [B, 3, S, S]; ``draws`` [B, DRAWS] are uniform in [0, 1), one row an image."""
+        Args:
+            index: Positions [B].
+
+        Returns:
+            Images [B, 3, S, S].
+        """
+        return self._normalise(self._resize_images(index))
+
+    def training_view(self, index: Tensor, augment: Augment, draws: Tensor) -> Tensor:
+        """Compute the training view.
+
+        Args:
+            index: Positions [B].
+            augment: Random view.
+            draws: Numbers [B, DRAWS], uniform in [0, 1), one row per image.
+
+        Returns:
+            Images [B, 3, S, S].
+        """
         draws = draws.to(self.backbone.device)
         raw, size = self._raw(index), self.backbone.config.image_size
-        left, top, width, height = _crops(augment, draws)
-        columns = resampling(raw.shape[-1], size, left, width)
+        x_offset, y_offset, width, height = _crops(augment, draws)
+        columns = resampling(raw.shape[-1], size, x_offset, width)
         columns = torch.where((draws[:, 4] < augment.flip).view(-1, 1, 1), columns.flip(1), columns)
-        x = _resample(raw, resampling(raw.shape[-2], size, top, height), columns)
+        x = _resample(raw, resampling(raw.shape[-2], size, y_offset, height), columns)
         if augment.brightness:
             x.mul_(1 + augment.brightness * (2 * draws[:, 5].view(-1, 1, 1, 1) - 1)).clamp_(0, 1)
         return self._normalise(x)
 
     @torch.no_grad()
     def query(self, index: Tensor) -> Tensor:
-        """Frozen feature [B, D] of the test view, computed once an image and kept."""
+        """Return the frozen features of the test view, computed once per image.
+
+        Args:
+            index: Positions [B].
+
+        Returns:
+            Features [B, D].
+        """
         if not self._computed.all():  # else the host need not know which images these are
             self._recall()
             for block in torch.unique(index.cpu() // QUERY_BLOCK).tolist():
@@ -113,13 +159,13 @@ class ImageStore:
         return self._features[index.to(self._features.device)].clone()
 
     def _recall(self) -> None:
-        """Once: the features that an earlier run has kept."""
+        """Load the cached features of an earlier run once."""
         if self._kept is None or self._file:
             return
         self._file = self._kept()
-        found = self._file.load()
-        if found is not None and len(found) == len(self.labels):
-            self._features, self._file = found.to(self.backbone.device), None
+        features = self._file.load()
+        if features is not None and len(features) == len(self.labels):
+            self._features, self._file = features.to(self.backbone.device), None
             self._computed[:] = True
 
     def _compute(self, block: int) -> None:
@@ -133,12 +179,12 @@ class ImageStore:
     def _raw(self, index: Tensor) -> Tensor:
         return self.pixels[index.to(self.pixels.device)].to(self.backbone.device).float() / 255
 
-    def _resized(self, index: Tensor) -> Tensor:
+    def _resize_images(self, index: Tensor) -> Tensor:
         x, size = self._raw(index), self.backbone.config.image_size
         if x.shape[-1] == size and self.test_crop == 1:
             return x
-        kept = torch.tensor([self.test_crop], device=x.device)
-        middle = resampling(x.shape[-1], size, (1 - kept) / 2, kept)[0]
+        extent = torch.tensor([self.test_crop], device=x.device)
+        middle = resampling(x.shape[-1], size, (1 - extent) / 2, extent)[0]
         return _resample(x, middle, middle)
 
     def _normalise(self, x: Tensor) -> Tensor:
@@ -147,25 +193,37 @@ class ImageStore:
 
 
 def resampling(pixels: int, size: int, start: Tensor, extent: Tensor) -> Tensor:
-    """Bicubic weights [B, size, pixels] that map one axis of an image to ``size`` points of a part of it.
+    """Compute bicubic weights that map a part of an image's axis to ``size`` points.
 
-    ``start`` and ``extent`` [B] are fractions of the axis. Where the part shrinks, the kernel widens with
-    it (antialias); weights beyond the image are dropped. The same kernel as PIL's and torch's antialiased
-    bicubic.
+    Where the part shrinks, the kernel widens with it (antialias); weights beyond the image are
+    dropped. The same kernel as PIL's and torch's antialiased bicubic.
+
+    Args:
+        pixels: Pixels of the axis.
+        size: Points of the result.
+        start: Start [B] of the part, as a fraction of the axis.
+        extent: Length [B] of the part, as a fraction of the axis.
+
+    Returns:
+        Weights [B, size, pixels]; each row sums to 1.
     """
     step = extent * pixels / size  # source pixels a point
-    centre = start[:, None] * pixels + (torch.arange(size, device=start.device) + 0.5) * step[:, None]
+    centre = (
+        start[:, None] * pixels + (torch.arange(size, device=start.device) + 0.5) * step[:, None]
+    )
     gap = centre[:, :, None] - (torch.arange(pixels, device=start.device) + 0.5)
     # in place, as fresh memory costs more than the sums
     gap.div_(step.clamp(min=1)[:, None, None]).abs_().clamp_(max=2)
-    near = gap.mul(1.5).sub_(2.5).mul_(gap.square()).add_(1)  # (1.5 g - 2.5) g^2 + 1 for g < 1
-    far = gap.mul(-0.5).add_(2.5).mul_(gap).sub_(4).mul_(gap).add_(2)  # ((-0.5 g + 2.5) g - 4) g + 2
-    weights: Tensor = torch.where(gap < 1, near, far)  # far is 0 at g = 2
+    # (1.5 g - 2.5) g^2 + 1 for g < 1
+    inner_weights = gap.mul(1.5).sub_(2.5).mul_(gap.square()).add_(1)
+    # ((-0.5 g + 2.5) g - 4) g + 2, which is 0 at g = 2
+    outer_weights = gap.mul(-0.5).add_(2.5).mul_(gap).sub_(4).mul_(gap).add_(2)
+    weights: Tensor = torch.where(gap < 1, inner_weights, outer_weights)
     return weights.div_(weights.sum(-1, keepdim=True))
 
 
 def _resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Images [B, 3, H, W] resampled by weights [S, pixels] or [B, S, pixels] for either axis.
+    """Resample images [B, 3, H, W] by weights [S, pixels] or [B, S, pixels] for either axis.
 
     Two matrix products are faster than gathering pixels, on any device.
     """
@@ -174,7 +232,7 @@ def _resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _crops(augment: Augment, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Left, top, width and height [B] of random crops, as fractions; a crop ends at the image's border.
+    """Return left, top, width and height [B] of random crops as fractions, within the image.
 
     Without crops they are [1]: all images are kept whole and share the weights of their resampling.
     """
@@ -183,7 +241,9 @@ def _crops(augment: Augment, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
         return zero, zero, one, one
     low, high = augment.scale
     area = low + (high - low) * draws[:, 0]
-    stretch = math.log(augment.ratio[0]) + math.log(augment.ratio[1] / augment.ratio[0]) * draws[:, 1]
+    stretch = (
+        math.log(augment.ratio[0]) + math.log(augment.ratio[1] / augment.ratio[0]) * draws[:, 1]
+    )
     width = (area.sqrt() * torch.exp(stretch / 2)).clamp(max=1)
     height = (area.sqrt() * torch.exp(-stretch / 2)).clamp(max=1)
     return draws[:, 2] * (1 - width), draws[:, 3] * (1 - height), width, height

@@ -1,4 +1,7 @@
-"""Clients, and the batches on which they train and are tested: every ``Batch`` of a run is made here."""
+"""Clients, and the batches on which they train and are tested.
+
+Every ``Batch`` of a run is created here.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +29,12 @@ class Client:
 
     number: int
     index: Tensor  # [n] positions
-    before: Callable[[], Tensor] = _none  # gives ``earlier``, which few ask for, and never of all clients
+    # gives ``earlier``, which few ask for, and never of all clients
+    before: Callable[[], Tensor] = _none
 
     @property
     def earlier(self) -> Tensor:
-        """Positions [m] of its images of earlier tasks; scope "task" only."""
+        """Return positions [m] of the client's images of earlier tasks; scope "task" only."""
         return self.before()
 
 
@@ -42,13 +46,15 @@ class Rows(NamedTuple):
     own: Tensor | None = None  # [n, d] draws of the method; None: it has none here
 
     def part(self, start: int, stop: int) -> "Rows":
-        """The rows from ``start`` up to ``stop``."""
+        """Return the rows from ``start`` up to ``stop``."""
         draws = None if self.draws is None else self.draws[start:stop]
-        return Rows(self.positions[start:stop], draws, None if self.own is None else self.own[start:stop])
+        return Rows(
+            self.positions[start:stop], draws, None if self.own is None else self.own[start:stop]
+        )
 
 
 @dataclass
-class Learner:
+class LocalTrainState:
     """One client while it trains."""
 
     client: Client
@@ -56,37 +62,50 @@ class Learner:
     start: Tree  # the same as the round began
     queue: list[Rows]  # its batches of the round
     counts: Tensor  # [C] images of each class among them
-    taught: dict[int, Tensor] = field(default_factory=dict)  # position -> teacher's output of a fixed view
-    sums: Tree = field(default_factory=dict)  # what ``loss`` and ``stats`` have summed up so far
+    taught: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # position -> teacher's output of a fixed view
+    sums: Tree = field(
+        default_factory=dict
+    )  # what ``loss`` and ``statistics`` have summed up so far
     losses: list[Tensor] = field(default_factory=list)  # of its steps
-    gradients: Tree = field(default_factory=dict)  # of the loss, summed up, where local training asks for it
+    gradients: Tree = field(
+        default_factory=dict
+    )  # of the loss, summed up, where local training asks for it
 
     @property
-    def trained(self) -> Tree:
-        """What it has trained, without gradients."""
+    def trained_tensors(self) -> Tree:
+        """Return the trained tensors without gradients."""
         return {name: leaf.detach() for name, leaf in self.leaves.items()}
 
     @property
     def finite(self) -> bool:
-        """Whether all that it has trained is."""
+        """Return whether all trained tensors are finite."""
         return all(bool(leaf.isfinite().all()) for leaf in self.leaves.values())
 
 
 def stacked_batch(
-    method: Method, store: ImageStore, rows: Sequence[Rows], augment: Augment, cache_queries: bool = False
+    method: Method,
+    store: ImageStore,
+    rows: Sequence[Rows],
+    augment: Augment,
+    cache_queries: bool = False,
 ) -> Batch:
-    """One batch a client, stacked [k, B, ...] and padded to the longest; without draws in the test view."""
+    """Stack one batch per client to [k, B, ...], padded to the longest.
+
+    The test view has no draws.
+    """
     width = max(len(r.positions) for r in rows)
     index = torch.stack([pad(r.positions, width) for r in rows])
-    place = torch.arange(width, device=store.backbone.device)
-    weight = torch.stack([(place < len(r.positions)).float() for r in rows])
+    column = torch.arange(width, device=store.backbone.device)
+    weight = torch.stack([(column < len(r.positions)).float() for r in rows])
     draws = None
-    if not augment.fixed and rows[0].draws is not None:
+    if not augment.is_fixed and rows[0].draws is not None:
         draws = torch.cat([pad(r.draws, width) for r in rows if r.draws is not None])
     x, query = _inputs(method, store, index.flatten(), augment, draws, cache_queries)
     y = store.labels[index.to(store.labels.device)]
     none = query.new_empty(*index.shape, 0)
-    own = [pad(r.own, width) for r in rows if r.own is not None]
+    method_draws = [pad(r.own, width) for r in rows if r.own is not None]
     return Batch(
         x.unflatten(0, index.shape),
         y,
@@ -95,30 +114,30 @@ def stacked_batch(
         none,
         none[:, 0],
         index.to(y.device),
-        torch.stack(own).to(query) if own else none,
+        torch.stack(method_draws).to(query) if method_draws else none,
     )
 
 
 def view_batches(method: Method, store: ImageStore, index: Tensor, size: int) -> Iterator[Batch]:
-    """The test view of some images [n], in order, in batches of ``size``."""
+    """Yield the test view of some images [n], in order, in batches of ``size``."""
     for part in index.split(size) if len(index) else ():
         yield Batch(*(v[0] for v in stacked_batch(method, store, [Rows(part)], Augment())))
 
 
 def image_draws(training: Training, images: int, index: Tensor, *key: int | str) -> Tensor | None:
-    """The method's draws [n, d] for the images at ``index`` [n] of a store of ``images``.
+    """Return the method's draws [n, d] for images ``index`` [n] of a store of ``images``.
 
-    The stream of ``key`` gives each image of the store its own, so that they do not depend on who holds it;
-    only where draws lie evenly does their rank count, among the images asked for.
+    The stream of ``key`` gives each image of the store its own, so that they do not depend on who
+    holds it; only for evenly spread draws does their rank count, among the images asked for.
     """
     if not training.draws:
         return None
-    own = torch.rand(images, training.draws, generator=torch_stream(*key))[index.cpu()]
-    return (own.argsort(0).argsort(0) + 0.5) / len(own) if training.even_draws else own
+    draws = torch.rand(images, training.draws, generator=torch_stream(*key))[index.cpu()]
+    return (draws.argsort(0).argsort(0) + 0.5) / len(draws) if training.stratified_draws else draws
 
 
 def pad(rows: Tensor, width: int) -> Tensor:
-    """Rows [n, ...] as [width, ...], filled up with the first."""
+    """Pad rows [n, ...] with the first row to [width, ...]."""
     return torch.cat([rows, rows[:1].expand(width - len(rows), *rows.shape[1:])])
 
 
@@ -130,16 +149,35 @@ def _inputs(
     draws: Tensor | None,
     cache_queries: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Images and query features that ``method`` asks for, flat over clients; what it does not: [B, 0]."""
-    wanted = method.training().inputs
+    """Return images and query features that ``method`` needs, flat over clients; else [B, 0]."""
+    inputs = method.training().inputs
     state_dtype = torch.promote_types(store.backbone.dtype, torch.float32)
-    from_cache = "query" in wanted and (draws is None or cache_queries)
+    from_cache = "query" in inputs and (draws is None or cache_queries)
     x = query = torch.empty(len(index), 0, dtype=state_dtype, device=store.backbone.device)
-    if "images" in wanted or ("query" in wanted and not from_cache):
-        x = store.view(index) if draws is None else store.augmented(index, augment, draws)
+    if "images" in inputs or ("query" in inputs and not from_cache):
+        x = store.view(index) if draws is None else store.training_view(index, augment, draws)
     if from_cache:
         query = store.query(index)
-    elif "query" in wanted:
+    elif "query" in inputs:
         with torch.no_grad():
             query = store.backbone(x)
-    return (x if "images" in wanted else x.new_empty(len(index), 0)), query
+    return (x if "images" in inputs else x.new_empty(len(index), 0)), query
+
+
+@dataclass(frozen=True)
+class LocalImages:
+    """A client's images as ``HasClientMemory`` and ``EndsTasks`` access them."""
+
+    method: Method
+    store: ImageStore
+    index: Tensor  # [n] positions of the images of the current task
+    earlier: Tensor = NOWHERE  # [m] of earlier tasks
+    pass_size: int = 64  # images of a batch
+
+    def labels(self, index: Tensor) -> Tensor:
+        """Return the labels [n] of some images in order of arrival."""
+        return self.store.labels[index.to(self.store.labels.device)]
+
+    def batches(self, index: Tensor) -> Iterator[Batch]:
+        """Yield the test view of some images, in order."""
+        return view_batches(self.method, self.store, index, self.pass_size)

@@ -1,4 +1,4 @@
-"""What the runs of one benchmark share, and how one is opened and run."""
+"""Benchmark: data, partition, backbone and settings that several runs share."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -13,10 +13,10 @@ from fczoo import __version__
 from fczoo.backbones.load import load_backbone
 from fczoo.backbones.weights import weights_needed
 from fczoo.core.backbone import Backbone
-from fczoo.core.errors import FczooError, named_as_in_python
+from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.files import home
 from fczoo.core.method import Method
-from fczoo.core.options import build, quoted
+from fczoo.core.options import build, quote
 from fczoo.core.registry import DATASETS, create_method
 from fczoo.core.seeds import check_seed
 from fczoo.core.tree import sha256_of
@@ -26,18 +26,22 @@ from fczoo.data.feature_cache import FeatureFile, pixels_sha256
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import QUERY_BLOCK, ImageStore
+from fczoo.federation.aggregator_check import check_stateless
+from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import Checkpoint
-from fczoo.federation.code import digest_of
-from fczoo.federation.device import DTYPES, pick_device, reproducible
+from fczoo.federation.device import (
+    DTYPES,
+    pick_device,
+    reproducible,
+    resolve_precision,
+    warn_of_slow_bf16,
+)
 from fczoo.federation.diagnostics import Probe
-from fczoo.federation.environment import hardware
-from fczoo.federation.observer import Observer, Silent
-from fczoo.federation.precision import resolve_precision, warn_of_slow_bf16
+from fczoo.federation.environment import digest_of, hardware
+from fczoo.federation.remote import Transport
 from fczoo.federation.result import Result
-from fczoo.federation.rounds import Run
+from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
-from fczoo.federation.sound import check_stateless
-from fczoo.federation.spread import Elsewhere
 from fczoo.federation.stream import open_stream
 from fczoo.federation.world import World
 
@@ -45,11 +49,14 @@ log = logging.getLogger("fczoo")
 
 
 def need_data(dataset: str, root: Path | None, backbone: str) -> None:
-    """Raise FczooError where a data set is not there, saying how to get it and missing weights, too."""
-    found: Dataset = DATASETS.get(dataset)()
-    if found.folder:
+    """Raise FczooError where a data set is missing.
+
+    The message explains how to get it, and missing weights, too.
+    """
+    loader: Dataset = DATASETS.get(dataset)()
+    if loader.folder:
         try:
-            found.locate(root or home() / "data")
+            loader.locate(root or home() / "data")
         except FczooError as error:
             weights = weights_needed(backbone)
             raise FczooError(f"{error}; {weights}" if weights else str(error)) from error
@@ -58,15 +65,28 @@ def need_data(dataset: str, root: Path | None, backbone: str) -> None:
 def need_weights(settings: Settings) -> None:
     """Raise FczooError if a protocol replaces the backbone by weights that need a download."""
     missing = weights_needed(settings.backbone)
-    for name, source in settings.followed.items():
-        stated = source.stated(settings.dataset).get("backbone") if source.replaces_backbone else None
-        if missing and stated and stated.value == settings.backbone:
-            taken = f"{name} takes {settings.backbone} on {settings.dataset} ({stated.source})"
-            raise FczooError(f"{taken}; {missing}")
+    if missing and (note := replaced_backbone(settings)):
+        raise FczooError(f"{note}; {missing}")
+
+
+def replaced_backbone(settings: Settings) -> str:
+    """Return a note that a protocol replaces the data set's backbone, or an empty string.
+
+    The note names the protocol and the reason. It is empty for a backbone that the user chose.
+    """
+    for name, source in settings.sources.items():
+        choice = (
+            source.settings_on(settings.dataset).get("backbone")
+            if source.replaces_backbone
+            else None
+        )
+        if choice and choice.value == settings.backbone:
+            return f"{name} takes {settings.backbone} on {settings.dataset} ({choice.source})"
+    return ""
 
 
 def _data_problem(settings: Settings) -> list[str]:
-    """What is wrong with the data, too, so that all that is missing is said at once."""
+    """Return problems of the data, so that one error names all that is missing."""
     try:
         open_stream(settings, pixels=False)
     except FczooError as error:
@@ -77,13 +97,15 @@ def _data_problem(settings: Settings) -> list[str]:
 def open_stores(
     parts: Iterable[Images], backbone: Backbone, test_crop: float, folder: Path | None = None
 ) -> Iterator[ImageStore]:
-    """Each part beside the backbone; frozen features are kept on disk, under all that they depend on.
+    """Open the stores of training and test images.
+
+    Frozen features are cached on disk; the key covers all that they depend on.
 
     ``folder`` is a cache other than the user's.
     """
 
     @cache
-    def shared() -> dict[str, Any]:
+    def shared_key() -> dict[str, Any]:
         machine = hardware()
         return {
             "view": [test_crop, QUERY_BLOCK],
@@ -95,11 +117,11 @@ def open_stores(
             "code": digest_of("fczoo.core.backbone", "fczoo.data.views"),
         }
 
-    def kept(images: Images) -> FeatureFile:
-        return FeatureFile({"pixels": pixels_sha256(images.pixels), **shared()}, folder)
+    def feature_file(images: Images) -> FeatureFile:
+        return FeatureFile({"pixels": pixels_sha256(images.pixels), **shared_key()}, folder)
 
     for images in parts:
-        yield ImageStore(images, backbone, test_crop, partial(kept, images))
+        yield ImageStore(images, backbone, test_crop, partial(feature_file, images))
 
 
 def as_method(given: object, dataset: str) -> Method:
@@ -110,33 +132,44 @@ def as_method(given: object, dataset: str) -> Method:
     if isinstance(given, Method):
         return given
     if isinstance(given, type) and issubclass(given, Method):
-        return build(given, given.name or given.__name__, given.tuned.get(dataset, {}))
+        return build(given, given.name or given.__name__, given.dataset_options.get(dataset, {}))
     if isinstance(given, str):
         return create_method(given, dataset)
-    raise FczooError(f"{quoted(given)} is not a method; give a name such as 'hgp', or create_method('hgp')")
+    raise FczooError(
+        f"{quote(given)} is not a method; give a name such as 'hgp', or create_method('hgp')"
+    )
 
 
 @dataclass(frozen=True, repr=False)
-class Bench(World):
+class Benchmark(World):
     """A benchmark: what its runs share, and how to open and run it."""
 
     def __repr__(self) -> str:
         s = self.settings
-        return f"<Bench: {s.dataset} in {s.task_count} tasks, {self.partition!r}, {self.backbone!r}>"
+        return (
+            f"<Benchmark: {s.dataset} in {s.task_count} tasks, {self.partition!r}, "
+            f"{self.backbone!r}>"
+        )
 
     @staticmethod
+    @use_python_names
     def open(
-        settings: Settings | str, streams: Callable[[Settings], tuple[Stream, Partition]] = open_stream
-    ) -> "Bench":
-        """Load data, partition and backbone. Raises FczooError for whatever is missing or does not fit.
+        settings: Settings | str,
+        streams: Callable[[Settings], tuple[Stream, Partition]] = open_stream,
+    ) -> "Benchmark":
+        """Load data, partition and backbone.
 
-        ``settings`` may be the name of a data set, for its own schedule. ``streams`` takes the place of
-        ``open_stream``.
+        Raises FczooError for whatever is missing or does not fit.
+
+        ``settings`` may be the name of a data set, for its own schedule. ``streams`` takes the
+        place of ``open_stream``.
         """
         if isinstance(settings, str):
             settings = Settings.for_dataset(settings)
         if not isinstance(settings, Settings):
-            raise FczooError(f"{quoted(settings)} is not Settings; give the name of a data set, or Settings")
+            raise FczooError(
+                f"{quote(settings)} is not Settings; give the name of a data set, or Settings"
+            )
         settings = resolve_precision(settings)
         warn_of_slow_bf16(settings)
         device, dtype = pick_device(settings.device), DTYPES[settings.precision]
@@ -152,10 +185,14 @@ class Bench(World):
         backbone = backbone.to(device, dtype)
         stream, partition = streams(s)
         stores = open_stores((stream.train, stream.test), backbone, s.test_crop)
-        return Bench(settings, stream, partition, backbone, *stores)
+        return Benchmark(settings, stream, partition, backbone, *stores)
 
+    @use_python_names
     def check(self, method: Method) -> None:
-        """Raise FczooError where ``method`` cannot start on this backbone; nothing is run or written."""
+        """Raise FczooError where ``method`` cannot start on this backbone.
+
+        Nothing is run or written.
+        """
         training: object = method.training()
         if not isinstance(training, Training):
             problem = f"{method.name}.training returns {type(training).__name__}"
@@ -168,65 +205,74 @@ class Bench(World):
         uplink.attackers.check(self.partition)
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
 
+    @use_python_names
     def run(
         self,
         method: Method | type[Method] | str,
         seed: int = 0,
-        observer: Observer | None = None,
+        observer: Callback | None = None,
         checkpoint: Checkpoint | None = None,
         probe: Probe | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: Transport | None = None,
     ) -> Result:
-        """Train ``method`` over all tasks; the same settings and seed give the same result on one device.
+        """Train ``method`` over all tasks.
 
-        With ``checkpoint`` the run is saved after every round, and goes on from what was saved there. A
-        ``probe`` records diagnostics and changes nothing. Clients act here, one group after another, or
-        ``elsewhere``, with the same numbers.
+        The same settings and seed give the same result on one device.
+
+        With ``checkpoint`` the run is saved after every round, and resumes from what was saved
+        there. A ``probe`` records diagnostics and changes nothing. Clients act here, one group
+        after another, or ``elsewhere``, with the same numbers.
         """
-        made, number = as_method(method, self.settings.dataset), check_seed(seed)
+        instance, number = as_method(method, self.settings.dataset), check_seed(seed)
         with reproducible(self.settings.deterministic):
-            return Run(self, made, number, observer or Silent(), checkpoint, probe, elsewhere).run()
+            return FederatedRun(
+                self, instance, number, observer or Callback(), checkpoint, probe, elsewhere
+            ).run()
 
+    @use_python_names
     def start(
-        self, method: Method | type[Method] | str, seed: int = 0, observer: Observer | None = None
-    ) -> Run:
-        """A run to be stepped through, task by task: ``for task in bench.start(method): ...``.
+        self, method: Method | type[Method] | str, seed: int = 0, observer: Callback | None = None
+    ) -> FederatedRun:
+        """Start a run task by task: ``for task in bench.start(method): ...``.
 
-        After each step ``run.state`` is the server's state and ``run.result`` holds what is known so far;
-        what happens in a round reaches ``observer``.
+        After each step ``run.state`` is the server's state and ``run.result`` holds what is known
+        so far; what happens in a round reaches ``observer``.
         """
-        made, number = as_method(method, self.settings.dataset), check_seed(seed)
-        return Run(self, made, number, observer or Silent(), None, None)
+        instance, number = as_method(method, self.settings.dataset), check_seed(seed)
+        return FederatedRun(self, instance, number, observer or Callback(), None, None)
 
 
-@named_as_in_python
+@use_python_names
 def run(
     method: Method | type[Method] | str,
     *,
     seed: int = 0,
-    observer: Observer | None = None,
+    observer: Callback | None = None,
     dataset: str = "digits",
     **settings: Any,
 ) -> Result:
-    """Run one method: ``fczoo.run("pilora", dataset="digits", rounds=2)``, or one with options of its own.
+    """Run one method, given by name or as an instance with other options.
+
+    Example: ``fczoo.run("pilora", dataset="digits", rounds=2)``.
 
     ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults. The
     method's options are its own: a warning names those for which the data set has other values.
     """
-    dataset = DATASETS.canonical_name(dataset)
-    chosen = Settings.for_dataset(dataset, **settings).seeded(check_seed(seed))
-    method = as_method(method, dataset)
+    chosen = Settings.for_dataset(dataset, **settings).with_seed(check_seed(seed))
+    method = as_method(method, chosen.dataset)
     fields = type(method).__dataclass_fields__
-    tuned = type(method).tuned.get(DATASETS.get(dataset).name, {})
-    other = {k: v for k, v in tuned.items() if getattr(method, k) == fields[k].default != v}
-    if other:
-        named = ", ".join(f"{k}={v}" for k, v in other.items())
+    dataset_values = type(method).dataset_options.get(chosen.dataset, {})
+    differences = {
+        k: v for k, v in dataset_values.items() if getattr(method, k) == fields[k].default != v
+    }
+    if differences:
+        listing = ", ".join(f"{k}={v}" for k, v in differences.items())
         log.warning(
             "%s has %s on %s; fczoo.create_method(%r, %r) takes the data set's values",
             method.name,
-            named,
+            listing,
             dataset,
             method.name,
-            dataset,
+            chosen.dataset,
         )
-    return Bench.open(chosen).run(method, seed, observer)
+    return Benchmark.open(chosen).run(method, seed, observer)

@@ -1,17 +1,17 @@
-"""What survives a killed process: one file a run, replaced after every round, from which the run goes on."""
+"""State of a run between two rounds, and the checkpoint file from which the run resumes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.files import write_safely
-from fczoo.core.tree import Tree
-from fczoo.federation.wire import pack, unpack
+from fczoo.core.tree import Tree, nbytes
+from fczoo.federation.serialization import pack, unpack
 
 FORMAT = "fczoo-checkpoint-3"
 
@@ -20,7 +20,7 @@ FORMAT = "fczoo-checkpoint-3"
 class Snapshot:
     """A run between two rounds.
 
-    Generators are keyed and optimizers made anew in every round, so neither is part of it.
+    Generators are keyed and optimizers made again in every round, so neither is part of it.
     """
 
     task: int  # tasks that are finished and evaluated
@@ -32,7 +32,7 @@ class Snapshot:
 class Checkpoint:
     """The file of one run's last snapshot.
 
-    Its bytes are those of ``fczoo.federation.wire``.
+    Its bytes are those of ``fczoo.federation.serialization``.
     """
 
     def __init__(self, path: Path, saved: Callable[[], None] = lambda: None):
@@ -49,7 +49,7 @@ class Checkpoint:
         self.saved()
 
     def load(self, device: torch.device | str = "cpu") -> Snapshot | None:
-        """The last snapshot, what lay on an accelerator on ``device``; none where nothing was saved.
+        """Load the last snapshot, with accelerator tensors on ``device``; None without a snapshot.
 
         Raises FczooError for a file that is damaged or something else.
         """
@@ -60,16 +60,17 @@ class Checkpoint:
             return Snapshot(int(about["task"]), int(about["round"]), trees, dict(about["notes"]))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise FczooError(
-                f"{self.path} is no valid checkpoint: {first_line(error)}; remove it to begin this run anew"
+                f"{self.path} is not a valid checkpoint: {first_line(error)}; remove it to begin "
+                "this run again"
             ) from error
 
     def remove(self) -> None:
-        """The run is finished and needs it no more."""
+        """Remove the file, since the run is finished."""
         self.path.unlink(missing_ok=True)
 
 
-def settled(value: Tensor) -> Tensor:
-    """The tensor in memory of its own, as one read from a file has it.
+def contiguous_copy(value: Tensor) -> Tensor:
+    """Copy a tensor into separate memory, as if it were read from a file.
 
     Sums can depend on strides and alignment in their last bit.
     """
@@ -78,3 +79,80 @@ def settled(value: Tensor) -> Tensor:
         if value.storage_offset() or not value.is_contiguous()
         else value
     )
+
+
+class ClientState(NamedTuple):
+    """State of all or some clients between exchanges."""
+
+    memories: dict[int, Tree]  # client -> what it remembers, see core.method.HasClientMemory
+    taught: dict[
+        int, dict[int, Tensor]
+    ]  # client -> position of an image -> output [C] of the task's teacher
+    controls: dict[int, Tree]  # client -> its control variates, see ControlVariates
+
+    def of(self, clients: Iterable[int]) -> "ClientState":
+        """Select the state of some clients."""
+        numbers = list(clients)
+        return ClientState(
+            {k: self.memories[k] for k in numbers if k in self.memories},
+            {k: self.taught[k] for k in numbers if k in self.taught},
+            {k: self.controls[k] for k in numbers if k in self.controls},
+        )
+
+    def take(self, later: "ClientState") -> None:
+        """Replace the state of some clients."""
+        self.memories.update(later.memories)
+        self.taught.update(later.taught)
+        self.controls.update(later.controls)
+
+
+class RunState(NamedTuple):
+    """All that a run resumes from, in addition to its result and the downlink's ledger."""
+
+    state: Tree  # the server's
+    kept: ClientState  # by the clients
+    control: Tree  # the server's control variates, see ControlVariates
+    begin: Tree  # trained tensors as the task began, for diagnostics; empty without
+
+
+def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
+    """Return the bytes of a client's memory; each exemplar position counts as ``image`` bytes."""
+    tensors = {name: value for name, value in memory.items() if name != exemplars}
+    return nbytes(tensors) + image * len(memory.get(exemplars, ()))
+
+
+def to_trees(carried: RunState) -> dict[str, Tree]:
+    """Convert a snapshot to trees, which ``from_trees`` reads."""
+    server_trees = {"state": carried.state, "control": carried.control, "begin": carried.begin}
+    return {**server_trees, **kept_trees(carried.kept)}
+
+
+def from_trees(trees: Mapping[str, Tree]) -> RunState:
+    """Return the snapshot that ``to_trees`` converted."""
+    return RunState(trees["state"], kept_in(trees), trees["control"], trees["begin"])
+
+
+def kept_trees(kept: ClientState) -> dict[str, Tree]:
+    """Convert client state to trees, which ``kept_in`` reads."""
+    trees = {f"memory.{client}": memory for client, memory in kept.memories.items()}
+    trees |= {f"control.{client}": variates for client, variates in kept.controls.items()}
+    for client, teacher_outputs in kept.taught.items():
+        positions, outputs = list(teacher_outputs), list(teacher_outputs.values())
+        trees[f"taught.{client}"] = {
+            "position": torch.tensor(positions),
+            "output": torch.stack(outputs),
+        }
+    return trees
+
+
+def kept_in(trees: Mapping[str, Tree]) -> ClientState:
+    """Return the client state that ``kept_trees`` converted, from among other trees."""
+    teacher_outputs = {
+        client: dict(zip(tree["position"].tolist(), tree["output"], strict=True))
+        for client, tree in _by_client(trees, "taught.").items()
+    }
+    return ClientState(_by_client(trees, "memory."), teacher_outputs, _by_client(trees, "control."))
+
+
+def _by_client(trees: Mapping[str, Tree], prefix: str) -> dict[int, Tree]:
+    return {int(k.removeprefix(prefix)): v for k, v in trees.items() if k.startswith(prefix)}

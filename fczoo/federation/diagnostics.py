@@ -1,8 +1,8 @@
-"""Numbers that explain a result: what clients predict, which tasks are confused, how trained tensors move.
+"""Numbers that explain a result: predictions of clients, confusion of tasks, drift of tensors.
 
-All of it is computed from what a run has anyway: the state, the uploads of the last round of a task, the
-test images. A record is one JSON object a line in ``diagnostics.jsonl``: ``task``, ``kind`` and what
-``KINDS`` says of the kind.
+All of it is computed from what a run has anyway: the state, the uploads of the last round of a
+task, the test images. A record is one JSON object a line in ``diagnostics.jsonl``: ``task``,
+``kind`` and what ``KINDS`` says of the kind.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from fczoo.core.files import encode_json, naming, read_lines
-from fczoo.core.method import Diagnoses, Method
+from fczoo.core.method import Method
 from fczoo.core.payload import Payload
+from fczoo.core.protocols import Diagnoses
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Evidence, Task
 from fczoo.federation.batches import view_batches
@@ -24,12 +25,13 @@ from fczoo.federation.world import World
 FILE = "diagnostics.jsonl"
 BATCH = 64  # test images that are looked at together
 KINDS = {
-    "clients": "client, accuracy on the task's test images and evenness of its answers: 1 = as spread over "
-    "its classes as can be, 0 = one class",
+    "clients": "client, accuracy on the task's test images and evenness of its answers: 1 = "
+    "as spread over its classes as can be, 0 = one class",
     "confusion": "matrix[i][j]: share of task i's test images that are taken for a class of task j",
-    "client drift": "by trained prefix, mean over clients of |theirs - server's| / |server's| after local "
-    "training",
-    "task drift": "by trained prefix, |end of the task - its beginning| / |beginning|; prototypes included",
+    "client drift": "by trained prefix, mean over clients of |theirs - server's| / |server's| "
+    "after local training",
+    "task drift": "by trained prefix, |end of the task - its beginning| / |beginning|; prototypes "
+    "included",
 }
 """What is recorded of every method; ``Diagnoses.diagnose`` adds a method's own kinds."""
 
@@ -42,28 +44,28 @@ class Probe:
         self.begin: Tree = {}
 
     def resume(self, size: int, begin: Tree) -> None:
-        """Go on after ``size`` bytes of records, in a task that began with the tensors ``begin``."""
+        """Resume after ``size`` bytes of records in a task that started with tensors ``begin``."""
         with self.path.open("ab") as file:
             file.truncate(size)
         self.begin = begin
 
     def size(self) -> int:
-        """Bytes of records so far."""
+        """Return the bytes of records so far."""
         return self.path.stat().st_size
 
-    def begun(self, method: Method, state: Tree) -> None:
-        """A task begins."""
+    def on_task_start(self, method: Method, state: Tree) -> None:
+        """Handle the start of a task."""
         self.begin = select(state, *method.training().optims)
 
-    def trained(
+    def on_last_round(
         self, world: World, method: Method, state: Tree, payloads: Sequence[Payload], task: Task
     ) -> None:
-        """Clients have trained for the last time in a task; ``state`` is what they started from."""
+        """Handle the last training of a task, which started from ``state``."""
         prefixes = tuple(method.training().optims)
         local = [{**state, **p.only(*prefixes)} for p in payloads]
         rows = []
-        for payload, own in zip(payloads, local, strict=True):
-            answers, labels = _predictions(world, method, own, task, task)
+        for payload, client_state in zip(payloads, local, strict=True):
+            answers, labels = _predictions(world, method, client_state, task, task)
             rows.append(
                 {
                     "client": payload.client,
@@ -75,13 +77,16 @@ class Probe:
         self._write(task, "clients", clients=rows)
         drift = {}
         for prefix in prefixes:
-            moved = [movement(select(state, prefix), select(own, prefix)) for own in local]
-            drift[prefix] = sum(moved) / len(moved)
+            movements = [
+                movement(select(state, prefix), select(client_state, prefix))
+                for client_state in local
+            ]
+            drift[prefix] = sum(movements) / len(movements)
         self._write(task, "client drift", **{"by prefix": drift})
         self._ask(world, method, state, payloads, task)
 
-    def learned(self, world: World, method: Method, state: Tree, task: Task) -> None:
-        """A task is over."""
+    def on_task_end(self, world: World, method: Method, state: Tree, task: Task) -> None:
+        """Handle the end of a task."""
         if not task.returning:  # else no answer names a task
             self._write(task, "confusion", matrix=self._confusion(world, method, state, task))
         if self.begin:
@@ -90,11 +95,13 @@ class Probe:
             self._write(task, "task drift", **{"by prefix": drift})
         self._ask(world, method, state, (), task)
 
-    def _confusion(self, world: World, method: Method, state: Tree, task: Task) -> list[list[float]]:
-        """Part of each task's test images, row by row, that is taken for classes of each task."""
+    def _confusion(
+        self, world: World, method: Method, state: Tree, task: Task
+    ) -> list[list[float]]:
+        """Return per task the shares of its test images predicted as classes of each task."""
         starts, matrix = torch.tensor([t.start for t in world.stream.tasks[1 : task.index + 1]]), []
-        for seen in world.stream.tasks[: task.index + 1]:
-            answers, _ = _predictions(world, method, state, task, seen)
+        for test_task in world.stream.tasks[: task.index + 1]:
+            answers, _ = _predictions(world, method, state, task, test_task)
             taken_for = histogram(torch.bucketize(answers, starts, right=True), task.index + 1)
             matrix.append([n / max(len(answers), 1) for n in taken_for])
         return matrix
@@ -103,7 +110,7 @@ class Probe:
     def _ask(
         self, world: World, method: Method, state: Tree, payloads: Sequence[Payload], task: Task
     ) -> None:
-        """What the method says of itself."""
+        """Record the diagnostics of the method itself."""
         if isinstance(method, Diagnoses):
 
             def images(seen: Task) -> Iterator[Batch]:
@@ -119,21 +126,23 @@ class Probe:
             file.write(encode_json({"task": task.index, "kind": kind, **content}) + "\n")
 
 
-def _predictions(world: World, method: Method, state: Tree, now: Task, task: Task) -> tuple[Tensor, Tensor]:
-    """Answers and labels of one task's test images after task ``now``."""
+def _predictions(
+    world: World, method: Method, state: Tree, now: Task, task: Task
+) -> tuple[Tensor, Tensor]:
+    """Return predictions and labels of one task's test images after task ``now``."""
     index = torch.from_numpy(world.stream.positions(world.stream.test, task))
     return predictions(method, world, state, index, now, BATCH)
 
 
 def histogram(values: Tensor, size: int) -> list[int]:
-    """How often each of 0 .. size - 1 occurs."""
+    """Count how often each of 0 .. size - 1 occurs."""
     return torch.bincount(values, minlength=size).tolist()
 
 
 def evenness(answers: Tensor, task: Task) -> float:
-    """H(p) / log C over the task's C classes, p the share of each among the answers that name one of them.
+    """Return H(p) / log C over a task's C classes.
 
-    0 where no answer does.
+    p is the share of each class among the predictions of one of them; 0 without such a prediction.
     """
     counts = torch.bincount(answers, minlength=task.stop)[task.start : task.stop].double()
     share = counts[counts > 0] / counts.sum()
@@ -141,12 +150,12 @@ def evenness(answers: Tensor, task: Task) -> float:
 
 
 def movement(before: Tree, after: Tree) -> float:
-    """|after - before| / |before| over all tensors together; infinite where nothing was there before."""
+    """Return |after - before| / |before| over all tensors together; infinite from zero."""
     change = sum(float((after[k].double() - before[k].double()).square().sum()) for k in before)
     size = sum(float(before[k].double().square().sum()) for k in before)
     return (change / size) ** 0.5 if size else float("inf") if change else 0.0
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run; none where it ran without."""
+    """Read the records of a run; empty if it has none."""
     return read_lines(folder / FILE, "list of diagnostics")

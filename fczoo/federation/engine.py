@@ -1,129 +1,187 @@
-"""All clients of a run: who trains beside whom, and what each keeps from one exchange to the next."""
+"""All clients of a run: their groups in training, and their state between exchanges."""
 
+import math
+import mmap
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import IO
 
+import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
-from fczoo.core.method import Method, Remembers
+from fczoo.core.files import home, naming
+from fczoo.core.method import Method
 from fczoo.core.payload import Payload
+from fczoo.core.protocols import HasClientMemory
 from fczoo.core.tree import Tree
-from fczoo.core.types import Boundary, Context, Moment
+from fczoo.core.types import Boundary, Context, TaskPhase
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
-from fczoo.federation.carried import Kept
-from fczoo.federation.client_side import Answer, Asked, ClientSide
-from fczoo.federation.controls import Controls
-from fczoo.federation.learning import MakeSteps
-from fczoo.federation.optimizers import Optimizers
-from fczoo.federation.plan import Plan
-from fczoo.federation.waiting import on_disk
+from fczoo.federation.checkpoint import ClientState
+from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
+from fczoo.federation.device import Plan
+from fczoo.federation.local_rules import ControlVariates
+from fczoo.federation.local_trainer import MakeSteps, Optimizers
+
+ALIGNED = 64  # bytes, as torch aligns what it allocates: sums can depend on it in their last bit
+
+
+def on_disk(payload: Payload) -> Payload:
+    """Move the tensors of an upload to a private file that is removed with it.
+
+    Raises OSError, e.g. on a full disk.
+    """
+    folder = home() / "cache"
+    folder.mkdir(parents=True, exist_ok=True)
+    with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
+        starts = {name: _append(file, value) for name, value in payload.items()}
+        file.flush()
+        if not file.tell():
+            return payload
+        memory = mmap.mmap(file.fileno(), 0)  # as long as a tensor needs it
+    tensors: Tree = {name: _view(memory, start, payload[name]) for name, start in starts.items()}
+    return payload.holding(tensors)
+
+
+def _append(file: IO[bytes], value: Tensor) -> int:
+    """Write a tensor at the end of a file; returns where it begins."""
+    start = math.ceil(file.tell() / ALIGNED) * ALIGNED
+    file.write(bytes(start - file.tell()))
+    file.write(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return start
+
+
+def _view(mapped: mmap.mmap, start: int, like: Tensor) -> Tensor:
+    if not like.numel():
+        return torch.empty_like(like, device="cpu")
+    flat = torch.frombuffer(mapped, dtype=like.dtype, count=like.numel(), offset=start)
+    return flat.view(like.shape)
+
 
 Tick = Callable[[int, float, Tensor], None]
-"""Is told a client's number, its mean loss and those of its steps [n] when its training ends."""
+"""Called with a client's number, its mean loss and those of its steps [n] when its training ends.
+"""
 
 
 @dataclass(frozen=True)
-class Engine:
+class ClientEngine:
     """Has clients act, during one task, and keeps for them what they keep."""
 
     method: Method
     backbone: Backbone
     store: ImageStore
     plan: Plan
-    memories: dict[int, Tree] = field(default_factory=dict)  # client -> what it keeps from round to round
-    taught: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # see Kept
-    controls: Controls = field(default_factory=Controls)  # of the rule of local training, if any
+    memories: dict[int, Tree] = field(
+        default_factory=dict
+    )  # client -> what it keeps from round to round
+    taught: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # see ClientState
+    controls: ControlVariates = field(
+        default_factory=ControlVariates
+    )  # of the rule of local training, if any
     make_steps: MakeSteps = Optimizers
 
     @property
-    def side(self) -> ClientSide:
-        """What clients do."""
-        return ClientSide(
+    def side(self) -> ClientRuntime:
+        """Return the runtime of the clients."""
+        return ClientRuntime(
             self.method, self.backbone, self.store, self.plan, self.controls.rule, self.make_steps
         )
 
     @property
-    def kept(self) -> Kept:
-        """What all clients keep, to be read and to be written."""
-        return Kept(self.memories, self.taught, self.controls.clients)
+    def client_state(self) -> ClientState:
+        """Return the state of all clients, for reading and writing."""
+        return ClientState(self.memories, self.taught, self.controls.clients)
 
     def train(
         self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Tick = lambda *_: None
     ) -> list[Payload]:
-        """Payloads of ``clients``, in their order.
+        """Train ``clients`` and return their uploads in the same order.
 
         A client whose loss or weights are not finite any more sends nothing: its payload is empty.
         """
         groups = self._groups(clients, ctx)
-        asked = Asked(None, state, self.controls.server, ctx)
+        request = ClientRequest(None, state, self.controls.server, ctx)
         payloads: dict[int, Payload] = {}
-        answers = self._answers(asked, [[clients[i] for i in group] for group in groups])
+        answers = self._answers(request, [[clients[i] for i in group] for group in groups])
         for group, answer in zip(groups, answers, strict=True):
-            self.kept.take(answer.kept)
+            self.client_state.take(answer.kept)
             for client, (mean, steps) in answer.losses.items():
                 tick(client, mean, steps)
-            sent = answer.payloads
+            uploads = answer.payloads
             if self.plan.waiting == "disk":
-                sent = [on_disk(p) for p in sent]
+                uploads = [on_disk(p) for p in uploads]
             elif self.plan.waiting == "host":
-                sent = [p.holding({k: v.cpu() for k, v in p.items()}) for p in sent]
-            payloads |= zip(group, sent, strict=True)
+                uploads = [p.holding({k: v.cpu() for k, v in p.items()}) for p in uploads]
+            payloads |= zip(group, uploads, strict=True)
         return [payloads[i] for i in range(len(clients))]
 
-    def survey(
-        self, moment: Moment, state: Tree, clients: Sequence[Client], ctx: Context
+    def collect(
+        self, phase: TaskPhase, state: Tree, clients: Sequence[Client], ctx: Context
     ) -> Iterator[Payload]:
-        """Sums of the method's survey over one pass of each client's data, made when they are asked for."""
-        for answer in self._answers(self._surveying(moment, state, ctx), [[client] for client in clients]):
+        """Yield the sums of the method's survey over one pass of each client's data, on demand."""
+        for answer in self._answers(
+            self._surveying(phase, state, ctx), [[client] for client in clients]
+        ):
             yield from answer.payloads
 
-    def survey_form(self, moment: Moment, state: Tree, client: Client, ctx: Context) -> Payload:
-        """What uploads of a survey look like, from one image that counts for nothing."""
-        return self.side.survey_form(self._surveying(moment, state, ctx), client)
+    def survey_form(self, phase: TaskPhase, state: Tree, client: Client, ctx: Context) -> Payload:
+        """Return the shape of a statistics upload, computed from one image of weight 0."""
+        return self.side.survey_form(self._surveying(phase, state, ctx), client)
 
-    def conclude(self, clients: Sequence[Client], ctx: Context) -> list[Payload]:
-        """Uploads of clients that settle what they keep of a task, empty where one sends nothing.
+    def end_task_client(self, clients: Sequence[Client], ctx: Context) -> list[Payload]:
+        """Return the uploads of clients that settle what they keep of a task.
 
-        Behind an upload are the images of the task and the exemplars.
+        An upload is empty where a client sends nothing. The size of its data counts the images of
+        the task and the exemplars.
         """
         payloads = []
-        for answer in self._answers(self._surveying("conclude", ctx.shared, ctx), [[c] for c in clients]):
-            self.kept.take(answer.kept)
+        for answer in self._answers(
+            self._surveying("after_rounds", ctx.shared, ctx), [[c] for c in clients]
+        ):
+            self.client_state.take(answer.kept)
             payloads += answer.payloads
         return payloads
 
     def exemplars(self, client: Client) -> Tensor:
-        """Positions of the images that a client keeps of finished tasks."""
+        """Return positions of the images that a client keeps of finished tasks."""
         return self.side.exemplars(self.memories.get(client.number, {}))
 
     def with_exemplars(self, client: Client) -> Client:
-        """The client with its images of the task and its exemplars, each once."""
+        """Return the client with its images of the task and its exemplars, each once."""
         return self.side.with_exemplars(client, self.memories.get(client.number, {}))
 
     def _groups(self, clients: Sequence[Client], ctx: Context) -> list[list[int]]:
-        """Places among ``clients`` of those that share a forward: similar lengths, the longest first."""
+        """Return positions in ``clients`` of those that share a forward.
+
+        Clients of a group have similar numbers of images; the longest group comes first.
+        """
         side = self.side
 
         def images(place: int) -> int:
             client = clients[place]
-            return len(side.learned(client, self.memories.get(client.number, {}), ctx))
+            return len(side.training_indices(client, self.memories.get(client.number, {}), ctx))
 
         by_length = sorted(range(len(clients)), key=images, reverse=True)
-        together = 1 if isinstance(self.method, Remembers) else self.plan.together
+        together = 1 if isinstance(self.method, HasClientMemory) else self.plan.together
         return [by_length[start : start + together] for start in range(0, len(by_length), together)]
 
-    def _answers(self, asked: Asked, groups: Sequence[Sequence[Client]]) -> Iterator[Answer]:
-        """What groups of clients answer, in their order, as each is asked for; nobody is in two groups."""
+    def _answers(
+        self, asked: ClientRequest, groups: Sequence[Sequence[Client]]
+    ) -> Iterator[ClientResponse]:
+        """Yield the responses of groups of clients in order.
+
+        Groups are disjoint and are asked when needed.
+        """
         side = self.side
         for clients in groups:
             yield side.answer(asked, clients, self._kept_by(asked, clients))
 
-    def _kept_by(self, asked: Asked, clients: Sequence[Client]) -> Kept:
-        """What some clients keep that an exchange is about; a survey's sums are of images alone."""
-        concerned = clients if asked.boundary in (None, "conclude") else ()
-        return self.kept.of(client.number for client in concerned)
+    def _kept_by(self, asked: ClientRequest, clients: Sequence[Client]) -> ClientState:
+        """Return the state of clients that an exchange needs; statistics need none."""
+        participants = clients if asked.boundary in (None, "after_rounds") else ()
+        return self.client_state.of(client.number for client in participants)
 
-    def _surveying(self, boundary: Boundary, state: Tree, ctx: Context) -> Asked:
-        return Asked(boundary, state, {}, ctx)
+    def _surveying(self, boundary: Boundary, state: Tree, ctx: Context) -> ClientRequest:
+        return ClientRequest(boundary, state, {}, ctx)

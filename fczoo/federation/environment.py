@@ -1,8 +1,13 @@
-"""What a result depends on besides its settings and its code: library versions, hardware, memory."""
+"""Environment of a run: versions, hardware, and hashes of the code that its numbers depend on."""
 
+import ast
+import hashlib
+import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,12 +16,15 @@ import torch
 
 from fczoo import __version__
 from fczoo.core.files import shorten
+from fczoo.core.method import Method
+from fczoo.core.registry import ATTACKS, DATASETS, LOCAL_TRAINING, PARTITIONERS, make_aggregator
+from fczoo.federation.settings import Settings
 
 RESET_PEAK = Path("/proc/self/clear_refs")  # 5, written there, resets VmHWM; see proc(5)
 
 
 def hardware() -> dict[str, Any]:
-    """What the times were measured on: processor, cores that this process may use, graphics processors."""
+    """Describe the hardware that times were measured on: processor, usable cores, GPUs."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -28,7 +36,7 @@ def hardware() -> dict[str, Any]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin to measure ``peak_memory`` anew, as every run does."""
+    """Reset the measurement of ``peak_memory`` at the start of a run."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     if os.access(RESET_PEAK, os.W_OK):
@@ -36,9 +44,9 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Largest memory since ``reset_peak_memory``, bytes.
+    """Return the peak memory since ``reset_peak_memory`` in bytes.
 
-    ``run``: of the process, on Linux alone; ``cuda``: of CUDA's allocator.
+    ``run``: of the process, on Linux only; ``cuda``: of CUDA's allocator.
     """
     peak = {}
     if os.access(RESET_PEAK, os.W_OK):
@@ -50,16 +58,104 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def command() -> list[str]:
-    """The words of the command that runs, without the folders of its files."""
-    return [shorten(word) or "" for word in sys.argv]
+    """Return the arguments of the current command, files without their folders."""
+    return [shorten(argument) or "" for argument in sys.argv]
 
 
 def versions() -> dict[str, str]:
-    """Versions that can change a number."""
+    """Return versions of packages that can change a number."""
     others = ("torchvision", "timm", "numpy")  # not imported for it: that takes two seconds
     return {
         "fczoo": __version__,
         "python": platform.python_version(),
-        "torch": str(torch.__version__),  # its own class is no string to a writer of JSON
+        "torch": str(torch.__version__),  # its own class is not a string to a writer of JSON
         **{name: version(name) for name in others},
     }
+
+
+# with all that it imports: engine, core, data, security, backbones
+ENGINE = "fczoo.federation.benchmark"
+
+
+def code_of(settings: Settings, method: Method) -> dict[str, str]:
+    """Return the SHA-256 of every module that a run uses, by name.
+
+    These are the engine, method, data set, partitioner, aggregator, attack and local rule, with
+    their imports from fczoo.
+    """
+    used: list[Any] = [
+        type(method),
+        make_aggregator(settings.aggregator or method.training().averaging),
+    ]
+    if settings.dataset in DATASETS.names():  # else the images were handed over
+        used.append(DATASETS.get(settings.dataset))
+    specs = (
+        (PARTITIONERS, settings.partition),
+        (ATTACKS, settings.attack or ""),
+        (LOCAL_TRAINING, settings.local or ""),
+    )
+    for registry, spec in specs:
+        name = spec.partition(":")[0]
+        if name and name != "file":
+            used.append(registry.get(name))
+    hashes: dict[str, str] = {}
+    for module in (ENGINE, *(entry.__module__ for entry in used)):
+        _collect(module, {"fczoo", module.partition(".")[0]}, hashes)
+    return dict(sorted(hashes.items()))
+
+
+def digest(code: Mapping[str, str]) -> str:
+    """Return one hash of several."""
+    return hashlib.sha256(
+        "".join(f"{name} {code[name]}\n" for name in sorted(code)).encode()
+    ).hexdigest()
+
+
+def digest_of(*modules: str) -> str:
+    """Return one hash of some modules and their imports from fczoo."""
+    hashes: dict[str, str] = {}
+    for module in modules:
+        _collect(module, {"fczoo"}, hashes)
+    return digest(hashes)
+
+
+def file_of(module: str) -> Path | None:
+    """Return the file of a module, or None."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # no package, or a notebook's own module
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _collect(module: str, packages: set[str], found: dict[str, str]) -> None:
+    """Add a module, and all that it imports of some packages."""
+    if module not in found and (source := _source(module)):
+        found[module] = source[0]
+        for name in source[1]:
+            if name.partition(".")[0] in packages:
+                _collect(name, packages, found)
+
+
+@cache
+def _source(module: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the hash of a module's file and its possible imports; None without a source."""
+    file = file_of(module)
+    if file is None:
+        return None
+    content = file.read_bytes()
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    modules = dict.fromkeys(_imports(ast.parse(content), package))
+    return hashlib.sha256(content).hexdigest(), tuple(modules)
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[str]:
+    """Yield names that may be modules: ``from a import b`` may mean ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = f"{'.' * node.level}{node.module or ''}"
+            base = importlib.util.resolve_name(origin, package) if node.level else origin
+            yield base
+            yield from (f"{base}.{name.name}" for name in node.names)

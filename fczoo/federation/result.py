@@ -1,11 +1,12 @@
-"""What a run leaves behind."""
+"""Result of a run."""
 
 import html
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ FORMAT = "fczoo-result-1"
 
 @dataclass(repr=False)
 class Result:
-    """What a run found out. ``accuracy[t][i]``: percent on task i after task t; NaN without test images."""
+    """Result of a run.
+
+    ``accuracy[t][i]`` is the percentage on task i after task t; NaN without test images.
+    """
 
     method: str
     options: dict[str, Any]
@@ -42,7 +46,8 @@ class Result:
     uploaded: dict[str, Count] = field(default_factory=dict)
     # uploads turned away, in whole or part, or lost: task, moment, client, reason
     rejected: list[dict[str, Any]] = field(default_factory=list)
-    # client -> uploads whose class statistics were far from the other clients' and were used all the same
+    # client -> uploads whose class statistics were far from the other clients' and were used all
+    # the same
     far: dict[str, Count] = field(default_factory=dict)
     # epsilon and delta of a client's uploads, where they are noisy
     privacy: dict[str, Number] = field(default_factory=dict)
@@ -50,14 +55,18 @@ class Result:
     phases: dict[str, Number] = field(
         default_factory=dict
     )  # seconds in surveys, training, server, evaluation
-    client_storage: Count | None = None  # bytes of a client beside backbone and images of the task, at most
+    # bytes of a client next to backbone and images of the task, at most
+    client_storage: Count | None = None
     server_storage: Count | None = None  # bytes of the server's whole state, at most
-    # bytes: "cuda" and "run" are of this run alone, "process" (older files) of all runs of the process
+    # bytes: "cuda" and "run" are of this run only, "process" (older files) of all runs of the
+    # process
     peak_memory: dict[str, Count] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        figures = [f"{name} {self.metrics[name]:.1f}" for name in ("A_N", "Avg") if name in self.metrics]
+        figures = [
+            f"{name} {self.metrics[name]:.1f}" for name in ("A_N", "Avg") if name in self.metrics
+        ]
         run = f"{self.method}, seed {self.seed} on {self.settings.get('dataset', 'no data set')}"
         return f"<Result of {run}: {', '.join(figures) or 'no task learned yet'}>"
 
@@ -65,7 +74,10 @@ class Result:
         return f"<p>{html.escape(repr(self)[1:-1])}</p>{self.table('html')}"
 
     def table(self, style: str = "simple") -> str:
-        """Accuracy in % on each task (columns) after each task (rows), in one of tabulate's styles."""
+        """Format the accuracy in %, per task (columns), after each task (rows).
+
+        ``style`` is one of tabulate.
+        """
         rows = [[t + 1, *(f"{a:.1f}" for a in row)] for t, row in enumerate(self.accuracy)]
         head = ["after task", *(f"on task {i + 1}" for i in range(len(self.task_sizes)))]
         return tabulate(rows, head, tablefmt=style, disable_numparse=True)
@@ -78,14 +90,14 @@ class Result:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Adds the time spent inside to a phase."""
+        """Add the time spent inside to a phase."""
         begin = time.perf_counter()
         yield
         self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - begin
 
     @property
-    def finished(self) -> bool:
-        """Whether every task is learned and evaluated."""
+    def is_finished(self) -> bool:
+        """Return whether every task is learned and evaluated."""
         return len(self.accuracy) == len(self.task_sizes)
 
 
@@ -104,30 +116,47 @@ KNOWN_AT_START = (
 )
 MEASURED = "accuracy", "metrics"  # fields whose numbers may be NaN, which JSON has as null
 PROGRESS = tuple(f.name for f in fields(Result) if f.name not in KNOWN_AT_START)
-"""The fields that a run fills in as it goes on; the others are known when it begins."""
+"""The fields that a run fills in as it continues; the others are known when it begins."""
 
 
 def write_result(path: Path, result: Result) -> None:
     """Write a run's ``result.json``, with its format's version and a checksum."""
-    write_record(path, FORMAT, {"finished": result.finished, **asdict(result)})
+    write_record(path, FORMAT, {"finished": result.is_finished, **asdict(result)})
 
 
 def read_result(path: Path) -> Result:
-    """A run's ``result.json``, its metrics computed anew; what an older one lacks keeps its default.
+    """Read a ``result.json`` and compute its metrics again.
 
-    Raises FczooError when it is no result, or says what contradicts itself.
+    A file that has not changed is read once per process: progress, tables and archives of one
+    command share the result. Fields that an older file lacks keep their defaults.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FczooError: The file is not a result, or its fields contradict each other.
     """
+    try:
+        status = path.stat()
+    except OSError:
+        return _read_version(path, (0, 0, 0))
+    return replace(_read_version(path, (status.st_ino, status.st_mtime_ns, status.st_size)))
+
+
+@lru_cache(4096)  # the runs of a large archive
+def _read_version(path: Path, version: tuple[int, int, int]) -> Result:
+    """Read the ``version`` of a file: its inode, modification time and size."""
     again = "remove it, and the same bench command makes this run again"
     try:
         return consistent(read_record(path, "result file", Result, FORMAT, MEASURED))
     except FczooError as error:
         raise FczooError(f"{error}; {again}") from error
     except ValueError as error:
-        raise FczooError(f"{path} is no valid result file: {error}; {again}") from error
+        raise FczooError(f"{path} is not a valid result file: {error}; {again}") from error
 
 
 def consistent(result: Result) -> Result:
-    """The result read from a file, with its metrics computed from its accuracies.
+    """Return a result from a file with metrics computed from its accuracies.
 
     Raises ValueError where parts of it contradict each other, such as a metric and the accuracies.
     """
@@ -146,14 +175,16 @@ def consistent(result: Result) -> Result:
         raise ValueError("its tasks have no test images at all")
     for row in result.accuracy:
         if not all(math.isnan(value) or 0 <= value <= 100 for value in row):
-            raise ValueError("accuracy: a value is no percentage")
+            raise ValueError("accuracy: a value is not a percentage")
     if not all(isinstance(r.get("reason"), str) for r in result.rejected):
         raise ValueError("rejected: an upload is rejected without a reason")
     metrics = all_metrics(result.accuracy, result.test_counts) if rows else {}
-    for name, computed in metrics.items():
-        written = result.metrics.get(name, computed)
-        known = math.isnan(written) and not all(result.test_counts)  # as older versions wrote it then
-        if not (known or math.isclose(written, computed, abs_tol=1e-6)):
-            raise ValueError(f"metrics.{name} is {written:g}, but its accuracies give {computed:g}")
+    for name, metric in metrics.items():
+        written = result.metrics.get(name, metric)
+        is_legacy = math.isnan(written) and not all(
+            result.test_counts
+        )  # as older versions wrote it then
+        if not (is_legacy or math.isclose(written, metric, abs_tol=1e-6)):
+            raise ValueError(f"metrics.{name} is {written:g}, but its accuracies give {metric:g}")
     result.metrics = metrics
     return result

@@ -5,12 +5,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fczoo.core.errors import FczooError
+from fczoo.backbones.weights import canonical_backbone
+from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.files import shorten
+from fczoo.core.names import fold
 from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import DATASETS, PARTITIONERS, SPECS, domains_of, sources
-from fczoo.data.normalisation import released_norm
-from fczoo.federation.spelling import spell_names
+from fczoo.core.registry import (
+    ATTACKS,
+    DATASETS,
+    PARTITIONERS,
+    sources,
+    spell_names,
+)
+from fczoo.data.dataset import domains_of, released_norm
 
 GROUPS = "data", "population", "training", "machine", "robustness"
 DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = GROUPS
@@ -31,7 +38,7 @@ class Settings:
     )
     protocol: str | None = option(
         None,
-        "Follow a paper's settings where nothing else is given; see `fczoo list protocols`",
+        "Take the settings of a paper where you give none; see `fczoo list protocols`",
         group=TRAINING,
     )
     as_released: str | None = option(
@@ -40,20 +47,28 @@ class Settings:
         "`fczoo list releases`",
         group=TRAINING,
     )
-    data_root: str | None = option(None, "Folder that holds the data; none: FCZOO_HOME/data", group=DATA)
+    data_root: str | None = option(
+        None, "Folder that holds the data; none: FCZOO_HOME/data", group=DATA
+    )
     backbone: str = option(
         "vit_nano_32",
-        "Pre-trained vision transformer: a name, a weight file, or NAME:FILE; see `fczoo list backbones`",
+        "Pre-trained vision transformer: a name, a weight file, or NAME:FILE; see "
+        "`fczoo list backbones`",
         group=TRAINING,
     )
     image_size: int | None = option(
-        None, "Side of the input images in pixels; none: the checkpoint's own", low=1, group=TRAINING
+        None,
+        "Side of the input images in pixels; none: the checkpoint's own",
+        low=1,
+        group=TRAINING,
     )
     mean: tuple[float, ...] | None = option(
         None, "Mean of the input per colour channel; none: the checkpoint's own", group=TRAINING
     )
     std: tuple[float, ...] | None = option(
-        None, "Standard deviation of the input per colour channel; none: the checkpoint's own", group=TRAINING
+        None,
+        "Standard deviation of the input per colour channel; none: the checkpoint's own",
+        group=TRAINING,
     )
     norm_by_dataset: bool = option(
         False,
@@ -74,7 +89,9 @@ class Settings:
         low=1,
         group=DATA,
     )
-    clients: int = option(5, "Number of clients at the start", low=1, high=MOST_CLIENTS, group=POPULATION)
+    clients: int = option(
+        5, "Number of clients at the start", low=1, high=MOST_CLIENTS, group=POPULATION
+    )
     joining: int = option(
         0, "Number of new clients at each later task", low=0, high=MOST_CLIENTS, group=POPULATION
     )
@@ -87,7 +104,7 @@ class Settings:
     )
     moving: int | None = option(
         None,
-        "Number of clients that move to the next task at a time, in turn; none: all",
+        "Number of clients that move to the next task at a time, one after another; none: all",
         low=1,
         group=POPULATION,
     )
@@ -96,7 +113,7 @@ class Settings:
     )
     participation: float = option(
         1.0,
-        "Part of the clients that train in a round, up to 1; above 1, their number",
+        "Clients that train in a round: their share up to 1, above 1 their number",
         low=0,
         group=POPULATION,
     )
@@ -115,7 +132,9 @@ class Settings:
     epochs: int = option(2, "Number of local epochs per round", low=1, group=TRAINING)
     batch_size: int = option(16, "Number of images per local batch", low=1, group=TRAINING)
     augment: str = option(
-        "none", "Random view of the training images: none, flip, crop, pilora, fppl or hgp", group=TRAINING
+        "none",
+        "Random view of the training images: none, flip, crop, pilora, fppl or hgp",
+        group=TRAINING,
     )
     test_crop: float = option(
         1.0,
@@ -131,22 +150,34 @@ class Settings:
         group=TRAINING,
     )
     local: str | None = option(
-        None, "Local training rule for any method: fedprox:MU or scaffold; none: plain", group=TRAINING
+        None,
+        "Local training rule for any method: fedprox:MU or scaffold; none: plain",
+        group=TRAINING,
     )
     train_per_class: int | None = option(
         None,
-        "Number of training images per class, the first ones, from its domains in turn; none: all",
+        "Number of training images per class, the first ones, from its domains one after "
+        "another; none: all",
         low=1,
         group=DATA,
     )
     test_per_class: int | None = option(
-        None, "Number of test images per class, chosen in the same way; none: all", low=1, group=DATA
+        None,
+        "Number of test images per class, chosen in the same way; none: all",
+        low=1,
+        group=DATA,
     )
     stored_size: int | None = option(
-        None, "Side in pixels at which image files are cached; none: the data set's own", low=1, group=DATA
+        None,
+        "Side in pixels at which image files are cached; none: the data set's own",
+        low=1,
+        group=DATA,
     )
     class_order: Literal["natural"] | tuple[int, ...] = option(
-        "natural", "Order in which classes arrive: natural, or a list of original labels", low=0, group=DATA
+        "natural",
+        "Order in which classes arrive: natural, or a list of original labels",
+        low=0,
+        group=DATA,
     )
     class_order_seed: int | None = option(
         None, "Seed that shuffles the classes; none: the order of --class-order", low=0, group=DATA
@@ -163,7 +194,7 @@ class Settings:
     )
     precision: Literal["fp32", "bf16", "fp64", "auto"] = option(
         "fp32",
-        "Number type of the frozen weights and their computation; auto takes the faster of fp32 and bf16",
+        "Number type of frozen weights and their computation; auto: the faster of fp32 and bf16",
         group=MACHINE,
     )
     deterministic: bool = option(
@@ -176,7 +207,7 @@ class Settings:
     )
     aggregator: str | None = option(
         None,
-        "Aggregator for all that a method averages; none: the method's own; see `fczoo list aggregators`",
+        "Aggregator of a method's averages; none: the method's own; see `fczoo list aggregators`",
         group=ROBUSTNESS,
     )
     outliers: float | None = option(
@@ -192,13 +223,19 @@ class Settings:
         group=ROBUSTNESS,
     )
     drop_rate: float = option(
-        0.0, "Probability that a client of a round drops out, from 0 to 1", low=0, high=1, group=ROBUSTNESS
+        0.0,
+        "Probability that a client of a round drops out, from 0 to 1",
+        low=0,
+        high=1,
+        group=ROBUSTNESS,
     )
     min_clients: int = option(
         1, "Number of valid uploads per round below which a run stops", low=1, group=ROBUSTNESS
     )
     attack: str | None = option(
-        None, "Attack of the hostile clients, such as scale:10; see `fczoo list attacks`", group=ROBUSTNESS
+        None,
+        "Attack of the hostile clients, such as scale:10; see `fczoo list attacks`",
+        group=ROBUSTNESS,
     )
     attackers: float = option(
         0.2,
@@ -222,34 +259,40 @@ class Settings:
         low=0,
         group=ROBUSTNESS,
     )
-    dp_delta: float = option(1e-5, "Delta for which epsilon is stated", low=1e-12, high=0.5, group=ROBUSTNESS)
+    dp_delta: float = option(
+        1e-5, "Delta for which epsilon is stated", low=1e-12, high=0.5, group=ROBUSTNESS
+    )
     dp_subsampling: bool = option(
-        False, "State epsilon as if nobody saw which clients are drawn for a round", group=ROBUSTNESS
+        False,
+        "State epsilon as if no one saw which clients are drawn for a round",
+        group=ROBUSTNESS,
     )
     dp_secure: bool = option(
-        False, "Draw the noise from a cryptographic source; such a run cannot be repeated", group=ROBUSTNESS
+        False,
+        "Draw the noise from a cryptographic source; such a run cannot be repeated",
+        group=ROBUSTNESS,
     )
 
+    @use_python_names
     def __post_init__(self) -> None:
         check_options(self)
-        for name, word in spell_names(vars(self)).items():
-            object.__setattr__(self, name, word)
-        object.__setattr__(self, "vary", tuple(w for w in MOVED if w == "training" or w in self.vary))
-        if not self.participation:
-            raise FczooError("--participation is 0, so nobody would train; give a part up to 1 or a number")
-        if self.participation > 1 and self.participation % 1:
-            raise FczooError(
-                f"--participation is {self.participation:g}; it must be a part up to 1 or a whole number"
-            )
-        if self.participation > self.clients:
-            raise FczooError(
-                f"--participation {self.participation:g} asks for more than the {self.clients} clients at "
-                "the start; raise --clients"
-            )
+        vary = tuple(w for w in MOVED if w == "training" or w in self.vary)
+        values = {"backbone": canonical_backbone(self.backbone), "augment": fold(self.augment)}
+        for name, value in {**spell_names(vars(self)), **values, "vary": vary}.items():
+            object.__setattr__(self, name, value)
+        problem, share, clients = "", self.participation, f"the {self.clients} clients"
+        if not share:
+            problem = "is 0, so no one would train; give a part up to 1 or a number"
+        elif share > 1 and share % 1:
+            problem = f"is {share:g}; it must be a part up to 1 or a whole number"
+        elif share > self.clients:
+            problem = f"{share:g} asks for more than {clients} at the start; raise --clients"
+        if problem:
+            raise FczooError(f"--participation {problem}")
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-        """Mean and standard deviation of the input; None: the checkpoint's own.
+        """Return mean and standard deviation of the input; None for the checkpoint's own.
 
         Raises FczooError where none is known for the data set.
         """
@@ -260,11 +303,11 @@ class Settings:
 
     @property
     def root(self) -> Path | None:
-        """Folder that holds the data; None: FCZOO_HOME/data."""
+        """Return the folder of the data; None for FCZOO_HOME/data."""
         return Path(self.data_root).expanduser() if self.data_root else None
 
     def portable(self) -> dict[str, Any]:
-        """As plain values, files and folders by their last name: where they lay is nobody else's business."""
+        """Return plain values with files and folders reduced to their last name."""
         return {
             k: shorten(v) if k in ("data_root", "backbone", "partition") else v
             for k, v in asdict(self).items()
@@ -272,82 +315,84 @@ class Settings:
 
     @property
     def task_count(self) -> int:
-        """Number of tasks."""
+        """Return the number of tasks."""
         if isinstance(self.tasks, str):
             return len(domains_of(self.dataset))
         return self.tasks if isinstance(self.tasks, int) else len(self.tasks)
 
-    def seeded(self, seed: int) -> "Settings":
-        """As a run with ``seed`` has them: it is also the seed of what ``vary`` names besides training.
+    def with_seed(self, seed: int) -> "Settings":
+        """Return the settings of a run whose ``seed`` also sets what ``vary`` names.
 
         Raises FczooError where a saved partition or a list of classes leaves nothing to vary.
         """
         if "partition" in self.vary and self.partition.startswith("file:"):
-            raise FczooError("--vary partition has nothing to vary in a saved partition; leave one out")
+            raise FczooError(
+                "--vary partition has nothing to vary in a saved partition; leave one out"
+            )
         if "class-order" in self.vary and self.class_order != "natural":
-            raise FczooError("--vary class-order has nothing to vary in --class-order's list; leave one out")
-        moved: dict[str, Any] = {field: seed for field in map(MOVED.get, self.vary) if field}
-        return replace(self, **moved)
+            raise FczooError(
+                "--vary class-order has nothing to vary in --class-order's list; leave one out"
+            )
+        seeds: dict[str, Any] = {field: seed for field in map(MOVED.get, self.vary) if field}
+        return replace(self, **seeds)
 
-    def drawn(self, candidates: int) -> int:
-        """Clients that take part in a round, out of so many."""
+    def participant_count(self, candidates: int) -> int:
+        """Return the number of participants per round among the candidates."""
         if self.participation > 1:
             return min(int(self.participation), candidates)
         return max(1, round(self.participation * candidates))
 
     @staticmethod
+    @use_python_names
     def for_dataset(dataset: str, **changes: Any) -> "Settings":
-        """The data set's schedule, or that of ``protocol`` or ``as_released``, changed by what is given.
+        """Build the settings of a data set's, protocol's or release's schedule with changes.
 
-        The word ``none`` stands for None. Raises FczooError for unknown names and values that do not fit.
+        The word ``none`` means None. Raises FczooError for unknown names and wrong values.
         """
-        dataset = DATASETS.canonical_name(dataset)
-        given = {k: v for k, v in changes.items() if v is not None}
         entry = DATASETS.get(dataset)
-        defaults = {"dataset": entry.name, **asdict(entry.defaults)}
-        followed = sources(given.get("protocol"), given.get("as_released")).values()
-        stated = {k: v for source in followed for k, v in source.stated(dataset).items()}
-        if "class_order" in given:
-            stated.pop("class_order_seed", None)
-        plain = {k: v.value for k, v in stated.items() if not callable(v.value)}
-        tasks = build(Settings, "bench", {**defaults, **plain, **given}, flag).task_count
-        ruled = {k: v.given(tasks) for k, v in stated.items()}
-        return build(Settings, "bench", {**defaults, **ruled, **given}, flag)
+        dataset = entry.name
+        overrides = {k: v for k, v in changes.items() if v is not None}
+        defaults = {"dataset": dataset, **asdict(entry.defaults)}
+        origins = sources(overrides.get("protocol"), overrides.get("as_released")).values()
+        statements = {k: v for source in origins for k, v in source.settings_on(dataset).items()}
+        if "class_order" in overrides:
+            statements.pop("class_order_seed", None)
+        plain = {k: v.value for k, v in statements.items() if not callable(v.value)}
+        tasks = build(Settings, "bench", {**defaults, **plain, **overrides}, flag).task_count
+        values = {k: v.value_for(tasks) for k, v in statements.items()}
+        return build(Settings, "bench", {**defaults, **values, **overrides}, flag)
 
     @cached_property
     def partitioner(self) -> Any:
-        """What splits the data over the clients; None where a saved partition does.
-
-        Raises FczooError for an unknown name and for a value that does not fit.
-        """
+        """Return the partitioner, None with a saved partition. Raises FczooError."""
         return None if self.partition.startswith("file:") else PARTITIONERS.create(self.partition)
 
+    @use_python_names
     def check(self) -> None:
-        """Raise FczooError for an unknown name and for a value that does not fit.
-
-        Loads no data and no backbone.
-        """
+        """Raise FczooError for an unknown name or a wrong value, without loading data."""
         from fczoo.data.views import get_augment  # imports torch
-        from fczoo.federation.local_training import make_local_training
-        from fczoo.federation.sound import check_stateless
+        from fczoo.federation.aggregator_check import check_stateless
+        from fczoo.federation.local_rules import make_local_training
 
         if self.min_clients > self.clients:
-            problem = f"--min-clients {self.min_clients} is more than the {self.clients} clients at the start"
+            clients = f"the {self.clients} clients at the start"
+            problem = f"--min-clients {self.min_clients} is more than {clients}"
             raise FczooError(f"{problem}, so every run would stop; lower it or raise --clients")
         _ = self.partitioner, self.normalisation
         get_augment(self.augment)
         if self.aggregator is not None:
             check_stateless(self.aggregator)
         if self.attack is not None:
-            SPECS["attack"].create(self.attack)
+            ATTACKS.create(self.attack)
         make_local_training(self.local)
 
     @property
-    def followed(self) -> dict[str, Any]:
-        """What is followed where nothing else is given, by words for it; later ones beat earlier ones."""
+    def sources(self) -> dict[str, Any]:
+        """Return the protocol and release of the run, by name; later ones take precedence."""
         return sources(self.protocol, self.as_released)
 
     def method_options(self, method: str) -> dict[str, Any]:
-        """What protocol and released code have for a method on this data set and partition."""
-        beta, followed = getattr(self.partitioner, "beta", None), self.followed.values()
-        return {k: v for source in followed for k, v in source.options(method, self.dataset, beta).items()}
+        """Return a method's options in protocol and release for this data set and partition."""
+        beta, origins = getattr(self.partitioner, "beta", None), self.sources.values()
+        options = [source.options(method, self.dataset, beta) for source in origins]
+        return {name: value for part in options for name, value in part.items()}

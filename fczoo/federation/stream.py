@@ -4,9 +4,15 @@ from functools import partial
 from pathlib import Path
 
 from fczoo.core.errors import FczooError
-from fczoo.data.asynchronous import by_stage, by_task, in_stages, staged, tasks_by_stage
 from fczoo.data.partition import Partition, load_partition, make_partition
 from fczoo.data.stream import Stream, make_stream
+from fczoo.data.task_schedule import (
+    by_stage,
+    by_task,
+    in_stages,
+    stream_with_stages,
+    tasks_by_stage,
+)
 from fczoo.federation.settings import Settings
 
 
@@ -15,20 +21,25 @@ def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
 
     Raises FczooError for whatever is missing or impossible.
     """
-    return arranged(s, whole_stream(s, pixels))
+    return split_stream(s, whole_stream(s, pixels))
 
 
 def whole_stream(s: Settings, pixels: bool = True) -> Stream:
-    """The images, or only their labels, cut into tasks. Raises FczooError for whatever is missing."""
-    kept = s.train_per_class, s.test_per_class, s.stored_size
-    return make_stream(s.dataset, s.root, s.tasks, s.class_order_seed, *kept, s.class_order, pixels)
+    """Load the images, or only labels, divided into tasks.
+
+    Raises FczooError for missing data.
+    """
+    limits = s.train_per_class, s.test_per_class, s.stored_size
+    return make_stream(
+        s.dataset, s.root, s.tasks, s.class_order_seed, *limits, s.class_order, pixels
+    )
 
 
-def arranged(s: Settings, stream: Stream) -> tuple[Stream, Partition]:
-    """A stream of tasks as clients meet it, and who owns which training image when.
+def split_stream(s: Settings, stream: Stream) -> tuple[Stream, Partition]:
+    """Return the stream of tasks as clients see it, and the partition of the training images.
 
-    Where clients are in different tasks at one time, stages take the place of tasks. Raises FczooError when
-    the split is impossible.
+    Where clients are in different tasks at one time, stages take the place of tasks. Raises
+    FczooError when the split is impossible.
     """
     split = partial(
         make_partition,
@@ -47,7 +58,9 @@ def arranged(s: Settings, stream: Stream) -> tuple[Stream, Partition]:
         raise FczooError(f"{problem}; leave out --joining")
     if s.moving is not None and s.moving >= s.clients:
         problem = f"--moving {s.moving} is all of the {s.clients} clients"
-        raise FczooError(f"{problem}, which go on together without it; give fewer, or leave it out")
+        raise FczooError(
+            f"{problem}, which continue together without it; give fewer, or leave it out"
+        )
     order_seed = s.partition_seed if s.task_order == "own" else None
     places = tasks_by_stage(s.clients, len(stream.tasks), s.moving or s.clients, order_seed)
 
@@ -55,4 +68,4 @@ def arranged(s: Settings, stream: Stream) -> tuple[Stream, Partition]:
         return by_task(load_partition(path), places)
 
     partition = by_stage(split(read=read), places)
-    return staged(stream, partition, places), partition
+    return stream_with_stages(stream, partition, places), partition

@@ -1,4 +1,4 @@
-"""A server trains the head again, on features drawn from Gaussians of its clients' classes.
+"""Calibration of the head: a server retrains it on features drawn from Gaussians of the classes.
 
 CCVR (Luo et al., NeurIPS 2021), and the rebalance of HGP (Salami et al., arXiv 2406.02447).
 """
@@ -18,17 +18,20 @@ from fczoo.functional.losses import normalised_cross_entropy
 
 
 @dataclass(frozen=True)
-class Calibrated(Method):
-    """Base of methods with a linear head that do so."""
+class CalibratedHead(Method):
+    """Base of methods whose server calibrates a linear head."""
 
-    per_class: int = option(256, "features that the server draws per class and epoch; its batch size", low=1)
+    per_class: int = option(
+        256, "features that the server draws per class and epoch; its batch size", low=1
+    )
     server_epochs: int = option(5, "epochs E_r in which the server trains the head", low=1)
     server_lr: float = option(
         0.01, "its learning rate, SGD with momentum 0.9", low=0, tune=(1e-4, 1e-1, "log")
     )
     logit_norm: float | None = option(
         0.1,
-        "temperature of normalised logits in the server's loss (fed-mammoth); none: plain logits (papers)",
+        "temperature of normalised logits in the server's loss (fed-mammoth); none: plain logits "
+        "(papers)",
         low=1e-6,
     )
 
@@ -43,23 +46,33 @@ class Calibrated(Method):
         once: bool = False,
         cosine: bool = True,
     ) -> Tree:
-        """The head trained on features drawn from ``gauss``; nothing where that has no rows.
+        """Train the head on features drawn from ``gauss``.
 
-        ``classes``, the rows to train and the loss's softmax, are the first and one past the last. Features
-        are drawn anew in each epoch unless ``once``; ``spread`` and ``by_count`` as in ``draw_features``,
-        ``cosine`` as in ``train_head``.
+        Args:
+            head: Tree with ``head.weight`` [C, D] and ``head.bias`` [C].
+            gauss: Gaussians of the class features, see ``fczoo.functional.gaussians``.
+            classes: First class and one past the last: the rows to train and the softmax of the
+                loss.
+            rng: Generator of the features.
+            spread: Factor on the variances, as in ``draw_features``.
+            by_count: Draw classes by their counts, as in ``draw_features``.
+            once: Draw the features once instead of again in each epoch.
+            cosine: Lower the learning rate over the epochs, as in ``train_head``.
+
+        Returns:
+            The trained head; an empty tree if ``gauss`` has no rows.
         """
         if not len(gauss["gauss.label"]):
             return {}
         number = self.per_class * len(gauss["gauss.label"].unique())
 
-        def drawn() -> tuple[Tensor, Tensor]:
+        def draw() -> tuple[Tensor, Tensor]:
             return draw_features(gauss, number, rng, spread, by_count)
 
         return train_head(
             head,
             classes,
-            cache(drawn) if once else drawn,
+            cache(draw) if once else draw,
             lambda logits, labels: normalised_cross_entropy(logits, labels, self.logit_norm),
             self.server_epochs,
             self.server_lr,

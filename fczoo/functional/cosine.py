@@ -1,4 +1,4 @@
-"""Cosines, heads made of them, and losses on such heads (LUCIR; Hou et al., CVPR 2019)."""
+"""Cosine similarities, cosine heads and losses on them (LUCIR; Hou et al., CVPR 2019)."""
 
 import torch
 import torch.nn.functional as F
@@ -9,33 +9,69 @@ from fczoo.core.types import Batch, Task
 
 
 def cosines(features: Tensor, weights: Tensor) -> Tensor:
-    """Cosines [B, C] between features [B, D] and class weights [C, D], or between queries and keys."""
+    """Compute cosine similarities between features and class weights, or queries and keys.
+
+    Args:
+        features: Features or queries [B, D].
+        weights: Class weights or keys [C, D].
+
+    Returns:
+        Cosines [B, C].
+    """
     return F.normalize(features, dim=-1) @ F.normalize(weights, dim=-1).mT
 
 
 def margin_ranking(scores: Tensor, batch: Batch, old: int, hardest: int, margin: float) -> Tensor:
-    """Images of old classes should be nearer to their class than to the nearest new ones.
+    """Compute the margin ranking loss: old images closer to their class than to new classes.
 
-    Mean over the images of the first ``old`` classes and their ``hardest`` new classes j of
-    [margin - cos_y + cos_j]_+; 0 where there is no such image. ``scores``: cosines [B, C], not scaled.
+    The loss is the mean over the images of old classes, and over their hardest new classes j, of
+    [margin - cos_y + cos_j]_+.
+
+    Args:
+        scores: Cosines [B, C], not scaled.
+        batch: Labels and weights of the images.
+        old: Number of old classes; these are the first ones.
+        hardest: Number of new classes with the highest cosine that count per image.
+        margin: Margin between the cosines.
+
+    Returns:
+        The loss; 0 if the batch has no image of an old class.
     """
     truth = scores.gather(1, batch.y[:, None])
     rivals = scores[:, old:].topk(min(hardest, scores.shape[1] - old), dim=1).values
     per_image = (margin - truth + rivals).clamp(min=0).mean(1)
-    rehearsed = batch.w * (batch.y < old)
-    return (per_image * rehearsed).sum() / rehearsed.sum().clamp(min=1)
+    weights = batch.w * (batch.y < old)
+    return (per_image * weights).sum() / weights.sum().clamp(min=1)
 
 
 def cosine_distance(features: Tensor, others: Tensor) -> Tensor:
-    """1 - cos [B] of features and others [B, D]."""
+    """Compute the cosine distance 1 - cos [B] between two sets of features, row by row.
+
+    Args:
+        features: Features [B, D].
+        others: Features to compare with [B, D].
+
+    Returns:
+        Distances [B].
+    """
     return 1 - (F.normalize(features, dim=-1) * F.normalize(others, dim=-1)).sum(-1)
 
 
-def grown(state: Tree, task: Task, dim: int, rng: torch.Generator) -> Tree:
-    """``head.old`` [o, D] with the rows of all finished tasks, ``head.new`` [c, D] and ``sigma`` as a task
-    begins.
+def grow_head(state: Tree, task: Task, dim: int, rng: torch.Generator) -> Tree:
+    """Build the cosine head at the start of a task.
 
-    New rows are random, as long as the old ones on average (1 in the first task), until they are imprinted.
+    New rows are random until they are imprinted. They are as long as the old ones on average, and
+    of length 1 in the first task.
+
+    Args:
+        state: State after the previous task; empty in the first task.
+        task: The task that starts, with c classes.
+        dim: Feature dimension D.
+        rng: Generator of the new rows.
+
+    Returns:
+        The state with ``head.old`` [o, D], the rows of all finished tasks, ``head.new`` [c, D] and
+            ``sigma``, the scale of the cosines.
     """
     if not state:
         new = torch.randn(task.size, dim, generator=rng)
@@ -50,11 +86,15 @@ def grown(state: Tree, task: Task, dim: int, rng: torch.Generator) -> Tree:
     return {**state, "head.old": old, "head.new": length * F.normalize(new, dim=-1)}
 
 
-def imprinted(state: Tree, sums: Tree) -> Tree:
-    """``head.new`` at its classes' mean features of length 1, each row as long as it was.
+def imprint_head(state: Tree, sums: Tree) -> Tree:
+    """Set ``head.new`` to the mean features of its classes, with the length of each row unchanged.
 
-    ``sums``: ``class.count`` [c] and ``class.sum`` [c, D] of features of length 1; rows of classes that
-    nobody holds stay.
+    Args:
+        state: State with ``head.new`` [c, D].
+        sums: ``class.count`` [c] and ``class.sum`` [c, D] of features of length 1.
+
+    Returns:
+        The state with imprinted rows. Rows of classes without images do not change.
     """
     rows = state["head.new"]
     means = F.normalize(sums["class.sum"], dim=-1).to(rows)

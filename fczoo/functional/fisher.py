@@ -10,17 +10,30 @@ from fczoo.core.types import Batch
 
 
 def fisher_sums(
-    log_likelihood: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch, weighted: bool = True
+    log_likelihood: Callable[[Tree, Batch], Tensor],
+    params: Tree,
+    batch: Batch,
+    weighted: bool = True,
 ) -> Tree:
-    """Sum over the real images of p_y (d log p_y / d theta)^2, of the shapes of ``params``.
+    """Sum p_y (d log p_y / d theta)^2 over the real images of a batch.
 
-    Without ``weighted`` the factor p_y is left out.
-    ``log_likelihood(params, batch)`` is log p_y [1] of a batch of one image. Gradients are taken image by
-    image, so that the sum over clients is the Fisher of their pooled images.
+    Gradients are taken image by image. Thus the sum over clients is the Fisher information of their
+    pooled images.
+
+    Args:
+        log_likelihood: Function of parameters and a batch with one image that returns log p_y [1].
+        params: Parameters theta.
+        batch: Images and their weights; padding has weight 0.
+        weighted: Multiply by p_y; without it this factor is left out.
+
+    Returns:
+        Sums with the shapes of ``params``.
     """
     sums = {k: torch.zeros_like(v) for k, v in params.items()}
     for i, weight in enumerate(batch.w):  # as fast on the CPU as all at once under vmap
-        image = Batch(batch.x[i, None], batch.y[i, None], torch.ones_like(batch.w[:1]), batch.query[i, None])
+        image = Batch(
+            batch.x[i, None], batch.y[i, None], torch.ones_like(batch.w[:1]), batch.query[i, None]
+        )
         value, gradients = _value_and_gradients(log_likelihood, params, image)
         share = weight * value.exp() if weighted else weight
         for name, gradient in gradients.items():
@@ -31,19 +44,22 @@ def fisher_sums(
 def _value_and_gradients(
     log_likelihood: Callable[[Tree, Batch], Tensor], params: Tree, image: Batch
 ) -> tuple[Tensor, Tree]:
-    """log p_y of one image, and its gradients.
+    """Compute log p_y of one image and its gradients.
 
-    Where clients train together (vmap) only ``torch.func`` knows gradients; elsewhere plain ones do, which
-    spare the import of PyTorch's compiler, a second.
+    Where clients train together (vmap), only ``torch.func`` can compute gradients. Elsewhere plain
+    autograd does, which avoids the import of PyTorch's compiler (one second).
     """
     if torch._C._functorch.maybe_current_level() is not None:
-        gradients, value = torch.func.grad_and_value(lambda tree: log_likelihood(tree, image)[0])(params)
+        gradients, value = torch.func.grad_and_value(lambda tree: log_likelihood(tree, image)[0])(
+            params
+        )
         return value, gradients
     leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
     with torch.enable_grad():
         value = log_likelihood(leaves, image)[0]
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    filled = (
-        g if g is not None else torch.zeros_like(v) for g, v in zip(found, leaves.values(), strict=True)
+        grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    tensors = (
+        g if g is not None else torch.zeros_like(v)
+        for g, v in zip(grads, leaves.values(), strict=True)
     )
-    return value.detach(), dict(zip(leaves, filled, strict=True))
+    return value.detach(), dict(zip(leaves, tensors, strict=True))

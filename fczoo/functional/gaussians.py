@@ -1,7 +1,7 @@
-"""Gaussians of class features: the sums that clients send, and the features that a server draws.
+"""Gaussians of class features: sums that clients upload, and features that a server draws.
 
-A server holds them side by side, one row a client and class: ``gauss.label``, ``gauss.client``,
-``gauss.count`` [g], ``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D].
+A server stores one row per client and class: ``gauss.label``, ``gauss.client``, ``gauss.count``
+[g], ``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D].
 """
 
 import torch
@@ -13,20 +13,39 @@ from fczoo.core.types import Batch, Task
 
 
 def class_sums(features: Tensor, batch: Batch, task: Task) -> Tree:
-    """Count [c] and feature sum [c, D] of each class of the current task over the real samples."""
+    """Sum the features of each class of the current task over the real samples.
+
+    Args:
+        features: Features [B, D].
+        batch: Labels [B] and weights [B]; padding has weight 0.
+        task: The current task, with c classes.
+
+    Returns:
+        ``class.count`` [c] and ``class.sum`` [c, D].
+    """
     hot = F.one_hot(batch.y - task.start, task.size).to(features.dtype) * batch.w[:, None]
     return {"class.count": hot.sum(0), "class.sum": hot.mT @ features.detach()}
 
 
-JITTER = 1e-8  # added to variances, so that a dimension without spread can be drawn
+JITTER = 1e-8  # added to variances, so that dimensions without spread can be sampled
 
 
 def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) -> Tree:
-    """Count [c], sum [c, D] and sum of squares [c, D] of the features of each class of the current task.
+    """Sum the features and their squares for each class of the current task.
 
-    With ``full``, sums of products [c, D, D] in place of those of squares. All but the counts are in float64
-    (on mps, which has none, in float32), where the squares of float32 are exact: the rounding of sums in
-    float32 is larger than a spread that is small against the mean.
+    All sums but the counts are in float64 (on mps, which lacks it, in float32). In float64 the
+    squares of float32 values are exact. In float32 the rounding of sums exceeds a spread that is
+    small compared with the mean.
+
+    Args:
+        features: Features [B, D].
+        batch: Labels [B] and weights [B]; padding has weight 0.
+        task: The current task, with c classes.
+        full: Sum products [c, D, D] instead of squares.
+
+    Returns:
+        ``class.count`` [c], ``class.sum`` [c, D] and ``class.squares`` [c, D]; with ``full``
+            ``class.products`` [c, D, D] in place of the squares.
     """
     wide = features.detach().to(torch.float32 if features.device.type == "mps" else torch.float64)
     sums = class_sums(wide, batch, task)
@@ -38,38 +57,58 @@ def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) 
 
 
 def gaussians(sums: Tree, first_class: int, single: bool) -> Tree:
-    """One row for each class that the client holds: label, count n, mean [D], unbiased spread.
+    """Compute one Gaussian for each class that the client holds, with unbiased spread.
 
-    The spread is a variance [D] or, from sums of products, a covariance [D, D]. Rows have the type of the
-    counts.
+    The spread is a variance [D] or, from sums of products, a covariance [D, D].
 
-    A class with one image has no spread of its own: with ``single`` it gets the mean spread of the
-    client's other classes (0 if none), so that its only holder is not lost; else it is left out.
+    Args:
+        sums: Sums of ``moment_sums``.
+        first_class: Number of the first class in the sums.
+        single: Keep classes with one image, so that their only holder is not lost. They get the
+            mean spread of the client's other classes, or 0 if there is none. Otherwise they are
+            left out.
+
+    Returns:
+        ``gauss.label``, ``gauss.count`` [g], ``gauss.mean`` [g, D] and ``gauss.var`` [g, D] or
+            ``gauss.cov`` [g, D, D], with the type of the counts.
     """
-    held = sums["class.count"] > (0 if single else 1)
+    present = sums["class.count"] > (0 if single else 1)
     dtype = sums["class.count"].dtype
-    count = sums["class.count"][held].to(sums["class.sum"])
-    mean = sums["class.sum"][held] / count[:, None]
-    divisor, several = (count - 1).clamp(min=1), count > 1
+    count = sums["class.count"][present].to(sums["class.sum"])
+    mean = sums["class.sum"][present] / count[:, None]
+    divisor, multiple = (count - 1).clamp(min=1), count > 1
     if "class.products" in sums:
-        raw = sums["class.products"][held] - count[:, None, None] * mean[:, :, None] * mean[:, None]
+        raw = (
+            sums["class.products"][present]
+            - count[:, None, None] * mean[:, :, None] * mean[:, None]
+        )
         raw.diagonal(dim1=1, dim2=2).clamp_(min=0)
         name, spread = "gauss.cov", raw / divisor[:, None, None]
     else:
-        raw = sums["class.squares"][held] - count[:, None] * mean.square()
+        raw = sums["class.squares"][present] - count[:, None] * mean.square()
         name, spread = "gauss.var", raw.clamp(min=0) / divisor[:, None]
-    if several.any() and not several.all():
-        spread = torch.where(several.view(-1, *[1] * (spread.dim() - 1)), spread, spread[several].mean(0))
+    if multiple.any() and not multiple.all():
+        spread = torch.where(
+            multiple.view(-1, *[1] * (spread.dim() - 1)), spread, spread[multiple].mean(0)
+        )
     return {
-        "gauss.label": held.nonzero()[:, 0] + first_class,
+        "gauss.label": present.nonzero()[:, 0] + first_class,
         "gauss.count": count.to(dtype),
         "gauss.mean": mean.to(dtype),
         name: spread.to(dtype),
     }
 
 
-def no_gaussians(dim: int, full: bool = False) -> Tree:
-    """The Gaussians of a server that has none yet: no rows; variances, or covariances with ``full``."""
+def empty_gaussians(dim: int, full: bool = False) -> Tree:
+    """Build the Gaussians of a server that does not have any yet.
+
+    Args:
+        dim: Feature dimension D.
+        full: Covariances instead of variances.
+
+    Returns:
+        A tree of Gaussians with 0 rows.
+    """
     numbers, rows = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
     spread = {"gauss.cov": torch.empty(0, dim, dim)} if full else {"gauss.var": rows}
     return {
@@ -81,11 +120,18 @@ def no_gaussians(dim: int, full: bool = False) -> Tree:
     }
 
 
-def pooled(gauss: Tree) -> Tree:
-    """One Gaussian a class, with the moments of all its clients' features put together (CCVR, eqs. 3 and 4).
+def pool_gaussians(gauss: Tree) -> Tree:
+    """Merge the Gaussians of all clients into one per class (CCVR, eqs. 3 and 4).
 
-    n = sum n_k, mu = sum n_k mu_k / n, S = (sum (n_k - 1) S_k + sum n_k mu_k mu_k^T - n mu mu^T) / (n -
-    1); the outer products are taken of the distances to mu, which is the same and keeps its digits.
+    With n = sum n_k and mu = sum n_k mu_k / n, the covariance is S = (sum (n_k - 1) S_k + sum n_k
+    mu_k mu_k^T - n mu mu^T) / (n - 1). The code takes outer products of the differences to mu,
+    which is equal and more precise.
+
+    Args:
+        gauss: Gaussians per client and class.
+
+    Returns:
+        Gaussians per class, with ``gauss.client`` -1.
     """
     classes, class_of_row = gauss["gauss.label"].unique(return_inverse=True)
     count, mean = gauss["gauss.count"], gauss["gauss.mean"]
@@ -116,10 +162,20 @@ def pooled(gauss: Tree) -> Tree:
 def draw_features(
     gauss: Tree, number: int, rng: torch.Generator, spread: float = 1.0, by_count: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """``number`` features [number, D] drawn from the Gaussians, and their labels [number].
+    """Draw features and their labels from the Gaussians.
 
-    The class is drawn with equal probability or ``by_count``, then the client by its share of the class,
-    then a feature from its Gaussian with the variance multiplied by ``spread``.
+    First a class is drawn, with equal probability or ``by_count``. Then a client is drawn by its
+    share of the class, then a feature from its Gaussian.
+
+    Args:
+        gauss: Gaussians of the class features.
+        number: Number of features.
+        rng: Random generator.
+        spread: Factor on the variances.
+        by_count: Draw classes in proportion to their counts.
+
+    Returns:
+        Features [number, D] and labels [number].
     """
     labels, count, mean = gauss["gauss.label"], gauss["gauss.count"], gauss["gauss.mean"]
     classes, class_of_row = labels.unique(return_inverse=True)
@@ -130,15 +186,28 @@ def draw_features(
     chosen = torch.multinomial(probability, number, replacement=True, generator=rng)
     noise = torch.randn(number, mean.shape[1], generator=rng, device=rng.device, dtype=mean.dtype)
     if "gauss.var" in gauss:
-        return mean[chosen] + (spread * (gauss["gauss.var"][chosen] + JITTER)).sqrt() * noise, labels[chosen]
+        return mean[chosen] + (
+            spread * (gauss["gauss.var"][chosen] + JITTER)
+        ).sqrt() * noise, labels[chosen]
     roots = _matrix_roots(gauss["gauss.cov"]).to(mean)
-    return mean[chosen] + spread**0.5 * torch.einsum("bij,bj->bi", roots[chosen], noise), labels[chosen]
+    return mean[chosen] + spread**0.5 * torch.einsum("bij,bj->bi", roots[chosen], noise), labels[
+        chosen
+    ]
 
 
-def draw_of_each(gauss: Tree, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """``number`` features of each row's Gaussian, in random order, and their labels; rows have covariances.
+def draw_per_gaussian(gauss: Tree, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw the same number of features from each Gaussian, in random order.
 
-    By the symmetric root of each covariance, which unlike eigenvectors does not jump with rounding.
+    It uses the symmetric root of each covariance. Unlike eigenvectors, it does not jump with
+    rounding.
+
+    Args:
+        gauss: Gaussians with covariances, g rows.
+        number: Features per row.
+        rng: Random generator.
+
+    Returns:
+        Features [g * number, D] and their labels [g * number].
     """
     mean, cov = gauss["gauss.mean"], gauss["gauss.cov"]
     values, vectors = torch.linalg.eigh(cov.double())
@@ -151,7 +220,10 @@ def draw_of_each(gauss: Tree, number: int, rng: torch.Generator) -> tuple[Tensor
 
 
 def _matrix_roots(covariances: Tensor) -> Tensor:
-    """A with A A^T = S + ``JITTER`` for each S [g, D, D], by its eigenvectors, as S may lack full rank."""
+    """Compute A with A A^T = S + ``JITTER`` for each covariance S [g, D, D].
+
+    The eigenvectors give A, as S can lack full rank.
+    """
     values, vectors = torch.linalg.eigh(covariances.double())
     roots: Tensor = vectors * (values.clamp(min=0) + JITTER).sqrt()[:, None]
     return roots

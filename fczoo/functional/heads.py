@@ -15,14 +15,14 @@ from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import Uploads, per_class
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Moment, Optim, OptimizerName, ServerContext, Task
+from fczoo.core.types import Batch, Optim, OptimizerName, ServerContext, Task, TaskPhase
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 
 
 @dataclass(frozen=True)
-class Optimised(Method):
-    """Base of methods whose user chooses the optimizer of what clients train."""
+class OptimizerOptions(Method):
+    """Base of methods whose user chooses the optimizer of the trained tensors."""
 
     optimizer: OptimizerName = option("adam", "optimizer of all that clients train")
     momentum: float = option(0.0, "momentum of sgd; the others have their own", low=0, high=1)
@@ -32,87 +32,158 @@ class Optimised(Method):
         super().__post_init__()
         if self.momentum and self.optimizer != "sgd":
             raise FczooError(
-                f"{self.name}.momentum is for {self.name}.optimizer=sgd, {self.optimizer} has its own; set "
-                "one or the other"
+                f"{self.name}.momentum is for {self.name}.optimizer=sgd, {self.optimizer} has its "
+                "own; set one or the other"
             )
 
     def optim(self, lr: float, schedule: str = "constant") -> Optim:
-        """How tensors are trained at this rate, by the method's optimizer."""
+        """Return the settings of the chosen optimizer.
+
+        Args:
+            lr: Learning rate.
+            schedule: Schedule of the learning rate over the rounds.
+
+        Returns:
+            Optimizer, learning rate, weight decay, momentum and schedule.
+        """
         return Optim(self.optimizer, lr, self.weight_decay, self.momentum, schedule)
 
 
 @dataclass(frozen=True)
-class LinearHead(Optimised):
-    """Base of methods with a linear head over all classes of the run: it decides where the head starts.
+class LinearHead(OptimizerOptions):
+    """Base of methods with a linear head over all classes of the run, and of its initial values.
 
-    A loss over the current task's classes gives the mean over that task's rows no gradient, so what a random
-    start puts there stays: offsets between tasks that say nothing about the images. Such a start hides what
-    the features can do; papers' protocols have it, because released code does.
+    A loss over the current task's classes gives no gradient to the mean over that task's rows. So a
+    random start of this mean stays: offsets between tasks that carry no information about the
+    images. Such a start hides the quality of the features. Protocols of papers have it, because
+    released code does.
     """
 
     head_init: Literal["default", "zeros", "means"] = option(
         "zeros",
-        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); at zero; or, "
-        "as a task begins, at its classes' mean features, of length 1 (HeadTune, Legate et al., 2023)",
+        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); at "
+        "zero; or, as a task begins, at its classes' mean features, of length 1 (HeadTune, Legate "
+        "et al., 2023)",
     )
 
     @abstractmethod
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """What the head reads, [B, D], with the trained tensors of ``tree``."""
+        """Compute the input of the head.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: State or trained tensors of the model.
+            batch: Images.
+
+        Returns:
+            Features [B, D].
+        """
 
     def trained_features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """What the head reads in training, [B, D], of a method in which that is something else."""
+        """Compute the input of the head during training, if a method uses a different one there.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: State or trained tensors of the model.
+            batch: Images.
+
+        Returns:
+            Features [B, D]; by default those of ``features``.
+        """
         return self.features(backbone, tree, batch)
 
     def start_head(self, task: Task, dim: int, rng: torch.Generator) -> Tree:
-        """The head as a run starts; ``means`` are put in by the survey."""
+        """Create the head at the start of a run.
+
+        With ``head_init=means`` the statistics at the start of each task set its rows later.
+
+        Args:
+            task: The first task.
+            dim: Feature dimension D.
+            rng: Random generator.
+
+        Returns:
+            ``head.weight`` [C, D] and ``head.bias`` [C].
+        """
         return linear_head(task, dim, rng if self.head_init == "default" else None)
 
     def head_uploads(self) -> Uploads:
-        """What the survey sends, for ``Training.uploads``."""
+        """Return the declaration of the uploads for ``means``, for ``Training.uploads``."""
         return {"class.": per_class("count", "sum")} if self.head_init == "means" else {}
 
-    def surveys(self) -> frozenset[Moment]:
-        return frozenset({"begin"}) if self.head_init == "means" else frozenset()
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return frozenset({"task_start"}) if self.head_init == "means" else frozenset()
 
-    def survey(self, moment: Moment, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
         return class_sums(self.trained_features(backbone, state, batch), batch, task)
 
-    def absorb(self, moment: Moment, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """The new classes' rows at their means, bias 0.
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """Set the new classes' rows to their mean features of length 1, with bias 0.
 
-        Rows of classes that nobody holds stay and, where labels come back, rows that have been trained.
+        Rows of classes without images do not change. Where labels return in later tasks, rows that
+        have been trained do not change either.
+
+        Args:
+            phase: Phase in which the statistics were collected.
+            state: Current state.
+            sums: ``class.count`` [c] and ``class.sum`` [c, D].
+            ctx: Server context.
+
+        Returns:
+            The state with the new ``head.weight``.
         """
         weight, new = state["head.weight"].clone(), slice(ctx.task.start, ctx.task.stop)
         means = F.normalize(sums["class.sum"], dim=-1)
-        held = sums["class.count"] > 0
+        present = sums["class.count"] > 0
         if ctx.task.returning:
-            held &= (weight[new] == 0).all(1)
-        weight[new][held] = means[held].to(weight)
+            present &= (weight[new] == 0).all(1)
+        weight[new][present] = means[present].to(weight)
         return {**state, "head.weight": weight}
 
 
 @dataclass(frozen=True)
 class PromptedHead(LinearHead):
-    """Base of methods that train prompts and a linear head, each at a learning rate of its own."""
+    """Base of methods that train prompts and a linear head, with separate learning rates."""
 
     head_lr: float | None = option(
-        None, "learning rate of the head; none: that of the prompts", low=0, tune=(1e-4, 1e-1, "log")
+        None,
+        "learning rate of the head; none: that of the prompts",
+        low=0,
+        tune=(1e-4, 1e-1, "log"),
     )
 
     def optims(self, prompts: Optim, *prefixes: str) -> dict[str, Optim]:
-        """``Training.optims``: ``prompts`` for tensors with these prefixes, the head with its own rate."""
+        """Return the optimizers for ``Training.optims``.
+
+        Args:
+            prompts: Optimizer of the prompts.
+            *prefixes: Prefixes of the tensors that it trains.
+
+        Returns:
+            Optimizer by prefix; the head has ``head_lr`` if that is set.
+        """
         head = prompts if self.head_lr is None else replace(prompts, lr=self.head_lr)
         return {**dict.fromkeys(prefixes, prompts), "head.": head}
 
 
 def linear_head(task: Task, dim: int, rng: torch.Generator | None) -> Tree:
-    """``head.weight`` [C, D] and ``head.bias`` [C] for all classes of the run.
+    """Create a linear head for all classes of the run.
 
-    Initialised as PyTorch does, U(-1/sqrt(D), 1/sqrt(D)); zero without ``rng``.
+    Args:
+        task: A task of the run, which knows the number of classes C.
+        dim: Feature dimension D.
+        rng: Generator of U(-1/sqrt(D), 1/sqrt(D)), PyTorch's initialisation; None: zeros.
+
+    Returns:
+        ``head.weight`` [C, D] and ``head.bias`` [C].
     """
     if rng is None:
-        return {"head.weight": torch.zeros(task.classes, dim), "head.bias": torch.zeros(task.classes)}
+        return {
+            "head.weight": torch.zeros(task.classes, dim),
+            "head.bias": torch.zeros(task.classes),
+        }
     bound = dim**-0.5
     return {
         "head.weight": torch.empty(task.classes, dim).uniform_(-bound, bound, generator=rng),
@@ -121,12 +192,29 @@ def linear_head(task: Task, dim: int, rng: torch.Generator | None) -> Tree:
 
 
 def head_logits(tree: Tree, features: Tensor) -> Tensor:
-    """Logits [B, C] over all classes of the run."""
+    """Compute logits over all classes of the run.
+
+    Args:
+        tree: Tree with ``head.weight`` [C, D] and ``head.bias`` [C].
+        features: Features [B, D].
+
+    Returns:
+        Logits [B, C].
+    """
     return F.linear(features, tree["head.weight"], tree["head.bias"])
 
 
-def kept_rows(state: Tree, merged: Tree, task: Task) -> Tree:
-    """The head with the merged rows of the task's classes and all other rows as the state has them."""
+def merge_task_rows(state: Tree, merged: Tree, task: Task) -> Tree:
+    """Return the head with merged rows for the task's classes only.
+
+    Args:
+        state: State before the merge; the rows of all other classes come from it.
+        merged: Merged tensors of the clients.
+        task: The current task.
+
+    Returns:
+        The tensors of the head.
+    """
     head: Tree = {}
     for name, value in select(state, "head.").items():
         head[name] = value.clone()
@@ -135,22 +223,39 @@ def kept_rows(state: Tree, merged: Tree, task: Task) -> Tree:
 
 
 def nearest_mean(features: Tensor, means: Tensor, has_mean: Tensor, distance: str) -> Tensor:
-    """Scores [B, C] of features [B, D] by class means [C, D].
+    """Score features by their similarity to class means.
 
-    ``distance`` is ``cosine`` similarity or ``euclid``, minus the squared distance. Classes where
-    ``has_mean`` [C] is false get the lowest number, so that they are never predicted.
+    Args:
+        features: Features [B, D].
+        means: Class means [C, D].
+        has_mean: Whether each class has a mean [C].
+        distance: ``cosine`` for cosine similarity, ``euclid`` for minus the squared distance.
+
+    Returns:
+        Scores [B, C]. Classes without a mean get the lowest number, so that they are never
+            predicted.
     """
-    if distance == "cosine":
-        score = cosines(features, means)
-    else:
-        score = -(features[:, None] - means).square().sum(-1)
+    score = (
+        cosines(features, means)
+        if distance == "cosine"
+        else -(features[:, None] - means).square().sum(-1)
+    )
     return torch.where(has_mean, score, torch.finfo(score.dtype).min)
 
 
-def with_means(state: Tree, sums: Tree, task: Task) -> Tree:
-    """A state's ``mean`` [C, D] and ``count`` [C], the current task's ``class_sums`` added to its classes."""
+def update_means(state: Tree, sums: Tree, task: Task) -> Tree:
+    """Update the class means of a state with the ``class_sums`` of the current task.
+
+    Args:
+        state: State with ``mean`` [C, D] and ``count`` [C].
+        sums: ``class.count`` [c] and ``class.sum`` [c, D] of the current task.
+        task: The current task.
+
+    Returns:
+        The new ``mean`` and ``count``.
+    """
     mean, count, new = state["mean"].clone(), state["count"].clone(), slice(task.start, task.stop)
-    total = mean[new] * count[new][:, None] + sums["class.sum"]  # labels may come back
+    total = mean[new] * count[new][:, None] + sums["class.sum"]  # labels may return
     count[new] += sums["class.count"]
     mean[new] = (total / count[new][:, None].clamp(min=1)).to(mean)
     return {"mean": mean, "count": count}
@@ -167,10 +272,21 @@ def train_head(
     cosine: bool = True,
     weight_decay: float = 0.0,
 ) -> Tree:
-    """The head after ``epochs`` of SGD with momentum 0.9, each on the features and labels of a new ``draw``.
+    """Train the head by SGD with momentum 0.9, on new features in each epoch.
 
-    ``loss(logits, labels)`` sees the logits of ``classes`` (first, one past the last) and labels counted
-    from the first; rows of other classes keep their values. ``cosine`` lowers the rate over the epochs.
+    Args:
+        head: Tree with ``head.weight`` [C, D] and ``head.bias`` [C].
+        classes: First class and one past the last. Rows of other classes keep their values.
+        draw: Function that returns the features [n, D] and labels [n] of an epoch.
+        loss: Function of the logits of ``classes`` and the labels, counted from the first class.
+        epochs: Number of epochs.
+        lr: Learning rate.
+        batch_size: Features per step.
+        cosine: Lower the learning rate over the epochs by a cosine schedule.
+        weight_decay: Weight decay.
+
+    Returns:
+        The trained head.
     """
     first, last = classes
     head = {k: v.clone().requires_grad_() for k, v in select(head, "head.").items()}
@@ -190,16 +306,26 @@ def train_head(
 def fit_head(
     head: Tree, x: Tensor, y: Tensor, epochs: int, lr: float, batch_size: int, rng: torch.Generator
 ) -> Tree:
-    """The head after ``epochs`` of Adam over features ``x`` [n, D] and labels ``y`` [n], shuffled each time.
+    """Fit the head to features by Adam and cross-entropy, shuffled in each epoch.
 
-    Cross-entropy over the classes that have a feature; rows of the others keep their values.
+    Args:
+        head: Tree with ``head.weight`` [C, D] and ``head.bias`` [C].
+        x: Features [n, D].
+        y: Labels [n]. The loss covers these classes; rows of other classes keep their values.
+        epochs: Number of epochs.
+        lr: Learning rate.
+        batch_size: Features per step.
+        rng: Generator of the order.
+
+    Returns:
+        The fitted head.
     """
     classes, target = y.unique(return_inverse=True)
     head = {k: v.clone().requires_grad_() for k, v in select(head, "head.").items()}
     optimizer = torch.optim.Adam(head.values(), lr)
     for _ in range(epochs):
-        for drawn in torch.randperm(len(y), generator=rng, device=rng.device).split(batch_size):
+        for indices in torch.randperm(len(y), generator=rng, device=rng.device).split(batch_size):
             optimizer.zero_grad()
-            F.cross_entropy(head_logits(head, x[drawn])[:, classes], target[drawn]).backward()
+            F.cross_entropy(head_logits(head, x[indices])[:, classes], target[indices]).backward()
             optimizer.step()
     return {k: v.detach() for k, v in head.items()}

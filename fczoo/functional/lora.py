@@ -8,13 +8,20 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import LAYERS, Backbone
-from fczoo.core.tree import Tree, drop, select
+from fczoo.core.tree import Tree, drop, select, stack_past
 from fczoo.core.types import Task
-from fczoo.functional.past import joined_past
 
 
 def chosen_blocks(backbone: Backbone, blocks: tuple[int, ...] | None) -> tuple[int, ...]:
-    """An option's blocks; none: all that the backbone has."""
+    """Return the blocks of an option.
+
+    Args:
+        backbone: The frozen backbone.
+        blocks: Block numbers; None: all blocks of the backbone.
+
+    Returns:
+        Block numbers.
+    """
     return tuple(range(backbone.depth)) if blocks is None else blocks
 
 
@@ -26,33 +33,70 @@ def lora_pairs(
     label: str,
     parts: Sequence[str] = "qv",
 ) -> Tree:
-    """New LoRA pairs on some parts of some blocks: A [r, in] from U(-1/sqrt in, 1/sqrt in), B [out, r] zero.
+    """Create new LoRA pairs on some parts of some blocks.
 
-    Raises FczooError, naming the option ``label``, for blocks that the backbone does not have.
+    Args:
+        backbone: The frozen backbone.
+        blocks: Block numbers.
+        rank: Rank r.
+        rng: Random generator.
+        label: Name of the option with the blocks, for the error.
+        parts: Parts of a block, such as ``q`` and ``v``.
+
+    Returns:
+        ``lora.X.a`` A [r, in] from U(-1/sqrt in, 1/sqrt in) and ``lora.X.b`` B [out, r], which is
+            zero.
+
+    Raises:
+        FczooError: The backbone does not have one of the blocks.
     """
     backbone.check_blocks(blocks, label)
     pairs: Tree = {}
     for block, part in itertools.product(blocks, parts):
         width, out = backbone.lora_shape(part)
         bound = width**-0.5
-        pairs[f"lora.{block}.{part}.a"] = torch.empty(rank, width).uniform_(-bound, bound, generator=rng)
+        pairs[f"lora.{block}.{part}.a"] = torch.empty(rank, width).uniform_(
+            -bound, bound, generator=rng
+        )
         pairs[f"lora.{block}.{part}.b"] = torch.zeros(out, rank)
     return pairs
 
 
-def with_fixed(pairs: Tree) -> Tree:
-    """New pairs whose A is named ``fixed.X.a``, apart from ``lora.X.b``: clients train B alone."""
+def fix_down_projections(pairs: Tree) -> Tree:
+    """Rename A of new pairs to ``fixed.X.a``, so that clients train only ``lora.X.b``.
+
+    Args:
+        pairs: Pairs of ``lora_pairs``.
+
+    Returns:
+        The same tensors under the new names.
+    """
     return {k if k.endswith(".b") else k.replace("lora.", "fixed.", 1): v for k, v in pairs.items()}
 
 
 def next_pairs(state: Tree, fresh: Tree) -> Tree:
-    """The state with a task's new pairs of ``with_fixed``; those that it had are ``past.X`` now."""
-    past = {**joined_past(state, "fixed.", "past."), **joined_past(state, "lora.", "past.")}
+    """Add a task's new pairs to the state and move the current ones to ``past.X``.
+
+    Args:
+        state: State after the previous task.
+        fresh: New pairs of ``fix_down_projections``.
+
+    Returns:
+        The state of the new task.
+    """
+    past = {**stack_past(state, "fixed.", "past."), **stack_past(state, "lora.", "past.")}
     return {**drop(state, "fixed.", "lora."), **past, **fresh}
 
 
 def fixed_plugs(tree: Tree) -> Tree:
-    """Plugs of pairs of ``with_fixed``, those of all tasks in ``tree`` as one pair a layer."""
+    """Build plugs from pairs of ``fix_down_projections``, with all tasks' pairs as one pair per layer.
+
+    Args:
+        tree: Tree with ``fixed.X.a``, ``lora.X.b`` and ``past.X`` tensors.
+
+    Returns:
+        One pair ``lora.X.a``, ``lora.X.b`` per layer; its update is the sum over tasks.
+    """
     chosen = {k.replace("fixed.", "lora.", 1): v for k, v in select(tree, "fixed.").items()}
     return merged_pairs({**select(tree, "lora.", "past."), **chosen}, "sum")
 
@@ -60,9 +104,22 @@ def fixed_plugs(tree: Tree) -> Tree:
 def fused_pairs(
     backbone: Backbone, blocks: tuple[int, ...], rank: int, rng: torch.Generator, label: str
 ) -> Tree:
-    """New pairs ``lora_a.LAYER`` [r, in] and ``lora_b.LAYER`` [out, r] on all linear layers of some blocks.
+    """Create new LoRA pairs on all linear layers of some blocks, with q, k and v as one layer.
 
-    q, k and v are one layer, ``blocks.{i}.attn.qkv``. A and B start as in ``lora_pairs``.
+    That layer is ``blocks.{i}.attn.qkv``. A and B start as in ``lora_pairs``.
+
+    Args:
+        backbone: The frozen backbone.
+        blocks: Block numbers.
+        rank: Rank r.
+        rng: Random generator.
+        label: Name of the option with the blocks, for the error.
+
+    Returns:
+        ``lora_a.LAYER`` [r, in] and ``lora_b.LAYER`` [out, r].
+
+    Raises:
+        FczooError: The backbone does not have one of the blocks.
     """
     backbone.check_blocks(blocks, label)
     shapes, pairs = backbone.config.shapes(), {}
@@ -75,10 +132,14 @@ def fused_pairs(
 
 
 def fused_plugs(tree: Tree) -> Tree:
-    """Plugs of ``fused_pairs``.
+    """Build plugs from pairs of ``fused_pairs``.
 
-    With ``past_lora_a.LAYER`` [t, r, in] and ``past_lora_b.LAYER`` [t, out, r] beside them, the mean of all
-    t + 1 updates B A as one pair.
+    Args:
+        tree: Tree with ``lora_a.LAYER`` and ``lora_b.LAYER``. Optional: ``past_lora_a.LAYER`` [t,
+            r, in] and ``past_lora_b.LAYER`` [t, out, r] of t earlier tasks.
+
+    Returns:
+        One pair per layer; with earlier tasks its update is the mean of all t + 1 updates B A.
     """
     plugs: Tree = {}
     for name, down in select(tree, "lora_a.").items():
@@ -98,39 +159,66 @@ def fused_plugs(tree: Tree) -> Tree:
 
 
 def layer_of(name: str) -> str:
-    """The layer of one of ``fused_pairs``: ``blocks.0.mlp.fc1`` of ``lora_a.blocks.0.mlp.fc1``."""
+    """Return the layer of a tensor of ``fused_pairs``.
+
+    Args:
+        name: Name of the tensor, such as ``lora_a.blocks.0.mlp.fc1``.
+
+    Returns:
+        Name of the layer, such as ``blocks.0.mlp.fc1``.
+    """
     return name.partition(".")[2]
 
 
-def by_turns(task: Task, round: int) -> Collection[str]:
-    """``Training.active``: B in a task's first round, A in the second, and so on; always the head."""
+def alternate_factors(task: Task, round: int) -> Collection[str]:
+    """Return the prefixes of active tensors: B and A in alternate rounds, and always the head.
+
+    This is a function for ``Training.active_prefixes``.
+
+    Args:
+        task: The current task; it does not matter.
+        round: Round of the task. Even rounds, which include the first, train B; odd ones train A.
+
+    Returns:
+        Prefixes of the tensors.
+    """
     return ("lora_a." if round % 2 else "lora_b."), "head."
 
 
 def merged_pairs(tree: Tree, merge: Literal["sum", "factor_sum", "first"]) -> Tree:
-    """One pair ``lora.X.a``, ``lora.X.b`` a layer from the pairs of all tasks, past and current.
+    """Merge the pairs of all tasks, past and current, into one pair per layer.
 
-    sum: the update is sum B_i A_i. factor_sum: (sum B_i)(sum A_i). first: the first task's pair alone.
+    Args:
+        tree: Tree with ``lora.X`` and ``past.X`` tensors.
+        merge: ``sum``: the update is sum B_i A_i. ``factor_sum``: (sum B_i)(sum A_i). ``first``:
+            only the first task's pair.
+
+    Returns:
+        ``lora.X.a`` and ``lora.X.b`` per layer.
     """
-    merged = {}
-    for name, now in select(tree, "lora.").items():
+    pairs = {}
+    for name, current in select(tree, "lora.").items():
         past = tree.get(name.replace("lora.", "past.", 1))
         if past is None:
-            merged[name] = now
+            pairs[name] = current
         elif merge == "first":
-            merged[name] = past[0]
+            pairs[name] = past[0]
         elif merge == "factor_sum":
-            merged[name] = past.sum(0) + now
+            pairs[name] = past.sum(0) + current
         else:  # stacked ranks: [B_1 .. B_t] [A_1; ..; A_t] = sum of B_i A_i
-            merged[name] = torch.cat([*past, now], dim=0 if name.endswith(".a") else 1)
-    return merged
+            pairs[name] = torch.cat([*past, current], dim=0 if name.endswith(".a") else 1)
+    return pairs
 
 
 def lora_cosines(state: Tree) -> Tensor:
-    """[t, t]: mean over layers of the cosine between the tasks' updates B A; 0 where an update is 0.
+    """Compute cosines between the tasks' updates B A, averaged over layers.
 
-    Reads ``past.X.a`` [t-1, r, D], ``past.X.b`` [t-1, D, r] and the current ``lora.X.a``, ``lora.X.b`` of
-    each layer X.
+    Args:
+        state: State with ``past.X.a`` [t-1, r, D], ``past.X.b`` [t-1, D, r] and the current
+            ``lora.X.a``, ``lora.X.b`` of each layer X.
+
+    Returns:
+        Cosines [t, t]; 0 where an update is 0.
     """
     layers = [k[len("lora.") : -2] for k in state if k.startswith("lora.") and k.endswith(".a")]
     cosines = []

@@ -1,4 +1,4 @@
-"""Losses that several methods share."""
+"""Losses shared by several methods."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,35 @@ from fczoo.core.types import Batch, Task
 
 
 def task_cross_entropy(logits: Tensor, batch: Batch, task: Task) -> Tensor:
-    """Cross-entropy over the current task's classes only; rows of other classes get exactly zero gradient."""
+    """Compute the cross-entropy over the current task's classes only.
+
+    Rows of other classes get exactly zero gradient.
+
+    Args:
+        logits: Logits [B, C].
+        batch: Labels and weights of the images.
+        task: The current task.
+
+    Returns:
+        The mean loss of the batch.
+    """
     logits = logits[:, task.start : task.stop]
     return batch.mean(F.cross_entropy(logits, batch.y - task.start, reduction="none"))
 
 
-def taught_binary_cross_entropy(logits: Tensor, batch: Batch, old: int) -> Tensor:
-    """Binary cross-entropy of logits [B, C], mean over images and classes.
+def teacher_binary_cross_entropy(logits: Tensor, batch: Batch, old: int) -> Tensor:
+    """Compute the binary cross-entropy with a teacher, averaged over images and classes.
 
-    The teacher's sigmoids are the targets of the first ``old`` classes, the labels those of the others.
+    The targets of old classes are the teacher's sigmoids; those of the other classes are the
+    labels.
+
+    Args:
+        logits: Logits [B, C].
+        batch: Labels, weights and logits of the teacher.
+        old: Number of old classes; these are the first ones.
+
+    Returns:
+        The mean loss of the batch.
     """
     hot = F.one_hot(batch.y, logits.shape[1])[:, old:].to(logits)
     target = torch.cat([batch.teacher[:, :old].sigmoid(), hot], 1) if old else hot
@@ -26,9 +46,18 @@ def taught_binary_cross_entropy(logits: Tensor, batch: Batch, old: int) -> Tenso
 
 
 def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """-sum_c q_c log p_c [B]: q the softmax of the teacher's logits [B, C], p that of ``logits``.
+    """Compute the distillation loss -sum_c q_c log p_c of each image.
 
-    Both are divided by the temperature; the result is not multiplied by its square.
+    q is the softmax of the teacher's logits, p that of ``logits``. Both are divided by the
+    temperature; the result is not multiplied by its square.
+
+    Args:
+        logits: Logits [B, C].
+        teacher: Logits of the teacher [B, C].
+        temperature: Temperature of both softmaxes.
+
+    Returns:
+        Losses [B].
     """
     target = (teacher / temperature).softmax(-1)
     return -(target * (logits / temperature).log_softmax(-1)).sum(-1)
@@ -37,16 +66,39 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 def cross_entropy_by_task_norm(
     logits: Tensor, labels: Tensor, sizes: Sequence[int], temperature: float
 ) -> Tensor:
-    """Cross-entropy of logits [B, C] over the mean of their norms over the tasks, of ``sizes`` classes each.
+    """Compute the cross-entropy of logits divided by the mean of their norms over the tasks.
 
-    SLCA (Zhang et al., ICCV 2023): no task gets ahead by the size of its logits.
+    SLCA (Zhang et al., ICCV 2023): no task gains an advantage by the size of its logits.
+
+    Args:
+        logits: Logits [B, C].
+        labels: Labels [B].
+        sizes: Number of classes of each task.
+        temperature: Temperature of the softmax.
+
+    Returns:
+        The mean loss.
     """
-    norms = [torch.linalg.vector_norm(part, dim=1, keepdim=True) + 1e-7 for part in logits.split(sizes, 1)]
+    norms = [
+        torch.linalg.vector_norm(part, dim=1, keepdim=True) + 1e-7
+        for part in logits.split(sizes, 1)
+    ]
     return F.cross_entropy(logits / torch.stack(norms).mean(0) / temperature, labels)
 
 
 def normalised_cross_entropy(logits: Tensor, labels: Tensor, temperature: float | None) -> Tensor:
-    """Cross-entropy of logits [B, C], scaled to norm 1 / ``temperature`` unless that is None."""
+    """Compute the cross-entropy of logits scaled to norm 1 / ``temperature``.
+
+    Args:
+        logits: Logits [B, C].
+        labels: Labels [B].
+        temperature: Temperature; None: the logits are not scaled.
+
+    Returns:
+        The mean loss.
+    """
     if temperature is not None:
-        logits = logits / (torch.linalg.vector_norm(logits, dim=1, keepdim=True) + 1e-12) / temperature
+        logits = (
+            logits / (torch.linalg.vector_norm(logits, dim=1, keepdim=True) + 1e-12) / temperature
+        )
     return F.cross_entropy(logits, labels)

@@ -1,10 +1,12 @@
-"""What papers claim, in their tables and of their own methods: each claim with its sides."""
+"""Claims of papers from their tables and about their own methods."""
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, cached_property
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError
@@ -13,28 +15,32 @@ from fczoo.core.names import match
 from fczoo.core.options import nearest, spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.functional.heads import PromptedHead
-from fczoo.papers.cards import Card, card_name, cards
-from fczoo.papers.judging import Claim, Side, has, regime, usual_method
-from fczoo.papers.printed import Number, Paper, get_paper, papers
-from fczoo.papers.readings import readings
-from fczoo.reports.columns import COLUMNS, Column
-from fczoo.reports.runs import Line, is_rate
-from fczoo.reports.words import option_word
+from fczoo.papers.claim_test import Claim, Side, Verdict, has_options, regime, usual_method
+from fczoo.papers.reproduce import Target, card_name, cards
+from fczoo.papers.tables import Number, Paper, get_paper, papers
+from fczoo.papers.variants import readings
+from fczoo.reports.runs import Experiment, Line, experiments_below, is_rate
+from fczoo.reports.tables import COLUMNS, Column
+from fczoo.reports.text_format import option_word, word_table
 
-TRAINED = "tune"  # the option that says, of any method that has it, how much of the network is trained
-TABLES_OF = "hgp"  # whose protocol the commands of plain claims follow: it has most of their methods
+TUNE_OPTION = "tune"
+"""Option that states how much of the network is trained, in every method that has it."""
+COMMAND_PROTOCOL = "hgp"
+"""Paper whose protocol the commands of plain claims follow: it has most of their methods."""
 SMALL = {
     "alpha=6": "quantity:2",
     "alpha=2": "quantity:1",
     "beta=0.05": "dirichlet:0.05",
     "GLFC-60%": "overlap:0.6",
 }
-"""Printed split -> that of the run on digits, whose tasks have two classes; else the data set's own."""
+"""Printed split -> split of the run on digits, whose tasks have two classes. Other splits use the
+data set's own.
+"""
 
 
 @dataclass(frozen=True)
 class PlainClaim(Claim):
-    """What a paper says of its method beside a plainer one, which none of the printed tables holds."""
+    """Claim of a paper about its method and a simpler one that no printed table has."""
 
     by: str  # the paper
     figure: str
@@ -43,7 +49,7 @@ class PlainClaim(Claim):
     partition: str | None = None
 
     @property
-    def cited(self) -> str:
+    def citation(self) -> str:
         return self.by
 
     @property
@@ -67,30 +73,42 @@ class PlainClaim(Claim):
     def at_scale(self) -> list[str]:
         commands = []
         for side, folder in zip(self.sides, ("better", "worse"), strict=True):
-            words = [f"--protocol {TABLES_OF} --methods {side.method}"]
+            words = [f"--protocol {COMMAND_PROTOCOL} --methods {side.method}"]
             words += [f"--dataset cifar100 --partition {self._split}"]
-            words += [f"--set {side.method}.{name}={option_word(v)}" for name, v in side.options.items()]
+            words += [
+                f"--set {side.method}.{name}={option_word(v)}" for name, v in side.options.items()
+            ]
             words += [f"--seeds 0-2 --out results/claims/{self.name}/{folder}"]
             commands.append("  fczoo bench " + " ".join(words))
-        return [f"At the scale of {get_paper(TABLES_OF).name}'s tables:", *commands]
+        return [f"At the scale of {get_paper(COMMAND_PROTOCOL).name}'s tables:", *commands]
 
     @property
     def _split(self) -> str:
         return self.partition or "dirichlet:0.5"
 
     def matches(self, line: Line, side: Side) -> bool:
-        """As ever, and no ablation: but for what is tuned, the method as it comes on the data set.
+        """Return whether a row is the side and not an ablation.
+
+        Except for tuned options, it needs the method's values for the data set.
 
         An option that the run does not know came later, as another name or for something new.
+
+        Args:
+            line: Row of a table.
+            side: Side of this claim.
         """
         result = line.results[0]
         if not super().matches(line, side):
             return False
-        made = usual_method(side.method, result.settings["dataset"])
-        tuned = {*spaces(type(made)), *(f.name for f in fields(PromptedHead)), *side.options}
-        options = through_json(asdict(made)).items()
-        usual = {k: v for k, v in options if k not in tuned and k in result.options}
-        return has(result.options, {k: v for k, v in usual.items() if not is_rate(k)})
+        method = usual_method(side.method, result.settings["dataset"])
+        free_options = {
+            *spaces(type(method)),
+            *(f.name for f in fields(PromptedHead)),
+            *side.options,
+        }
+        options = through_json(asdict(method)).items()
+        usual = {k: v for k, v in options if k not in free_options and k in result.options}
+        return has_options(result.options, {k: v for k, v in usual.items() if not is_rate(k)})
 
 
 @dataclass(frozen=True)
@@ -110,17 +128,17 @@ class PrintedClaim(Claim):
         return get_paper(self.paper)
 
     @property
-    def cited(self) -> str:
+    def citation(self) -> str:
         return f"{self.source.name} {self.table}"
 
     @property
     def numbers(self) -> tuple[Number, Number]:
-        """Both printed numbers."""
+        """Return both printed numbers."""
         return self._number(self.better), self._number(self.worse)
 
     @cached_property
     def sides(self) -> tuple[Side, Side]:
-        """The better and the worse row, each with the options that set it apart from other rows."""
+        """Return the better and the worse row, each with its distinguishing options."""
         (a, ours), (b, theirs) = (self._method(n) for n in self.numbers)
         first, second = self.numbers
         better = self._side(first, a, ours, theirs if a == b else {})
@@ -138,9 +156,9 @@ class PrintedClaim(Claim):
 
     @property
     def gain(self) -> float:
-        """By how much the paper prints the first row above the second, in points or, of costs, below it."""
+        """Return the printed advantage of the first row in points, or for costs the reduction."""
         first, second = (number.value for number in self.numbers)
-        return self._signed(first - second)
+        return self._gain_of(first - second)
 
     @property
     def small(self) -> str | None:
@@ -152,41 +170,57 @@ class PrintedClaim(Claim):
 
     @property
     def at_scale(self) -> list[str]:
-        listed, commands, note = cards(), [], ""
+        cards_by_name, commands, note = cards(), [], ""
         for number in self.numbers:
             row = self.source.row(number)
-            card = Card(card_name(self.source, row, number), self.source, (number,))
-            command = f"reproduce {card.name}" if card.name in listed else " ".join(card.command())
+            card = Target(card_name(self.source, row, number), self.source, (number,))
+            command = (
+                f"reproduce {card.name}" if card.name in cards_by_name else " ".join(card.command())
+            )
             commands.append(f"  fczoo {command}")
             if row.why:
                 note = f" (a row is of {row.why})"
         return [f"At the paper's scale{note}:", *commands]
 
     def _number(self, row: str) -> Number:
-        wanted = (self.table, self.dataset, self.partition, self.metric, row)
+        key = (self.table, self.dataset, self.partition, self.metric, row)
         for n in self.source.numbers:
-            if (n.table, n.dataset, n.partition, n.metric, n.method) == wanted:
+            if (n.table, n.dataset, n.partition, n.metric, n.method) == key:
                 return n
-        raise FczooError(f"claim {self.name} names a number that is not printed: {', '.join(wanted)}")
+        raise FczooError(f"claim {self.name} names a number that is not printed: {', '.join(key)}")
 
-    def _side(self, number: Number, method: str, own: Mapping[str, Any], other: Mapping[str, Any]) -> Side:
-        """A row's side, with the options that the row itself states and those that the ``other`` one does."""
+    def _side(
+        self, number: Number, method: str, own: Mapping[str, Any], other: Mapping[str, Any]
+    ) -> Side:
+        """Return a row's side, with the options that it or the ``other`` row states."""
         usual, row = self._usual(method, own.keys() | other.keys()), self.source.row(number)
-        printed = {} if row.why else readings(self.source, number)[0].options
-        stated = {k: printed[k] for k in usual if k in printed and k not in own}
-        return Side(method, {**usual, **own}, stated, frozenset(usual.keys() - own.keys() - other.keys()))
+        reading_options = {} if row.why else readings(self.source, number)[0].options
+        print_values = {
+            k: reading_options[k] for k in usual if k in reading_options and k not in own
+        }
+        return Side(
+            method,
+            {**usual, **own},
+            print_values,
+            frozenset(usual.keys() - own.keys() - other.keys()),
+        )
 
     def _usual(self, method: str, stated: Collection[str]) -> dict[str, Any]:
-        """The method's own values of what any ablation of it changes, so that none passes for the method.
+        """Return the method's default values of options that ablations change.
 
-        Ablations are those of the claim's paper and of the method's own, which has its name; to train less
-        of the network, as a probe of its features does, is one of any method. Rates may differ.
+        Ablations are those of the claim's paper and of the method's own, which has its name; to
+        train less of the network, as a probe of its features does, is one of any method. Rates may
+        differ.
         """
         sources = [self.source, *(paper for paper in papers().values() if paper.key == method)]
         rows = [r for paper in sources for r in paper.methods.values() if r.get("method") == method]
-        changed = {TRAINED, *stated, *(k for about in rows for k in about.get("options") or {})}
-        own = sorted(vars(create_method(method)).items())
-        return {k: v for k, v in own if k in changed and not is_rate(k)}
+        ablation_options = {
+            TUNE_OPTION,
+            *stated,
+            *(k for about in rows for k in about.get("options") or {}),
+        }
+        method_values = sorted(vars(create_method(method)).items())
+        return {k: v for k, v in method_values if k in ablation_options and not is_rate(k)}
 
     def _method(self, number: Number) -> tuple[str, dict[str, Any]]:
         about = self.source.methods.get(number.method, {})
@@ -197,15 +231,156 @@ class PrintedClaim(Claim):
 
 @cache
 def claims() -> dict[str, Claim]:
-    """All claims by name."""
+    """Return all claims by name."""
     content = json.loads((files("fczoo.assets") / "claims.json").read_text(encoding="utf-8"))
-    kinds = [PrintedClaim(**about) if "table" in about else PlainClaim(**about) for about in content]
+    kinds = [
+        PrintedClaim(**about) if "table" in about else PlainClaim(**about) for about in content
+    ]
     return {claim.name: claim for claim in kinds}
 
 
 def get_claim(name: str) -> Claim:
-    """Return the claim of a name. Raises FczooError with the nearest names for an unknown one."""
-    spelled = match(name, claims())
-    if spelled is None:
+    """Return the claim of a name.
+
+    Args:
+        name: Name in any spelling that ``match`` accepts.
+
+    Raises:
+        FczooError: The name is unknown; the message gives the nearest names.
+    """
+    claim_name = match(name, claims())
+    if claim_name is None:
         raise FczooError(f"no claim is called {name!r}; {nearest(name, claims())}")
-    return claims()[spelled]
+    return claims()[claim_name]
+
+
+def listing(results: Path, paper: str | None = None) -> str:
+    """Format one line per claim: statement, printed numbers, and how often runs confirm it.
+
+    Args:
+        results: Folder with run folders and archives.
+        paper: Key of a paper to list only its claims; None: all claims.
+
+    Returns:
+        Table with a summary below it.
+
+    Raises:
+        FczooError: The paper is unknown.
+    """
+    experiments = experiments_below(results)
+    tuned_experiments = [
+        replace(e, lines=tuple(line for line in e.lines if line.is_tuned)) for e in experiments
+    ]
+    key = paper and get_paper(paper).key
+    chosen = [c for c in claims().values() if key is None or _of(c, key)]
+    runnable = [c for c in chosen if c.runnable]
+    verdicts_of_tuned, verdicts_of_all = (
+        [_verdicts(c, runs) for c in runnable] for runs in (tuned_experiments, experiments)
+    )
+    rows = [
+        (
+            c.name,
+            c.citation,
+            _gain_word(c),
+            _count_words(tuned_verdicts),
+            _count_words(all_verdicts),
+            c.says,
+        )
+        for c, tuned_verdicts, all_verdicts in zip(
+            runnable, verdicts_of_tuned, verdicts_of_all, strict=True
+        )
+    ]
+    text = word_table(
+        rows, ["claim", "source", "printed gain", "both tuned", "all runs", "what it says"]
+    )
+    missing_names = [c.name for c in chosen if not c.runnable]
+    lines = [
+        f"Where both sides were tuned: {_summary(verdicts_of_tuned)}.",
+        f"In all runs: {_summary(verdicts_of_all)}.",
+        "A verdict compares two rows of one table, one per side; 2x: two such pairs say so.",
+        *(
+            [f"Of systems that are not implemented: {', '.join(missing_names)}."]
+            if missing_names
+            else []
+        ),
+    ]
+    return "\n".join([text, "", *lines])
+
+
+def page(claim: Claim, results: Path) -> str:
+    """Describe a claim with its numbers, its commands, and the verdict of every run.
+
+    Args:
+        claim: Claim to describe.
+        results: Folder with run folders and archives.
+    """
+    verdicts = claim.verdicts(experiments_below(results))
+    lines = [
+        f"{claim.name}: {claim.says}.",
+        _source(claim),
+        *claim.at_scale,
+        f"In minutes: fczoo claims --run {claim.name}",
+        *(f"{verdict}: {explanation}" for verdict, explanation in verdicts),
+    ]
+    return "\n".join(lines if verdicts else [*lines, "never run"])
+
+
+def _source(claim: Claim) -> str:
+    if not isinstance(claim, PrintedClaim):
+        return f"{claim.citation}; {claim.column.name}."
+    first, second = claim.numbers
+    return (
+        f"{claim.citation}, {claim.dataset}, {claim.partition}: {claim.metric} {first.value:g} "
+        f"({first.method}) and {second.value:g} ({second.method})."
+    )
+
+
+def _of(claim: Claim, key: str) -> bool:
+    return isinstance(claim, PrintedClaim) and claim.paper == key
+
+
+def _gain_word(claim: Claim) -> str:
+    if not isinstance(claim, PrintedClaim):
+        return ""
+    first, second = (number.value for number in claim.numbers)
+    return f"{claim.gain:+.1f}" if claim.column.better else f"{first / second:.2g}x"
+
+
+def _verdicts(claim: Claim, experiments: Sequence[Experiment]) -> list[Verdict]:
+    return [verdict for verdict, _ in claim.verdicts(experiments)]
+
+
+def _count_words(found: Sequence[Verdict]) -> str:
+    words = [f"{v} {found.count(v)}x" if found.count(v) > 1 else v for v in dict.fromkeys(found)]
+    return ", ".join(words) or "never run"
+
+
+def _summary(verdicts: Sequence[Sequence[Verdict]]) -> str:
+    """Count the claims that hold: runs with a significant difference count first, untested ones
+    last.
+    """
+    counts = Counter(_kind(set(claim_verdicts)) for claim_verdicts in verdicts)
+    order = [
+        "hold",
+        "do not hold",
+        "hold in some runs and not in others",
+        "show no significant difference",
+        "were not tested",
+        "were never run",
+    ]
+    return (
+        f"of {len(verdicts)} claims "
+        f"{', '.join(f'{counts[kind]} {kind}' for kind in order if counts[kind])}"
+    )
+
+
+def _kind(verdicts: set[Verdict]) -> str:
+    if {"holds", "does not hold"} <= verdicts:
+        return "hold in some runs and not in others"
+    if "holds" in verdicts:
+        return "hold"
+    if "does not hold" in verdicts:
+        return "do not hold"
+    if "no significant difference" in verdicts:
+        return "show no significant difference"
+    return "were not tested" if verdicts else "were never run"

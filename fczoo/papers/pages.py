@@ -1,4 +1,4 @@
-"""What ``fczoo papers`` prints: the papers' tables, and which of their systems are missing here."""
+"""Output of ``fczoo papers``: the papers' tables, and systems that are missing here."""
 
 from tabulate import tabulate
 
@@ -6,77 +6,98 @@ from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.options import plural
 from fczoo.core.registry import METHODS
-from fczoo.papers.printed import Number, Paper, get_paper, papers
-from fczoo.reports.words import word_table
+from fczoo.papers.tables import Number, Paper, get_paper, papers
+from fczoo.reports.text_format import word_table
 
 
 def overview() -> str:
-    """Papers and their tables, with how many numbers each holds."""
+    """List papers and their tables with the count of numbers."""
     rows = []
     for paper in papers().values():
         for table in dict.fromkeys(n.table for n in paper.numbers):
             numbers = [n for n in paper.numbers if n.table == table]
-            what = [
+            summaries = [
                 ", ".join(dict.fromkeys(values))
                 for values in ([n.dataset for n in numbers], [n.metric for n in numbers])
             ]
             metrics = (
-                what[1] if len(what[1]) < 60 else f"{what[1].split(', ')[0]} ... {what[1].split(', ')[-1]}"
+                summaries[1]
+                if len(summaries[1]) < 60
+                else f"{summaries[1].split(', ')[0]} ... {summaries[1].split(', ')[-1]}"
             )
-            rows.append((paper.key, table, len(numbers), what[0], metrics))
-    cited = "\n".join(f"{p.key}: {p.citation}" for p in papers().values())
+            rows.append((paper.key, table, len(numbers), summaries[0], metrics))
+    citations = "\n".join(f"{p.key}: {p.citation}" for p in papers().values())
     table = tabulate(rows, ["paper", "table", "numbers", "data sets", "metrics"])
-    more = "fczoo papers PAPER TABLE prints one; fczoo papers --missing has the systems that are not here."
-    return f"{cited}\n\n{table}\n\n{more}"
+    hint = (
+        "fczoo papers PAPER TABLE prints one; fczoo papers --missing has the systems that are not "
+        "here."
+    )
+    return f"{citations}\n\n{table}\n\n{hint}"
 
 
 def show_paper(key: str, table: str | None) -> str:
-    """One table of a paper, or all of them, as printed, with the protocol and the caveats.
+    """Format one or all tables of a paper as printed, with protocol and caveats.
 
-    Raises FczooError for an unknown table.
+    Args:
+        key: Key of the paper.
+        table: Name of a table; None: all.
+
+    Raises:
+        FczooError: The paper or the table is unknown.
     """
     paper = get_paper(key)
     tables = list(dict.fromkeys(n.table for n in paper.numbers))
     chosen = table and match(table, tables)
     if table and not chosen:
         raise FczooError(f"{paper.key} has no table {table!r}; it has {', '.join(tables)}")
-    wanted = [chosen] if chosen else tables
-    code = f", and of its code: fczoo show release {paper.release} --dataset NAME" if paper.release else ""
+    table_names = [chosen] if chosen else tables
+    code = (
+        f", and of its code: fczoo show release {paper.release} --dataset NAME"
+        if paper.release
+        else ""
+    )
     parts = [
-        f"{paper.name}: {paper.citation}\nIts settings: fczoo show protocol {paper.key} --dataset NAME{code}"
+        f"{paper.name}: {paper.citation}\nIts settings: fczoo show protocol {paper.key} --dataset "
+        f"NAME{code}"
         f"\nIts standard deviations: {paper.spread}",
         *_caveats(paper, ""),
     ]
-    for t in wanted:
+    for t in table_names:
         numbers = [n for n in paper.numbers if n.table == t]
         for dataset, tasks in dict.fromkeys((n.dataset, n.tasks) for n in numbers):
-            here = [n for n in numbers if (n.dataset, n.tasks) == (dataset, tasks)]
-            parts.append(f"{t}: {dataset}, {plural(tasks, 'task')}\n{_grid(here)}")
+            block = [n for n in numbers if (n.dataset, n.tasks) == (dataset, tasks)]
+            parts.append(f"{t}: {dataset}, {plural(tasks, 'task')}\n{_grid(block)}")
         parts += _caveats(paper, t)
     return "\n\n".join(parts)
 
 
 def _caveats(paper: Paper, table: str) -> list[str]:
     lines = [f"- {c}" for c in paper.caveats.get(table, [])]
-    return [f"{f'On {table}' if table else 'To know'}:\n" + "\n".join(lines)] if lines else []
+    return (
+        [f"{f'Caveats of {table}' if table else 'Caveats'}:\n" + "\n".join(lines)] if lines else []
+    )
 
 
 def _grid(numbers: list[Number]) -> str:
     columns = list(dict.fromkeys((n.partition, n.metric) for n in numbers))
-    known = {
-        (n.method, n.partition, n.metric): f"{n.value:g}" + (f" ± {n.std:g}" if n.std is not None else "")
+    cells = {
+        (n.method, n.partition, n.metric): f"{n.value:g}"
+        + (f" ± {n.std:g}" if n.std is not None else "")
         for n in numbers
     }
-    body = [[m, *(known.get((m, *c), "") for c in columns)] for m in dict.fromkeys(n.method for n in numbers)]
-    several = len({p for p, _ in columns}) > 1
-    head = [f"{m}\n{p}" if several or i == 0 else m for i, (p, m) in enumerate(columns)]
+    body = [
+        [m, *(cells.get((m, *c), "") for c in columns)]
+        for m in dict.fromkeys(n.method for n in numbers)
+    ]
+    many_partitions = len({p for p, _ in columns}) > 1
+    head = [f"{m}\n{p}" if many_partitions or i == 0 else m for i, (p, m) in enumerate(columns)]
     return tabulate(
         body, ["method", *head], disable_numparse=True, colalign=("left", *["right"] * len(columns))
     )
 
 
 def missing() -> str:
-    """Printed systems that no registered method is, rows that no run can follow, and costs."""
+    """List printed systems without a registered method, rows that no run can follow, and costs."""
     absent: dict[tuple[str, ...], list[Number]] = {}
     beyond: dict[tuple[str, ...], list[Number]] = {}
     costs: dict[tuple[str, ...], list[Number]] = {}
@@ -95,12 +116,12 @@ def missing() -> str:
     parts = (
         (absent, "Printed systems without an implementation:", ["paper", "system", "name here"]),
         (beyond, "Rows that no run can follow:", ["paper", "system", "why"]),
-        (costs, "Figures that are no accuracies:", ["paper", "figure", "what it is"]),
+        (costs, "Figures that are not accuracies:", ["paper", "figure", "what it is"]),
     )
-    return "\n\n".join(_counted(*part) for part in parts)
+    return "\n\n".join(_count_table(*part) for part in parts)
 
 
-def _counted(found: dict[tuple[str, ...], list[Number]], title: str, head: list[str]) -> str:
+def _count_table(found: dict[tuple[str, ...], list[Number]], title: str, head: list[str]) -> str:
     rows = [
         (*key[:2], len(numbers), ", ".join(dict.fromkeys(n.table for n in numbers)), key[2])
         for key, numbers in found.items()

@@ -1,57 +1,222 @@
-"""Whether the number of a card came out: the verdict on a run, and the state of all cards."""
+"""Reproduction of printed numbers: verdict on a run, and status of all targets."""
 
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 from tabulate import tabulate
 
-from fczoo.core.options import plural
-from fczoo.papers.cards import Card, card_name, cards
-from fczoo.papers.compare import Comparison, absent_reasons, beside, plus_minus
-from fczoo.papers.printed import Paper, choose_numbers, get_paper, papers, plain_split
+from fczoo.core.errors import FczooError
+from fczoo.core.names import fold, match
+from fczoo.core.options import nearest, plural
+from fczoo.core.registry import DATASETS, METHODS
+from fczoo.federation.settings import Settings
+from fczoo.papers.compare import Comparison, absent_reasons, compare_numbers, plus_minus
+from fczoo.papers.tables import Number, Paper, Row, choose_numbers, get_paper, papers, plain_split
+from fczoo.papers.variants import Reading, readings
 from fczoo.reports.runs import Experiment, Line, experiments_below
+from fczoo.reports.text_format import option_word
 
-ALLOWED = 1.0  # points that are put down to versions and machines
+FEW = 8  # cards of a paper that a message names
+READINGS = ("print", "released")
 
 
-def verdict(card: Card, experiment: Experiment, line: Line) -> str:
-    """``reproduced within ...`` or ``not reproduced: ...`` for a line of a run that belongs to a card."""
-    found = beside(experiment, line, card.paper, card.numbers)
-    if not found or not concerns(card, experiment, line):
+@dataclass(frozen=True)
+class Target:
+    """One printed row: a method on a data set, a split and a number of tasks."""
+
+    name: str
+    paper: Paper
+    numbers: tuple[Number, ...]
+
+    @property
+    def row(self) -> Row:
+        return self.paper.row(self.numbers[0])
+
+    @cached_property
+    def readings(self) -> list[Reading]:
+        """Return the print's variant and, where the code is public and has the method, that of the
+        code.
+        """
+        return readings(self.paper, self.numbers[0])
+
+    def command(self, extra: Sequence[str] = (), reading: str = "print") -> list[str]:
+        """Return the arguments of ``fczoo``.
+
+        Args:
+            extra: Arguments to append.
+            reading: Variant of the number: ``print`` or ``released``.
+
+        Raises:
+            FczooError: The variant is ``released`` and no code is released.
+        """
+        if READINGS.index(reading) >= len(self.readings):
+            raise FczooError(
+                f"{self.name} has no released reading: no code of {self.paper.name} runs it"
+            )
+        chosen = self.readings[READINGS.index(reading)]
+        settings = chosen.settings
+        words = ["bench", "--protocol", self.paper.key, "--methods", chosen.method]
+        words += ["--dataset", settings.dataset, "--partition", settings.partition]
+        if settings.tasks != _usual(self.paper.key, settings.dataset).tasks:
+            words += ["--tasks", option_word(settings.tasks)]
+        folder = self.name.replace("/", "-").replace(":", "_")
+        suffix = "" if reading == "print" else "-released"
+        return [*words, *chosen.words, "--out", f"results/{folder}{suffix}", *extra]
+
+
+def cards() -> dict[str, Target]:
+    """Return all targets by name: printed rows of registered methods that a run can follow.
+
+    A row that a table prints again, such as an ablation's last one, adds its figures to the same
+    card.
+    """
+    return _cards(implemented=True)
+
+
+def not_implemented() -> dict[str, Target]:
+    """Return rows that no run can follow, by the name that a target would have."""
+    return _cards(implemented=False)
+
+
+def _cards(implemented: bool) -> dict[str, Target]:
+    numbers_by_card: dict[str, tuple[Paper, list[Number]]] = {}
+    methods, datasets = set(METHODS.names()), set(DATASETS.names())
+    for paper in papers().values():
+        for n in paper.numbers:
+            row = paper.row(n)
+            if row.method not in methods or row.dataset not in datasets:
+                continue
+            if bool(row.why) == implemented or n.metric_here is None:
+                continue
+            numbers = numbers_by_card.setdefault(card_name(paper, row, n), (paper, []))[1]
+            if all((n.metric, n.value) != (k.metric, k.value) for k in numbers):
+                numbers.append(n)
+    return {
+        name: Target(name, paper, tuple(numbers))
+        for name, (paper, numbers) in numbers_by_card.items()
+    }
+
+
+def get_card(name: str) -> Target:
+    """Return the card of a name.
+
+    Args:
+        name: Name in any spelling that ``match`` accepts.
+
+    Raises:
+        FczooError: The name is unknown (the message gives the nearest cards), or is that of a row
+            that is not implemented, or of several cards.
+    """
+    all_cards = cards()
+    full_name = match(name, all_cards)
+    if full_name is None:
+        absent = not_implemented()
+        if row := match(name, absent):
+            raise FczooError(f"{row} is not implemented: {absent[row].row.why}")
+        if cards_below := [card for card in all_cards if fold(card).startswith(f"{fold(name)}/")]:
+            few = ", ".join(sorted(cards_below, key=lambda card: card.count("/"))[:FEW])
+            remainder = (
+                f", ... ({len(cards_below) - FEW} more; see fczoo reproduce)"
+                if len(cards_below) > FEW
+                else ""
+            )
+            raise FczooError(
+                f"{name} has {len(cards_below)} cards; name one of them: {few}{remainder}"
+            )
+        raise FczooError(f"no card is called {name!r}; {nearest(name, list(all_cards))}")
+    return all_cards[full_name]
+
+
+def card_name(paper: Paper, row: Row, number: Number) -> str:
+    """Return ``PAPER/DATASET/SPLIT``, with tasks and system where they differ from the paper's
+    usual ones.
+
+    Args:
+        paper: Paper of the row.
+        row: Conditions of the number.
+        number: Printed number.
+    """
+    usual = _usual(paper.key, row.dataset)
+    tasks = "" if number.tasks == usual.task_count else f"{number.tasks}-tasks"
+    split = row.split or "any-split"
+    return "/".join(filter(None, [paper.key, row.dataset, split, tasks, row.card]))
+
+
+@cache
+def _usual(protocol: str, dataset: str) -> Settings:
+    return Settings.for_dataset(dataset, protocol=protocol)
+
+
+TOLERANCE = 1.0  # points of difference that versions and machines may cause
+
+
+def verdict(card: Target, experiment: Experiment, line: Line) -> str:
+    """Return ``reproduced within ...`` or ``not reproduced: ...`` for a line of a target's run.
+
+    Args:
+        card: Target with its printed numbers.
+        experiment: Experiment of the line.
+        line: Row of a table.
+    """
+    comparisons = compare_numbers(experiment, line, card.paper, card.numbers)
+    if not comparisons or not concerns(card, experiment, line):
         return "not reproduced: the run has another data set, method, split or number of tasks"
-    first = found[0]
-    if not first.followed:
+    first = comparisons[0]
+    if not first.matching_reading:
         pairs = zip(first.readings, map(", ".join, first.differences), strict=True)
-        return f"not reproduced: {'; '.join(f'differs from {name} in {what}' for name, what in pairs)}"
-    missed = [c for c in found if abs(c.gap) > tolerance(card.paper, c)]
-    if missed:
-        far = "; ".join(
+        return (
+            "not reproduced: "
+            f"{'; '.join(f'differs from {name} in {words}' for name, words in pairs)}"
+        )
+    failures = [c for c in comparisons if abs(c.gap) > tolerance(card.paper, c)]
+    if failures:
+        deviations = "; ".join(
             (
                 f"{c.number.metric} {plus_minus(c.ours.mean, c.ours.std)}, paper "
-                f"{plus_minus(c.number.value, c.number.std)}, allowed ±{tolerance(card.paper, c):.1f}"
+                f"{plus_minus(c.number.value, c.number.std)}, allowed "
+                f"±{tolerance(card.paper, c):.1f}"
             )
-            for c in missed
+            for c in failures
         )
-        return f"not reproduced with {first.followed}: {far}"
-    gap, metrics = max(abs(c.gap) for c in found), ", ".join(c.number.metric for c in found)
-    shown = metrics if len(found) <= 4 else plural(len(found), "figure")
-    said = f"; differs from the print in {', '.join(first.from_print)}" if first.from_print else ""
-    return f"reproduced with {first.followed} within {gap:.1f} points ({shown}){said}"
+        return f"not reproduced with {first.matching_reading}: {deviations}"
+    gap, metrics = (
+        max(abs(c.gap) for c in comparisons),
+        ", ".join(c.number.metric for c in comparisons),
+    )
+    figures = metrics if len(comparisons) <= 4 else plural(len(comparisons), "figure")
+    print_note = (
+        f"; differs from the print in {', '.join(first.from_print)}" if first.from_print else ""
+    )
+    return (
+        f"reproduced with {first.matching_reading} within {gap:.1f} points ({figures}){print_note}"
+    )
 
 
 def tolerance(paper: Paper, comparison: Comparison) -> float:
-    """Points by which a reproduced number may be off.
+    """Return the accepted deviation in points.
 
     One, or twice the standard deviation of the difference if that is more, both of samples.
+
+    Args:
+        paper: Paper that printed the number.
+        comparison: Our figure next to the number.
     """
     spread = math.hypot(comparison.ours.std or 0.0, paper.sample_std(comparison.number) or 0.0)
-    return max(ALLOWED, 2 * spread)
+    return max(TOLERANCE, 2 * spread)
 
 
-def concerns(card: Card, experiment: Experiment, line: Line) -> bool:
-    """Whether a line of a run has a card's method, options, data set, split and number of tasks."""
+def concerns(card: Target, experiment: Experiment, line: Line) -> bool:
+    """Return whether a line has a target's method, options, data set, partition and tasks.
+
+    Args:
+        card: Target to compare with.
+        experiment: Experiment of the line.
+        line: Row of a table.
+    """
     about, result, row = experiment.about, line.results[0], card.row
     if (about.settings["dataset"], experiment.task_count) != (row.dataset, card.numbers[0].tasks):
         return False
@@ -63,10 +228,15 @@ def concerns(card: Card, experiment: Experiment, line: Line) -> bool:
     )
 
 
-def status(card: Card, experiments: Sequence[Experiment]) -> list[str]:
-    """One line for each run of the card that result files show; ``never run`` without one."""
+def status(card: Target, experiments: Sequence[Experiment]) -> list[str]:
+    """Return one line per run of the target in result files; ``never run`` without one.
+
+    Args:
+        card: Target to look for.
+        experiments: Experiments to look through.
+    """
     lines = [
-        f"run on {_when_and_where(line)}: {verdict(card, experiment, line)} [{_place(line)}]"
+        f"run on {_when_and_where(line)}: {verdict(card, experiment, line)} [{_run_folder(line)}]"
         for experiment in experiments
         for line in experiment.lines
         if concerns(card, experiment, line) and has_conditions(card, experiment)
@@ -74,13 +244,18 @@ def status(card: Card, experiments: Sequence[Experiment]) -> list[str]:
     return lines or ["never run"]
 
 
-def has_conditions(card: Card, experiment: Experiment) -> bool:
-    """Whether a run has what its row has other than the paper's other rows, such as 100 clients."""
+def has_conditions(card: Target, experiment: Experiment) -> bool:
+    """Return whether a run has the special conditions of its row, such as 100 clients.
+
+    Args:
+        card: Target with the row.
+        experiment: Experiment of the run.
+    """
     return all(experiment.settings[k] == v for k, v in card.row.settings.items())
 
 
 def _when_and_where(line: Line) -> str:
-    """Day and machine of a line's first run."""
+    """Return day and machine of a line's first run."""
     about = line.cells[0].about
     day, machine = about.started[:10] or "an unrecorded day", about.hardware
     if not machine:
@@ -88,42 +263,56 @@ def _when_and_where(line: Line) -> str:
     return f"{day}, {', '.join(map(str, machine.get('gpus') or [machine.get('cpu')]))}"
 
 
-def _place(line: Line) -> Path:
-    """Where the runs of a line stand."""
+def _run_folder(line: Line) -> Path:
+    """Return the place of a line's runs."""
     return Path(line.cells[0].place).parent
 
 
 def listing(
     results: Path, paper: str | None = None, tables: Sequence[str] = (), rows: Sequence[str] = ()
 ) -> str:
-    """List every card with what the run folders and archives below a folder say about it.
+    """List every card with the status of its runs in the run folders and archives below a folder.
 
-    Of one paper, and of the named tables and rows only, where any are named. Rows that are not
-    implemented follow. Raises FczooError for unknown names.
+    Rows that are not implemented follow.
+
+    Args:
+        results: Folder with run folders and archives.
+        paper: Key of a paper to list only its cards; None: all papers.
+        tables: Tables to list; empty: all.
+        rows: Rows to list; empty: all.
+
+    Raises:
+        FczooError: The paper, a table or a row is unknown.
     """
     used = [get_paper(paper)] if paper else [*papers().values()]
-    wanted = choose_numbers([n for p in used for n in p.numbers], tables, rows)
+    chosen_numbers = choose_numbers([n for p in used for n in p.numbers], tables, rows)
     names, reasons = set(), []
     for p in used:
-        own = [n for n in wanted if n.paper == p.name]
-        names |= {card_name(p, p.row(n), n) for n in own if n.metric_here and not p.row(n).why}
-        reasons += [f"{p.name}: {line}" for line in absent_reasons(p, own)]
+        paper_numbers = [n for n in chosen_numbers if n.paper == p.name]
+        names |= {
+            card_name(p, p.row(n), n) for n in paper_numbers if n.metric_here and not p.row(n).why
+        }
+        reasons += [f"{p.name}: {line}" for line in absent_reasons(p, paper_numbers)]
     chosen = [card for name, card in cards().items() if name in names]
-    parts = [_listed(chosen, results)] if chosen else []
+    parts = [_card_table(chosen, results)] if chosen else []
     return "\n\n".join([*parts, *reasons, "\n".join(f"{p.name}: {p.spread}." for p in used)])
 
 
-def _listed(chosen: Sequence[Card], results: Path) -> str:
+def _card_table(chosen: Sequence[Target], results: Path) -> str:
     experiments = experiments_below(results)
     rows = []
     for card in chosen:
-        shown = [f"{n.metric} {plus_minus(n.value, n.std)}" for n in card.numbers]
-        if len(shown) > 4:
-            shown = [*shown[:1], f"... {len(shown) - 2} more", shown[-1]]
-        rows.append((card.name, ", ".join(shown), "\n".join(status(card, experiments))))
+        figures = [f"{n.metric} {plus_minus(n.value, n.std)}" for n in card.numbers]
+        if len(figures) > 4:
+            figures = [*figures[:1], f"... {len(figures) - 2} more", figures[-1]]
+        rows.append((card.name, ", ".join(figures), "\n".join(status(card, experiments))))
     return tabulate(rows, ["card", "paper", "status"], maxcolwidths=[None, 34, 80])
 
 
-def spelled(words: Sequence[str]) -> str:
-    """A command as a shell takes it."""
+def shell_command(words: Sequence[str]) -> str:
+    """Format a command for a shell.
+
+    Args:
+        words: Arguments of ``fczoo``.
+    """
     return shlex.join(["fczoo", *words])

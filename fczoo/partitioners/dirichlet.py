@@ -1,4 +1,4 @@
-"""Label skew by a Dirichlet draw a class (Hsu, Qi and Brown, 2019)."""
+"""Label skew by one Dirichlet draw per class (Hsu, Qi and Brown, 2019)."""
 
 import logging
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ log = logging.getLogger("fczoo")
 @register_partitioner("dirichlet")
 @dataclass(frozen=True)
 class Dirichlet:
-    """Shares of each class over the clients are drawn from Dir(beta, ..., beta); disjoint and covering.
+    """The clients' shares of each class are drawn from Dir(beta, ..., beta); disjoint and covering.
 
-    A draw that leaves a client below ``min_size`` images is repeated, ``max_tries`` times at most; then
-    images move from the largest client to those below, and a warning says so. ``min_size`` is capped at
-    an equal share.
+    A draw that leaves a client below ``min_size`` images is repeated, ``max_tries`` times at most;
+    then images move from the largest client to those below, and a warning says so. ``min_size`` is
+    capped at an equal share.
 
     As released by fed-mammoth (HGP): ``dirichlet:BETA,draw=sample``; by PILoRA:
-    ``dirichlet:BETA,cap=on,min_size=10``; by FPPL: ``dirichlet:BETA,scope=dataset,cap=on,min_size=10``,
-    where a client may have nothing in a task.
+    ``dirichlet:BETA,cap=on,min_size=10``; by FPPL:
+    ``dirichlet:BETA,scope=dataset,cap=on,min_size=10``, where a client may have nothing in a task.
     """
 
     beta: float = option(0.5, "concentration: small is skewed, large is IID", low=1e-6)
@@ -33,10 +33,12 @@ class Dirichlet:
         kw_only=True,
     )
     draw: Literal["split", "sample"] = option(
-        "split", "cut each class at the drawn shares, or draw an owner for every image (fed-mammoth)"
+        "split",
+        "cut each class at the drawn shares, or draw an owner for every image (fed-mammoth)",
     )
     cap: bool = option(
-        False, "give nothing more to clients that hold an equal share already (released PILoRA and FPPL)"
+        False,
+        "give nothing more to clients that hold an equal share already (released PILoRA and FPPL)",
     )
     min_size: int = option(
         6, "fewest images a client may own in a task or, with scope=dataset, in all", low=1
@@ -46,13 +48,17 @@ class Dirichlet:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
         smallest = min(self.min_size, len(labels) // clients)
         for _ in range(self.max_tries):
             parts = self._once(labels, clients, rng)
             if min(map(len, parts)) >= smallest:
                 return parts
-        problem = "dirichlet:%g left a client below %d images in %d draws; the last draw was repaired"
+        problem = (
+            "dirichlet:%g left a client below %d images in %d draws; the last draw was repaired"
+        )
         log.warning(problem, self.beta, smallest, self.max_tries)
         return _repair(parts, smallest)
 
@@ -64,14 +70,18 @@ class Dirichlet:
             shares = rng.dirichlet(np.full(clients, self.beta))
             if self.cap:
                 shares = shares * (sizes < len(labels) / clients)
-            # a tiny beta can underflow to all zeros: then everything goes to one client drawn at random
-            shares = shares / shares.sum() if shares.sum() > 0 else np.eye(clients)[rng.integers(clients)]
+            # a tiny beta can underflow to all zeros: then everything goes to one client drawn at
+            # random
+            shares = (
+                shares / shares.sum()
+                if shares.sum() > 0
+                else np.eye(clients)[rng.integers(clients)]
+            )
             if self.draw == "sample":
                 owners[images] = rng.choice(clients, len(images), p=shares)
             else:
-                cuts = (np.cumsum(shares)[:-1] * len(images) + 1e-9).astype(
-                    np.int64
-                )  # 24.999... images are 25
+                # 24.999... images are 25
+                cuts = (np.cumsum(shares)[:-1] * len(images) + 1e-9).astype(np.int64)
                 owners[images] = np.repeat(np.arange(clients), np.diff([0, *cuts, len(images)]))
             sizes += np.bincount(owners[images], minlength=clients)
         return [np.flatnonzero(owners == k) for k in range(clients)]

@@ -12,7 +12,9 @@ from fczoo.core.registry import register_partitioner
 class IID:
     """Equal shares of every class; which client gets a left-over image is drawn."""
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for c in np.unique(labels):
             shares = np.array_split(rng.permutation(np.flatnonzero(labels == c)), clients)

@@ -12,25 +12,30 @@ from fczoo.core.registry import register_partitioner
 @register_partitioner("overlap")
 @dataclass(frozen=True)
 class Overlap:
-    """Every client owns a fraction of each task's classes, drawn for itself, and all images of these classes.
+    """Every client draws a fraction of each task's classes and owns all images of these.
 
-    Clients overlap, and a class may be left to nobody. The rule of GLFC, FCILPT and LGA.
+    Clients overlap, and a class may belong to no client. The rule of GLFC, FCILPT and LGA.
     """
 
     disjoint: ClassVar[bool] = False
 
     fraction: float = option(
-        0.6, "part of a task's classes that a client owns; rounded, one class at least", low=0, high=1
+        0.6,
+        "part of a task's classes that a client owns; rounded, one class at least",
+        low=0,
+        high=1,
     )
 
     def __post_init__(self) -> None:
         check_options(self)
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
         classes = np.unique(labels)
-        owned = max(1, round(self.fraction * len(classes)))
+        class_count = max(1, round(self.fraction * len(classes)))
         parts = []
         for _ in range(clients):
-            own = rng.choice(classes, owned, replace=False)
-            parts.append(np.flatnonzero(np.isin(labels, own)))
+            client_classes = rng.choice(classes, class_count, replace=False)
+            parts.append(np.flatnonzero(np.isin(labels, client_classes)))
         return parts

@@ -13,14 +13,14 @@ from fczoo.core.registry import register_partitioner
 @register_partitioner("quantity")
 @dataclass(frozen=True)
 class Quantity:
-    """Every client owns ``alpha`` classes of each task; its owners share a class, by default equally.
+    """Every client owns ``alpha`` classes of each task; owners of a class share its images.
 
-    Owners are drawn until every class has one, ``max_tries`` times at most; then a class without owner
-    replaces, at the client drawn, a class that others hold too. PILoRA's quantity-based imbalance, read
-    as fed-mammoth does.
+    By default the shares are equal. Owners are drawn until every class has one, ``max_tries`` times
+    at most; then a class without owner replaces, at the client drawn, a class that others hold too.
+    PILoRA's quantity-based imbalance, read as fed-mammoth does.
 
-    As released by FPPL: ``quantity:ALPHA,scope=dataset,anchored=on``, with alpha as a number instead of a
-    part of the classes.
+    As released by FPPL: ``quantity:ALPHA,scope=dataset,anchored=on``, with alpha as a number
+    instead of a part of the classes.
     """
 
     alpha: int = option(2, "classes a client owns in a task", low=1)
@@ -31,24 +31,33 @@ class Quantity:
     )
     max_tries: int = option(100, "draws before the repair", low=1)
     anchored: bool = option(
-        False, "client i owns class i, counted round the classes, and draws only the others (released FPPL)"
+        False,
+        "client i owns class i modulo the number of classes, and draws only the others (released "
+        "FPPL)",
     )
     draw: Literal["shares", "sample"] = option(
         "shares",
-        "share the images of a class equally among its owners, or give each image to an owner drawn at "
-        "random (fed-mammoth)",
+        "share the images of a class equally among its owners, or give each image to an owner "
+        "drawn at random (fed-mammoth)",
     )
 
     def __post_init__(self) -> None:
         check_options(self)
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
         classes = np.unique(labels)
         if self.alpha > len(classes):
-            problem = f"quantity:{self.alpha} asks for more classes than the {len(classes)} of a task"
+            problem = (
+                f"quantity:{self.alpha} asks for more classes than the {len(classes)} of a task"
+            )
             raise FczooError(f"{problem}; lower alpha or --tasks")
         if self.alpha * clients < len(classes):
-            problem = f"quantity:{self.alpha} with {clients} clients cannot cover the {len(classes)} classes"
+            problem = (
+                f"quantity:{self.alpha} with {clients} clients cannot cover the {len(classes)} "
+                "classes"
+            )
             raise FczooError(f"{problem} of a task; raise either")
         owns = self._owners(clients, len(classes), rng)
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
@@ -57,14 +66,17 @@ class Quantity:
             images = rng.permutation(np.flatnonzero(labels == c))
             shares = np.array_split(images, len(owners))
             if self.draw == "sample":
-                drawn = rng.integers(len(owners), size=len(images))
-                shares = [images[drawn == owner] for owner in range(len(owners))]
+                image_owners = rng.integers(len(owners), size=len(images))
+                shares = [images[image_owners == owner] for owner in range(len(owners))]
             for client, share in zip(owners, shares, strict=True):
                 parts[client].append(share)
         return [np.concatenate(p) for p in parts]
 
     def _owners(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
-        """Boolean [clients, classes] with ``alpha`` true entries a row and at least one a column."""
+        """Draw a Boolean [clients, classes] matrix.
+
+        Each row has ``alpha`` true entries, each column at least one.
+        """
         for _ in range(self.max_tries):
             ranks, each = rng.random((clients, classes)).argsort(1), np.arange(clients)
             if self.anchored:  # the own class changes ranks with the first one
@@ -75,6 +87,6 @@ class Quantity:
                 return owns
         for orphan in np.flatnonzero(~owns.any(0)):
             spare = np.argwhere(owns & (owns.sum(0) > 1))
-            client, shared = spare[rng.integers(len(spare))]
-            owns[client, [shared, orphan]] = False, True
+            client, surplus_class = spare[rng.integers(len(spare))]
+            owns[client, [surplus_class, orphan]] = False, True
         return owns

@@ -1,4 +1,7 @@
-"""Label skew by shards of neighbouring labels (McMahan et al., 2017), drawn as in PILoRA's released code."""
+"""Label skew by shards of neighbouring labels (McMahan et al., 2017).
+
+They are drawn as in PILoRA's released code.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,11 +16,11 @@ from fczoo.core.registry import register_partitioner
 @register_partitioner("shards")
 @dataclass(frozen=True)
 class Shards:
-    """The task's images, sorted by label, are cut into shards, of which every client draws ``alpha``.
+    """The task's images, sorted by label, are cut into shards; every client draws ``alpha``.
 
-    Clients overlap and most images are left to nobody. PILoRA's released code draws this way (its paper
-    describes ``quantity``), and draws anew in every round; here a client keeps its shards for the whole
-    task.
+    Clients overlap and most images belong to no client. PILoRA's released code draws this way (its
+    paper describes ``quantity``), and draws again in every round; here a client keeps its shards
+    for the whole task.
     """
 
     disjoint: ClassVar[bool] = False
@@ -28,7 +31,9 @@ class Shards:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def __call__(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
         if self.alpha > self.shards:
             problem = f"shards:{self.alpha} draws more than the {self.shards} shards of a task"
             raise FczooError(f"{problem}; lower alpha or raise shards")
@@ -37,6 +42,6 @@ class Shards:
             raise FczooError(f"{problem}; lower shards or --tasks")
         shards, parts = np.array_split(labels.argsort(kind="stable"), self.shards), []
         for _ in range(clients):
-            drawn = rng.choice(self.shards, self.alpha, replace=False)
-            parts.append(np.concatenate([shards[i] for i in drawn]))
+            shard_numbers = rng.choice(self.shards, self.alpha, replace=False)
+            parts.append(np.concatenate([shards[i] for i in shard_numbers]))
         return parts

@@ -1,4 +1,4 @@
-"""Finished runs of many run folders in one CSV file: a row a run, with all that tables need."""
+"""Finished runs of many run folders in one CSV file: one row per run, with all data for tables."""
 
 import csv
 import json
@@ -10,22 +10,31 @@ from typing import Any
 
 import msgspec
 
-from fczoo.core.csv_text import to_csv_text, unquote_formula
 from fczoo.core.errors import FczooError
-from fczoo.core.files import Count, Number, content_sha256, encode_json, restore_nan, typed, write_safely
+from fczoo.core.files import (
+    Count,
+    Number,
+    content_sha256,
+    convert_json,
+    encode_json,
+    restore_nan,
+    to_csv_text,
+    unquote_formula,
+    write_safely,
+)
 from fczoo.core.metrics import METRICS
 from fczoo.federation.result import MEASURED, Result, consistent
-from fczoo.reports.contamination import contamination_of
-from fczoo.reports.run_folder import About, Cell, Runs, Split, checked
-from fczoo.reports.words import option_word
+from fczoo.reports.contamination import run_contamination
+from fczoo.reports.run_folder import About, Cell, Runs, Split, check_about
+from fczoo.reports.text_format import option_word
 
 FORMAT = "fczoo-archive-1"
 NATURAL = "natural"
-SETTING = "settings."  # begins the names of the columns of settings
+SETTING = "settings."  # prefix of the columns of settings
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One run, as text or JSON; metrics and settings have columns of their own."""
+    """One run, as text or JSON; metrics and settings have their own columns."""
 
     format: str
     folder: str
@@ -66,99 +75,115 @@ class Row(msgspec.Struct, kw_only=True):
     command: str  # as a shell takes it
     earlier_commands: list[str]
     tuned: dict[str, Any] = {}  # older archives lack it
-    far: dict[str, Count] = {}  # uploads with far statistics by client; an older archive has none
+    far: dict[str, Count] = {}  # uploads with far statistics by client; older archives lack it
     warnings: list[str] = []  # of its folder
     pretraining: str = ""  # how the backbone met the classes in training; reports derive it again
 
 
+CONVERTED = {
+    "class_order",
+    "backbone",
+    "partition",
+    "versions",
+    "command",
+    "earlier_commands",
+}
+"""Columns with names of fields of ``Result`` or ``About`` but in another form."""
+_COLUMNS = [field.name for field in msgspec.structs.fields(Row) if field.name not in CONVERTED]
+RESULT_COLUMNS = [name for name in _COLUMNS if name in Result.__dataclass_fields__]
+"""Columns that hold a field of ``Result`` as it is."""
+ABOUT_COLUMNS = [name for name in _COLUMNS if name in About.__struct_fields__]
+"""Columns that hold a field of ``About`` as it is."""
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
-ANEW = "`fczoo report FOLDER --archive FILE` makes one of run folders"
-ONCE = ("backbone_shape", "train_counts", "data", "hardware", "tuned", "earlier_commands", "warnings")
+ADVICE = "`fczoo report FOLDER --archive FILE` makes one of run folders"
+FOLDER_COLUMNS = (
+    "backbone_shape",
+    "train_counts",
+    "data",
+    "hardware",
+    "tuned",
+    "earlier_commands",
+    "warnings",
+)
 """Columns that are long and the same for all runs of a folder: only its first row has them."""
 
 
 def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
-    """Write every finished run to a CSV file; returns how many were written and how many left out.
+    """Write every finished run to a CSV file.
 
-    Raises FczooError where two run folders have the same name.
+    Args:
+        found: Run folders.
+        path: File to write.
+
+    Returns:
+        Number of runs written and number of runs left out.
+
+    Raises:
+        FczooError: Two run folders have the same name.
     """
     rows, names = [], set()
     for runs in found:
         if runs.name in names:
-            raise FczooError(f"two run folders are called {runs.name}; give a folder that holds both")
+            raise FczooError(
+                f"two run folders are called {runs.name}; give a folder that holds both"
+            )
         names.add(runs.name)
-        finished = [(cell, cell.result) for cell in runs.cells if cell.result is not None]
-        for index, (cell, result) in enumerate(finished):
+        finished_runs = [(cell, cell.result) for cell in runs.cells if cell.result is not None]
+        for index, (cell, result) in enumerate(finished_runs):
             row = _cells(runs, cell, result)
-            rows.append({**row, **dict.fromkeys(ONCE, "")} if index else row)
+            rows.append({**row, **dict.fromkeys(FOLDER_COLUMNS, "")} if index else row)
     columns = dict.fromkeys(column for row in rows for column in row)
     lines = [[*columns, "sha256"]]
     for row in rows:
-        whole = {column: row.get(column, "") for column in columns}
-        lines.append([*whole.values(), content_sha256(whole)])
+        full_row = {column: row.get(column, "") for column in columns}
+        lines.append([*full_row.values(), content_sha256(full_row)])
     write_safely(path, to_csv_text(lines).encode())
     return len(rows), sum(len(runs.cells) for runs in found) - len(rows)
 
 
 def _cells(runs: Runs, cell: Cell, result: Result) -> dict[str, str]:
-    """One run's row, column by column."""
+    """Return one run's row by column."""
     about = runs.about
     natural = result.class_order == list(range(sum(result.task_sizes)))
     row = Row(
         format=FORMAT,
         folder=runs.name,
-        method=result.method,
-        seed=result.seed,
-        options=result.options,
-        remark=result.remark,
-        accuracy=result.accuracy,
-        test_counts=result.test_counts,
-        task_sizes=result.task_sizes,
+        **{name: getattr(result, name) for name in RESULT_COLUMNS},
+        **{name: getattr(about, name) for name in ABOUT_COLUMNS},
         class_order=NATURAL if natural else option_word(result.class_order),
-        trained_scalars=result.trained_scalars,
-        bytes_up=result.bytes_up,
-        bytes_down=result.bytes_down,
-        client_rounds=result.client_rounds,
-        uploaded=result.uploaded,
-        rejected=result.rejected,
-        far=result.far,
-        privacy=result.privacy,
-        seconds=result.seconds,
-        phases=result.phases,
-        client_storage=result.client_storage,
-        server_storage=result.server_storage,
-        peak_memory=result.peak_memory,
         backbone=about.backbone["name"],
         backbone_sha256=about.backbone["sha256"],
-        pretraining=contamination_of(about),
+        pretraining=run_contamination(about),
         backbone_shape={k: v for k, v in about.backbone.items() if k not in ("name", "sha256")},
         partition=about.partition["spec"],
         partition_seed=runs.split.seed,
         partition_sha256=about.partition["sha256"],
         train_images=runs.split.images,
         train_counts=runs.split.counts,
-        data=about.data,
-        split=about.split,
-        device=about.device,
-        hardware=about.hardware,
-        tuned=about.tuned,
         versions=result.versions or about.versions,
-        started=about.started,
         command=shlex.join(about.command),
         earlier_commands=[shlex.join(command) for command in about.earlier_commands],
-        warnings=about.warnings,
     )
     plain = msgspec.to_builtins(row)
-    texts = {k: v if k in TEXTS else encode_json(v, separators=(",", ":")) for k, v in plain.items()}
+    texts = {
+        k: v if k in TEXTS else encode_json(v, separators=(",", ":")) for k, v in plain.items()
+    }
     metrics = {k: encode_json(v) for k, v in result.metrics.items() if math.isfinite(v)}
     settings = {f"{SETTING}{name}": option_word(value) for name, value in about.settings.items()}
     return {**texts, **metrics, **settings}
 
 
 def read_archive(path: Path) -> list[Runs]:
-    """What ``write_archive`` wrote, by run folder.
+    """Read the runs of an archive, by run folder.
 
-    Raises FczooError, naming line and column, for anything else.
+    Args:
+        path: CSV file that ``write_archive`` wrote.
+
+    Returns:
+        One ``Runs`` per run folder.
+
+    Raises:
+        FczooError: The file is not an archive; the message names line and column.
     """
     folders: dict[str, list[Cell]] = {}
     first: dict[str, Row] = {}
@@ -167,8 +192,8 @@ def read_archive(path: Path) -> list[Runs]:
             row = _row(cells, first)
             cell = _cell(path, row, cells)
         except ValueError as error:
-            problem = f"{path} is no valid archive of runs: line {number}: {error}"
-            raise FczooError(f"{problem}; {ANEW}") from error
+            problem = f"{path} is not a valid archive of runs: line {number}: {error}"
+            raise FczooError(f"{problem}; {ADVICE}") from error
         first.setdefault(row.folder, row)
         folders.setdefault(row.folder, []).append(cell)
     return [_runs(path, first[name], cells) for name, cells in folders.items()]
@@ -179,11 +204,13 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
             if "format" not in (reader.fieldnames or ()):
-                raise FczooError(f"{path} is no archive of runs: it has no column format; {ANEW}")
+                raise FczooError(
+                    f"{path} is not an archive of runs: it has no column format; {ADVICE}"
+                )
             for cells in reader:
                 yield {k: unquote_formula(v) if isinstance(v, str) else v for k, v in cells.items()}
     except (ValueError, csv.Error) as error:
-        raise FczooError(f"{path} is no valid archive of runs: {error}; {ANEW}") from error
+        raise FczooError(f"{path} is not a valid archive of runs: {error}; {ADVICE}") from error
 
 
 def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
@@ -198,7 +225,7 @@ def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
         if field.name not in cells:
             raise ValueError(f"it lacks the column {field.name}")
         text = cells[field.name]
-        if not text and field.name in ONCE:
+        if not text and field.name in FOLDER_COLUMNS:
             if cells["folder"] not in first:
                 raise ValueError(f"{field.name} is empty in the first row of {cells['folder']}")
             content[field.name] = getattr(first[cells["folder"]], field.name)
@@ -207,66 +234,46 @@ def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
             content[field.name] = text if field.name in TEXTS else json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{field.name}: {error}") from error
-    return typed(restore_nan(content, MEASURED), Row)
+    return convert_json(restore_nan(content, MEASURED), Row)
 
 
 def _cell(path: Path, row: Row, cells: Mapping[str, str]) -> Cell:
-    """The run of one row. Raises ValueError where the row contradicts itself."""
+    """Return the run of one row.
+
+    Raises ValueError if the row contradicts itself.
+    """
     names = [name for name in cells if name.startswith(SETTING)]
-    about = checked(
+    about = check_about(
         About(
             methods={row.method: row.options},
             seeds=[row.seed],
             settings={name.removeprefix(SETTING): cells[name] for name in names if cells[name]},
             backbone={"name": row.backbone, "sha256": row.backbone_sha256, **row.backbone_shape},
             partition={"spec": row.partition, "sha256": row.partition_sha256},
-            device=row.device,
-            split=row.split,
-            data=row.data,
-            hardware=row.hardware,
-            tuned=row.tuned,
             versions=row.versions,
-            started=row.started,
             command=shlex.split(row.command),
             earlier_commands=[shlex.split(command) for command in row.earlier_commands],
-            warnings=row.warnings,
+            **{name: getattr(row, name) for name in ABOUT_COLUMNS},
         )
     )
     natural = row.class_order == NATURAL
     result = Result(
-        method=row.method,
-        options=row.options,
         settings=about.settings,
-        seed=row.seed,
         backbone=about.backbone,
         partition={**about.partition, "seed": row.partition_seed},
-        class_order=list(range(sum(row.task_sizes))) if natural else [*map(int, row.class_order.split(","))],
-        task_sizes=row.task_sizes,
-        test_counts=row.test_counts,
-        trained_scalars=row.trained_scalars,
-        remark=row.remark,
-        accuracy=row.accuracy,
+        class_order=list(range(sum(row.task_sizes)))
+        if natural
+        else [*map(int, row.class_order.split(","))],
         metrics={name: float(cells[name]) for name in METRICS if cells.get(name)},
-        bytes_up=row.bytes_up,
-        bytes_down=row.bytes_down,
-        client_rounds=row.client_rounds,
-        uploaded=row.uploaded,
-        rejected=row.rejected,
-        far=row.far,
-        privacy=row.privacy,
-        seconds=row.seconds,
-        phases=row.phases,
-        client_storage=row.client_storage,
-        server_storage=row.server_storage,
-        peak_memory=row.peak_memory,
         versions=row.versions,
+        **{name: getattr(row, name) for name in RESULT_COLUMNS},
     )
-    place = f"{path}: {row.folder}/{row.method}/seed{row.seed}"
-    return Cell(place, None, about, row.method, row.seed, consistent(result))
+    location = f"{path}: {row.folder}/{row.method}/seed{row.seed}"
+    return Cell(location, None, about, row.method, row.seed, consistent(result))
 
 
 def _runs(path: Path, row: Row, cells: Sequence[Cell]) -> Runs:
-    """The rows of one run folder, with one description for all of them."""
+    """Return the runs of one folder's rows, with one description for all."""
     methods: dict[str, dict[str, Any]] = {}
     for cell in cells:
         methods |= cell.about.methods

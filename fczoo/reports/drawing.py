@@ -14,9 +14,19 @@ from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points
 from fczoo.reports.figures import colour_order, figures
 from fczoo.reports.runs import Experiment, read_experiments
 
-# Okabe and Ito's hues for the colour-blind, darkened for thin lines; the page's --c0 to --c5 are the same
+# Okabe and Ito's hues for the colour-blind, darkened for thin lines; the page's --c0 to --c5 are
+# the same
 COLOURS = ("#0072b2", "#d55e00", "#00875f", "#b3478c", "#8a6d00", "#6a5acd")
-STROKES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)), (0, (8, 2, 2, 2)))
+STROKES = (
+    "-",
+    "--",
+    ":",
+    "-.",
+    (0, (5, 1, 1, 1, 1, 1)),
+    (0, (1, 3)),
+    (0, (8, 3)),
+    (0, (8, 2, 2, 2)),
+)
 MARKERS = "o^sDvXP*"
 MAPS = {
     "green": "Greens",
@@ -36,7 +46,11 @@ STYLE: Any = {
 
 
 def import_matplotlib() -> Any:
-    """Return the package matplotlib. Raises FczooError where it is not installed."""
+    """Return the package matplotlib.
+
+    Raises:
+        FczooError: The package is not installed.
+    """
     try:
         import matplotlib
     except ImportError as error:
@@ -45,7 +59,11 @@ def import_matplotlib() -> Any:
 
 
 def picture_class() -> Any:
-    """Return matplotlib's figure that notebooks show by itself. Raises FczooError without matplotlib."""
+    """Return matplotlib's figure as a class that notebooks show by itself.
+
+    Raises:
+        FczooError: matplotlib is not installed.
+    """
     import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawn
@@ -66,81 +84,118 @@ def picture_class() -> Any:
 
 
 def write_all_figures(places: Sequence[Path], folder: Path) -> None:
-    """The figures of all experiments at or below some places; of several each in a numbered folder."""
+    """Write the figures of all experiments of some places; several get numbered folders.
+
+    Args:
+        places: Run folders, archives, or folders that contain them.
+        folder: Folder of the figures; it is created if needed.
+
+    Raises:
+        FczooError: No run is finished, or matplotlib is not installed.
+    """
     experiments = read_experiments(places)
     order = colour_order(experiments)
     for i, experiment in enumerate(experiments, 1):
         write_figures(experiment, folder / f"{i}" if len(experiments) > 1 else folder, order)
 
 
-def write_figures(experiment: Experiment, folder: Path, order: Mapping[str, int] | None = None) -> list[Path]:
-    """Write every figure of an experiment as PNG and PDF; ``order`` is that of a whole report."""
+def write_figures(
+    experiment: Experiment, folder: Path, order: Mapping[str, int] | None = None
+) -> list[Path]:
+    """Write every figure of an experiment as PNG and PDF.
+
+    Args:
+        experiment: Experiment to draw.
+        folder: Folder of the figures; it is created if needed.
+        order: Row label -> number of its colour in a whole report; None: that of this experiment.
+
+    Returns:
+        Files that were written.
+
+    Raises:
+        FczooError: matplotlib is not installed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     order = colour_order([experiment]) if order is None else order
     written = []
     for figure in figures(experiment):
         stem = re.sub(r"[^\w=.-]+", "-", figure.name).strip("-")
-        drawn = draw(figure, order)
+        picture = draw(figure, order)
         for end in ("png", "pdf"):
             written.append(folder / f"{stem}.{end}")
-            drawn.savefig(
-                written[-1], dpi=160, **({"metadata": {"CreationDate": None}} if end == "pdf" else {})
+            picture.savefig(
+                written[-1],
+                dpi=160,
+                **({"metadata": {"CreationDate": None}} if end == "pdf" else {}),
             )
     return written
 
 
 def draw(figure: Figure, order: Mapping[str, int] | None = None) -> Any:
-    """Draw a figure with matplotlib; ``order`` numbers the colours of rows, by default as they come."""
+    """Draw a figure with matplotlib.
+
+    Args:
+        figure: Figure to draw.
+        order: Row label -> number of its colour; None: rows are numbered in their order.
+
+    Returns:
+        Figure of matplotlib.
+
+    Raises:
+        FczooError: matplotlib is not installed.
+    """
     with import_matplotlib().rc_context(STYLE):
         return _draw(figure, order if order and figure.of_methods else {})
 
 
-def _new(figsize: tuple[float, float]) -> Any:
-    drawn = picture_class()(figsize=figsize)
-    return drawn, drawn.subplots()
+def _new_picture(figsize: tuple[float, float]) -> Any:
+    picture = picture_class()(figsize=figsize)
+    return picture, picture.subplots()
 
 
 @singledispatch
 def _draw(figure: Figure, order: Mapping[str, int]) -> Any:
-    raise TypeError(f"no way to draw {type(figure).__name__}")
+    raise TypeError(f"cannot draw a {type(figure).__name__}: it is not a known kind of figure")
 
 
 @_draw.register
 def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
-    drawn, axes = _new((5.2, 3.2))
-    for label, values, colour, turn in _coloured(figure.curves, order):
+    picture, axes = _new_picture((5.2, 3.2))
+    for label, values, colour, turn in _with_colours(figure.curves, order):
         x, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
         marks = {"marker": MARKERS[turn], "markersize": 3.5} if figure.marks else {}
         strokes = {"linewidth": 1.6, "linestyle": STROKES[turn]}
         axes.plot(x, mean, label=label, color=colour, **marks, **strokes)
         if len(values) > 1:
             spread = values.std(0, ddof=1)
-            axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(
+                x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
+            )
     axes.set(xlabel=figure.x, ylabel=figure.y, yscale="log" if figure.log else "linear")
     axes.xaxis.get_major_locator().set_params(integer=True)
     if figure.marks and not figure.log:
         axes.set_ylim(bottom=0)
-    return _with_legend(drawn, axes)
+    return _with_legend(picture, axes)
 
 
 @_draw.register
 def _points(figure: Points, order: Mapping[str, int]) -> Any:
-    drawn, axes = _new((5.2, 3.2))
+    picture, axes = _new_picture((5.2, 3.2))
     if figure.diagonal:
         axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
-    joined = np.array([figure.points[label].mean(0) for label in figure.front]).reshape(-1, 2)
-    axes.plot(*joined.T, color="grey", linewidth=0.8)
-    for label, values, colour, turn in _coloured(figure.points, order):
+    front_points = np.array([figure.points[label].mean(0) for label in figure.front]).reshape(-1, 2)
+    axes.plot(*front_points.T, color="grey", linewidth=0.8)
+    for label, values, colour, turn in _with_colours(figure.points, order):
         axes.scatter(*values.T, label=label, color=colour, marker=MARKERS[turn], s=18, zorder=3)
     axes.set(xlabel=figure.x, ylabel=figure.y)
     axes.set_ylim(bottom=0)
     if figure.log:
         _logarithmic(axes)
-    return _with_legend(drawn, axes)
+    return _with_legend(picture, axes)
 
 
 def _logarithmic(axes: Any) -> None:
-    """Powers of ten on the axis of x as plain numbers; on a short axis three times them, too."""
+    """Label a logarithmic axis with plain powers of ten; on a short axis also three times them."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set(xscale="log")
@@ -155,9 +210,9 @@ def _logarithmic(axes: Any) -> None:
 @_draw.register
 def _heat(figure: Heat, order: Mapping[str, int]) -> Any:
     values = figure.values
-    beside = max([0.8, *(0.065 * len(label) for label in figure.rows)])  # inches
-    size = (max(3.5, 0.5 + beside + 0.42 * values.shape[1]), 1 + 0.33 * len(values))
-    drawn, axes = _new(size)
+    label_width = max([0.8, *(0.065 * len(label) for label in figure.rows)])  # inches
+    size = (max(3.5, 0.5 + label_width + 0.42 * values.shape[1]), 1 + 0.33 * len(values))
+    picture, axes = _new_picture(size)
     limits = {"vmin": figure.low, "vmax": figure.high}
     mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=MAPS[figure.colours], **limits)
     for (row, column), value in np.ndenumerate(values):
@@ -171,38 +226,42 @@ def _heat(figure: Heat, order: Mapping[str, int]) -> Any:
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    return drawn
+    return picture
 
 
 @_draw.register
 def _bars(figure: Bars, order: Mapping[str, int]) -> Any:
-    beside = max(0.8, 0.065 * max(map(len, figure.labels)))  # inches
-    drawn, axes = _new((4.4 + beside, 1.2 + 0.34 * len(figure.labels)))
+    label_width = max(0.8, 0.065 * max(map(len, figure.labels)))  # inches
+    picture, axes = _new_picture((4.4 + label_width, 1.2 + 0.34 * len(figure.labels)))
     start = np.zeros(len(figure.labels))
     for (part, lengths), colour in zip(figure.parts.items(), COLOURS, strict=False):
         axes.barh(figure.labels, lengths, left=start, label=part, color=colour, height=0.65)
         start += lengths
     axes.invert_yaxis()
     axes.set(xlabel=figure.x)
-    return _with_legend(drawn, axes)
+    return _with_legend(picture, axes)
 
 
-def _coloured(
+def _with_colours(
     by_label: Mapping[str, np.ndarray], order: Mapping[str, int]
 ) -> Iterator[tuple[str, np.ndarray, str, int]]:
-    """Yield each label's values with its colour, and how often that colour came before in the order."""
+    """Yield each label's values with its colour, and how often that colour came before in the
+    order.
+    """
     for i, (label, values) in enumerate(by_label.items()):
         turn, colour = divmod(order.get(label, i), len(COLOURS))
         yield label, values, COLOURS[colour], turn % len(STROKES)
 
 
 def _with_legend(figure: Any, axes: Any) -> Any:
-    """The figure with a legend below it if it needs one; a long one makes the figure higher."""
+    """Add a legend below the figure if needed; a long one increases the height."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = _columns(labels)
         figure.set_figheight(figure.get_figheight() + 0.18 * max(0, len(labels) / columns - 2))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+        )
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Figures as data: what is shown, whoever draws it — matplotlib for a paper, a page for a browser."""
+"""Figures as data, drawn by matplotlib for a paper or by a page in a browser."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,12 +7,14 @@ from typing import Literal
 import numpy as np
 
 Colours = Literal["green", "blue", "orange", "purple", "blue to red", "purple to orange"]
-"""Of a heat map: from nothing to a colour, or from one for negative values to another for positive ones."""
+"""Colours of a heat map: from nothing to one colour, or from a colour for negative values to
+another for positive ones.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What every kind of figure has."""
+    """Common fields of every kind of figure."""
 
     name: str  # also of its file
     caption: str
@@ -23,19 +25,20 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves(Figure):
-    """Curves over 1, 2, ...: of several runs their mean, with a band of one standard deviation."""
+    """Curves over 1, 2, ...: the mean of several runs, with a band of one standard deviation."""
 
     curves: Mapping[str, np.ndarray]  # label -> [runs, x]; NaN where nothing was measured
     log: bool = False  # the values' axis
-    marks: bool = True  # each value has a mark of its own
+    marks: bool = True  # each value has its own mark
 
 
 @dataclass(frozen=True, kw_only=True)
 class Points(Figure):
-    """A point a run."""
+    """One point per run."""
 
     points: Mapping[str, np.ndarray]  # label -> [runs, 2], x before y
-    front: Sequence[str] = ()  # labels that no other beats in x (less) and y (more) at once, by means
+    # labels that no other beats in x (less) and y (more) at once, by means
+    front: Sequence[str] = ()
     log: bool = False  # the axis of x
     diagonal: bool = False  # with the line y = x
 
@@ -53,12 +56,23 @@ class Heat(Figure):
     high: float | None = None
 
     def cell(self, value: float) -> str:
-        """The number in a cell, without -0."""
+        """Format the number in a cell, without -0.
+
+        Args:
+            value: Value of the cell.
+        """
         text = self.show.format(value)
         return text if float(text) else self.show.format(0)
 
     def share(self, value: float) -> float:
-        """Where a value lies between the lowest, 0, and the highest, 1."""
+        """Scale a value to 0 at the lowest and 1 at the highest.
+
+        Args:
+            value: Value of a cell.
+
+        Returns:
+            Number from 0 to 1; 0 where the lowest and the highest value are the same.
+        """
         low = float(np.nanmin(self.values)) if self.low is None else self.low
         high = float(np.nanmax(self.values)) if self.high is None else self.high
         return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.0
@@ -66,12 +80,18 @@ class Heat(Figure):
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Figure):
-    """A bar a label, made of parts."""
+    """One bar per label, made of parts."""
 
     labels: Sequence[str]
-    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)  # part -> its length in each bar
+    # part -> its length in each bar
+    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-def counted(number: int, first: int = 1) -> list[str]:
-    """Labels of rows and columns: ``1``, ``2``, ..."""
+def number_labels(number: int, first: int = 1) -> list[str]:
+    """Label rows or columns with numbers: ``1``, ``2``, ...
+
+    Args:
+        number: Number of labels.
+        first: First of them.
+    """
     return [str(first + i) for i in range(number)]

@@ -9,20 +9,31 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import read_lines
 from fczoo.core.metrics import drops, seen_accuracy
 from fczoo.federation.result import Result
-from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, counted
-from fczoo.reports.insights import insights
+from fczoo.reports.diagnostics_figures import insights
+from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
 from fczoo.reports.run_folder import ROUNDS
 from fczoo.reports.runs import Experiment, Line
 
 
 def colour_order(experiments: Iterable[Experiment]) -> dict[str, int]:
-    """Number the rows of a report: a row has the colour of its number in every figure."""
+    """Number the rows of a report; this number gives a row's colour in every figure.
+
+    Args:
+        experiments: All experiments of the report.
+
+    Returns:
+        Row label -> number from 0.
+    """
     labels = (line.label for experiment in experiments for line in experiment.lines)
     return {label: i for i, label in enumerate(dict.fromkeys(labels))}
 
 
 def figures(experiment: Experiment) -> Iterator[Figure]:
-    """All that there is to draw: of the experiment, then each line's accuracy matrix and diagnostics."""
+    """Yield all figures: of the experiment, then each line's accuracy matrix and diagnostics.
+
+    Args:
+        experiment: Experiment to show.
+    """
     yield from overview(experiment)
     for line in experiment.lines:
         yield accuracy_matrix(line)
@@ -31,13 +42,18 @@ def figures(experiment: Experiment) -> Iterator[Figure]:
 
 
 def overview(experiment: Experiment) -> Iterator[Figure]:
-    """The figures in which all lines stand beside each other, and the partition's."""
+    """Yield the figures that compare all lines, and the partition's.
+
+    Args:
+        experiment: Experiment to show.
+    """
     yield accuracy_curves(experiment)
     if len(experiment.first.task_sizes) > 1:
         yield forgetting_map(experiment)
     yield accuracy_against_bytes(experiment)
     yield accuracy_against_seconds(experiment)
-    if any(cell.folder for line in experiment.lines for cell in line.cells):  # an archive keeps no rounds
+    # an archive keeps no rounds
+    if any(cell.folder for line in experiment.lines for cell in line.cells):
         yield loss_curves(experiment)
     yield time_bars(experiment)
     if experiment.split.counts:  # a file of one result has none
@@ -45,11 +61,20 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
 
 
 def accuracy_curves(experiment: Experiment) -> Curves:
-    """Pooled accuracy after each task."""
+    """Return the accuracy over all seen classes after each task.
+
+    Args:
+        experiment: Experiment to show.
+
+    Returns:
+        Curves in percent, one row per run.
+    """
     tasks = range(len(experiment.first.task_sizes))
     return Curves(
         name="accuracy",
-        caption="Accuracy over all classes seen, after each task; band: standard deviation over seeds",
+        caption=(
+            "Accuracy over all classes seen, after each task; band: standard deviation over seeds"
+        ),
         x="tasks learned",
         y="accuracy over all classes seen, %",
         curves={
@@ -62,16 +87,26 @@ def accuracy_curves(experiment: Experiment) -> Curves:
 
 
 def forgetting_map(experiment: Experiment) -> Heat:
-    """For every method and old task the drop from its best accuracy to its last."""
+    """Return for every method and old task the drop from its best to its last accuracy.
+
+    Args:
+        experiment: Experiment to show.
+
+    Returns:
+        Heat map [lines, tasks - 1] in points, mean over seeds.
+    """
     lines = experiment.lines
     return Heat(
         name="forgetting",
-        caption="Forgetting of each task, points: best accuracy before the end minus the last; mean of seeds",
+        caption=(
+            "Forgetting of each task, points: best accuracy before the end minus the last; "
+            "mean of seeds"
+        ),
         x="task",
         y="",
         values=np.array([np.mean([drops(r.accuracy) for r in line.results], 0) for line in lines]),
         rows=[line.label for line in lines],
-        columns=counted(len(experiment.first.task_sizes) - 1),
+        columns=number_labels(len(experiment.first.task_sizes) - 1),
         colours="blue to red",
         low=-100,
         high=100,
@@ -79,7 +114,14 @@ def forgetting_map(experiment: Experiment) -> Heat:
 
 
 def accuracy_against_bytes(experiment: Experiment) -> Points:
-    """Final pooled accuracy against everything that went over the wire."""
+    """Return final accuracy against all transferred bytes.
+
+    Args:
+        experiment: Experiment to show.
+
+    Returns:
+        Points of MB in the run and A_N in percent, one per run.
+    """
     return _against(
         experiment,
         "bytes",
@@ -90,11 +132,19 @@ def accuracy_against_bytes(experiment: Experiment) -> Points:
 
 
 def accuracy_against_seconds(experiment: Experiment) -> Points:
-    """Final pooled accuracy against the time of the run."""
+    """Return final accuracy against the time of the run.
+
+    Args:
+        experiment: Experiment to show.
+
+    Returns:
+        Points of seconds and A_N in percent, one per run.
+    """
     return _against(
         experiment,
         "seconds",
-        "Final accuracy against the seconds of a run, which compare where hardware and load are the same",
+        "Final accuracy against the seconds of a run, which compare where hardware and load are "
+        "the same",
         "seconds of the run",
         lambda r: r.seconds,
     )
@@ -103,11 +153,11 @@ def accuracy_against_seconds(experiment: Experiment) -> Points:
 def _against(
     experiment: Experiment, name: str, caption: str, x: str, cost: Callable[[Result], float]
 ) -> Points:
-    """Final pooled accuracy against a cost on a logarithmic axis; runs that cost nothing have no place."""
+    """Return final accuracy against a cost on a logarithmic axis; runs without cost are omitted."""
     points = {
-        line.label: np.array([[cost(r), r.metrics["A_N"]] for r in line.results if cost(r) > 0]).reshape(
-            -1, 2
-        )
+        line.label: np.array(
+            [[cost(r), r.metrics["A_N"]] for r in line.results if cost(r) > 0]
+        ).reshape(-1, 2)
         for line in experiment.lines
     }
     means = {
@@ -127,17 +177,28 @@ def _against(
 
 
 def front(means: dict[str, np.ndarray]) -> list[str]:
-    """Labels of the points (cost, value) that no other beats in both, in order of their cost."""
-    best, kept = -np.inf, []
+    """Label the points that no other beats in both, in order of their cost.
+
+    Args:
+        means: Label -> [2]: cost (lower is better) and value (higher is better).
+    """
+    best, front_labels = -np.inf, []
     for label, (_, value) in sorted(means.items(), key=lambda item: (item[1][0], -item[1][1])):
         if value > best:
             best = value
-            kept.append(label)
-    return kept
+            front_labels.append(label)
+    return front_labels
 
 
 def partition_map(experiment: Experiment) -> Heat:
-    """Training images of every client in every task."""
+    """Return training images per client and task.
+
+    Args:
+        experiment: Experiment whose split has counts.
+
+    Returns:
+        Heat map [tasks, clients].
+    """
     counts = np.array(experiment.split.counts, dtype=float)
     return Heat(
         name="partition",
@@ -145,14 +206,24 @@ def partition_map(experiment: Experiment) -> Heat:
         x="client",
         y="task",
         values=counts,
-        rows=counted(counts.shape[0]),
-        columns=counted(counts.shape[1], first=0),
+        rows=number_labels(counts.shape[0]),
+        columns=number_labels(counts.shape[1], first=0),
         colours="blue",
     )
 
 
 def loss_curves(experiment: Experiment) -> Curves:
-    """Mean training loss of the clients in each round."""
+    """Return the clients' mean training loss per round.
+
+    Args:
+        experiment: Experiment from run folders; runs of archives have no rounds and are left out.
+
+    Returns:
+        Curves as long as the shortest run of each line.
+
+    Raises:
+        FczooError: A list of rounds is invalid.
+    """
     curves = {}
     for line in experiment.lines:
         losses = [_losses(cell.folder / ROUNDS) for cell in line.cells if cell.folder]
@@ -172,18 +243,25 @@ PHASES = ("training", "server", "surveys", "evaluation")
 
 
 def time_bars(experiment: Experiment) -> Bars:
-    """Seconds of a run by phase, mean over seeds; ``other`` is what no phase was recorded for."""
+    """Return seconds per phase, mean over seeds; ``other`` has no recorded phase.
+
+    Args:
+        experiment: Experiment to show.
+    """
     lines = experiment.lines
-    there = {phase for line in lines for r in line.results for phase in r.phases}
-    phases = (*(phase for phase in PHASES if phase in there), "other")
+    recorded_phases = {phase for line in lines for r in line.results for phase in r.phases}
+    phases = (*(phase for phase in PHASES if phase in recorded_phases), "other")
     return Bars(
         name="time",
         caption="Time by phase",
-        x="seconds a run",
+        x="seconds per run",
         y="",
         labels=[line.label for line in lines],
         parts={
-            phase: [max(0.0, float(np.mean([_seconds(r, phase) for r in line.results]))) for line in lines]
+            phase: [
+                max(0.0, float(np.mean([_seconds(r, phase) for r in line.results])))
+                for line in lines
+            ]
             for phase in phases
         },
     )
@@ -196,7 +274,14 @@ def _seconds(result: Result, phase: str) -> float:
 
 
 def accuracy_matrix(line: Line) -> Heat:
-    """Accuracy on each task after each task."""
+    """Return the accuracy on each task after each task.
+
+    Args:
+        line: Row of a table.
+
+    Returns:
+        Heat map [tasks, tasks] in percent, mean over seeds; NaN above the diagonal.
+    """
     tasks = len(line.results[0].task_sizes)
     mean = np.full((tasks, tasks), np.nan)
     for t in range(tasks):
@@ -207,8 +292,8 @@ def accuracy_matrix(line: Line) -> Heat:
         x="accuracy on task",
         y="after task",
         values=mean,
-        rows=counted(tasks),
-        columns=counted(tasks),
+        rows=number_labels(tasks),
+        columns=number_labels(tasks),
         colours="green",
         low=0,
         high=100,
@@ -216,10 +301,10 @@ def accuracy_matrix(line: Line) -> Heat:
 
 
 def _losses(path: Path) -> np.ndarray:
-    """Loss of each round, NaN where nobody drawn had data."""
+    """Return the loss per round, NaN if no participant had data."""
     try:
         return np.array([r["loss"] for r in read_lines(path, "list of rounds")], dtype=float)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FczooError(
-            f"{path} is no valid list of rounds: a round has no loss that is a number"
+            f"{path} is not a valid list of rounds: a round has no loss that is a number"
         ) from error

@@ -1,20 +1,29 @@
-"""How tables are written: plain text, Markdown, LaTeX, CSV and JSON."""
+"""Table formats: plain text, Markdown, LaTeX, CSV and JSON."""
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from fczoo.core.csv_text import to_csv_text
-from fczoo.reports.columns import COLUMNS, Column
-from fczoo.reports.contamination import contamination_of
-from fczoo.reports.describe import conditions, warnings_of
-from fczoo.reports.runs import Experiment
-from fczoo.reports.tables import Entry, Table, make_table
+from fczoo.core.files import encode_json, to_csv_text, write_json, write_safely
+from fczoo.reports.captions import conditions, describe, notes, warnings_of
+from fczoo.reports.contamination import run_contamination
+from fczoo.reports.runs import Experiment, read_experiments
+from fczoo.reports.significance import Entry
+from fczoo.reports.tables import COLUMNS, GROUPS, Column, Table, make_table
+from fczoo.reports.text_format import columns
 
 
 def number(entry: Entry | None, column: Column) -> str:
-    """``72.2``, ``72.2 ± 0.4``, or a dash for what was not recorded."""
+    """Format ``72.2``, ``72.2 ± 0.4``, or a dash if it was not recorded.
+
+    Args:
+        entry: Figure of a row; None: not recorded.
+        column: Column of the figure.
+    """
     if entry is None:
         return "–"
     mean = column.show(entry.mean)
@@ -22,26 +31,44 @@ def number(entry: Entry | None, column: Column) -> str:
 
 
 def sign(entry: Entry, like_best: str, untested: str) -> str:
-    """Return the sign of what the test against the best says; empty for a significant difference."""
+    """Return the sign for the test against the best; empty for a significant difference.
+
+    Args:
+        entry: Figure of a row.
+        like_best: Sign of an entry that does not differ significantly from the best.
+        untested: Sign of an entry that was not tested against the best.
+    """
     return like_best if entry.like_best else untested if entry.untested else ""
 
 
 def to_text(table: Table) -> str:
-    """For the terminal: ``*`` best, ``°`` second, ``~`` not significantly different from the best, ``?`` not
+    """Format a table for the terminal.
+
+    Marks: ``*`` best, ``°`` second, ``~`` not significantly different from the best, ``?`` not
     tested against it.
+
+    Args:
+        table: Table to format.
     """
-    return _tabulated(table, "simple", {"best": "*{}", "second": "°{}", "": "{}"}, ("~", "?"))
+    return _format_table(table, "simple", {"best": "*{}", "second": "°{}", "": "{}"}, ("~", "?"))
 
 
 def to_markdown(table: Table) -> str:
-    """Best bold, second underlined, ``≈`` not significantly different from the best, ``†`` not
-    tested against it.
+    """Format a table in Markdown.
+
+    Best bold, second underlined, ``≈`` not significantly different from the best, ``†`` not tested
+    against it.
+
+    Args:
+        table: Table to format.
     """
     marks = {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"}
-    return _tabulated(table, "github", marks, ("≈", "†"))
+    return _format_table(table, "github", marks, ("≈", "†"))
 
 
-def _tabulated(table: Table, style: str, marks: Mapping[str, str], signs: tuple[str, str]) -> str:
+def _format_table(
+    table: Table, style: str, marks: Mapping[str, str], signs: tuple[str, str]
+) -> str:
     def cell(entry: Entry | None, column: Column) -> str:
         text = number(entry, column)
         if entry is None:
@@ -61,7 +88,12 @@ def _align(head: Sequence[str]) -> list[str]:
 
 
 def to_latex(table: Table, caption: str) -> str:
-    """A booktabs table; the document needs ``\\usepackage{booktabs}``."""
+    r"""Format a booktabs table; the document needs ``\usepackage{booktabs}``.
+
+    Args:
+        table: Table to format.
+        caption: Its caption, without escapes.
+    """
     marks = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
     arrows = {"high": r" $\uparrow$", "low": r" $\downarrow$", "": ""}
 
@@ -86,7 +118,11 @@ def to_latex(table: Table, caption: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as LaTeX prints it."""
+    """Escape text for LaTeX.
+
+    Args:
+        text: Plain text; line breaks become blanks.
+    """
     special = {
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
@@ -97,7 +133,14 @@ def escape(text: str) -> str:
 
 
 def to_csv(experiments: Sequence[Experiment]) -> str:
-    """Every figure unrounded, as mean and standard deviation; one row a method and experiment."""
+    """Format unrounded means and standard deviations, one row per method and experiment.
+
+    Args:
+        experiments: Experiments in the order of the rows.
+
+    Returns:
+        Text of the CSV file with a header row.
+    """
     figures = [f"{name}{end}" for name in COLUMNS for end in ("", " std")]
     rows: list[list[object]] = [
         ["dataset", "partition", "backbone", "conditions", "method", "seeds", *figures, "notes"]
@@ -106,7 +149,7 @@ def to_csv(experiments: Sequence[Experiment]) -> str:
         table, about = make_table(experiment, list(COLUMNS)), experiment.about
         common = [about.settings["dataset"], about.partition["spec"], about.backbone["name"]]
         common.append("; ".join(conditions(experiment)))
-        notes = "; ".join(filter(None, (contamination_of(about), *warnings_of(experiment))))
+        notes = "; ".join(filter(None, (run_contamination(about), *warnings_of(experiment))))
         for label, seeds, row in zip(table.labels, table.seeds, table.rows, strict=True):
             values: list[float | str] = []
             for entry in row:
@@ -119,7 +162,14 @@ def to_csv(experiments: Sequence[Experiment]) -> str:
 
 
 def to_json(table: Table) -> list[dict[str, Any]]:
-    """Every figure unrounded: mean, standard deviation, value by seed, marks."""
+    """Convert a table to unrounded values: mean, standard deviation, value by seed, marks.
+
+    Args:
+        table: Table to convert.
+
+    Returns:
+        One dictionary per row.
+    """
 
     def cell(entry: Entry | None) -> dict[str, Any] | None:
         if entry is None:
@@ -137,3 +187,129 @@ def to_json(table: Table) -> list[dict[str, Any]]:
         values = {c.name: cell(e) for c, e in zip(table.columns, row, strict=True)}
         rows.append({"method": label, "seeds": seeds, "values": values})
     return rows
+
+
+MARKS = {
+    "text": ("* best, ° second", "~", "?"),
+    "markdown": ("Bold: best, underlined: second", "≈", "†"),
+    "latex": ("Bold: best, underlined: second", r"$\approx$", r"$\dagger$"),
+}
+TEST = (
+    "no significant difference to the best by a paired t test over the seeds "
+    "(two-sided, p below 0.05, not corrected for the number of methods)"
+)
+UNTESTED = (
+    "not tested against the best: fewer than two seeds in common, or a difference that is the "
+    "same with "
+    "each seed"
+)
+
+
+def report(places: Sequence[Path], style: str) -> str:
+    """Format all tables of the runs of some places.
+
+    Args:
+        places: Run folders, archives, or folders that contain them.
+        style: ``text``, ``markdown``, ``latex``, ``csv`` or ``json``.
+
+    Raises:
+        FczooError: Nothing is finished, or two folders hold the same run with other numbers.
+    """
+    experiments = read_experiments(places)
+    if style == "json":
+        return encode_json([as_json(e) for e in experiments], indent=1)
+    if style == "csv":
+        return to_csv(experiments)
+    return sections(experiments, style, GROUPS)
+
+
+def sections(experiments: Sequence[Experiment], style: str, groups: Sequence[Sequence[str]]) -> str:
+    """Format per experiment its settings, a table per group of columns, and notes.
+
+    The legend is at the end.
+
+    Args:
+        experiments: Experiments in the order of the text.
+        style: ``text``, ``markdown`` or ``latex``.
+        groups: Names of the columns of each table.
+    """
+    parts, all_tables = [], []
+    for experiment in experiments:
+        about = describe(experiment)
+        writers: dict[str, Callable[[Table], str]] = {
+            "text": to_text,
+            "markdown": to_markdown,
+            "latex": partial(to_latex, caption=about),
+        }
+        tables = [make_table(experiment, names) for names in groups]
+        parts.append("" if style == "latex" else about)  # LaTeX has it as the caption
+        parts += map(writers[style], tables)
+        parts.append(_as_comment("\n".join(notes(experiment)), style))
+        all_tables += tables
+    return "\n\n".join(
+        part for part in (*parts, _as_comment(legend(all_tables, style), style)) if part
+    )
+
+
+def legend(tables: Sequence[Table], style: str) -> str:
+    """Describe columns and marks.
+
+    Args:
+        tables: Tables that the legend explains.
+        style: ``text``, ``markdown`` or ``latex``.
+    """
+    table_columns = dict.fromkeys(column for table in tables for column in table.columns)
+    meanings = "; ".join(f"{column.name}: {column.meaning}" for column in table_columns)
+    entries = [entry for table in tables for row in table.rows for entry in row if entry]
+    mark_legend = ""
+    if any(entry.mark for entry in entries):
+        marks, like_best, untested_sign = MARKS[style]
+        many_seeds = any(len(entry.by_seed) > 1 for entry in entries)
+        untested_note = (
+            f"; {untested_sign} {UNTESTED}" if any(entry.untested for entry in entries) else ""
+        )
+        mark_legend = f"{marks}, {like_best} {TEST}{untested_note}. "
+        if not many_seeds:
+            mark_legend = f"{marks} (one seed: no difference is tested). "
+    return textwrap.fill(f"{mark_legend}{meanings}.", min(columns() or 120, 120))
+
+
+def write_summary(folder: Path) -> None:
+    """Write ``summary.{json,csv,md}`` of a run folder from its finished runs.
+
+    Args:
+        folder: Run folder, whose runs are one experiment.
+
+    Raises:
+        FczooError: No run is finished.
+    """
+    (experiment,) = read_experiments([folder])
+    write_json(folder / "summary.json", as_json(experiment))
+    write_safely(folder / "summary.csv", to_csv([experiment]).encode())
+    write_safely(folder / "summary.md", f"{sections([experiment], 'markdown', GROUPS)}\n".encode())
+
+
+def as_json(experiment: Experiment) -> dict[str, Any]:
+    """Return description, rows with every figure, notes, and unfinished runs.
+
+    Args:
+        experiment: Experiment to convert.
+    """
+    problems = [
+        {"method": c.method, "seed": c.seed, "problem": c.problem} for c in experiment.unfinished
+    ]
+    remarks = {line.label: line.remark for line in experiment.lines if line.remark}
+    return {
+        "about": describe(experiment),
+        "conditions": conditions(experiment),
+        "pretraining": run_contamination(experiment.about),
+        "rows": to_json(make_table(experiment, list(COLUMNS))),
+        "remarks": remarks,
+        "warnings": warnings_of(experiment),
+        "not_finished": problems,
+    }
+
+
+def _as_comment(text: str, style: str) -> str:
+    """Prefix lines as LaTeX comments."""
+    return textwrap.indent(text, "% ") if style == "latex" else text

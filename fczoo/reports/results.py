@@ -1,4 +1,4 @@
-"""Results as an object: for notebooks and scripts, what ``fczoo report`` is for the terminal."""
+"""Results as an object for notebooks and scripts, like ``fczoo report`` for the terminal."""
 
 import os
 from collections.abc import Iterator
@@ -12,23 +12,21 @@ from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
-from fczoo.core.options import plural, quoted
+from fczoo.core.options import plural, quote
 from fczoo.federation.result import Result
 from fczoo.reports.archive import write_archive
-from fczoo.reports.columns import COLUMNS, GROUPS, SHORT
-from fczoo.reports.describe import describe
+from fczoo.reports.captions import describe
 from fczoo.reports.drawing import draw
 from fczoo.reports.figures import accuracy_curves, colour_order
-from fczoo.reports.formats import number, to_csv
+from fczoo.reports.formats import number, sections, to_csv
 from fczoo.reports.run_folder import Runs
 from fczoo.reports.runs import Experiment, experiments_of, read_runs
-from fczoo.reports.tables import make_table
-from fczoo.reports.text import sections
+from fczoo.reports.tables import COLUMNS, GROUPS, SHORT, make_table
 
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """Finished runs, grouped into experiments whose numbers may stand in one table.
+    """Finished runs, grouped into experiments whose numbers may share one table.
 
     Iterating gives every run's ``Result``; ``str`` gives the table that ``fczoo bench`` prints.
     """
@@ -37,21 +35,34 @@ class Results:
 
     @cached_property
     def experiments(self) -> list[Experiment]:
-        """Runs with the same data, split, backbone and schedule. Raises FczooError where none is finished."""
+        """Return runs grouped by data, split, backbone and schedule.
+
+        Raises:
+            FczooError: No run is finished.
+        """
         return experiments_of(self.runs, "these results")
 
     def __iter__(self) -> Iterator[Result]:
-        return (r for experiment in self.experiments for line in experiment.lines for r in line.results)
+        return (
+            r for experiment in self.experiments for line in experiment.lines for r in line.results
+        )
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __getitem__(self, method: str) -> list[Result]:
-        """The runs of a method, in the order of their seeds. Raises KeyError where there is none."""
-        found = [result for result in self if fold(result.method) == fold(method)]
-        if not found:
+        """Return the runs of a method in the order of their seeds.
+
+        Args:
+            method: Name of the method; case does not matter.
+
+        Raises:
+            KeyError: No run has this method.
+        """
+        matches = [result for result in self if fold(result.method) == fold(method)]
+        if not matches:
             raise KeyError(method)
-        return found
+        return matches
 
     def __repr__(self) -> str:
         methods = ", ".join(dict.fromkeys(r.method for r in self))
@@ -70,12 +81,20 @@ class Results:
                 for label, row in zip(table.labels, table.rows, strict=True)
             ]
             head = ["method", *(column.name for column in table.columns)]
-            shown = tabulate(rows, head, tablefmt="html", disable_numparse=True)
-            parts.append(f"<p>{escape(describe(experiment))}</p>{shown}")
+            table_html = tabulate(rows, head, tablefmt="html", disable_numparse=True)
+            parts.append(f"<p>{escape(describe(experiment))}</p>{table_html}")
         return "".join(parts)
 
     def table(self, style: str = "text", every_column: bool = False) -> str:
-        """Tables as ``text``, ``markdown``, ``latex`` or ``csv``; ``every_column`` as in ``fczoo report``."""
+        """Format the tables of all experiments.
+
+        Args:
+            style: ``text``, ``markdown``, ``latex`` or ``csv``.
+            every_column: Whether to show all columns, as ``fczoo report`` does; CSV always has all.
+
+        Raises:
+            FczooError: The style is none of these, or no run is finished.
+        """
         style = match(style, ("text", "markdown", "latex", "csv")) or style
         if style == "csv":
             return to_csv(self.experiments)
@@ -84,7 +103,14 @@ class Results:
         return sections(self.experiments, style, GROUPS if every_column else [SHORT])
 
     def to_pandas(self) -> Any:
-        """A ``pandas.DataFrame`` with a row a run. Raises FczooError when pandas is not installed."""
+        """Convert to a ``pandas.DataFrame`` with one row per run.
+
+        Returns:
+            Data frame with method, seed, data set, partition and every figure of ``COLUMNS``.
+
+        Raises:
+            FczooError: pandas is not installed, or no run is finished.
+        """
         try:
             import pandas
         except ImportError as error:
@@ -94,27 +120,51 @@ class Results:
             for line in experiment.lines:
                 for result in line.results:
                     figures = {name: column.value(result) for name, column in COLUMNS.items()}
-                    told = {name: experiment.settings[name] for name in ("dataset", "partition")}
-                    rows.append({"method": line.label, "seed": result.seed, **told, **figures})
+                    context = {name: experiment.settings[name] for name in ("dataset", "partition")}
+                    rows.append({"method": line.label, "seed": result.seed, **context, **figures})
         return pandas.DataFrame(rows)
 
     def plot(self, experiment: int = 0) -> Any:
-        """A matplotlib figure: accuracy over all classes seen after each task, for every method."""
+        """Draw the accuracy over all classes seen after each task, for every method.
+
+        Args:
+            experiment: Index of the experiment in ``experiments``.
+
+        Returns:
+            Figure of matplotlib: a notebook shows it, ``figure.savefig(FILE)`` writes it.
+
+        Raises:
+            FczooError: matplotlib is not installed, or no run is finished.
+        """
         return draw(accuracy_curves(self.experiments[experiment]), colour_order(self.experiments))
 
     def save(self, path: str | Path) -> None:
-        """Write a CSV file with a row a run, which ``load_results`` and ``fczoo report`` read."""
+        """Write a CSV file with one row per run, which ``load_results`` and ``fczoo report`` read.
+
+        Args:
+            path: File to write.
+
+        Raises:
+            FczooError: Two run folders have the same name.
+        """
         write_archive(self.runs, Path(path))
 
 
 def load_results(*places: str | Path) -> Results:
-    """Return the finished runs in run folders and archives at or below some paths, or in saved results.
+    """Return the finished runs in run folders and archives at or below some paths, or in saved
+    results.
 
-    Raises FczooError where nothing is found or nothing is finished.
+    Args:
+        *places: Run folders, archives, folders that contain them, or files of ``Result.save``.
+
+    Raises:
+        FczooError: A place is not a path, or nothing is found, or nothing is finished.
     """
-    for place in places or (None,):
-        if not isinstance(place, str | os.PathLike):
-            raise FczooError(f"{quoted(place)} is not a path; give a run folder, archive or saved result")
-    found = Results(tuple(read_runs(map(Path, places))))
-    _ = found.experiments
-    return found
+    for path in places or (None,):
+        if not isinstance(path, str | os.PathLike):
+            raise FczooError(
+                f"{quote(path)} is not a path; give a run folder, archive or saved result"
+            )
+    results = Results(tuple(read_runs(map(Path, places))))
+    _ = results.experiments
+    return results

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import Count, read_json, read_record, through_json, typed, write_record
+from fczoo.core.files import Count, convert_json, read_json, read_record, through_json, write_record
 from fczoo.core.options import build
 from fczoo.core.registry import PARTITIONERS
 from fczoo.data.partition import HASHED_AS, load_partition
@@ -25,12 +25,21 @@ RESULT = "result.json"
 FAILURE = "failed.json"
 ROUNDS = "rounds.jsonl"
 LOG = "log.txt"
-WARNINGS = "warnings.jsonl"  # of a folder or of a run, as they are given
-FOUND = {"dataset", "methods", "trials", "tasks", "image_steps"}  # what reports say of a search
+WARNINGS = "warnings.jsonl"  # of a folder or of a run, one line per warning
+SEARCH_FIELDS = {
+    "dataset",
+    "methods",
+    "trials",
+    "tasks",
+    "image_steps",
+}  # fields of a search in reports
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``bench.json``: what was run. An empty field is one that an older version did not write."""
+    """Content of ``bench.json``, which describes the runs.
+
+    An empty field is one that an older version did not write.
+    """
 
     methods: dict[str, dict[str, Any]]  # with their options
     seeds: list[Count]
@@ -42,32 +51,36 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     data: dict[str, Any] = {}
     hardware: dict[str, Any] = {}
     versions: dict[str, Any] = {}
-    tuned: dict[str, Any] = {}  # of the file given with --tuned: how its values were found
+    tuned: dict[str, Any] = {}  # the search behind the values of the file of --tuned
     started: str = ""
     command: list[str] = []
     earlier_commands: list[list[str]] = []
     code: dict[str, str] = {}  # SHA-256 of every module that its runs use
-    changed_code: list[dict[str, Any]] = []  # when which of them had changed, and that was accepted
+    changed_code: list[dict[str, Any]] = []  # accepted changes of them, with their times
     warnings: list[str] = []  # of the command and its runs, equal ones merged
 
     def __post_init__(self) -> None:
-        """Raises ValueError where how values were found is told in part."""
-        if self.tuned and (missing := sorted(FOUND - self.tuned.keys())):
+        """Check the description of a search.
+
+        Raises:
+            ValueError: ``tuned`` lacks a field that reports show.
+        """
+        if self.tuned and (missing := sorted(SEARCH_FIELDS - self.tuned.keys())):
             raise ValueError(f"tuned has no {', '.join(missing)}")
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it, without the fields that were not written."""
+        """Return values for JSON, without fields that were not written."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         return content
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """What reports show of a partition."""
+    """Summary of a partition for reports."""
 
     spec: str
     seed: Count
     sha256: str
-    images: Count  # training images that somebody owns
+    images: Count  # training images that any client owns
     counts: list[list[Count]]  # images, [task][client]
 
 
@@ -79,7 +92,7 @@ class Cell:
     """
 
     place: str  # where it was read, for messages
-    folder: Path | None  # None: it stands in an archive
+    folder: Path | None  # None: it is in an archive
     about: About
     method: str
     seed: int
@@ -88,9 +101,9 @@ class Cell:
 
     @property
     def trials(self) -> int:
-        """Of ``fczoo tune``, behind the values of the run: its effort; 0 where they were not searched."""
-        tuned = self.about.tuned
-        return int(tuned["trials"]) if self.method in tuned.get("methods", ()) else 0
+        """Return the trials of ``fczoo tune`` behind the run's values; 0 without a search."""
+        search = self.about.tuned
+        return int(search["trials"]) if self.method in search.get("methods", ()) else 0
 
 
 @dataclass(frozen=True)
@@ -106,27 +119,27 @@ class Runs:
 
     @cached_property
     def split(self) -> Split:
-        """The partition in short."""
+        """Return a summary of the partition."""
         if self.archived is not None:
             return self.archived
         assert self.folder is not None
         partition = load_partition(self.folder / PARTITION)
-        owned = [part for task in partition.tasks for part in task]
+        client_parts = [part for task in partition.tasks for part in task]
         return Split(
             spec=partition.spec,
             seed=partition.seed,
             sha256=partition.sha256,
-            images=len(np.unique(np.concatenate(owned))),
+            images=len(np.unique(np.concatenate(client_parts))),
             counts=partition.counts().tolist(),
         )
 
 
-class _Named(msgspec.Struct):
+class _NamedHash(msgspec.Struct):
     name: str
     sha256: str
 
 
-class _Specified(msgspec.Struct):
+class _SpecHash(msgspec.Struct):
     spec: str
     sha256: str
 
@@ -136,20 +149,35 @@ class _Failure(msgspec.Struct):
 
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write ``bench.json``, with its format's version and a checksum."""
+    """Write ``bench.json``, with its format's version and a checksum.
+
+    Args:
+        folder: Run folder.
+        about: Fields of ``About``.
+    """
     write_record(folder / ABOUT, FORMAT, about)
 
 
 def read_about(folder: Path) -> About:
-    """``bench.json`` of a run folder. Raises FczooError when it is damaged or says what cannot be."""
-    path, aside = folder / ABOUT, "restore it, or leave its folder out and run the command again elsewhere"
+    """Read ``bench.json`` of a run folder.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        FczooError: The file is damaged or invalid.
+    """
+    path, aside = (
+        folder / ABOUT,
+        "restore it, or leave its folder out and run the command again elsewhere",
+    )
     try:
         written = read_record(path, "run description", About, FORMAT)
-        return _with_canonical_spec(checked(written), folder / PARTITION)
+        return _with_canonical_spec(check_about(written), folder / PARTITION)
     except FczooError as error:
         raise FczooError(f"{error}; {aside}") from error
     except ValueError as error:
-        raise FczooError(f"{path} is no valid run description: {error}; {aside}") from error
+        raise FczooError(f"{path} is not a valid run description: {error}; {aside}") from error
 
 
 def _with_canonical_spec(about: About, path: Path) -> About:
@@ -164,25 +192,29 @@ def _with_canonical_spec(about: About, path: Path) -> About:
     partition = load_partition(path)
     if not partition.has_hash(sha256, spec):
         return about
-    known = {**about.partition, "spec": canonical, "sha256": partition.sha256}
-    return msgspec.structs.replace(about, partition=known)
+    canonical_partition = {**about.partition, "spec": canonical, "sha256": partition.sha256}
+    return msgspec.structs.replace(about, partition=canonical_partition)
 
 
-def checked(about: About) -> About:
-    """The description read from a file, its settings as their types have them.
+def check_about(about: About) -> About:
+    """Return the description of a file, with settings in their types.
 
-    Raises ValueError for an impossible one.
+    Args:
+        about: Description with the settings as they were read.
+
+    Raises:
+        ValueError: The description is impossible.
     """
-    for field, kind in (("backbone", _Named), ("partition", _Specified)):
+    for field, kind in (("backbone", _NamedHash), ("partition", _SpecHash)):
         try:
-            typed(getattr(about, field), kind)
+            convert_json(getattr(about, field), kind)
         except ValueError as error:
             raise ValueError(f"{field}: {error}") from error
     for method in about.methods:
         if Path(method).name != method or "\\" in method:  # it names a folder
-            raise ValueError(f"methods: {method!r} is no name of a method")
+            raise ValueError(f"methods: {method!r} is not a name of a method")
     try:
-        settings = as_read(about.settings)
+        settings = current_settings(about.settings)
     except FczooError as error:
         raise ValueError(str(error)) from error
     if "dataset" not in settings:
@@ -190,26 +222,42 @@ def checked(about: About) -> About:
     return msgspec.structs.replace(about, settings=settings)
 
 
-def as_read(settings: Mapping[str, Any]) -> dict[str, Any]:
+def current_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that a run wrote as plain values of today's types and spelling.
 
-    Raises FczooError for a value that does not fit.
+    Args:
+        settings: Settings as the run wrote them; those unknown to this version are kept.
+
+    Raises:
+        FczooError: A value does not fit.
     """
     read = through_json(dataclasses.asdict(recorded_settings(settings)))
     return {name: read.get(name, value) for name, value in settings.items()}
 
 
 def recorded_settings(settings: Mapping[str, Any]) -> Settings:
-    """Settings that a run wrote, without those that this version does not have.
+    """Return the settings of a run, without those that this version does not have.
 
-    Raises FczooError for a value that does not fit.
+    Args:
+        settings: Settings as the run wrote them.
+
+    Raises:
+        FczooError: A value does not fit.
     """
     names = {f.name for f in dataclasses.fields(Settings)} & settings.keys()
     return build(Settings, "settings", {name: settings[name] for name in names})
 
 
 def read_folder(folder: Path, name: str) -> Runs:
-    """A run folder with all its runs. Raises FczooError for a damaged file."""
+    """Read a run folder with all its runs.
+
+    Args:
+        folder: Run folder.
+        name: Name of the folder in messages and archives.
+
+    Raises:
+        FczooError: A file is damaged.
+    """
     about = read_about(folder)
     return Runs(name, str(folder), about, tuple(read_cells(folder, about)), folder)
 
@@ -217,11 +265,18 @@ def read_folder(folder: Path, name: str) -> Runs:
 def read_saved_result(path: Path, name: str) -> Runs:
     """Read one finished run from the file that ``Result.save`` wrote.
 
-    Such a file has no counts of images per client. Raises FczooError for a damaged file.
+    Such a file has no counts of images per client.
+
+    Args:
+        path: JSON file.
+        name: Name of the runs in messages and archives.
+
+    Raises:
+        FczooError: The file is damaged.
     """
     result = read_result(path)
     try:
-        about = checked(
+        about = check_about(
             About(
                 methods={result.method: result.options},
                 seeds=[result.seed],
@@ -232,41 +287,61 @@ def read_saved_result(path: Path, name: str) -> Runs:
                 versions=result.versions,
             )
         )
-        split = typed({**result.partition, "images": 0, "counts": []}, Split)
+        split = convert_json({**result.partition, "images": 0, "counts": []}, Split)
     except ValueError as error:
         raise FczooError(f"{path} is not a valid result file: {error}; save it again") from error
-    problem = "" if result.finished else _unfinished(result)
-    cell = Cell(str(path), None, about, result.method, result.seed, None if problem else result, problem)
+    problem = "" if result.is_finished else _stop_message(result)
+    cell = Cell(
+        str(path), None, about, result.method, result.seed, None if problem else result, problem
+    )
     return Runs(name, str(path), about, (cell,), archived=split)
 
 
 def read_cells(folder: Path, about: About) -> list[Cell]:
-    """Every method and seed for which a run folder has a place, finished or not."""
+    """Read every method and seed of a run folder, finished or not.
+
+    Args:
+        folder: Run folder.
+        about: Its description, with methods and seeds.
+
+    Returns:
+        One cell per method and seed that has a folder.
+    """
     cells = []
     for method in about.methods:
         for seed in about.seeds:
-            place = folder / method / f"seed{seed}"
-            if place.is_dir():
-                result = read_result(place / RESULT) if (place / RESULT).is_file() else None
-                problem = _problem(place, result)
+            cell_folder = folder / method / f"seed{seed}"
+            if cell_folder.is_dir():
+                result = (
+                    read_result(cell_folder / RESULT) if (cell_folder / RESULT).is_file() else None
+                )
+                problem = _problem(cell_folder, result)
                 cells.append(
-                    Cell(str(place), place, about, method, seed, None if problem else result, problem)
+                    Cell(
+                        str(cell_folder),
+                        cell_folder,
+                        about,
+                        method,
+                        seed,
+                        None if problem else result,
+                        problem,
+                    )
                 )
     return cells
 
 
 def _problem(place: Path, result: Result | None) -> str:
-    """Why a run is not finished; empty for one that is."""
+    """Return why a run is not finished; empty if it is."""
     failure = place / FAILURE
     if failure.is_file():
         try:
-            return typed(read_json(failure, "failure record"), _Failure).error
+            return convert_json(read_json(failure, "failure record"), _Failure).error
         except ValueError as error:
-            raise FczooError(f"{failure} is no valid failure record: {error}") from error
+            raise FczooError(f"{failure} is not a valid failure record: {error}") from error
     if result is None:
         return "not begun"
-    return "" if result.finished else _unfinished(result)
+    return "" if result.is_finished else _stop_message(result)
 
 
-def _unfinished(result: Result) -> str:
+def _stop_message(result: Result) -> str:
     return f"stopped after task {len(result.accuracy)} of {len(result.task_sizes)}"

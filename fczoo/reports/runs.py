@@ -1,4 +1,4 @@
-"""Runs from run folders and archives: which belong side by side, and under which names."""
+"""Runs from run folders and archives, grouped into experiments and labelled."""
 
 import dataclasses
 import json
@@ -13,11 +13,13 @@ from fczoo.federation.result import Result
 from fczoo.federation.settings import MOVED, Settings
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_folder import ABOUT, About, Cell, Runs, Split, read_folder, read_saved_result
-from fczoo.reports.words import option_word
+from fczoo.reports.text_format import option_word
 
 ARCHIVE = "results.csv"  # an archive of this name is found in a folder
 WITHOUT_EFFECT = ("data_root", "device", "together", "protocol", "as_released")
-"""Settings that say where, how and after whom a run was made; they change no number."""
+"""Settings that record where and how a run was made and which source it follows; they change no
+number.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,23 @@ class Line:
 
     @property
     def remark(self) -> str:
-        """What a reader must know of the method as it ran; mostly nothing."""
+        """Return the note on the method; mostly empty."""
         return self.results[0].remark
 
     @property
     def competes(self) -> bool:
-        """Upper bounds see images that no client has; they are shown, but not ranked."""
+        """Return whether the line is ranked; upper bounds see images that no client has."""
         return not self.remark.startswith("upper bound")
 
     @property
-    def tuned(self) -> bool:
-        """Whether ``fczoo tune`` found the values of all of its runs."""
+    def is_tuned(self) -> bool:
+        """Return whether ``fczoo tune`` found the values of all of its runs."""
         return all(cell.trials for cell in self.cells)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Runs with the same data, split, backbone and schedule: their numbers may stand in one table."""
+    """Runs with the same data, split, backbone and schedule: their numbers may share one table."""
 
     lines: tuple[Line, ...]
     unfinished: tuple[Cell, ...]
@@ -61,12 +63,14 @@ class Experiment:
 
     @property
     def about(self) -> About:
-        """The first folder's description; of data, split, backbone and schedule all say the same."""
+        """Return the first folder's description; all agree on data, partition, backbone and
+        schedule.
+        """
         return self.runs[0].about
 
     @property
     def settings(self) -> dict[str, Any]:
-        return filled(self.about.settings)
+        return with_defaults(self.about.settings)
 
     @property
     def task_count(self) -> int:
@@ -85,51 +89,74 @@ class Experiment:
 
     @property
     def first(self) -> Result:
-        """Any finished result: tasks, test images and backbone are the same in all of them."""
+        """Return a finished result; tasks, test images and backbone are the same in all."""
         return self.lines[0].results[0]
 
 
-def filled(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Recorded settings with the defaults of those that an older version did not have."""
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Add defaults of settings that an older version did not have.
+
+    Args:
+        settings: Settings as a run recorded them.
+    """
     return {**{f.name: f.default for f in dataclasses.fields(Settings)}, **settings}
 
 
 def identity(about: About) -> tuple[str, ...]:
-    """Equal for runs whose numbers may stand in one table."""
-    settings = filled(about.settings)
-    by_seed = {MOVED[word] for word in settings["vary"]} - {None}
+    """Return a key that is equal for runs that may share a table.
+
+    Args:
+        about: Description of a run folder.
+    """
+    settings = with_defaults(about.settings)
+    by_seed = {MOVED[source] for source in settings["vary"]} - {None}
     split = settings["partition"] if by_seed else about.partition["sha256"]
-    by_split = () if by_seed else ("partition_seed",)  # the same split may have come of another one
-    apart = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed)
-    same = [encode_json(value) for name, value in settings.items() if name not in apart]
+    by_split = () if by_seed else ("partition_seed",)  # other seeds may draw the same split
+    excluded_names = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed)
+    same = [encode_json(value) for name, value in settings.items() if name not in excluded_names]
     return (*same, about.backbone["sha256"], split)
 
 
 def places_below(place: Path) -> list[Path]:
-    """The run folders and archives that a path names, or that lie below it."""
+    """Return the run folders and archives that a path names or contains.
+
+    Args:
+        place: File, run folder or any other folder.
+    """
     if place.is_file() or (place / ABOUT).is_file():
         return [place]
     return sorted([*(p.parent for p in place.rglob(ABOUT)), *place.rglob(ARCHIVE)])
 
 
 def read_runs(places: Iterable[Path]) -> list[Runs]:
-    """What run folders and archives at or below some places hold.
+    """Read the run folders and archives of some places.
 
-    Raises FczooError for a place without any.
+    Args:
+        places: Run folders, archives, saved results, or folders that contain them.
+
+    Returns:
+        One ``Runs`` per run folder or saved result; a path that two places contain is read once.
+
+    Raises:
+        FczooError: A place has none, or a file is damaged.
     """
-    found: dict[Path, Runs | list[Runs]] = {}
-    for place in places:
-        here = places_below(place)
-        if not here:
+    runs_by_path: dict[Path, Runs | list[Runs]] = {}
+    for root in places:
+        paths = places_below(root)
+        if not paths:
             raise FczooError(
-                f"no run folder at or below {place}; give a folder that fczoo bench wrote, or an "
+                f"no run folder at or below {root}; give a folder that fczoo bench wrote, or an "
                 f"archive of runs"
             )
-        for path in here:
-            name = path.resolve().name if path == place else path.relative_to(place).as_posix()
-            if path not in found:
-                found[path] = _read(path, name)
-    return [runs for some in found.values() for runs in (some if isinstance(some, list) else [some])]
+        for path in paths:
+            name = path.resolve().name if path == root else path.relative_to(root).as_posix()
+            if path not in runs_by_path:
+                runs_by_path[path] = _read(path, name)
+    return [
+        runs
+        for some in runs_by_path.values()
+        for runs in (some if isinstance(some, list) else [some])
+    ]
 
 
 def _read(path: Path, name: str) -> Runs | list[Runs]:
@@ -139,46 +166,65 @@ def _read(path: Path, name: str) -> Runs | list[Runs]:
 
 
 def read_experiments(places: Sequence[Path]) -> list[Experiment]:
-    """What some places hold, one experiment for each data set, split, backbone and schedule.
+    """Read some places into one experiment per data set, partition, backbone and schedule.
 
-    Raises FczooError where nothing is finished, or where two folders hold the same run with other numbers.
+    Args:
+        places: Run folders, archives, or folders that contain them.
+
+    Raises:
+        FczooError: Nothing is finished, or two folders hold the same run with other numbers.
     """
     return experiments_of(read_runs(places), ", ".join(map(str, places)))
 
 
 def experiments_below(place: Path) -> list[Experiment]:
-    """What a folder holds, as ``read_experiments`` says; nothing where there is no finished run in it."""
-    return _grouped(read_runs([place])) if place.exists() and places_below(place) else []
+    """Read a folder as ``read_experiments`` does; empty without a finished run.
+
+    Args:
+        place: Folder, which may not exist.
+    """
+    return _group_runs(read_runs([place])) if place.exists() and places_below(place) else []
 
 
 def experiments_of(found: Iterable[Runs], place: str) -> list[Experiment]:
-    """Runs grouped as ``read_experiments`` does; ``place`` is where they are, for messages."""
-    experiments = _grouped(found)
+    """Group runs as ``read_experiments`` does.
+
+    Args:
+        found: Runs of any folders.
+        place: Their source, for messages.
+
+    Raises:
+        FczooError: Nothing is finished, or two folders hold the same run with other numbers.
+    """
+    experiments = _group_runs(found)
     if not experiments:
-        raise FczooError(f"no run is finished in {place}; the same bench command carries on")
+        raise FczooError(f"no run is finished in {place}; the same bench command resumes")
     return experiments
 
 
-def _grouped(found: Iterable[Runs]) -> list[Experiment]:
+def _group_runs(found: Iterable[Runs]) -> list[Experiment]:
     groups: dict[tuple[str, ...], list[tuple[dict[int, str], list[Runs]]]] = {}
     for runs in found:
         images, alike = _images(runs.about), groups.setdefault(identity(runs.about), [])
-        fitting = (g for g in alike if all(g[0].get(s, sha256) == sha256 for s, sha256 in images.items()))
+        fitting = (
+            g for g in alike if all(g[0].get(s, sha256) == sha256 for s, sha256 in images.items())
+        )
         group = next(fitting, None)
         if group is None:
             alike.append(group := ({}, []))
         group[0].update(images)
         group[1].append(runs)
-    grouped = [_experiment(runs) for alike in groups.values() for _, runs in alike]
-    return [experiment for experiment in grouped if experiment.lines]
+    experiments = [_experiment(runs) for alike in groups.values() for _, runs in alike]
+    return [experiment for experiment in experiments if experiment.lines]
 
 
 def _images(about: About) -> dict[int, str]:
-    """SHA-256 of the images in order of the classes, by the seed that moves this order, 0 where none does.
+    """Return the SHA-256 of the images in class order, by the seed that changes this order; else by
+    0.
 
     Empty where an older version did not write it.
     """
-    seeds = about.seeds if "class-order" in filled(about.settings)["vary"] else [0]
+    seeds = about.seeds if "class-order" in with_defaults(about.settings)["vary"] else [0]
     return dict.fromkeys(seeds, about.data["sha256"]) if about.data else {}
 
 
@@ -190,13 +236,14 @@ def _experiment(runs: Sequence[Runs]) -> Experiment:
             continue
         options = encode_json(cell.result.options)
         by_seed = groups.setdefault((cell.method, options), {})
-        before = by_seed.setdefault(cell.seed, cell)
-        if before.result is not None and not _same_numbers(before.result, cell.result):
+        earlier_cell = by_seed.setdefault(cell.seed, cell)
+        if earlier_cell.result is not None and not _same_numbers(earlier_cell.result, cell.result):
             raise FczooError(
-                f"{cell.method} with seed {cell.seed} is in {before.place} and, with other numbers, "
+                f"{cell.method} with seed {cell.seed} is in {earlier_cell.place} and, with other "
+                "numbers, "
                 f"in {cell.place}; give one of the two"
             )
-        if cell.trials > before.trials:  # a search that found what was run by hand as well
+        if cell.trials > earlier_cell.trials:  # a search found values that were also run by hand
             by_seed[cell.seed] = cell
     lines = [
         Line(_label(key, groups), tuple(by_seed[s] for s in sorted(by_seed)))
@@ -206,36 +253,49 @@ def _experiment(runs: Sequence[Runs]) -> Experiment:
 
 
 def _same_numbers(a: Result, b: Result) -> bool:
-    """Whether two runs of the same settings came to the same, times aside."""
-    return repr(a.accuracy) == repr(b.accuracy) and (a.bytes_up, a.bytes_down) == (b.bytes_up, b.bytes_down)
+    """Return whether two runs of the same settings have the same results apart from times."""
+    return repr(a.accuracy) == repr(b.accuracy) and (a.bytes_up, a.bytes_down) == (
+        b.bytes_up,
+        b.bytes_down,
+    )
 
 
 def _label(key: tuple[str, str], groups: Mapping[tuple[str, str], Mapping[int, Cell]]) -> str:
-    """The method's name, with those options in which it differs from its namesakes.
+    """Return the method's name with the options in which it differs from its namesakes.
 
-    Rates, which a search finds for each of them, are left out where other options tell all of them apart.
+    Rates, which a search finds for each of them, are left out where other options distinguish all
+    of them.
     """
     method = key[0]
-    own = json.loads(key[1])
+    own_options = json.loads(key[1])
     namesakes = [json.loads(options) for name, options in groups if name == method]
-    differing = [n for n in own if any(other.get(n) != own[n] for other in namesakes)]
-    without = [{n: v for n, v in other.items() if not is_rate(n)} for other in namesakes]
-    if all(without.count(other) == 1 for other in without):
+    differing = [
+        n for n in own_options if any(namesake.get(n) != own_options[n] for namesake in namesakes)
+    ]
+    without = [{n: v for n, v in namesake.items() if not is_rate(n)} for namesake in namesakes]
+    if all(without.count(namesake) == 1 for namesake in without):
         differing = [n for n in differing if not is_rate(n)]
     if not differing:
         return method
-    return f"{method} ({', '.join(f'{n}={_short(n, own, namesakes)}' for n in differing)})"
+    return f"{method} ({', '.join(f'{n}={_short(n, own_options, namesakes)}' for n in differing)})"
 
 
 def is_rate(option: str) -> bool:
-    """Whether an option is a learning rate, by its name: ``lr``, ``lr_lora``, ``server_lr``."""
+    """Return whether an option is a learning rate by name: ``lr``, ``lr_lora``, ``server_lr``.
+
+    Args:
+        option: Name of the option.
+    """
     return "lr" in option.split("_")
 
 
 def _short(name: str, own: Mapping[str, Any], namesakes: Sequence[Mapping[str, Any]]) -> str:
-    """An option's value in words: three digits of a number, where those tell it from others."""
-    digits = [float(f"{v:.3g}") if isinstance(v := other.get(name), float) else v for other in namesakes]
-    values = [other.get(name) for other in namesakes]
+    """Format an option's value with three digits, or more where needed to distinguish it."""
+    digits = [
+        float(f"{v:.3g}") if isinstance(v := namesake.get(name), float) else v
+        for namesake in namesakes
+    ]
+    values = [namesake.get(name) for namesake in namesakes]
     if len({*map(repr, digits)}) == len({*map(repr, values)}):
         return option_word(digits[values.index(own[name])])
     return option_word(own[name])

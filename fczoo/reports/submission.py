@@ -1,4 +1,4 @@
-"""Run folders on their way into an archive: what is checked before somebody else's result enters a table."""
+"""Checks of run folders before their results enter an archive and its tables."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -8,10 +8,10 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, read_json
 from fczoo.core.registry import DATASETS, create_method
-from fczoo.data.asynchronous import in_stages
 from fczoo.data.partition import load_partition
 from fczoo.data.stream import DOMAINS, make_tasks
-from fczoo.federation.code import code_of, digest
+from fczoo.data.task_schedule import in_stages
+from fczoo.federation.environment import code_of, digest
 from fczoo.federation.result import Result
 from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.run_folder import (
@@ -21,49 +21,61 @@ from fczoo.reports.run_folder import (
     About,
     Cell,
     Runs,
-    as_read,
+    current_settings,
     recorded_settings,
 )
-from fczoo.reports.runs import WITHOUT_EFFECT, filled, identity, read_runs
+from fczoo.reports.runs import WITHOUT_EFFECT, identity, read_runs, with_defaults
 
 VERSIONS = ("fczoo", "python", "torch", "torchvision", "timm", "numpy", "code")
-WHOLE = 1e-4  # images by which a rounded percentage may miss a whole number
-AGAIN = "run it again with this version of fczoo"
+ROUNDING_TOLERANCE = 1e-4  # images by which a rounded percentage may miss a whole number
+RERUN_ADVICE = "run it again with this version of fczoo"
 DATA = ("dataset", "train_per_class", "test_per_class", "stored_size")
-"""Settings that, with the order of classes, say which images a run sees."""
+"""Settings that, with the order of classes, determine the images of a run."""
 
 
 def submit(place: Path, archive: Path, enter: bool = True) -> tuple[int, list[str]]:
-    """Check the run folders at or below a place and, with ``enter``, append their runs to an archive.
+    """Check the run folders at or below a place and append their runs to an archive.
 
-    Returns how many runs there are, and every fault in a line; with a fault nothing is entered. Raises
-    FczooError where nothing can be read or a file is damaged.
+    Args:
+        place: Run folder, or folder that contains run folders.
+        archive: CSV file; it is created if needed.
+        enter: Whether to write the archive; False: only check.
+
+    Returns:
+        Number of runs, and one line per fault; with a fault nothing is entered.
+
+    Raises:
+        FczooError: Nothing can be read, or a file is damaged.
     """
-    found = [_named(runs, place) for runs in read_runs([place])]
-    entered = read_archive(archive) if archive.exists() else []
+    new_runs = [_rename_runs(runs, place) for runs in read_runs([place])]
+    archive_runs = read_archive(archive) if archive.exists() else []
     faults = [
-        fault for i, runs in enumerate(found) for fault in _faults(runs, [*entered, *found[:i]], archive)
+        fault
+        for i, runs in enumerate(new_runs)
+        for fault in _faults(runs, [*archive_runs, *new_runs[:i]], archive)
     ]
     if enter and not faults:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        write_archive([*entered, *found], archive)
-    return sum(len(runs.cells) for runs in found), faults
+        write_archive([*archive_runs, *new_runs], archive)
+    return sum(len(runs.cells) for runs in new_runs), faults
 
 
-def _named(runs: Runs, place: Path) -> Runs:
-    """The runs of a folder by its name; those of folders below it by its name and theirs."""
+def _rename_runs(runs: Runs, place: Path) -> Runs:
+    """Return the runs of a folder under its name, with subfolders' names appended."""
     if runs.folder is None:
-        raise FczooError(f"{runs.place} stands in an archive; give the run folder that fczoo bench wrote")
+        raise FczooError(
+            f"{runs.place} is in an archive; give the run folder that fczoo bench wrote"
+        )
     if runs.folder == place:
         return runs
     return dataclasses.replace(runs, name=f"{place.resolve().name}/{runs.name}")
 
 
 def _faults(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
-    """Everything for which a folder is not taken."""
+    """Yield every reason to reject a folder."""
     assert runs.folder is not None
     yield from _incomplete(runs, runs.folder)
-    yield from _unsealed(runs, runs.folder)
+    yield from _missing_checksums(runs, runs.folder)
     yield from _code(runs)
     for cell in runs.cells:
         if cell.result is not None:
@@ -71,7 +83,7 @@ def _faults(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]
             yield from _impossible(cell, cell.result)
             yield from _test_set(cell, cell.result)
     yield from _other_data(runs, entered, archive)
-    yield from _there_already(runs, entered, archive)
+    yield from _duplicates(runs, entered, archive)
 
 
 def _incomplete(runs: Runs, folder: Path) -> Iterator[str]:
@@ -79,41 +91,48 @@ def _incomplete(runs: Runs, folder: Path) -> Iterator[str]:
     for method in runs.about.methods:
         for seed in runs.about.seeds:
             if problem := problems.get((method, seed), "not begun"):
-                where = f"{folder}: {method} seed {seed} is not finished ({' '.join(problem.split())})"
-                yield f"{where}; go on with `fczoo bench --resume --out {folder}`"
+                fault = (
+                    f"{folder}: {method} seed {seed} is not finished ({' '.join(problem.split())})"
+                )
+                yield f"{fault}; continue with `fczoo bench --resume --out {folder}`"
 
 
-def _unsealed(runs: Runs, folder: Path) -> Iterator[str]:
-    """Files without a checksum; where there is one, it was compared as the file was read."""
-    files = [folder / ABOUT, *(cell.folder / RESULT for cell in runs.cells if cell.result and cell.folder)]
+def _missing_checksums(runs: Runs, folder: Path) -> Iterator[str]:
+    """Yield files without a checksum; others were checked when read."""
+    files = [
+        folder / ABOUT,
+        *(cell.folder / RESULT for cell in runs.cells if cell.result and cell.folder),
+    ]
     for path in files:
         if "sha256" not in read_json(path, "file of a run"):
-            yield f"{path} has no checksum: an older version wrote it, or no fczoo did; {AGAIN}"
+            yield f"{path} has no checksum: an older version or another program wrote it; {RERUN_ADVICE}"
 
 
 def _code(runs: Runs) -> Iterator[str]:
     about = runs.about
     if about.changed_code:
         when = ", ".join(str(change.get("when", "?")) for change in about.changed_code)
-        yield f"{runs.place}: code changed between its runs ({when}), and that was accepted; {AGAIN}"
+        yield (
+            f"{runs.place}: code changed between its runs ({when}), and that was accepted; {RERUN_ADVICE}"
+        )
     if not about.code:
-        yield f"{runs.place}: {ABOUT} has no hashes of the code; {AGAIN}"
+        yield f"{runs.place}: {ABOUT} has no hashes of the code; {RERUN_ADVICE}"
         return
     for cell in runs.cells:
         made_by = cell.result.versions.get("code") if cell.result else None
-        expected = _digest(about, cell)
-        if made_by and expected and made_by != expected:
-            yield f"{cell.place}: its result was made by other code than {ABOUT} names; {AGAIN}"
+        code_digest = _digest(about, cell)
+        if made_by and code_digest and made_by != code_digest:
+            yield f"{cell.place}: its result was made by other code than {ABOUT} names; {RERUN_ADVICE}"
 
 
 def _digest(about: About, cell: Cell) -> str:
-    """The hash of the code of one run by the folder's description; empty where that cannot be told here."""
+    """Return the hash of the code of one run by its description; empty if it is unknown here."""
     if len(about.methods) == 1:
         return digest(about.code)
     try:
         method = create_method(cell.method, **about.methods[cell.method])
         modules = code_of(recorded_settings(about.settings), method)
-    except FczooError:  # of a plug-in, or of options that this version does not have
+    except FczooError:  # a missing plug-in, or options that this version does not have
         return ""
     if not modules.keys() <= about.code.keys():  # this version is made of other modules
         return ""
@@ -121,111 +140,157 @@ def _digest(about: About, cell: Cell) -> str:
 
 
 def _contradictions(cell: Cell, result: Result, folder: Path) -> Iterator[str]:
-    """In what a result does not belong to its folder, and what it leaves out."""
+    """Yield mismatches of a result with its folder, and missing values."""
     about, partition = cell.about, load_partition(folder / PARTITION)
     if missing := [name for name in VERSIONS if not result.versions.get(name)]:
-        yield f"{cell.place}: the versions of {', '.join(missing)} are not recorded; {AGAIN}"
-    own, told = filled(as_read(result.settings)), filled(about.settings)
+        yield f"{cell.place}: the versions of {', '.join(missing)} are not recorded; {RERUN_ADVICE}"
+    result_settings, folder_settings = (
+        with_defaults(current_settings(result.settings)),
+        with_defaults(about.settings),
+    )
     spec, sha256 = result.partition.get("spec", ""), result.partition.get("sha256", "")
     sha256 = partition.sha256 if partition.has_hash(sha256, spec) else sha256
-    other = [
-        name for name in told if name not in (*WITHOUT_EFFECT, "min_clients") and own[name] != told[name]
+    differing_names = [
+        name
+        for name in folder_settings
+        if name not in (*WITHOUT_EFFECT, "min_clients")
+        and result_settings[name] != folder_settings[name]
     ]
     pairs: tuple[tuple[str, Any, Any], ...] = (
         ("method and seed", (result.method, result.seed), (cell.method, cell.seed)),
         ("options", result.options, about.methods[cell.method]),
-        ("settings " + ", ".join(other), bool(other), False),
+        ("settings " + ", ".join(differing_names), bool(differing_names), False),
         ("backbone", result.backbone.get("sha256"), about.backbone["sha256"]),
         ("partition", sha256, about.partition["sha256"]),
         ("partition file", partition.sha256, about.partition["sha256"]),
-        ("data set of the partition", partition.dataset, told["dataset"]),
+        ("data set of the partition", partition.dataset, folder_settings["dataset"]),
         ("class order", result.class_order, list(partition.class_order)),
         ("number of tasks", len(result.task_sizes), len(partition.tasks)),
     )
-    for what, here, there in pairs:
-        if here != there:
-            yield f"{cell.place}: {what} differs from the folder's description; take the files of one bench"
+    for quantity, result_value, folder_value in pairs:
+        if result_value != folder_value:
+            yield (
+                f"{cell.place}: {quantity} differs from the folder's description; "
+                "take the files of one bench"
+            )
 
 
 def _impossible(cell: Cell, result: Result) -> Iterator[str]:
-    """Figures that no run has."""
-    hits = [a * n / 100 for row in result.accuracy for a, n in zip(row, result.test_counts, strict=False)]
-    if any(abs(hit - round(hit)) > WHOLE for hit in hits):
-        yield f"{cell.place}: an accuracy is no whole number of its task's test images; {AGAIN}"
-    if result.uploaded and result.bytes_up != (sent := sum(result.uploaded.values())):
-        yield f"{cell.place}: bytes_up is {result.bytes_up}, but its kinds of content are {sent}; {AGAIN}"
+    """Yield figures that are impossible."""
+    hits = [
+        a * n / 100
+        for row in result.accuracy
+        for a, n in zip(row, result.test_counts, strict=False)
+    ]
+    if any(abs(hit - round(hit)) > ROUNDING_TOLERANCE for hit in hits):
+        yield f"{cell.place}: an accuracy is not a whole number of its task's test images; {RERUN_ADVICE}"
+    if result.uploaded and result.bytes_up != (content_bytes := sum(result.uploaded.values())):
+        yield (
+            f"{cell.place}: bytes_up is {result.bytes_up}, "
+            f"but its kinds of content are {content_bytes}; {RERUN_ADVICE}"
+        )
 
 
 def _test_set(cell: Cell, result: Result) -> Iterator[str]:
-    """Where the numbers of classes and test images are not those of the data set."""
-    settings = filled(cell.about.settings)
+    """Yield class and test image counts that differ from the data set's."""
+    settings = with_defaults(cell.about.settings)
     name = settings["dataset"]
     advice = f"see `fczoo data check {name}`"
     if name not in DATASETS.names():
-        yield f"{cell.place}: data set {name} is not known here, nor are its test images; install its plug-in"
+        yield (
+            f"{cell.place}: data set {name} is unknown here, so its test images cannot be checked; "
+            "install its plug-in"
+        )
         return
     if not cell.about.data.get("sha256") or not cell.about.split:
-        yield f"{cell.place}: it does not say which images it saw; {AGAIN}"
+        yield f"{cell.place}: it does not record which images it used; {RERUN_ADVICE}"
     cls = DATASETS.get(name)
-    staged = in_stages(settings["moving"], settings["task_order"])
-    if settings["tasks"] == DOMAINS or staged:
+    has_stages = in_stages(settings["moving"], settings["task_order"])
+    if settings["tasks"] == DOMAINS or has_stages:
         return
     classes, sizes = len(result.class_order), list(result.task_sizes)
     if cls.classes and classes != cls.classes:
         yield f"{cell.place}: {classes} classes, but {name} has {cls.classes}; {advice}"
-    if sizes != (made := [task.size for task in make_tasks(name, classes, settings["tasks"])]):
-        yield f"{cell.place}: tasks of {sizes} classes, but its settings make {made}; {AGAIN}"
+    if sizes != (
+        schedule_sizes := [task.size for task in make_tasks(name, classes, settings["tasks"])]
+    ):
+        yield (
+            f"{cell.place}: tasks of {sizes} classes, "
+            f"but its settings make {schedule_sizes}; {RERUN_ADVICE}"
+        )
     if cls.official is None:
         return
-    each, wanted = cls.official.test_per_class, settings["test_per_class"]
+    each, test_limit = cls.official.test_per_class, settings["test_per_class"]
     if each:
-        expected = [size * min(each, wanted or each) for size in result.task_sizes]
-        if result.test_counts != expected:
-            told = f"{sum(result.test_counts)} test images, but {name} gives {sum(expected)}"
-            yield f"{cell.place}: {told} with these settings, task by task; {advice}"
-    elif wanted is None and cls.official.test and sum(result.test_counts) != cls.official.test:
-        told = f"{sum(result.test_counts)} test images, but {name} has {cls.official.test}"
-        yield f"{cell.place}: {told}; {advice}"
+        official_counts = [size * min(each, test_limit or each) for size in result.task_sizes]
+        if result.test_counts != official_counts:
+            mismatch = (
+                f"{sum(result.test_counts)} test images, but {name} gives {sum(official_counts)}"
+            )
+            yield f"{cell.place}: {mismatch} with these settings, task by task; {advice}"
+    elif test_limit is None and cls.official.test and sum(result.test_counts) != cls.official.test:
+        mismatch = f"{sum(result.test_counts)} test images, but {name} has {cls.official.test}"
+        yield f"{cell.place}: {mismatch}; {advice}"
 
 
 def _other_data(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
-    """Where the archive has runs on the same images by name, and these were others."""
+    """Yield a fault if the archive has runs on other images of the same name."""
     mine = _images(runs)
-    for other in entered:
-        if mine is None or _images(other) != mine:
+    for archive_entry in entered:
+        if mine is None or _images(archive_entry) != mine:
             continue
-        for what, here, there in (
-            ("images", runs.about.data.get("sha256"), other.about.data.get("sha256")),
-            ("test part", runs.about.split, other.about.split),
+        for quantity, our_hash, archive_hash in (
+            ("images", runs.about.data.get("sha256"), archive_entry.about.data.get("sha256")),
+            ("test part", runs.about.split, archive_entry.about.split),
         ):
-            if here and there and here != there:
-                told = f"{runs.place}: its {what} ({here[:12]}) are not those of {other.name} in {archive}"
+            if our_hash and archive_hash and our_hash != archive_hash:
+                mismatch = (
+                    f"{runs.place}: its {quantity} ({our_hash[:12]}) are not those of "
+                    f"{archive_entry.name} in {archive}"
+                )
                 advice = f"fczoo data check {runs.about.settings['dataset']}"
-                yield f"{told} ({there[:12]}), with the same settings; see `{advice}`"
+                yield f"{mismatch} ({archive_hash[:12]}), with the same settings; see `{advice}`"
                 return
 
 
 def _images(runs: Runs) -> tuple[Any, ...] | None:
-    """What says which images a folder's runs see; None where none is finished."""
-    settings = filled(runs.about.settings)
+    """Return a key of the images of a folder's runs; None if none is finished."""
+    settings = with_defaults(runs.about.settings)
     orders = [cell.result.class_order for cell in runs.cells if cell.result]
     domains = settings["tasks"] == DOMAINS
     return (*(settings[name] for name in DATA), domains, orders[0]) if orders else None
 
 
-def _there_already(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
-    known = {
-        (identity(other.about), *_key(cell)): f"{other.name}/{cell.method}/seed{cell.seed}"
-        for other in entered
-        for cell in other.cells
+def _duplicates(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
+    archive_names = {
+        (
+            identity(archive_entry.about),
+            *_key(cell),
+        ): f"{archive_entry.name}/{cell.method}/seed{cell.seed}"
+        for archive_entry in entered
+        for cell in archive_entry.cells
     }
-    found = [(cell, known.get((identity(runs.about), *_key(cell)))) for cell in runs.cells]
-    for cell, there in found:
-        if there:
-            yield f"{cell.place} stands in {archive} already, as {there}; submit a folder without it"
-    if runs.name in {other.name for other in entered} and not any(there for _, there in found):
-        yield f"{runs.place}: {archive} has other runs in a folder called {runs.name}; rename this one"
+    cells_with_names = [
+        (cell, archive_names.get((identity(runs.about), *_key(cell)))) for cell in runs.cells
+    ]
+    for cell, archive_name in cells_with_names:
+        if archive_name:
+            yield (
+                f"{cell.place} is in {archive} already, as {archive_name}; "
+                "submit a folder without it"
+            )
+    if runs.name in {archive_entry.name for archive_entry in entered} and not any(
+        archive_name for _, archive_name in cells_with_names
+    ):
+        yield (
+            f"{runs.place}: {archive} has other runs in a folder called {runs.name}; "
+            "rename this one"
+        )
 
 
 def _key(cell: Cell) -> tuple[str, str, int]:
-    return cell.method, encode_json(cell.result.options if cell.result else {}, sort_keys=True), cell.seed
+    return (
+        cell.method,
+        encode_json(cell.result.options if cell.result else {}, sort_keys=True),
+        cell.seed,
+    )

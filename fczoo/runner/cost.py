@@ -1,144 +1,346 @@
-"""What a method trains, sends and computes, measured from one client's step on random weights."""
+"""Cost of a method: trained tensors, bytes and operations of a client's step on random weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fczoo.backbones.load import configuration
-from fczoo.core.backbone import Backbone
+from fczoo.core.backbone import Backbone, ViTConfig
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Distils, Method
+from fczoo.core.method import Method
+from fczoo.core.options import with_fewest_steps
 from fczoo.core.payload import Payload
+from fczoo.core.protocols import CollectsStatistics, EndsTasks, HasTeacher
 from fczoo.core.registry import DATASETS
+from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree, drop, nbytes, select
-from fczoo.core.types import Batch, Context, Task
+from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client, Rows, image_draws, stacked_batch
-from fczoo.federation.controls import Controls
-from fczoo.federation.downlink import broadcast
-from fczoo.federation.engine import Engine
-from fczoo.federation.local_training import CONTROL, make_local_training
-from fczoo.federation.optimizers import Still
-from fczoo.federation.plan import Plan
+from fczoo.federation.device import Plan
+from fczoo.federation.engine import ClientEngine
+from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_training
+from fczoo.federation.local_trainer import Still
+from fczoo.federation.server import broadcast
 from fczoo.federation.settings import Settings
-from fczoo.runner.moments import uploads
+from fczoo.federation.uplink import sum_or_stack
+from fczoo.runner.outline import Outlines, outline_backbone, outline_weights
+
+MOMENTS = {
+    "task_start": "as a task begins, in a survey",
+    "round": "in a round",
+    "after_rounds": "once the rounds are over, as a client settles what it keeps",
+    "balanced": "in one more round, on exemplars only",
+    "task_end": "as a task ends, in a survey",
+}
+"""The moments of a task at which clients act, in their order, in words."""
+
+
+def uploads(
+    engine: ClientEngine, client: Client, task: Task, state: Tree, rng: torch.Generator
+) -> tuple[dict[str, Payload], Tree]:
+    """Return one client's uploads in a task of one round, by phase, and the server's final state.
+
+    ``state`` is the server's as the task has begun. At a moment that a method uses only to update
+    its memory, the upload is empty.
+    """
+    trial = _Trial(engine, client, task, state, rng)
+    trial.run()
+    return trial.sent, trial.state
+
+
+def first_uploads(
+    engine: ClientEngine, client: Client, task: Task, state: Tree, rng: torch.Generator
+) -> dict[str, Payload]:
+    """Return the uploads of one client up to its first round, by moments.
+
+    Uploads after the round are left out. A method without rounds sends at all its moments.
+    """
+    trial = _Trial(engine, client, task, state, rng)
+    trial.run(first_round_only=True)
+    return trial.sent
+
+
+@dataclass
+class _Trial:
+    engine: ClientEngine
+    client: Client
+    task: Task
+    state: Tree  # the server's, as it is now
+    rng: torch.Generator
+    sent: dict[str, Payload] = field(default_factory=dict)  # moment -> upload
+
+    def run(self, first_round_only: bool = False) -> None:
+        """Run the exchanges of the task in their order, all or up to the first round."""
+        client = self.client
+        for exchange in task_exchanges(self.engine.method, self.task, 1):
+            if exchange.boundary == "after_rounds":
+                client = self._end_task()
+            elif exchange.boundary:
+                self._collect(exchange.boundary, client)
+            elif exchange.balanced:
+                exemplars = self.engine.exemplars(client)
+                if len(exemplars):
+                    self._round("balanced", 1, replace(client, index=exemplars))
+            else:
+                self._round("round", 0, client)
+                if first_round_only:
+                    return
+
+    def _collect(self, phase: TaskPhase, client: Client) -> None:
+        method = self.engine.method
+        assert isinstance(method, CollectsStatistics)
+        number = 0 if phase == "task_start" else 1
+        (upload,) = self.engine.collect(phase, self._broadcast, [client], self._context(number))
+        self.sent[phase] = upload
+        self.state = method.update_from(phase, self.state, self._sums(upload), self._server(number))
+
+    def _round(self, phase: str, number: int, client: Client) -> None:
+        """Send an untrained upload, so the server has nothing to merge."""
+        (self.sent[phase],) = self.engine.train(self._broadcast, [client], self._context(number))
+
+    def _end_task(self) -> Client:
+        """Return the client with its images of the task and its exemplars."""
+        method = self.engine.method
+        assert isinstance(method, EndsTasks)
+        (upload,) = self.engine.end_task_client([self.client], self._context(1))
+        self.sent["after_rounds"] = upload
+        if upload:
+            self.state = method.end_task_server(self.state, self._sums(upload), self._server(1))
+        return self.engine.with_exemplars(self.client)
+
+    @property
+    def _broadcast(self) -> Tree:
+        return broadcast(self.engine.method, self.state)
+
+    def _sums(self, upload: Payload) -> Tree:
+        return sum_or_stack([upload], self.engine.method.training().per_client_statistics)
+
+    def _context(self, number: int) -> Context:
+        return Context(self.task, number, 1, self._broadcast)
+
+    def _server(self, number: int) -> ServerContext:
+        backbone = self.engine.backbone
+        return ServerContext(self.task, number, 1, 1, 1, len(self.client.index), backbone, self.rng)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Of a client that holds two images of every class of the first two tasks."""
+class MeasuredCost:
+    """Measured cost of a client with two images of every class of the first two tasks."""
 
     backbone: str
     trained: Tree  # in the first task
     sent: Mapping[str, Payload]  # moment -> upload, in the first task; see ``moments``
     later: Mapping[str, Payload]  # the same in the second
     remembered: Tree  # what it remembers from the first task
-    held: Tree  # what it keeps of the broadcast in the second task besides what it trains
+    held: Tree  # what it keeps of the broadcast in the second task in addition to what it trains
+    received: Tree  # the whole broadcast as the first task begins
+
+
+EVERY = 20  # classes of a task up to which a client is measured with all of them
+SOME = (2, 4)  # classes of the clients that are measured in place of one with more
+
+
+@dataclass(frozen=True)
+class Step:
+    """The work of one image in one training step."""
+
+    flops: int  # inputs, forward and backward
+    activations: int  # bytes that the step keeps for its backward, in float32
+    query: int  # operations of the image's query feature where it is computed once per run, else 0
+
+
+@dataclass(frozen=True)
+class FirstRound:
+    """The work and the traffic of a client's first round, from shapes only."""
+
+    trained: Tree
+    up: int  # bytes of its upload in the round; without rounds, of those at all moments
     received: Tree  # the whole broadcast as the first task begins
     weights: int  # bytes of the frozen backbone in float32
-    flops: int  # of one image in one training step: inputs, forward and backward
-    activations: int  # bytes that this step keeps for its backward, in float32
+    step: Step
 
 
 def first_tasks(settings: Settings, classes: int = 0) -> tuple[Task, ...]:
-    """The first two tasks, or the one there is; ``classes`` as for ``measure``.
+    """Return the first two tasks, or the only one; ``classes`` as for ``measure``.
 
-    Raises FczooError where nobody says how many classes there are.
+    Raises FczooError where no one says how many classes there are.
     """
     if not (classes := classes or DATASETS.get(settings.dataset).classes):
         raise FczooError(
-            f"{settings.dataset} has as many classes as its folder; name another data set to see what is "
+            f"{settings.dataset} has as many classes as its folder; name another data set to see "
+            "what is "
             "trained and sent there, or see `fczoo bench --dry-run`"
         )
     return make_tasks(settings.dataset, classes, settings.tasks)[:2]
 
 
-def measure(method: Method, settings: Settings, work: bool = False, classes: int = 0) -> Measured:
+def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCost:
     """Measure a method in the first two tasks of a run.
 
-    ``work`` also counts operations and activations, else 0; ``classes`` is how many classes a data set has
-    that does not know it without its images.
+    ``classes`` is how many classes a data set has that does not know it without its images.
     """
     task, *further = first_tasks(settings, classes)
     labels = np.concatenate([np.arange(t.start, t.stop).repeat(2) for t in (task, *further)])
     first, second = torch.arange(len(labels)).tensor_split([2 * task.size])
     rng, backbone = torch.Generator().manual_seed(0), random_backbone(settings)
     store = ImageStore(Images(np.zeros((len(labels), 8, 8, 3), np.uint8), labels), backbone)
-    controls = Controls(make_local_training(settings.local))
+    controls = ControlVariates(make_local_training(settings.local))
     plan = Plan(1, task.size, Augment(), seed=0)
-    engine = Engine(method, backbone, store, plan, controls=controls, make_steps=Still)
+    engine = ClientEngine(method, backbone, store, plan, controls=controls, make_steps=Still)
     state = method.begin_task({}, task, backbone, rng)
     optims = method.training().optims
-    trained, received = select(state, *optims), broadcast(method, state)
-    flops = activations = 0
-    if trained and work:
-        flops, activations = _one_step(method, store, trained, Context(task, 0, 1, received), settings)
-    sent, state = uploads(engine, Client(0, first), task, state, rng)
-    remembered, later, held = engine.memories.get(0, {}), dict[str, Payload](), Tree()
+    trained_tensors, broadcast_tree = select(state, *optims), broadcast(method, state)
+    first_payloads, state = uploads(engine, Client(0, first), task, state, rng)
+    memory, later, untrained_tensors = engine.memories.get(0, {}), dict[str, Payload](), Tree()
     if further:
         engine.taught.clear()
         controls.clear()
         state = method.begin_task(state, further[0], backbone, rng)
-        held = drop(broadcast(method, state), *optims)
+        untrained_tensors = drop(broadcast(method, state), *optims)
         later, _ = uploads(engine, Client(0, second, lambda: first), further[0], state, rng)
-    return Measured(
+    return MeasuredCost(
         backbone.config.name,
-        trained,
-        sent,
+        trained_tensors,
+        first_payloads,
         later,
-        remembered,
-        held,
-        {**received, **select(sent.get("round", Payload({})).tensors, CONTROL)},
-        nbytes(backbone.weights),
-        flops,
-        activations,
+        memory,
+        untrained_tensors,
+        {**broadcast_tree, **select(first_payloads.get("round", Payload({})).tensors, CONTROL)},
     )
 
 
+def first_round(
+    method: Method, settings: Settings, classes: int = 0, config: ViTConfig | None = None
+) -> FirstRound:
+    """Count what a client with every class of the first task computes and sends in its first round.
+
+    Large tensors are not computed. What a class adds to an upload is the same for each class, so
+    that two clients with few classes show the upload of one with many. ``classes`` as for
+    ``measure``; ``config`` is the backbone's, where it was read before.
+    """
+    task, config = first_tasks(settings, classes)[0], config or _configuration(settings)
+    with Outlines() as outlines:
+        backbone = outline_backbone(config)
+        state = method.begin_task({}, task, backbone, torch.Generator().manual_seed(0))
+
+        def uploads_of(some: int) -> dict[str, Payload]:
+            return _first_uploads(with_fewest_steps(method), settings, task, state, backbone, some)
+
+        trained_tensors, broadcast_tree = (
+            select(state, *method.training().optims),
+            broadcast(method, state),
+        )
+        few, many = SOME
+        payloads = uploads_of(task.size if task.size <= EVERY else few)
+        up, in_round = _nbytes(payloads), payloads.get("round", Payload({})).tensors
+        whole_trained = {k: v for k, v in trained_tensors.items() if k in in_round}
+        same_for_any = bool(in_round) and _shapes(in_round) == _shapes(whole_trained)
+        if task.size > EVERY and not same_for_any:
+            up += (_nbytes(uploads_of(many)) - up) // (many - few) * (task.size - few)
+        step = Step(0, 0, 0)
+        if trained_tensors:
+            full_backbone = Backbone(config, outline_weights(config), copy=False)
+            store, context = (
+                ImageStore(_two_each(task, 1), full_backbone),
+                Context(task, 0, 1, broadcast_tree),
+            )
+            step = _one_step(method, store, trained_tensors, context, settings, outlines)
+    broadcast_tree = {**broadcast_tree, **select(in_round, CONTROL)}
+    return FirstRound(trained_tensors, up, broadcast_tree, nbytes(backbone.weights), step)
+
+
+def _two_each(task: Task, classes: int) -> Images:
+    """Return two images of each of the task's first classes."""
+    labels = np.arange(task.start, task.start + classes).repeat(2)
+    return Images(np.zeros((len(labels), 8, 8, 3), np.uint8), labels)
+
+
+def _first_uploads(
+    method: Method, settings: Settings, task: Task, state: Tree, backbone: Backbone, classes: int
+) -> dict[str, Payload]:
+    """Return what a client with this many classes sends, by moments."""
+    plan = Plan(1, 2 * classes, Augment(), seed=0, pass_size=2 * classes)
+    controls = ControlVariates(make_local_training(settings.local))
+    store = ImageStore(_two_each(task, classes), backbone)
+    engine = ClientEngine(method, backbone, store, plan, controls=controls, make_steps=Still)
+    client, rng = Client(0, torch.arange(2 * classes)), torch.Generator().manual_seed(0)
+    return first_uploads(engine, client, task, state, rng)
+
+
+def _shapes(tree: Tree) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in tree.items()}
+
+
+def _nbytes(sent: Mapping[str, Payload]) -> int:
+    payloads = [sent["round"]] if "round" in sent else sent.values()
+    return sum(nbytes(upload.tensors) for upload in payloads)
+
+
+def _configuration(settings: Settings) -> ViTConfig:
+    return configuration(settings.backbone, settings.image_size)
+
+
 def random_backbone(settings: Settings) -> Backbone:
-    """The run's backbone with random weights, which need not be here."""
-    config, rng = configuration(settings.backbone, settings.image_size), torch.Generator().manual_seed(0)
-    return Backbone(config, {k: 0.02 * torch.randn(s, generator=rng) for k, s in config.shapes().items()})
+    """Return the run's backbone with random weights, which need not be on this machine."""
+    return with_random_weights(_configuration(settings))
+
+
+def with_random_weights(config: ViTConfig) -> Backbone:
+    """Return a backbone of this configuration with random weights."""
+    rng = torch.Generator().manual_seed(0)
+    return Backbone(
+        config, {k: 0.02 * torch.randn(s, generator=rng) for k, s in config.shapes().items()}
+    )
 
 
 def _one_step(
-    method: Method, store: ImageStore, trained: Tree, ctx: Context, settings: Settings
-) -> tuple[int, int]:
-    from torch.utils.flop_counter import FlopCounterMode  # takes a second
-
+    method: Method,
+    store: ImageStore,
+    trained: Tree,
+    ctx: Context,
+    settings: Settings,
+    outlines: Outlines,
+) -> Step:
     index, augment = torch.zeros(1, dtype=torch.int64), get_augment(settings.augment)
-    draws = None if augment.fixed else torch.full((1, DRAWS), 0.5)
-    if draws is None or settings.cache_queries:
-        store.query(index)  # computed once a run, so not part of a step
+    draws = None if augment.is_fixed else torch.full((1, DRAWS), 0.5)
+    start_flops, query = outlines.flops, 0
+    if "query" in method.training().inputs and (draws is None or settings.cache_queries):
+        store.query(index)  # computed once per run, so not part of a step
+        query = (outlines.flops - start_flops) // len(store.labels)
     leaves = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
-    kept = _Kept({**store.backbone.weights, **leaves, **ctx.shared})
-    with FlopCounterMode(display=False) as counter:
-        rows = Rows(index, draws, image_draws(method.training(), len(store.labels), index, "cost"))
-        stacked = stacked_batch(method, store, [rows], augment, settings.cache_queries)
-        batch = Batch(*(v[0] for v in stacked))
-        if isinstance(method, Distils):
-            with torch.no_grad():
-                batch = batch._replace(teacher=method.teach(store.backbone, ctx.shared, batch, ctx.task))
-        with torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
-            loss, _ = method.loss(store.backbone, leaves, batch, ctx)
-        loss.backward()
-    return counter.get_total_flops(), sum(kept.sizes.values())
+    recorder = _SavedTensorSizes({**store.backbone.weights, **leaves, **ctx.shared}, outlines)
+    start_flops = outlines.flops
+    rows = Rows(index, draws, image_draws(method.training(), len(store.labels), index, "cost"))
+    client_batch = stacked_batch(method, store, [rows], augment, settings.cache_queries)
+    batch = Batch(*(v[0] for v in client_batch))
+    if isinstance(method, HasTeacher):
+        with torch.no_grad():
+            batch = batch._replace(
+                teacher=method.teacher_outputs(store.backbone, ctx.shared, batch, ctx.task)
+            )
+    with torch.autograd.graph.saved_tensors_hooks(recorder.note, lambda tensor: tensor):
+        loss, _ = method.loss(store.backbone, leaves, batch, ctx)
+    loss.backward()
+    return Step(outlines.flops - start_flops, sum(recorder.sizes.values()), query)
 
 
-class _Kept:
-    """Sizes of the storages that a backward keeps, each once, without those that are there anyway."""
+class _SavedTensorSizes:
+    """Sizes of the storages that a backward keeps, each once, without those that exist anyway."""
 
-    def __init__(self, known: Mapping[str, Tensor]):
+    def __init__(self, known: Mapping[str, Tensor], outlines: Outlines):
+        self.outlines = outlines
         self.known = {v.untyped_storage().data_ptr() for v in known.values()}
         self.sizes: dict[int, int] = {}
 
     def note(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.known:
-            self.sizes[storage.data_ptr()] = storage.nbytes()
+            address = storage.data_ptr()
+            self.sizes[address] = self.outlines.bytes.get(address, storage.nbytes())
         return tensor

@@ -1,15 +1,18 @@
-"""Whether a run is long enough for the learning rates that its methods take over."""
+"""Warnings for schedules that are too short for a method's learning rates."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fczoo.core.method import Method
+from fczoo.core.options import flag
 from fczoo.core.registry import DATASETS, PROTOCOLS
 from fczoo.federation.settings import Settings
-from fczoo.reports.words import option_word
+from fczoo.reports.text_format import option_word
+from fczoo.security.privacy import has_class_counts
 
 log = logging.getLogger("fczoo")
+
 
 ENOUGH = 0.25
 """Part of the steps for which rates were chosen, below which a run is warned of."""
@@ -23,7 +26,7 @@ class Origin(NamedTuple):
 
 
 def images_per_class(settings: Settings) -> int | None:
-    """Return the training images per class; None if the settings do not tell."""
+    """Return the training images per class; None if the settings do not give it."""
     official = DATASETS.get(settings.dataset).official
     limits = settings.train_per_class, official.train_per_class if official else None
     return min(filter(None, limits), default=None)
@@ -54,7 +57,10 @@ def times_the_steps(chosen: Settings, settings: Settings) -> float | None:
 
 def rate_origins(method: Method, settings: Settings) -> Iterator[tuple[str, Any, Origin]]:
     """Yield the learning rates that are not a method's defaults, with value and known origin."""
-    options = {**method.tuned.get(settings.dataset, {}), **settings.method_options(method.name)}
+    options = {
+        **method.dataset_options.get(settings.dataset, {}),
+        **settings.method_options(method.name),
+    }
     for name, value in options.items():
         is_rate = name.split("_")[0] == "lr" or name.endswith("lr")
         if is_rate and (origin := _origin(method.name, name, value, settings)):
@@ -63,25 +69,25 @@ def rate_origins(method: Method, settings: Settings) -> Iterator[tuple[str, Any,
 
 def _origin(method: str, option: str, value: Any, settings: Settings) -> Origin | None:
     """Return where the protocol or released code of a run has a value from, or its data set."""
-    followed = {"protocol": settings.protocol, "as_released": settings.as_released}
-    for words, source in reversed(settings.followed.items()):
-        stated = source.hyperparameters(method, settings.dataset).get(option)
-        if stated:
-            return _stated_origin(words, stated, dataset=settings.dataset, **followed)
-    return _origin_for_dataset(method, option, value, settings.dataset)
+    source_names = {"protocol": settings.protocol, "as_released": settings.as_released}
+    for words, source in reversed(settings.sources.items()):
+        choice = source.hyperparameters(method, settings.dataset).get(option)
+        if choice:
+            return _stated_origin(words, choice, dataset=settings.dataset, **source_names)
+    return origin_for_dataset(method, option, value, settings.dataset)
 
 
-def _origin_for_dataset(method: str, option: str, value: Any, dataset: str) -> Origin | None:
+def origin_for_dataset(method: str, option: str, value: Any, dataset: str) -> Origin | None:
     """Return the origin of a method's own value for a data set: a protocol that states it.
 
     If no protocol states values on the data set, it is the data set's default schedule.
     """
-    protocols = [p for p in map(PROTOCOLS.get, PROTOCOLS.names()) if dataset in p.tuned]
+    protocols = [p for p in map(PROTOCOLS.get, PROTOCOLS.names()) if dataset in p.dataset_options]
     for protocol in sorted(protocols, key=lambda p: method not in p.proposes):
-        stated = protocol.hyperparameters(method, dataset).get(option)
-        if stated and stated.has(value):
+        choice = protocol.hyperparameters(method, dataset).get(option)
+        if choice and choice.has(value):
             words = f"protocol {protocol.name}"
-            return _stated_origin(words, stated, dataset=dataset, protocol=protocol.name)
+            return _stated_origin(words, choice, dataset=dataset, protocol=protocol.name)
     return None if protocols else Origin(Settings.for_dataset(dataset), f"data set {dataset}")
 
 
@@ -94,15 +100,16 @@ def _stated_origin(words: str, stated: Any, **own: Any) -> Origin:
 def warn_of_short_schedules(settings: Settings, methods: Iterable[Method]) -> None:
     """Name methods whose rates belong to a schedule with many more steps than they get."""
     for method in methods:
-        taken: dict[Origin, list[str]] = {}
+        rates_by_origin: dict[Origin, list[str]] = {}
         for name, value, origin in rate_origins(method, settings):
             if getattr(method, name) == value:
-                taken.setdefault(origin, []).append(f"{name}={option_word(value)}")
-        for origin, rates in taken.items():
+                rates_by_origin.setdefault(origin, []).append(f"{name}={option_word(value)}")
+        for origin, rates in rates_by_origin.items():
             times = times_the_steps(origin.settings, settings)
             if times and times * ENOUGH > 1:
                 log.warning(
-                    "%s has %s for the schedule of %s, which has %.0f times the steps%s of this run: "
+                    "%s has %s for the schedule of %s, which has %.0f times the steps%s of this "
+                    "run: "
                     "it may hardly learn; see "
                     "`fczoo tune --methods %s`, or give more --rounds or --epochs",
                     method.name,
@@ -112,3 +119,49 @@ def warn_of_short_schedules(settings: Settings, methods: Iterable[Method]) -> No
                     "" if origin.settings.dataset == settings.dataset else " per class",
                     method.name,
                 )
+
+
+OF_TRAINING = (
+    "rounds",
+    "epochs",
+    "batch_size",
+    "augment",
+    "cache_queries",
+    "participation",
+    "draw_among",
+    "client_draw",
+    "drop_rate",
+    "aggregator",
+)
+
+
+def warn_of_unused_settings(settings: Settings, methods: Sequence[Method]) -> None:
+    """Warn of settings that methods ignore: one line on training, one on class statistics."""
+    without_counts = [
+        method.name for method in methods if not has_class_counts(method.training().uploads)
+    ]
+    if settings.min_class_count > 1 and without_counts:
+        verb = "uploads" if len(without_counts) == 1 else "upload"
+        count = settings.min_class_count
+        log.warning(
+            "%s %s no counts of classes: --min-class-count %d has no effect",
+            ", ".join(without_counts),
+            verb,
+            count,
+        )
+    names = [method.name for method in methods if not method.training().trained_prefixes]
+    if names and (flags := _ignored_settings(settings)):
+        verb = "does" if len(names) == 1 else "do"
+        log.warning("%s %s not train: %s no effect", ", ".join(names), verb, _list_with_verb(flags))
+
+
+def _ignored_settings(settings: Settings) -> tuple[str, ...]:
+    """Return the settings of the training that differ from those of the data set or protocol."""
+    source_names = {"protocol": settings.protocol, "as_released": settings.as_released}
+    usual = Settings.for_dataset(settings.dataset, **source_names)
+    differences = [name for name in OF_TRAINING if getattr(settings, name) != getattr(usual, name)]
+    return tuple(f"{flag(name)} {option_word(getattr(settings, name))}" for name in differences)
+
+
+def _list_with_verb(given: tuple[str, ...]) -> str:
+    return f"{', '.join(given)} {'has' if len(given) == 1 else 'have'}"

@@ -1,37 +1,137 @@
-"""How long a run may take, from a few steps that are taken."""
+"""Estimates of the time of a run, from a few measured steps."""
 
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from fczoo.backbones.load import configuration
+from fczoo.core.backbone import Backbone, ViTConfig
 from fczoo.core.method import Method
+from fczoo.core.options import with_fewest_steps
 from fczoo.core.tree import select
 from fczoo.core.types import Context
 from fczoo.data.dataset import Images
 from fczoo.data.views import ImageStore, get_augment
 from fczoo.federation.batches import Client
-from fczoo.federation.device import DTYPES, pick_device
-from fczoo.federation.downlink import broadcast
-from fczoo.federation.engine import Engine
-from fczoo.federation.plan import Plan
+from fczoo.federation.device import DTYPES, Plan, pick_device
+from fczoo.federation.engine import ClientEngine
+from fczoo.federation.server import broadcast
 from fczoo.federation.settings import Settings
-from fczoo.runner.cost import first_tasks, random_backbone
+from fczoo.runner.cost import Step, first_tasks, random_backbone, with_random_weights
 
 STEPS = 3  # that are timed
-SLOW = 5.0  # seconds of a first step after which no other one is taken
+SHORT = 0.02  # seconds of a step that is timed, and not estimated from its operations
+MOMENT = 0.5  # seconds that one measurement of the speed may take
+BLOCKS = 2  # of the backbone that are timed, since all blocks do the same work
+SLOW = 5.0  # seconds of a first step after which no other one is timed
 
 
-def seconds_a_step(method: Method, settings: Settings, classes: int = 0) -> float:
-    """Seconds of one client's step on a full batch in the first task, on the run's device.
+class StepTimer:
+    """Estimate how long the training of a run takes on its device.
 
-    Weights are random; ``classes`` as for ``measure``. 0 where the method trains nothing.
+    Short steps are timed. The time of all others is that of their operations at the speed of the
+    backbone, measured on as many images as a moment allows: one on a slow device.
+    """
+
+    def __init__(self, settings: Settings, classes: int = 0, config: ViTConfig | None = None):
+        self.settings, self.classes, self.device = settings, classes, pick_device(settings.device)
+        self.task = first_tasks(settings, classes)[0]
+        self.config = config or configuration(settings.backbone, settings.image_size)
+
+    def seconds(self, method: Method, step: Step, image_steps: float, images: int) -> float:
+        """Return the seconds of ``image_steps``, and of the query features of ``images``."""
+        if not method.training().active_optims(self.task, 0):
+            return 0.0
+        queries, size = step.query * images / self.speed, self.settings.batch_size
+        of_step = step.flops * size / self.speed
+        if of_step <= SHORT:
+            of_step = seconds_a_step(
+                with_fewest_steps(method), self.settings, self.classes, self.backbone
+            )
+        return queries + of_step * image_steps / size
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """Return the run's backbone with random weights."""
+        return self._place_backbone(self.config)
+
+    @cached_property
+    def speed(self) -> float:
+        """Return operations per second of the backbone's forward and backward."""
+        backbone = self._place_backbone(replace(self.config, depth=min(self.config.depth, BLOCKS)))
+        with FlopCounterMode(display=False) as counter:  # and what is imported and allocated once
+            self._pass(backbone, 1)
+        an_image = float(counter.get_total_flops())
+        images, speed = 1, 0.0
+        while True:
+            seconds = min(self._seconds(backbone, images) for _ in thread_counts())
+            speed = max(speed, an_image * images / seconds)
+            if images >= self.settings.batch_size or 4 * seconds > MOMENT:
+                return speed
+            images = min(4 * images, self.settings.batch_size)
+
+    def _place_backbone(self, config: ViTConfig) -> Backbone:
+        return with_random_weights(config).to(self.device, DTYPES[self.settings.precision])
+
+    def _seconds(self, backbone: Backbone, images: int) -> float:
+        begin = time.perf_counter()
+        self._pass(backbone, images)
+        return time.perf_counter() - begin
+
+    def _pass(self, backbone: Backbone, images: int) -> None:
+        side = backbone.config.image_size
+        x = torch.rand(images, 3, side, side, device=self.device).to(backbone.dtype)
+        tokens = torch.zeros(1, backbone.dim, device=self.device, requires_grad=True)
+        backbone(x, {"tokens": tokens}).square().sum().backward()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def thread_counts() -> Iterator[int]:
+    """Set PyTorch to all its threads, then to one, for a measurement with each.
+
+    The number of threads is restored at the end.
+
+    On a busy machine threads wait for one another in every operation; one thread waits for none.
+    """
+    threads = torch.get_num_threads()
+    try:
+        for count in (threads, 1):
+            torch.set_num_threads(count)
+            yield count
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _KnownFeatures(ImageStore):
+    """A store whose query features are known: they are computed once per run, not in each step."""
+
+    def query(self, index: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.backbone.dtype, torch.float32)
+        return torch.ones(len(index), self.backbone.dim, dtype=dtype, device=self.backbone.device)
+
+
+def seconds_a_step(
+    method: Method, settings: Settings, classes: int = 0, backbone: Backbone | None = None
+) -> float:
+    """Return the seconds of one client's step on a full batch in the first task.
+
+    It is measured on the run's device.
+
+    Weights are random, or those of ``backbone``; ``classes`` as for ``measure``. 0 where the method
+    trains nothing.
     """
     size, device = settings.batch_size, pick_device(settings.device)
     task = first_tasks(settings, classes)[0]
-    backbone = random_backbone(settings).to(device, DTYPES[settings.precision])
+    backbone = backbone or random_backbone(settings).to(device, DTYPES[settings.precision])
     images = Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size) % task.size)
-    store = ImageStore(images, backbone)
+    store = _KnownFeatures(images, backbone)
     state = method.begin_task({}, task, backbone, torch.Generator().manual_seed(0))
     state = {name: value.to(device) for name, value in state.items()}
     if not select(state, *method.training().active_optims(task, 0)):
@@ -39,22 +139,30 @@ def seconds_a_step(method: Method, settings: Settings, classes: int = 0) -> floa
     context = Context(task, 0, 1, broadcast(method, state))
 
     def seconds(steps: int) -> float:
-        plan = Plan(steps, size, get_augment(settings.augment), 0, cache_queries=settings.cache_queries)
+        plan = Plan(
+            steps, size, get_augment(settings.augment), 0, cache_queries=settings.cache_queries
+        )
         begin = time.perf_counter()
-        Engine(method, backbone, store, plan).train(state, [Client(0, torch.arange(size))], context)
+        ClientEngine(method, backbone, store, plan).train(
+            state, [Client(0, torch.arange(size))], context
+        )
         return time.perf_counter() - begin
 
     first = seconds(1)  # with what is imported and allocated once
     if first > SLOW:
         return first
-    alone, several = seconds(1), seconds(1 + STEPS)  # both with what a client does besides its steps
-    if several <= alone:  # the machine was busy with other work: no less can be told
-        return several / (1 + STEPS)
-    return (several - alone) / STEPS
+    single_step, several_steps = [], []  # both with what a client does in addition to its steps
+    for _ in thread_counts():
+        single_step.append(seconds(1))
+        several_steps.append(seconds(1 + STEPS))
+    shortest = min(several_steps)
+    if shortest <= min(single_step):  # the machine was busy with other work: no less can be told
+        return shortest / (1 + STEPS)
+    return (shortest - min(single_step)) / STEPS
 
 
-def worded(seconds: float) -> str:
-    """``90`` -> ``2 min``."""
+def duration_text(seconds: float) -> str:
+    """Format seconds: ``90`` -> ``2 min``."""
     for unit, length in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:,.0f} {unit}"

@@ -1,5 +1,6 @@
-"""Experiment trackers behind one small interface: TensorBoard, Weights & Biases,
-MLflow (extras, off by default).
+"""Experiment trackers behind one small interface, off by default.
+
+They are TensorBoard, Weights & Biases and MLflow, and each needs an extra.
 """
 
 import importlib
@@ -14,6 +15,7 @@ from typing import Any
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.method import Method
 from fczoo.core.options import nearest
+from fczoo.federation.callbacks import Callback
 from fczoo.federation.result import Result
 
 
@@ -24,15 +26,15 @@ class Logger(ABC):
 
     @abstractmethod
     def open(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        """Begin a run called ``name``, whose files lie in ``folder``."""
+        """Start a run called ``name``, whose files are in ``folder``."""
 
     @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Numbers after ``step`` rounds."""
+        """Log numbers after ``step`` rounds."""
 
     @abstractmethod
     def close(self) -> None:
-        """The run is over, or has failed."""
+        """Close the finished or failed run."""
 
 
 class TensorBoard(Logger):
@@ -55,7 +57,7 @@ class TensorBoard(Logger):
 
 
 class WandB(Logger):
-    """Project ``fczoo``, or what WANDB_PROJECT says; WANDB_MODE=offline keeps it on this machine."""
+    """Project ``fczoo``, or WANDB_PROJECT; WANDB_MODE=offline keeps it on this machine."""
 
     extra = "wandb"
 
@@ -86,8 +88,8 @@ class MLflow(Logger):
         import mlflow
 
         self.client = mlflow.MlflowClient()
-        known = self.client.get_experiment_by_name("fczoo")
-        experiment = known.experiment_id if known else self.client.create_experiment("fczoo")
+        existing = self.client.get_experiment_by_name("fczoo")
+        experiment = existing.experiment_id if existing else self.client.create_experiment("fczoo")
         self.run = self.client.create_run(experiment, run_name=name).info.run_id
         for key, value in config.items():
             self.client.log_param(self.run, key, value)
@@ -111,14 +113,16 @@ def check_loggers(names: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise FczooError(f"--log {name} needs the package {name}; pip install 'fczoo[{name}]'") from error
+            raise FczooError(
+                f"--log {name} needs the package {name}; pip install 'fczoo[{name}]'"
+            ) from error
 
 
-class Logging:
-    """Observer that hands the numbers of one run to a logger.
+class Logging(Callback):
+    """Callback that hands the numbers of one run to a logger.
 
-    A tracker that cannot begin raises FczooError. One that fails later is left with a warning: the run's own
-    files have every number, and hours of training are worth more than a tracker's copy.
+    A tracker that cannot begin raises FczooError. One that fails later is left with a warning: the
+    run's own files have every number, and hours of training are worth more than a tracker's copy.
     """
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, Any]):
@@ -145,16 +149,20 @@ class Logging:
         self.running = True
 
     def client(self, task: int, round: int, loss: float) -> None:
-        """Too fine for a tracker."""
+        """Do nothing; a tracker needs no single clients."""
 
     def steps(self, task: int, round: int, client: int, losses: list[float]) -> None:
-        """Finer still."""
+        """Do nothing; a tracker needs no single steps."""
 
     def round(self, record: dict[str, Any]) -> None:
         self.step += 1
         self._send(
             self.logger.log,
-            {k: record[k] for k in ("loss", "bytes_up", "bytes_down", "seconds") if record[k] is not None},
+            {
+                k: record[k]
+                for k in ("loss", "bytes_up", "bytes_down", "seconds")
+                if record[k] is not None
+            },
             self.step,
         )
 

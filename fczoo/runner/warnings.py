@@ -10,38 +10,38 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from fczoo.core.errors import current_place
 from fczoo.core.files import encode_json
-from fczoo.core.place import place
 
-NAMED = 3  # places that a line names
+MAX_PLACES = 3  # places that a line names
 
 
-class Warned(NamedTuple):
+class LocatedWarning(NamedTuple):
     """A warning and its place, such as a task or a client; the place may be empty."""
 
     text: str
     place: str
 
 
-def warning_lines(warnings: Iterable[Warned]) -> list[str]:
+def warning_lines(warnings: Iterable[LocatedWarning]) -> list[str]:
     """Merge equal warnings into one line each, with their number and their first places."""
     places: dict[str, list[str]] = {}
     for warning in warnings:
         places.setdefault(warning.text, []).append(warning.place)
-    return [f"{text}{_where(found)}" for text, found in places.items()]
+    return [f"{text}{_locations_text(locations)}" for text, locations in places.items()]
 
 
-def _where(places: list[str]) -> str:
-    named = list(dict.fromkeys(filter(None, places)))
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-    where = f"{'; '.join(named[:NAMED])}{more}"
+def _locations_text(places: list[str]) -> str:
+    locations = list(dict.fromkeys(filter(None, places)))
+    suffix = f" and {len(locations) - MAX_PLACES} more" if len(locations) > MAX_PLACES else ""
+    listing = f"{'; '.join(locations[:MAX_PLACES])}{suffix}"
     times = f"{len(places)} times" if len(places) > 1 else ""
-    about = ": ".join(filter(None, (times, where)))
+    about = ": ".join(filter(None, (times, listing)))
     return f" ({about})" if about else ""
 
 
 class WarningRecorder(logging.Handler):
-    """Record each different warning that is given inside a ``with`` block, in ``file`` if there is one.
+    """Record each different warning inside a ``with`` block, in ``file`` if there is one.
 
     Warnings that the file holds already are not repeated: a run that resumes may give them again.
     """
@@ -59,9 +59,9 @@ class WarningRecorder(logging.Handler):
         logging.getLogger().removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.add(Warned(record.getMessage(), place()))
+        self.add(LocatedWarning(record.getMessage(), current_place()))
 
-    def add(self, *warnings: Warned) -> None:
+    def add(self, *warnings: LocatedWarning) -> None:
         """Record warnings as if they were given now."""
         for warning in warnings:
             if warning in self.warnings:
@@ -72,20 +72,20 @@ class WarningRecorder(logging.Handler):
                     file.write(encode_json(warning._asdict()) + "\n")
 
 
-def read_warnings(file: Path) -> list[Warned]:
+def read_warnings(file: Path) -> list[LocatedWarning]:
     """Return the warnings of a file that ``WarningRecorder`` wrote; empty if there is none."""
     if not file.is_file():
         return []
     warnings = []
     for line in file.read_text(encoding="utf-8").splitlines():
         try:
-            warnings.append(Warned(**json.loads(line)))
+            warnings.append(LocatedWarning(**json.loads(line)))
         except (ValueError, TypeError):  # half a line of a process that was killed
             continue
     return warnings
 
 
-class Gathered(logging.Handler):
+class WarningCollector(logging.Handler):
     """Keep warnings until ``flush``, which prints equal ones in one line.
 
     A run calls it as it begins and after each task, and the command as it ends.
@@ -93,11 +93,11 @@ class Gathered(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.pending: dict[str, list[Warned]] = {}  # by level
-        self.all: dict[Warned, None] = {}
+        self.pending: dict[str, list[LocatedWarning]] = {}  # by level
+        self.all: dict[LocatedWarning, None] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        warning = Warned(record.getMessage(), place())
+        warning = LocatedWarning(record.getMessage(), current_place())
         self.pending.setdefault(record.levelname, []).append(warning)
         self.all[warning] = None
 
@@ -109,9 +109,9 @@ class Gathered(logging.Handler):
 
 
 @contextmanager
-def gathered() -> Iterator[None]:
+def gather_warnings() -> Iterator[None]:
     """Gather warnings inside it; the rest is printed at its end, above any error."""
-    handler, root = Gathered(), logging.getLogger()
+    handler, root = WarningCollector(), logging.getLogger()
     root.addHandler(handler)
     try:
         yield
@@ -120,7 +120,7 @@ def gathered() -> Iterator[None]:
         handler.flush()
 
 
-def earlier_warnings() -> list[Warned]:
+def earlier_warnings() -> list[LocatedWarning]:
     """Return the warnings that the command has given so far."""
     handlers = logging.getLogger().handlers
-    return [w for handler in handlers if isinstance(handler, Gathered) for w in handler.all]
+    return [w for handler in handlers if isinstance(handler, WarningCollector) for w in handler.all]

@@ -1,11 +1,12 @@
-"""Class statistics of hostile clients: those far from the other clients' are left out before the merge.
+"""Outlier detection: class statistics of hostile clients are left out before the merge.
 
-A robust aggregator protects what a method averages; what it merges class by class (prototypes, Gaussians,
-sums of a survey) is protected here, in one place for all methods (``--outliers``). The centre of a class is
-the geometric median of its clients' means, which stays near the honest ones while more than half of them
-are honest (Pillutla et al., "Robust Aggregation for Federated Learning", IEEE Transactions on Signal
-Processing 2022). What was admitted in an earlier round, when too few clients had the class to tell, stays
-on the server.
+A robust aggregator protects the tensors that a method averages. This module protects class
+statistics (prototypes, Gaussians, sums of a survey) in one place for all methods (``--outliers``).
+Left out are statistics that are far from those of the other clients. The centre of a class is the
+geometric median of its clients' means. It stays near the honest ones while more than half of them
+are honest (Pillutla et al., "Robust Aggregation for Federated Learning", IEEE Transactions on
+Signal Processing 2022). Statistics that were admitted in an earlier round, with too few clients per
+class for a decision, stay on the server.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +18,13 @@ from torch import Tensor
 from fczoo.core.payload import Group, Payload, Uploads, keep_classes
 from fczoo.core.types import Task
 
-FAR = 30.0  # median distances beyond which statistics are absurd rather than skewed
+EXTREME_FACTOR = 30.0  # median distances beyond which statistics are absurd rather than skewed
 STEPS = 100  # of Weiszfeld's iteration
-FEWEST = 3  # clients with a class, below which nobody can say who is right
+MIN_CLIENTS = 3  # clients with a class; with fewer, outliers cannot be identified
 
 
 class Means(NamedTuple):
-    """What one upload says of classes; on the CPU."""
+    """Class means in one upload, on the CPU."""
 
     labels: Tensor  # [g]
     values: Tensor  # mean of each class [g, D]
@@ -33,47 +34,60 @@ class Means(NamedTuple):
 def leave_out(
     payloads: Sequence[Payload], uploads: Uploads, factor: float, task: Task
 ) -> tuple[list[Payload], dict[int, list[int]]]:
-    """The uploads without far statistics, and the classes left out, by client.
+    """Return the uploads without outlier statistics, and the omitted classes by client.
 
-    Far is a mean whose distance from the class's centre is more than ``factor`` times the median distance
-    of the clients that have the class, of which there must be three.
+    A mean is an outlier if its distance from the class's centre exceeds ``factor`` times the median
+    distance. The median is over the clients that have the class; there must be three.
     """
-    out, left = list(payloads), dict[int, list[int]]()
-    for prefix, group in with_means(uploads).items():
-        found = [means_of(p, prefix, group, task) for p in payloads]
-        if any(means is None for means in found):  # the group is not part of this exchange
+    out, classes_left_out = list(payloads), dict[int, list[int]]()
+    for prefix, group in groups_with_means(uploads).items():
+        group_means = [means_of(p, prefix, group, task) for p in payloads]
+        if any(means is None for means in group_means):  # the group is not part of this exchange
             continue
-        every = [means for means in found if means is not None]
-        for k, (means, far) in enumerate(zip(every, _far(every, factor), strict=True)):
-            if far.any():
-                out[k] = keep_classes(out[k], prefix, group, ~far)
-                left.setdefault(payloads[k].client, []).extend(means.labels[far].tolist())
-    return out, left
+        uploads_means = [means for means in group_means if means is not None]
+        for k, (means, outliers) in enumerate(
+            zip(uploads_means, _outlier_masks(uploads_means, factor), strict=True)
+        ):
+            if outliers.any():
+                out[k] = keep_classes(out[k], prefix, group, ~outliers)
+                classes_left_out.setdefault(payloads[k].client, []).extend(
+                    means.labels[outliers].tolist()
+                )
+    return out, classes_left_out
 
 
-def far_apart(payloads: Sequence[Payload], uploads: Uploads, task: Task) -> list[int]:
-    """Clients with statistics of a class over ``FAR`` median distances from the others'.
+def extreme_clients(payloads: Sequence[Payload], uploads: Uploads, task: Task) -> list[int]:
+    """Return the clients with statistics of a class far from the others', in median distances.
 
-    The centre is the coordinate-wise median, which costs little, as this is looked at in every run.
+    The centre is the coordinate-wise median. It is cheap, as every run performs this check.
     """
-    found = set[int]()
-    for prefix, group in with_means(uploads).items():
-        every = [means_of(p, prefix, group, task) for p in payloads]
-        known = [means for means in every if means is not None]
-        if len(known) == len(every) and known:
-            for payload, far in zip(payloads, _far(known, FAR, middle), strict=True):
-                found |= {payload.client} if far.any() else set()
-    return sorted(found)
+    clients = set[int]()
+    for prefix, group in groups_with_means(uploads).items():
+        group_means = [means_of(p, prefix, group, task) for p in payloads]
+        uploads_means = [means for means in group_means if means is not None]
+        if len(uploads_means) == len(group_means) and uploads_means:
+            for payload, outliers in zip(
+                payloads,
+                _outlier_masks(uploads_means, EXTREME_FACTOR, coordinate_median),
+                strict=True,
+            ):
+                clients |= {payload.client} if outliers.any() else set()
+    return sorted(clients)
 
 
-def with_means(uploads: Uploads) -> Uploads:
-    """The declared groups that hold a mean or sum of each class."""
+def groups_with_means(uploads: Uploads) -> Uploads:
+    """Return the declared groups that hold a mean or sum of each class."""
     return {p: g for p, g in uploads.items() if {"mean", "sum"} & set(g.statistics)}
 
 
 def means_of(payload: Payload, prefix: str, group: Group, task: Task) -> Means | None:
-    """The class means of a group in an upload, from its means or its sums over counts; None without any."""
-    name = next((n for n in ("mean", "sum") if n in group.statistics and f"{prefix}{n}" in payload), None)
+    """Return the class means of a group in an upload; None if it does not contain any.
+
+    They are the means of the group, or its sums divided by its counts.
+    """
+    name = next(
+        (n for n in ("mean", "sum") if n in group.statistics and f"{prefix}{n}" in payload), None
+    )
     if name is None:
         return None
     value = payload[f"{prefix}{name}"].double().cpu()
@@ -84,33 +98,33 @@ def means_of(payload: Payload, prefix: str, group: Group, task: Task) -> Means |
 
 
 def geometric_median(points: Tensor) -> Tensor:
-    """The point [D] with the least sum of distances to ``points`` [K, D].
+    """Compute the point [D] with the least sum of distances to ``points`` [K, D].
 
-    By Weiszfeld's iteration, from the coordinate-wise median.
+    Weiszfeld's iteration starts at the coordinate-wise median.
     """
-    centre = middle(points)
+    centre = coordinate_median(points)
     for _ in range(STEPS):
-        near = 1 / torch.linalg.vector_norm(points - centre, dim=1).clamp(min=1e-12)
-        centre = (near[:, None] * points).sum(0) / near.sum()
+        weights = 1 / torch.linalg.vector_norm(points - centre, dim=1).clamp(min=1e-12)
+        centre = (weights[:, None] * points).sum(0) / weights.sum()
     return centre
 
 
-def middle(points: Tensor) -> Tensor:
-    """The coordinate-wise median [D] of ``points`` [K, D]."""
+def coordinate_median(points: Tensor) -> Tensor:
+    """Compute the coordinate-wise median [D] of ``points`` [K, D]."""
     return points.median(0).values
 
 
-def _far(
+def _outlier_masks(
     groups: Sequence[Means], factor: float, centre_of: Callable[[Tensor], Tensor] = geometric_median
 ) -> list[Tensor]:
-    """For each upload which of its rows [g] are too far from their class's centre."""
-    far = [torch.zeros_like(g.present) for g in groups]
+    """Return for each upload a mask of the rows [g] that are too far from their class's centre."""
+    masks = [torch.zeros_like(g.present) for g in groups]
     for label in torch.cat([g.labels[g.present] for g in groups]).unique().tolist():
         rows = []  # (upload, row) of the class
         for k, group in enumerate(groups):
-            own = (group.labels == label) & group.present
-            rows += [(k, i) for i in own.nonzero()[:, 0].tolist()]
-        if len(rows) < FEWEST:
+            in_class = (group.labels == label) & group.present
+            rows += [(k, i) for i in in_class.nonzero()[:, 0].tolist()]
+        if len(rows) < MIN_CLIENTS:
             continue
         points = torch.stack([groups[k].values[i] for k, i in rows])
         centre = centre_of(points)
@@ -118,5 +132,5 @@ def _far(
         median = distance.sort().values[(len(rows) - 1) // 2]
         limit = factor * median + 1e-9 * centre.abs().max()  # equal means differ by rounding
         for (k, i), d in zip(rows, distance, strict=True):
-            far[k][i] = d > limit
-    return far
+            masks[k][i] = d > limit
+    return masks

@@ -1,5 +1,9 @@
-"""Keys and certificates of a federation: who its server is, and which sites may take part."""
+"""Keys and certificates of a federation.
 
+They prove who its server is and which sites may take part.
+"""
+
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -8,29 +12,50 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from cryptography.x509.oid import NameOID
 
+from fczoo.core.options import quote
+
 CA, CERTIFICATE, KEY = "ca.crt", "server.crt", "server.key"
-DAYS = 365  # for which certificates hold
+DAYS = 365  # validity of certificates
 
 
 def write_server_credentials(folder: Path, host: str) -> None:
-    """An authority of the federation's own, and the server's certificate for ``host``, signed by it.
+    """Write the federation's certificate authority and the server's certificate for ``host``.
 
     The authority's key is thrown away, so that it signs nothing else.
+
+    Args:
+        folder: Folder of the server.
+        host: Name or IPv4 address of the server.
     """
-    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority, key = (
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
     root = _certificate("fczoo federation", authority, "fczoo federation", authority, [])
-    own = _certificate("fczoo server", key, "fczoo federation", authority, [host, "localhost", "127.0.0.1"])
+    certificate = _certificate(
+        "fczoo server", key, "fczoo federation", authority, [host, "localhost", "127.0.0.1"]
+    )
     (folder / CA).write_bytes(root.public_bytes(Encoding.PEM))
-    (folder / CERTIFICATE).write_bytes(own.public_bytes(Encoding.PEM))
+    (folder / CERTIFICATE).write_bytes(certificate.public_bytes(Encoding.PEM))
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     _write_secret(folder / KEY, secret)
 
 
 def write_node_key(secret: Path, public: Path) -> None:
-    """A site's pair of keys, by which the server knows it."""
+    """Write a site's key pair, by which the server recognises it.
+
+    Args:
+        secret: File of the private key, which only its owner can read.
+        public: File of the public key, for the server.
+    """
     key = ec.generate_private_key(ec.SECP384R1())
     _write_secret(secret, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
@@ -48,16 +73,16 @@ def _certificate(
     signer: ec.EllipticCurvePrivateKey,
     hosts: Sequence[str],
 ) -> x509.Certificate:
-    """A certificate for some hosts; for none, that of an authority."""
-    now = datetime.now(UTC)
+    """Create a certificate for some hosts; without hosts, that of an authority."""
+    current_time = datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
         .subject_name(_name(name))
         .issuer_name(_name(issuer))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=DAYS))
+        .not_valid_before(current_time - timedelta(days=1))
+        .not_valid_after(current_time + timedelta(days=DAYS))
         .add_extension(x509.BasicConstraints(ca=not hosts, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
@@ -79,3 +104,31 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(host))
     except ValueError:
         return x509.DNSName(host)
+
+
+# what a certificate can name; a server listens on IPv4
+HOST = r"(?=.{1,253}$)[a-zA-Z0-9]([\w.-]*[a-zA-Z0-9])?"
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Split an address into host and port.
+
+    Args:
+        address: HOST:PORT.
+
+    Returns:
+        Host and port.
+
+    Raises:
+        ValueError: The address is malformed, or no certificate could name the host.
+    """
+    host, _, port = address.rpartition(":")
+    if not re.fullmatch(HOST, host, re.ASCII):
+        requirement = "HOST is a name (of other letters its xn-- form) or an IPv4 address"
+    elif not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) < 2**16:
+        requirement = "PORT is a number from 1 to 65535"
+    else:
+        return host, int(port)
+    raise ValueError(
+        f"{quote(address)} is not a HOST:PORT such as server.example.org:9443; {requirement}"
+    )

@@ -1,9 +1,10 @@
-"""Sites as clients of NVIDIA FLARE: what a job of its runs at the server and at each client.
+"""Sites as clients of NVIDIA FLARE: the parts of a job that the server and the clients run.
 
-A job is three JSON files that name two classes of this module; no code travels. Each way goes one ``bytes``
-value: FLARE packs it by FOBS, msgpack with a fixed list of types and no pickle; anything else is no answer. A
-client is a site by the name in its certificate. In its FLARE workspace each has a folder ``fczoo`` with
-``agreed`` (the three files), ``images`` and what it keeps.
+A job is three JSON files that name two classes of this module; it contains no code. A message in
+either direction is one ``bytes`` value: FLARE packs it by FOBS, msgpack with a fixed list of types
+and no pickle; anything else is not an answer. The name in a client's certificate is that of its
+site. In its FLARE workspace each client has a folder ``fczoo`` with ``agreed`` (the three files),
+``images`` and its state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,18 +21,24 @@ from nvflare.app_common.logging.constants import is_log_streaming_allowed
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
-from fczoo.sites.agreement import read_agreement
+from fczoo.sites.federation_config import read_agreement
 from fczoo.sites.folders import open_server, open_site
-from fczoo.sites.messages import REFUSAL, Refusal, written
+from fczoo.sites.messages import REFUSAL, Refusal, serialize
 from fczoo.sites.site import Site
 
 BYTES = "bytes"
 
 
 def write_job(out: Path, agreed: Path, patience: float) -> None:
-    """Write the job of a run between the sites of an agreement, to be submitted to their FLARE server.
+    """Write the job of a run between the sites of an agreement, for their FLARE server.
 
-    Raises FczooError where ``out`` exists already, and for whatever is wrong with the agreement.
+    Args:
+        out: Folder of the job, which must not exist.
+        agreed: Folder of the agreement.
+        patience: Seconds that the server waits for a site.
+
+    Raises:
+        FczooError: ``out`` exists already, or the agreement is invalid.
     """
     sites = list(read_agreement(agreed).sites)
     if out.exists():
@@ -47,7 +54,9 @@ def write_job(out: Path, agreed: Path, patience: float) -> None:
 
 
 class Rounds(Controller):  # type: ignore[misc]
-    """The server's end. Its result is a file of the job; why there is none, the job's log says."""
+    """The server's part. Its result is a file of the job; the job's log has the reason of a
+    failure.
+    """
 
     def __init__(self, patience: float):
         super().__init__()
@@ -57,41 +66,75 @@ class Rounds(Controller):  # type: ignore[misc]
     def stop_controller(self, fl_ctx: FLContext) -> None: ...
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """The whole run."""
+        """Run all rounds of the federation and write ``result.json`` into the job's run folder.
+
+        Args:
+            abort_signal: Is triggered when the job is stopped.
+            fl_ctx: FLARE's context of the job.
+        """
         folder, outcome = _folder(fl_ctx), fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id())
         try:
             agreement = read_agreement(folder / "agreed")
             way = partial(self._answers, agreement.sites, abort_signal, fl_ctx)
-            open_server(agreement, folder / "images", way, folder).run_to(Path(outcome) / "result.json")
+            open_server(agreement, folder / "images", way, folder).run_to(
+                Path(outcome) / "result.json"
+            )
         except FczooError as error:
             self.system_panic(str(error), fl_ctx)
 
     def _answers(
-        self, sites: Sequence[str], stop: Signal, fl_ctx: FLContext, questions: Mapping[int, bytes], /
+        self,
+        sites: Sequence[str],
+        stop: Signal,
+        fl_ctx: FLContext,
+        questions: Mapping[int, bytes],
+        /,
     ) -> dict[int, bytes]:
-        """What sites answer within the time; those that are asked the same are asked at once."""
+        """Return the responses of sites within the time limit.
+
+        Sites with the same request are asked at once.
+        """
         answers: dict[int, bytes] = {}
         for question in dict.fromkeys(questions.values()):
-            asked = [sites[number] for number, content in questions.items() if content == question]
+            site_names = [
+                sites[number] for number, content in questions.items() if content == question
+            ]
             task = Task("answer", Shareable({BYTES: question}), timeout=self.patience)
-            self.broadcast_and_wait(task, fl_ctx, asked, len(asked), abort_signal=stop)
+            self.broadcast_and_wait(task, fl_ctx, site_names, len(site_names), abort_signal=stop)
             if stop.triggered:
                 raise FczooError("the job has been stopped")
-            done = [sent for sent in task.client_tasks if sent.result is not None]
-            answers |= {sites.index(sent.client.name): _bytes(sent.result) for sent in done}
+            finished_tasks = [
+                client_task for client_task in task.client_tasks if client_task.result is not None
+            ]
+            answers |= {
+                sites.index(client_task.client.name): _bytes(client_task.result)
+                for client_task in finished_tasks
+            }
         return answers
 
 
 class Answers(Executor):  # type: ignore[misc]
-    """A site's end."""
+    """A site's part."""
 
-    site: Site | None = None  # opened as it is first asked
+    site: Site | None = None  # opened at the first request
 
-    def execute(self, task_name: str, asked: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """What the site answers."""
-        if is_log_streaming_allowed(fl_ctx):  # and a log may say something of images
+    def execute(
+        self, task_name: str, asked: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        """Return the site's response.
+
+        Args:
+            task_name: Name of FLARE's task; not used.
+            asked: Request, in ``bytes``.
+            fl_ctx: FLARE's context of the job.
+            abort_signal: FLARE's signal; not used.
+
+        Returns:
+            Response or refusal, in ``bytes``.
+        """
+        if is_log_streaming_allowed(fl_ctx):  # and a log may describe images
             return _refusal(
-                "its log goes to the server; say allow_log_streaming = false in its resources.json"
+                "its log goes to the server; set allow_log_streaming = false in its resources.json"
             )
         try:
             if self.site is None:
@@ -99,9 +142,9 @@ class Answers(Executor):  # type: ignore[misc]
                 agreement = read_agreement(folder / "agreed")
                 self.site = open_site(agreement, name, folder / "images", folder / "kept")
             return Shareable({BYTES: self.site.answer(_bytes(asked))})
-        except FczooError:  # whose text may name files, which are nobody else's business
+        except FczooError:  # its text may name private files
             self.log_exception(fl_ctx, "the site cannot be opened")
-            return _refusal("it cannot be opened, see what it has logged")
+            return _refusal("it cannot be opened; its log has the reason")
 
 
 def _folder(fl_ctx: FLContext) -> Path:
@@ -109,9 +152,9 @@ def _folder(fl_ctx: FLContext) -> Path:
 
 
 def _refusal(reason: str) -> Shareable:
-    return Shareable({BYTES: written(REFUSAL, Refusal(reason))})
+    return Shareable({BYTES: serialize(REFUSAL, Refusal(reason))})
 
 
 def _bytes(shareable: Shareable) -> bytes:
     content = shareable.get(BYTES)
-    return content if isinstance(content, bytes) else b""  # which is no message
+    return content if isinstance(content, bytes) else b""  # not a valid message

@@ -1,6 +1,16 @@
-"""Images in folders: a site's own, from which it learns, and the server's, on which it tests."""
+"""Images in folders: those of a site, for training, and those of the server, for tests."""
 
+import ctypes
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -8,93 +18,220 @@ from fczoo.backbones.load import load_backbone
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.data.dataset import Images
-from fczoo.data.image_files import ImageFiles, class_folders
+from fczoo.data.folder_scan import normalise_name
+from fczoo.data.image_files import ImageFiles, list_images, scan_classes, unread_files
 from fczoo.data.stream import Stream, make_tasks
 from fczoo.federation.benchmark import open_stores
 from fczoo.federation.device import DTYPES, pick_device
 from fczoo.federation.settings import AUTO, Settings
-from fczoo.sites.agreement import CLASSES, DATASET, Agreement
-from fczoo.sites.server import Sites, SitesRun, Way, begin
+from fczoo.sites.federation_config import CLASSES, DATASET, FederationConfig
+from fczoo.sites.server import SiteConnection, Sites, SitesRun, begin
 from fczoo.sites.site import Site
-from fczoo.sites.worlds import site_world
+from fczoo.sites.site_data import site_world
 
-CACHE = "cache"  # folder of decoded images and their features, which are nobody else's business
-SIZE = 256  # side in pixels at which images are kept, as ``imagefolder`` has it
+log = logging.getLogger(__name__)
 
 
-def open_site(agreement: Agreement, name: str, images: Path, folder: Path) -> Site:
-    """The site called ``name``, with all images in ``images/CLASS/*``; what it keeps goes into ``folder``,
-    decoded images too, and its owner alone can read that.
+CACHE = "cache"  # folder of decoded images and their features; private
+SIZE = 256  # side in pixels at which images are stored, as in ``imagefolder``
 
-    It need not have images of every class. Raises FczooError for a class that nobody has agreed on, for
-    images that cannot be read, and for whatever else is wrong.
+
+def open_site(agreement: FederationConfig, name: str, images: Path, folder: Path) -> Site:
+    """Open the site called ``name`` with all images in ``images/CLASS/*``. It may lack classes.
+
+    Args:
+        agreement: Configuration of the federation.
+        name: Name of the site.
+        images: Folder of class folders.
+        folder: Folder of its state and decoded images, which only its owner can read.
+
+    Returns:
+        The site.
+
+    Raises:
+        FczooError: The site is unknown, a class is not in the agreement, or images cannot be read.
     """
     settings = agreement.settings
     number, backbone = agreement.number(name), _backbone(settings)
     cache = _private(folder) / CACHE
-    own = _images(agreement, images, cache)
-    stream = _stream(agreement, own, _none(own))
-    (store,) = open_stores((own,), backbone, settings.test_crop, cache)
+    site_images = _images(agreement, images, cache)
+    stream = _stream(agreement, site_images, _empty_images(site_images))
+    (store,) = open_stores((site_images,), backbone, settings.test_crop, cache)
     world = site_world(settings, stream, backbone, store, number)
     return Site(world, agreement.method, agreement.seed, number, folder)
 
 
-def open_server(agreement: Agreement, images: Path, way: Way, folder: Path | None = None) -> SitesRun:
-    """The server's run, once all sites have enrolled, with test images of every class; see ``begin``.
+def open_server(
+    agreement: FederationConfig, images: Path, way: SiteConnection, folder: Path | None = None
+) -> SitesRun:
+    """Start the server's run with test images of every class, once all sites have enrolled.
 
-    Raises FczooError for a class without them, where a site refuses, and for whatever else is wrong.
+    Args:
+        agreement: Configuration of the federation.
+        images: Folder of class folders with test images.
+        way: Transport to the sites.
+        folder: Folder of checkpoints and decoded images, see ``begin``. None: nothing is stored.
+
+    Returns:
+        The run.
+
+    Raises:
+        FczooError: A class has no test image, or a site refuses.
     """
     settings, backbone = agreement.settings, _backbone(agreement.settings)
     cache = _private(folder / CACHE) if folder else None
     test = _images(agreement, images, cache)
-    stream = _stream(agreement, _none(test), test)
-    if bare := set(range(len(stream.classes))) - set(test.labels.tolist()):
-        name = stream.classes[min(bare)]
-        raise FczooError(f"no test image of class {name} in {images}; the server needs some of every class")
+    stream = _stream(agreement, _empty_images(test), test)
+    if labels_without_images := set(range(len(stream.classes))) - set(test.labels.tolist()):
+        name = stream.classes[min(labels_without_images)]
+        raise FczooError(
+            f"no test image of class {name} in {images}; the server needs some of every class"
+        )
     (store,) = open_stores((test,), backbone, settings.test_crop, cache)
-    given = settings, stream, backbone, store, agreement.method, agreement.seed
-    return begin(*given, Sites(agreement.sites, way), folder)
+    run_arguments = settings, stream, backbone, store, agreement.method, agreement.seed
+    return begin(*run_arguments, Sites(agreement.sites, way), folder)
 
 
 def _private(folder: Path) -> Path:
-    """The folder, made if need be, which its owner alone can open. Raises FczooError where that cannot be."""
+    """Make a folder that only its owner can open. Raises FczooError where that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     except OSError as error:
-        problem = f"cannot make a folder for your eyes alone of {folder}: {error.strerror}"
-        raise FczooError(f"{problem}; take a folder of your own") from error
+        problem = f"cannot make {folder} private: {error.strerror}"
+        raise FczooError(f"{problem}; give a folder that belongs to you") from error
     return folder
 
 
 def _backbone(s: Settings) -> Backbone:
     if s.precision == AUTO:  # each site would choose for itself
-        raise FczooError(f"precision is {AUTO}; sites need one number type: write fp32 or bf16 in run.toml")
+        raise FczooError(
+            f"precision is {AUTO}; sites need one number type: write fp32 or bf16 in run.toml"
+        )
     mean, std = s.normalisation
-    found = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std)
-    return found.to(pick_device(s.device), DTYPES[s.precision])
+    backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std)
+    return backbone.to(pick_device(s.device), DTYPES[s.precision])
 
 
-def _images(agreement: Agreement, folder: Path, cache: Path | None) -> Images:
-    """All images of a folder in the order of ``imagefolder``, with labels in order of arrival."""
-    found = class_folders(folder)
-    if unknown := sorted(set(found) - set(agreement.classes)):
-        raise FczooError(f"{folder / unknown[0]} is of no class in {CLASSES}; rename it, or agree on another")
-    names = [name for task in agreement.tasks for name in task]
-    arrival = [names.index(name) for name in found]
-    labels = np.repeat(np.array(arrival, np.int64), [len(images) for images in found.values()])
-    files = tuple(name for images in found.values() for name in images)
-    own = ImageFiles(DATASET, folder, files, labels, SIZE)
-    return own.take(np.arange(len(files)), agreement.settings.stored_size, cache)
+def _images(agreement: FederationConfig, folder: Path, cache: Path | None) -> Images:
+    """Return all images of a folder in the order of ``imagefolder``.
+
+    Labels are in order of arrival. Files that are not read are logged. Raises FczooError for a
+    folder that is not an agreed class.
+    """
+    scans = scan_classes(folder)
+    files_by_class = list_images(folder, scans)
+    names = [normalise_name(name) for task in agreement.tasks for name in task]
+    if unknown := sorted(name for name in files_by_class if normalise_name(name) not in names):
+        raise FczooError(
+            f"{folder / unknown[0]} is not a class in {CLASSES}; rename it, or agree on another"
+        )
+    for line in unread_files(folder, scans):
+        log.warning("%s: %s", folder, line)
+    arrival = [names.index(normalise_name(name)) for name in files_by_class]
+    labels = np.repeat(
+        np.array(arrival, np.int64), [len(images) for images in files_by_class.values()]
+    )
+    files = tuple(name for images in files_by_class.values() for name in images)
+    image_files = ImageFiles(DATASET, folder, files, labels, SIZE)
+    return image_files.take(np.arange(len(files)), agreement.settings.stored_size, cache)
 
 
-def _none(like: Images) -> Images:
+def _empty_images(like: Images) -> Images:
     return Images(like.pixels[:0], like.labels[:0])
 
 
-def _stream(agreement: Agreement, train: Images, test: Images) -> Stream:
+def _stream(agreement: FederationConfig, train: Images, test: Images) -> Stream:
     names = tuple(name for task in agreement.tasks for name in task)
     sizes = [len(task) for task in agreement.tasks]
     tasks, index = make_tasks(DATASET, len(names), sizes), np.arange(len(train.labels))
     split = "images of the server's own"
     return Stream(DATASET, train, test, index, agreement.order, names, tasks, split)
+
+
+LOG, HOME = "flower.log", ".flower"  # Flower's log, and the folder of its files
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    # all parties have installed what is needed, or cannot take part
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+ENDS_WITH_PARENT = 1  # PR_SET_PDEATHSIG, on Linux only
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Create files inside that only their owner can read, also in child processes."""
+    old_mask = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(old_mask)
+
+
+@contextmanager
+def running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process of Flower that ends with the context; on Linux also if this one is killed.
+
+    Args:
+        command: Program and arguments.
+        folder: Folder of Flower's files, and of the log of the process.
+
+    Yields:
+        The process.
+    """
+    # so that the process ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with (folder / LOG).open("ab") as log:
+        process = subprocess.Popen(
+            command, env=_environment(folder), stdout=log, stderr=log, preexec_fn=_end_with_parent
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _end_with_parent() -> None:
+    if LIBC is not None:
+        LIBC.prctl(ENDS_WITH_PARENT, signal.SIGTERM)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return an environment with Flower's files in the folder and its commands on the path."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, **QUIET, "FLWR_HOME": str(folder / HOME), "PATH": path}
+
+
+def flwr(folder: Path, *words: str) -> dict[str, Any]:
+    """Run a command of Flower and return its JSON.
+
+    Its exit status means nothing: it is 0 after some errors.
+
+    Args:
+        folder: Folder of Flower's files.
+        words: Arguments of the command.
+
+    Returns:
+        The parsed output.
+
+    Raises:
+        FczooError: The command fails.
+    """
+    command = ["flwr", *words, "--format", "json"]
+    process = subprocess.run(
+        command, env=_environment(folder), capture_output=True, text=True, check=False
+    )
+    try:
+        output: dict[str, Any] = json.loads(process.stdout)
+        if output.get("success"):
+            return output
+        reason = output.get("error-message") or output
+    except ValueError:
+        reason = (process.stderr or process.stdout).strip().splitlines()[-1:] or process.returncode
+    raise FczooError(f"flwr {words[0]} failed: {' '.join(str(reason).split())}")

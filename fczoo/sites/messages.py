@@ -1,7 +1,8 @@
-"""What passes between a server and a site, as bytes of ``fczoo.federation.wire``; nothing else does.
+"""Messages between a server and a site, as bytes of ``fczoo.federation.serialization``.
 
-The server calls all sites to enrol, then asks them as it would ask workers (``federation.spread``), with the
-name of the run. A site answers with its enrolment, with an upload, or says why it refuses.
+The server calls all sites to enrol, then sends them the requests that workers get
+(``federation.spread``), with the name of the run. A site responds with its enrolment, with an
+upload, or with the reason of its refusal.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,97 +14,160 @@ import msgspec
 import torch
 
 from fczoo.core.errors import first_line
-from fczoo.core.files import Count, typed
+from fczoo.core.files import Count, convert_json
 from fczoo.core.tree import Tree
-from fczoo.federation.client_side import Asked
-from fczoo.federation.spread import asked_in
-from fczoo.federation.wire import form_of, pack, unpack
+from fczoo.federation.client import ClientRequest
+from fczoo.federation.remote import asked_in
+from fczoo.federation.serialization import form_of, pack, unpack
 
-CALL, ENROLMENT, UPLOAD, REFUSAL = "fczoo-call-1", "fczoo-enrolment-1", "fczoo-upload-1", "fczoo-refusal-1"
+CALL, ENROLMENT, UPLOAD, REFUSAL = (
+    "fczoo-call-1",
+    "fczoo-enrolment-1",
+    "fczoo-upload-1",
+    "fczoo-refusal-1",
+)
 
 T = TypeVar("T")
-Images = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]  # of one task: what a server makes room for
+# number of images of one task, at most as many as a server has memory for
+Images = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 
-class Damaged(ValueError):
-    """Bytes that are no message, or another one."""
+class InvalidMessage(ValueError):
+    """Bytes that are not a message, or another message."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A run begins, or goes on after its server has ended."""
+    """Start of a run, or its continuation after its server has ended."""
 
-    run: str  # its name, of which there is no second
+    run: str  # its unique name
     terms: dict[str, Any]  # see ``terms_of``
     goes_on: bool = False
 
 
 class Enrolment(msgspec.Struct, frozen=True):
-    """All that the server is told of a site's images before the first round."""
+    """All that the server learns about a site's images before the first round."""
 
-    images: list[Images]  # of each task
-    classes: list[Count] | None  # that it has images of, in order of arrival; None: it does not say
+    images: list[Images]  # number of images of each task
+    # labels of which it has images, in order of arrival; None: not reported
+    classes: list[Count] | None
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a site says beside the tensors of its upload."""
+    """Plain values of a site's upload."""
 
-    question: str  # seal of what was asked, see ``wire.seal_of``
-    images: Count  # behind the upload
-    loss: float | None  # mean of its training; None: there was none, or it does not say
-    exemplars: list[Count]  # images that it keeps of those of each task
+    question: str  # seal of the request, see ``serialization.seal_of``
+    images: Count  # number of images behind the upload
+    loss: float | None  # mean training loss; None: not trained, or not reported
+    exemplars: list[Count]  # number of stored images of each task
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a site does not take part."""
+    """Reason of a site's refusal."""
 
     reason: str
 
 
-def written(form: str, about: msgspec.Struct, tensors: Tree | None = None) -> bytes:
-    """A message of a form."""
+def serialize(form: str, about: msgspec.Struct, tensors: Tree | None = None) -> bytes:
+    """Serialize a message.
+
+    Args:
+        form: Form of the message, such as ``CALL``.
+        about: Plain values.
+        tensors: Tensors by name. None: no tensors.
+
+    Returns:
+        The bytes.
+    """
     return pack(form, {"payload": tensors or {}}, msgspec.to_builtins(about))
 
 
-def read(form: str, content: bytes, kind: type[T]) -> tuple[T, Tree]:
-    """What a message of a form says, and its tensors. Raises Damaged for any other bytes."""
-    with _checked():
+def deserialize(form: str, content: bytes, kind: type[T]) -> tuple[T, Tree]:
+    """Deserialize a message and its tensors.
+
+    Args:
+        form: Form that the message must have.
+        content: Bytes of the message.
+        kind: Type of its plain values.
+
+    Returns:
+        Plain values, and tensors by name.
+
+    Raises:
+        Damaged: The bytes are not such a message.
+    """
+    with _as_invalid_message():
         trees, notes = unpack(form, content)
-        return typed(notes, kind), trees.get("payload", {})
+        return convert_json(notes, kind), trees.get("payload", {})
 
 
 def is_call(content: bytes) -> bool:
-    """Whether a site is called to enrol. Raises Damaged for bytes that are no message."""
-    with _checked():
+    """Return whether a message calls a site to enrol.
+
+    Args:
+        content: Bytes of the message.
+
+    Raises:
+        Damaged: The bytes are not a message.
+    """
+    with _as_invalid_message():
         return form_of(content) == CALL
 
 
-def refused(content: bytes) -> str | None:
-    """The reason, where the message is a refusal. Raises Damaged for bytes that are no message."""
-    with _checked():
-        is_refusal = form_of(content) == REFUSAL
-    return read(REFUSAL, content, Refusal)[0].reason if is_refusal else None
+def refusal_reason(content: bytes) -> str | None:
+    """Return the reason of a refusal, or None for another message.
 
+    Args:
+        content: Bytes of the message.
 
-def question_in(content: bytes, device: torch.device) -> tuple[Asked, str]:
-    """What a site is asked, with all tensors on its device, and in which run.
-
-    Raises Damaged for bytes that are no question.
+    Raises:
+        Damaged: The bytes are not a message.
     """
-    with _checked():
-        asked, notes = asked_in(content, device)
-        state, control = placed(asked.state, device), placed(asked.control, device)
-        here = asked._replace(state=state, control=control, ctx=replace(asked.ctx, shared=state))
-        return here, str(notes["run"])
+    with _as_invalid_message():
+        is_refusal = form_of(content) == REFUSAL
+    return deserialize(REFUSAL, content, Refusal)[0].reason if is_refusal else None
 
 
-def placed(tree: Mapping[str, torch.Tensor], device: torch.device) -> Tree:
-    """The tensors on a device: a site's need not be of the server's kind."""
+def read_request(content: bytes, device: torch.device) -> tuple[ClientRequest, str]:
+    """Deserialize a site's request.
+
+    Args:
+        content: Bytes of the message.
+        device: Device of the site, to which the tensors are moved.
+
+    Returns:
+        The request, and the name of the run.
+
+    Raises:
+        Damaged: The bytes are not a request.
+    """
+    with _as_invalid_message():
+        request, notes = asked_in(content, device)
+        state, control = (
+            move_to_device(request.state, device),
+            move_to_device(request.control, device),
+        )
+        local_request = request._replace(
+            state=state, control=control, ctx=replace(request.ctx, shared=state)
+        )
+        return local_request, str(notes["run"])
+
+
+def move_to_device(tree: Mapping[str, torch.Tensor], device: torch.device) -> Tree:
+    """Move tensors to a device; sites and server may have different kinds.
+
+    Args:
+        tree: Tensors by name.
+        device: Target device.
+
+    Returns:
+        Tensors on this device.
+    """
     return {name: value.to(device) for name, value in tree.items()}
 
 
 @contextmanager
-def _checked() -> Iterator[None]:
+def _as_invalid_message() -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(first_line(error)) from error
+        raise InvalidMessage(first_line(error)) from error

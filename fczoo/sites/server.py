@@ -1,4 +1,4 @@
-"""The server's end of a run between sites: the rounds of a simulation, whose clients are elsewhere."""
+"""The server's side of a run between sites: the rounds of a simulation with remote clients."""
 
 import logging
 import secrets
@@ -7,54 +7,127 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import torch
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, first_line
+from fczoo.core.files import convert_json, read_json, write_json
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
-from fczoo.core.types import Context, Moment
+from fczoo.core.types import Context, TaskPhase
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
-from fczoo.federation.carried import Kept
-from fczoo.federation.checkpoint import Checkpoint
-from fczoo.federation.client_side import Answer, Asked
-from fczoo.federation.device import reproducible
-from fczoo.federation.engine import Engine
-from fczoo.federation.observer import Silent
-from fczoo.federation.plan import Plan
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.checkpoint import Checkpoint, ClientState
+from fczoo.federation.client import ClientRequest, ClientResponse
+from fczoo.federation.device import Plan, reproducible
+from fczoo.federation.engine import ClientEngine
+from fczoo.federation.remote import question_of
 from fczoo.federation.result import Result
-from fczoo.federation.rounds import Run
+from fczoo.federation.run import FederatedRun
+from fczoo.federation.serialization import seal_of
 from fczoo.federation.settings import Settings
-from fczoo.federation.spread import question_of
-from fczoo.federation.wire import seal_of
-from fczoo.sites.begun import Beginning, Begun
+from fczoo.sites.federation_config import check_sites, check_terms, terms_of
 from fczoo.sites.messages import (
     CALL,
     ENROLMENT,
     UPLOAD,
     About,
     Call,
-    Damaged,
     Enrolment,
-    placed,
-    read,
-    refused,
-    written,
+    InvalidMessage,
+    deserialize,
+    move_to_device,
+    refusal_reason,
+    serialize,
 )
-from fczoo.sites.terms import check_sites, terms_of
-from fczoo.sites.worlds import Known, server_world
+from fczoo.sites.site_data import ServerView, server_world
 
 log = logging.getLogger("fczoo")
 
 
-class Way(Protocol):
-    """What carries bytes to sites and back."""
+RUN_START_FILE, CHECKPOINT = "begun.json", "checkpoint.safetensors"
+
+
+class RunStart(msgspec.Struct):
+    """Conditions at the start of a run."""
+
+    run: str  # its name
+    terms: dict[str, Any]  # see ``terms_of``
+    enrolments: list[Enrolment]
+
+
+class ServerFolder:
+    """A server's folder: last round's checkpoint, and the conditions at the start of its run."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / RUN_START_FILE
+        self.checkpoint = Checkpoint(folder / CHECKPOINT)
+
+    def run(self, terms: Mapping[str, Any]) -> str | None:
+        """Return the name of the run to resume; None: no round of one is finished.
+
+        Args:
+            terms: Terms of the server, from ``terms_of``.
+
+        Raises:
+            FczooError: The run began with other terms.
+        """
+        if not self.checkpoint.path.exists():
+            return None
+        first_start = self._read()
+        try:
+            check_terms(terms, first_start.terms, "in the run that is resumed")
+        except FczooError as error:
+            raise FczooError(f"{error}, or {self._anew}") from error
+        return first_start.run
+
+    def check_enrolments(self, names: Sequence[str], begun: RunStart, goes_on: bool) -> None:
+        """Record the enrolments of a new run; check those of a resumed one.
+
+        Args:
+            names: Names of the sites.
+            begun: Name, terms and enrolments of the run.
+            goes_on: The run is resumed.
+
+        Raises:
+            FczooError: A site has other images than at the beginning of the run.
+        """
+        if not goes_on:
+            write_json(self.path, msgspec.to_builtins(begun))
+            return
+        for name, old_enrolment, new_enrolment in zip(
+            names, self._read().enrolments, begun.enrolments, strict=True
+        ):
+            if old_enrolment != new_enrolment:
+                problem = f"site {name} has other images than when the run began"
+                raise FczooError(f"{problem}; bring them back, or {self._anew}")
+
+    @property
+    def _anew(self) -> str:
+        return f"remove {self.checkpoint.path} to begin again"
+
+    def _read(self) -> RunStart:
+        try:
+            return convert_json(read_json(self.path, "beginning of a run"), RunStart)
+        except ValueError as error:
+            raise FczooError(
+                f"{self.path} is not a beginning of a run: {error}; {self._anew}"
+            ) from error
+
+
+class SiteConnection(Protocol):
+    """Transport of bytes to sites and back."""
 
     def __call__(self, questions: Mapping[int, bytes], /) -> Mapping[int, bytes]:
-        """Answers by the number of the site; one that is not heard of is left out."""
+        """Return responses by the number of the site; omit sites that do not respond.
+
+        Args:
+            questions: Request by number of the site.
+        """
 
 
 @dataclass(frozen=True)
@@ -62,34 +135,58 @@ class Sites:
     """The sites of one run, as the server reaches them."""
 
     names: Sequence[str]
-    way: Way
-    run: str = field(default_factory=lambda: secrets.token_hex(16))
+    way: SiteConnection
+    run: str = field(default_factory=lambda: secrets.token_hex(16))  # unique name of the run
 
-    def enrolled(self, terms: Mapping[str, Any], stream: Stream, goes_on: bool) -> list[Enrolment]:
-        """What sites say as they enrol for a run on the tasks of ``stream``, or for one that goes on.
+    def enrol_all(self, terms: Mapping[str, Any], stream: Stream, goes_on: bool) -> list[Enrolment]:
+        """Return the enrolments of all sites for a new or resumed run.
 
-        Raises FczooError naming one that refuses, is silent or says what cannot be.
+        Args:
+            terms: Terms of the server, from ``terms_of``.
+            stream: Classes and tasks of the run.
+            goes_on: The run is resumed.
+
+        Returns:
+            Enrolments in the order of ``names``.
+
+        Raises:
+            FczooError: A site refuses, does not respond, or sends an invalid enrolment; the message
+                names it.
         """
-        call = written(CALL, Call(self.run, dict(terms), goes_on))
-        answers, found = self.way(dict.fromkeys(range(len(self.names)), call)), []
+        call = serialize(CALL, Call(self.run, dict(terms), goes_on))
+        answers, enrolments = self.way(dict.fromkeys(range(len(self.names)), call)), []
         for number, name in enumerate(self.names):
             if number not in answers:
-                raise FczooError(f"site {name} did not answer; start it and begin the run anew")
+                raise FczooError(f"site {name} did not answer; start it and begin the run again")
             try:
                 self._check(number, answers[number])
-                enrolment, _ = read(ENROLMENT, answers[number], Enrolment)
-            except Damaged as error:
+                enrolment, _ = deserialize(ENROLMENT, answers[number], Enrolment)
+            except InvalidMessage as error:
                 raise FczooError(f"site {name} sent no enrolment: {first_line(error)}") from error
-            known = range(len(stream.classes))
-            if len(enrolment.images) != len(stream.tasks) or not {*(enrolment.classes or ())} <= {*known}:
-                raise FczooError(f"site {name} enrols with tasks or classes that the schedule does not have")
-            found.append(enrolment)
-        return found
+            class_numbers = range(len(stream.classes))
+            if len(enrolment.images) != len(stream.tasks) or not {*(enrolment.classes or ())} <= {
+                *class_numbers
+            }:
+                raise FczooError(
+                    f"site {name} enrols with tasks or classes that the schedule does not have"
+                )
+            enrolments.append(enrolment)
+        return enrolments
 
-    def uploads(self, numbers: Sequence[int], question: bytes) -> Iterator[tuple[About, Tree] | None]:
-        """What sites upload, one after another; None for one that is not heard of or sends something else.
+    def uploads(
+        self, numbers: Sequence[int], question: bytes
+    ) -> Iterator[tuple[About, Tree] | None]:
+        """Yield the sites' uploads in order; None for a site without a valid response.
 
-        Raises FczooError naming one that refuses.
+        Args:
+            numbers: Numbers of the sites.
+            question: Request, as bytes.
+
+        Yields:
+            Plain values and tensors of an upload, or None.
+
+        Raises:
+            FczooError: A site refuses; the message names it.
         """
         answers = self.way(dict.fromkeys(numbers, question))
         for number in numbers:
@@ -98,82 +195,123 @@ class Sites:
     def _upload(self, number: int, answer: bytes, question: bytes) -> tuple[About, Tree] | None:
         try:
             self._check(number, answer)
-            about, tensors = read(UPLOAD, answer, About)
+            about, tensors = deserialize(UPLOAD, answer, About)
             if about.question != seal_of(question):
-                raise Damaged("it answers another question")
+                raise InvalidMessage("it answers another question")
             return about, tensors
-        except Damaged as error:
+        except InvalidMessage as error:
             log.warning("site %s sent no upload: %s", self.names[number], first_line(error))
             return None
 
     def _check(self, number: int, answer: bytes) -> None:
-        if reason := refused(answer):
+        if reason := refusal_reason(answer):
             raise FczooError(f"site {self.names[number]}: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtSites(Engine):
-    """An engine whose clients are sites: what they keep stays there, but for how many exemplars that is."""
+class SitesEngine(ClientEngine):
+    """An engine whose clients are sites.
+
+    Client state remains at the sites; the server knows only the number of exemplars.
+    """
 
     sites: Sites
-    world: Known
+    world: ServerView
 
-    def survey_form(self, moment: Moment, state: Tree, client: Client, ctx: Context) -> Payload:
-        """What uploads of a survey look like, from one of the server's own images."""
-        own = torch.from_numpy(self.world.stream.positions(self.world.stream.test, ctx.task))
+    def survey_form(
+        self, progress: TaskPhase, state: Tree, client: Client, ctx: Context
+    ) -> Payload:
+        """Return the shape of a statistics upload, computed from one of the server's images.
+
+        Args:
+            progress: Phase of the task.
+            state: State of the method.
+            client: Client for which the upload is formed.
+            ctx: Context of the exchange.
+
+        Returns:
+            Upload with the names and shapes that a site's upload must have.
+        """
+        test_indices = torch.from_numpy(
+            self.world.stream.positions(self.world.stream.test, ctx.task)
+        )
         side = replace(self.side, store=self.world.test)
-        return side.survey_form(self._surveying(moment, state, ctx), replace(client, index=own))
+        return side.survey_form(
+            self._surveying(progress, state, ctx), replace(client, index=test_indices)
+        )
 
     def _groups(self, clients: Sequence[Client], ctx: Context) -> list[list[int]]:
-        """Nobody shares a forward with another institution."""
-        return [[place] for place in range(len(clients))]
+        """Return one group per client; institutions never share a forward."""
+        return [[position] for position in range(len(clients))]
 
-    def _answers(self, asked: Asked, groups: Sequence[Sequence[Client]]) -> Iterator[Answer]:
+    def _answers(
+        self, asked: ClientRequest, groups: Sequence[Sequence[Client]]
+    ) -> Iterator[ClientResponse]:
         numbers = [client.number for (client,) in groups]
         uploads = self.sites.uploads(numbers, question_of(asked, run=self.sites.run))
         for number, upload in zip(numbers, uploads, strict=True):
             if upload is None:  # as from a client that drops out
-                yield Answer([Payload({}, number)], Kept({}, {}, {}), {})
+                yield ClientResponse([Payload({}, number)], ClientState({}, {}, {}), {})
                 continue
             about, tensors = upload
-            payload = Payload(placed(tensors, self.backbone.device), number, about.images)
+            payload = Payload(move_to_device(tensors, self.backbone.device), number, about.images)
             losses = {} if about.loss is None else {number: (about.loss, torch.empty(0))}
-            yield Answer([payload], Kept({number: self._counted(number, about)}, {}, {}), losses)
+            yield ClientResponse(
+                [payload], ClientState({number: self._blank_memory(number, about)}, {}, {}), losses
+            )
 
-    def _counted(self, number: int, about: About) -> Tree:
-        """In place of a site's memory: as many of the server's blank images as it keeps exemplars."""
+    def _blank_memory(self, number: int, about: About) -> Tree:
+        """Return blank images in place of a site's memory, one per exemplar."""
         name = self.method.training().exemplars
         if not name:
             return {}
-        owned = (own[number] for own in self.world.partition.tasks)
-        kept = [torch.from_numpy(own[:count]) for own, count in zip(owned, about.exemplars, strict=False)]
-        return {name: torch.cat(kept)}
+        site_indices = (indices[number] for indices in self.world.partition.tasks)
+        exemplar_indices = [
+            torch.from_numpy(indices[:count])
+            for indices, count in zip(site_indices, about.exemplars, strict=False)
+        ]
+        return {name: torch.cat(exemplar_indices)}
 
 
-class SitesRun(Run):
+class SitesRun(FederatedRun):
     """The rounds of a run between sites."""
 
-    def __init__(self, world: Known, method: Method, seed: int, sites: Sites, checkpoint: Checkpoint | None):
-        super().__init__(world, method, seed, Silent(), checkpoint, None)
+    def __init__(
+        self,
+        world: ServerView,
+        method: Method,
+        seed: int,
+        sites: Sites,
+        checkpoint: Checkpoint | None,
+    ):
+        super().__init__(world, method, seed, Callback(), checkpoint, None)
         self.known, self.sites = world, sites
 
     def run(self) -> Result:
-        """All tasks that are left. Raises FczooError where a site refuses, and where too few answer."""
+        """Run all remaining tasks.
+
+        Returns:
+            The result.
+
+        Raises:
+            FczooError: A site refuses, or too few respond.
+        """
         with reproducible(self.settings.deterministic):
             return super().run()
 
     def run_to(self, outcome: Path) -> None:
-        """As ``run``, with the result in a file; after that no saved round is needed any more."""
+        """Run all remaining tasks, write the result to a file, and remove the checkpoint.
+
+        Args:
+            outcome: File of the result.
+        """
         self.run().save(outcome)
         if self.checkpoint:
             self.checkpoint.remove()
 
-    def _engine(self, plan: Plan) -> Engine:
-        given = self.method, self.backbone, self.train, plan, self.memories, self.taught, self.controls
-        return AtSites(*given, sites=self.sites, world=self.known)
-
-    def _note_storage(self, shared: Tree, clients: Sequence[Client]) -> None:
-        """What a site holds is not the server's to know."""
+    def _engine(self, plan: Plan) -> ClientEngine:
+        parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
+        return SitesEngine(*parts, self.server.controls, sites=self.sites, world=self.known)
 
 
 def begin(
@@ -186,21 +324,37 @@ def begin(
     sites: Sites,
     folder: Path | None = None,
 ) -> SitesRun:
-    """A run for which all sites have enrolled.
+    """Start a run after all sites have enrolled.
 
-    Of ``stream`` the classes, the tasks and the test images count; the server has no training images. In
-    ``folder`` the run is saved after every round, and goes on from there if it ends before it is over.
-    Raises FczooError where a site refuses or is silent, and where what goes on is not what began.
+    Args:
+        settings: Settings of the run.
+        stream: Classes, tasks and test images; the server has no training images.
+        backbone: Frozen backbone.
+        test: Test images.
+        method: Method of the run.
+        seed: Seed of the run.
+        sites: Sites and the connection to them.
+        folder: Folder in which the run is saved after every round, and from which it resumes. None:
+            it is not saved.
+
+    Returns:
+        The run.
+
+    Raises:
+        FczooError: A site refuses or does not respond, or the resumed run differs from the first
+            one.
     """
     check_sites(settings, method)
     terms = terms_of(settings, stream, backbone, method, seed)
-    beginning = Beginning(folder) if folder else None
-    begun = beginning.run(terms) if beginning else None
-    if begun:
-        sites = replace(sites, run=begun)
-    enrolments = sites.enrolled(terms, stream, goes_on=bool(begun))
+    beginning = ServerFolder(folder) if folder else None
+    resumed_run = beginning.run(terms) if beginning else None
+    if resumed_run:
+        sites = replace(sites, run=resumed_run)
+    enrolments = sites.enrol_all(terms, stream, goes_on=bool(resumed_run))
     if beginning:
-        beginning.enrolled(sites.names, Begun(sites.run, dict(terms), enrolments), goes_on=bool(begun))
+        beginning.check_enrolments(
+            sites.names, RunStart(sites.run, dict(terms), enrolments), goes_on=bool(resumed_run)
+        )
     world = server_world(settings, stream, backbone, test, enrolments)
     checkpoint = beginning.checkpoint if beginning else None
     return SitesRun(world, method, seed, sites, checkpoint)

@@ -1,16 +1,15 @@
-"""Checks that any data set, partitioner, attack, ... of fczoo keeps to, for authors of plug-ins, and a toy
-world.
+"""Checks of data sets, partitioners, attacks, ... for authors of plug-ins, and a toy world.
 
-As scikit-learn's ``check_estimator``: each check raises AssertionError with one sentence that says what is
-wrong and what to do, and needs no pytest::
+Like scikit-learn's ``check_estimator``, each check raises AssertionError with one sentence that
+says what is wrong and what to do, and needs no pytest::
 
     from fczoo.testing import check_partitioner
 
     def test_mine() -> None:
         check_partitioner("mine:0.5")
 
-fczoo's own tests run the same checks on everything that it registers. Where hypothesis is installed it
-chooses the random cases.
+fczoo's own tests run the same checks on everything that it registers. Where hypothesis is installed
+it chooses the random cases.
 """
 
 from fczoo.testing.aggregators import check_aggregator

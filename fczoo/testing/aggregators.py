@@ -10,18 +10,27 @@ from fczoo.core.payload import Payload
 from fczoo.core.registry import AGGREGATORS, make_aggregator
 from fczoo.core.tree import Tree
 from fczoo.core.types import ServerAggregator
-from fczoo.federation.sound import repeats
-from fczoo.testing.trials import Draw, need, need_documented, need_one_line, tried
+from fczoo.federation.aggregator_check import repeats
+from fczoo.testing.runs import Draw, check_random_cases, need, need_documented, need_one_line
 
 Extra = Callable[[torch.Generator], Tree]
-"""What uploads hold besides parameters, drawn for one client."""
+"""What uploads hold in addition to parameters, drawn for one client."""
 
 PARAMETERS = ("head", "prompt", "half")
 
 
 def random_uploads(count: int, seed: int, extra: Extra = lambda rng: {}) -> list[Payload]:
-    """Uploads of clients 0, 1, ...: ``head`` [4, 3] and ``prompt`` [5] in float64, ``half`` [2] in bfloat16,
-    and what ``extra`` adds; 1 to 199 images each."""
+    """Draw uploads of clients 0, 1, ... with 1 to 199 images each.
+
+    Args:
+        count: Number of uploads.
+        seed: Seed of the draw.
+        extra: Draws tensors that an upload holds in addition to parameters.
+
+    Returns:
+        Uploads with ``head`` [4, 3] and ``prompt`` [5] in float64, ``half`` [2] in bfloat16, and
+        the tensors of ``extra``.
+    """
     rng = torch.Generator().manual_seed(seed)
     samples = torch.randint(1, 200, (count,), generator=rng).tolist()
 
@@ -40,14 +49,19 @@ def check_aggregator(
 ) -> None:
     """Raise AssertionError, in one sentence, where an aggregator breaks a rule.
 
-    ``aggregator`` is a registered name with its options, such as ``trimmed_mean:2``, or a function. ``extra``
-    draws what it reads besides parameters; ``fewest`` is the number of uploads that it needs.
+    Checked on random uploads: no upload is changed, and the merged tree shares no memory with one;
+    the same uploads give the same tree; parameters keep their name, shape and type, are between the
+    clients' values in every coordinate, do not depend on the order of the clients, and stay where
+    all clients agree, whatever their numbers of images; fewer uploads than ``fewest`` are refused
+    in one line. A registered aggregator, and each of its options, has a description.
 
-    Checked on random uploads: no upload is changed, and the merged tree shares no memory with one; the same
-    uploads give the same tree; parameters keep their name, shape and type, lie between the clients' values in
-    every coordinate, do not depend on the order of the clients, and stay where all clients agree, whatever
-    their numbers of images; fewer uploads than ``fewest`` are refused in one line. What is registered, and
-    each of its options, says what it means.
+    Args:
+        aggregator: Registered name with its options, such as ``trimmed_mean:2``, or a function.
+        extra: Draws what it reads in addition to parameters.
+        fewest: Number of uploads that it needs.
+
+    Raises:
+        AssertionError: A rule is broken.
     """
     if isinstance(aggregator, str):
         label, merge = aggregator, make_aggregator(aggregator)
@@ -57,33 +71,38 @@ def check_aggregator(
 
     def case(draw: Draw) -> None:
         uploads = random_uploads(draw(fewest, fewest + 5), draw(0, 2**31), extra)
-        merged = _merged(label, merge, uploads)
-        _check_parameters(label, merged, uploads)
-        _check_order(label, merge, merged, uploads, draw(0, 2**31))
+        merged_tree = _merge_checked(label, merge, uploads)
+        _check_parameters(label, merged_tree, uploads)
+        _check_order(label, merge, merged_tree, uploads, draw(0, 2**31))
         _check_agreement(label, merge, uploads)
 
-    tried(case)
+    check_random_cases(case)
     if fewest > 1:
         _check_refusal(label, merge, random_uploads(fewest - 1, 0, extra))
 
 
-def _merged(label: str, merge: ServerAggregator, uploads: Sequence[Payload]) -> Tree:
-    """The merged tree, after a look at what has become of the uploads."""
-    before = [{name: value.clone() for name, value in upload.items()} for upload in uploads]
-    given = list(uploads)
-    merged = merge(given)
-    need(len(given) == len(before), f"{label} changes the list of uploads; work on a copy")
-    for upload, old in zip(given, before, strict=True):
-        same = upload.keys() == old.keys() and all(torch.equal(upload[name], old[name]) for name in old)
+def _merge_checked(label: str, merge: ServerAggregator, uploads: Sequence[Payload]) -> Tree:
+    """Merge uploads, and check that they are unchanged."""
+    copies = [{name: value.clone() for name, value in upload.items()} for upload in uploads]
+    inputs = list(uploads)
+    merged_tree = merge(inputs)
+    need(len(inputs) == len(copies), f"{label} changes the list of uploads; work on a copy")
+    for upload, old in zip(inputs, copies, strict=True):
+        same = upload.keys() == old.keys() and all(
+            torch.equal(upload[name], old[name]) for name in old
+        )
         need(same, f"{label} changes an upload in place; make new tensors")
-        for name in merged.keys() & old.keys():
-            shared = merged[name].numel() and merged[name].data_ptr() == upload[name].data_ptr()
-            need(not shared, f"{label} returns the memory of an upload as {name}; clone it")
+        for name in merged_tree.keys() & old.keys():
+            same_memory = (
+                merged_tree[name].numel()
+                and merged_tree[name].data_ptr() == upload[name].data_ptr()
+            )
+            need(not same_memory, f"{label} returns the memory of an upload as {name}; clone it")
     need(
-        repeats(merge, given),
+        repeats(merge, inputs),
         f"{label} gives another tree from the same uploads; draw nothing and keep no state",
     )
-    return merged
+    return merged_tree
 
 
 def _check_parameters(label: str, merged: Tree, uploads: Sequence[Payload]) -> None:
@@ -95,13 +114,14 @@ def _check_parameters(label: str, merged: Tree, uploads: Sequence[Payload]) -> N
         value, rows = merged[name], torch.stack([upload[name] for upload in uploads])
         need(
             value.shape == rows.shape[1:] and value.dtype == rows.dtype,
-            f"{label} makes {value.dtype} {list(value.shape)} of {rows.dtype} {list(rows.shape[1:])}; "
-            "keep both",
+            f"{label} makes {value.dtype} {list(value.shape)} of {rows.dtype} "
+            f"{list(rows.shape[1:])}; keep both",
         )
         inside = (value >= rows.amin(0) - 1e-12) & (value <= rows.amax(0) + 1e-12)
         need(
             inside.all(),
-            f"{label} merges {name} to a value beyond those of all clients; weights must add up to 1",
+            f"{label} merges {name} to a value outside those of all clients; weights must add "
+            "up to 1",
         )
 
 
@@ -109,22 +129,27 @@ def _check_order(
     label: str, merge: ServerAggregator, merged: Tree, uploads: Sequence[Payload], seed: int
 ) -> None:
     order = torch.randperm(len(uploads), generator=torch.Generator().manual_seed(seed)).tolist()
-    shuffled = merge([uploads[i] for i in order])
+    permuted_tree = merge([uploads[i] for i in order])
     for name in PARAMETERS:
         need(
-            _near(merged[name], shuffled[name]),
+            _is_close(merged[name], permuted_tree[name]),
             f"{label} depends on the order of the clients; sort by client",
         )
 
 
 def _check_agreement(label: str, merge: ServerAggregator, uploads: Sequence[Payload]) -> None:
     one = uploads[0]
-    merged = merge([Payload(one.tensors, upload.client, upload.num_samples) for upload in uploads])
+    merged_tree = merge(
+        [Payload(one.tensors, upload.client, upload.num_samples) for upload in uploads]
+    )
     for name in PARAMETERS:
-        need(_near(merged[name], one[name]), f"{label} changes {name}, on which all clients agree; leave it")
+        need(
+            _is_close(merged_tree[name], one[name]),
+            f"{label} changes {name}, on which all clients agree; return it unchanged",
+        )
 
 
-def _near(a: Tensor, b: Tensor) -> bool:
+def _is_close(a: Tensor, b: Tensor) -> bool:
     tolerance = 2e-2 if a.dtype == torch.bfloat16 else 1e-9
     return torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance)
 

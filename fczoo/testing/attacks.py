@@ -6,49 +6,70 @@ import torch
 
 from fczoo.core.registry import ATTACKS
 from fczoo.core.seeds import torch_stream
-from fczoo.federation.observer import Silent
+from fczoo.federation.callbacks import Callback
 from fczoo.security.attacks import Attack
-from fczoo.testing.trials import Draw, need, need_documented, tried
+from fczoo.testing.runs import Draw, check_random_cases, need, need_documented
 from fczoo.testing.world import small_method, toy_bench
 
 
 def check_attack(spec: str) -> None:
     """Raise AssertionError, in one sentence, where an attack breaks a rule.
 
-    ``spec`` is a registered name with its options, such as ``scale:10``. Checked on random changes: what is
-    uploaded in place of an honest change has its shape and type and is finite, the honest change stays as
-    it is, and the same generator forges the same, also of a tensor without elements. Checked in the toy
-    world: one attacker of three changes the run, in the same way each time. The class and each of its
-    options say what they mean.
+    Checked on random changes: a forged change has the shape and type of the honest one and is
+    finite, the honest change stays as it is, and the same generator forges the same, also of a
+    tensor without elements. Checked in the toy world: one attacker of three changes the run, in the
+    same way each time. The class and each of its options have a description.
+
+    Args:
+        spec: Registered name with its options, such as ``scale:10``.
+
+    Raises:
+        AssertionError: A rule is broken.
     """
     attack = ATTACKS.create(spec)
-    need(isinstance(attack, Attack), f"{spec} is no Attack; derive it from fczoo.security.attacks.Attack")
+    need(
+        isinstance(attack, Attack),
+        f"{spec} is not an Attack; derive it from fczoo.security.attacks.Attack",
+    )
     need_documented(type(attack), spec)
 
     def case(draw: Draw) -> None:
         shape = [draw(0, 4) for _ in range(draw(0, 3))]
-        _check_forged(spec, attack, shape, (torch.float32, torch.float64)[draw(0, 1)], draw(0, 2**31))
+        _check_forged(
+            spec, attack, shape, (torch.float32, torch.float64)[draw(0, 1)], draw(0, 2**31)
+        )
 
-    tried(case)
+    check_random_cases(case)
     _check_run(spec)
 
 
-def _check_forged(spec: str, attack: Attack, shape: list[int], dtype: torch.dtype, seed: int) -> None:
+def _check_forged(
+    spec: str, attack: Attack, shape: list[int], dtype: torch.dtype, seed: int
+) -> None:
     change = torch.randn(shape, generator=torch_stream("change", seed), dtype=dtype)
-    before = change.clone()
+    original = change.clone()
     first = attack.forge(change, torch_stream("attack", seed))
-    need(torch.equal(change, before), f"{spec} changes the honest change in place; return a new tensor")
-    again = attack.forge(change, torch_stream("attack", seed))
+    need(
+        torch.equal(change, original),
+        f"{spec} changes the honest change in place; return a new tensor",
+    )
+    second = attack.forge(change, torch_stream("attack", seed))
     need(
         first.shape == change.shape and first.dtype == change.dtype,
-        f"{spec} makes {first.dtype} {list(first.shape)} of {dtype} {shape}; the server would turn it "
-        "away unseen",
+        f"{spec} makes {first.dtype} {list(first.shape)} of {dtype} {shape}; the server would "
+        "reject it",
     )
-    need(first.isfinite().all(), f"{spec} forges what is not finite; the server would turn it away unseen")
-    need(torch.equal(first, again), f"{spec} forges differently from the same generator; draw from rng alone")
+    need(
+        first.isfinite().all(),
+        f"{spec} forges what is not finite; the server would reject it",
+    )
+    need(
+        torch.equal(first, second),
+        f"{spec} forges differently from the same generator; draw only from rng",
+    )
 
 
-class _Losses(Silent):
+class _Losses(Callback):
     """The loss of every round."""
 
     def __init__(self) -> None:
@@ -60,19 +81,20 @@ class _Losses(Silent):
 
 def _check_run(spec: str) -> None:
     def losses(**settings: Any) -> list[float]:
-        seen = _Losses()
-        toy_bench(**settings).run(small_method("fedavg", tune="head"), 0, seen)
-        return seen.values
+        recorder = _Losses()
+        toy_bench(**settings).run(small_method("fedavg", tune="head"), 0, recorder)
+        return recorder.values
 
-    attacked, again, honest = (
+    attacked_losses, second_losses, honest_losses = (
         losses(attack=spec, attackers=0.34),
         losses(attack=spec, attackers=0.34),
         losses(),
     )
     need(
-        attacked == again,
-        f"{spec} gives another run from the same seed; draw from rng alone and keep no state",
+        attacked_losses == second_losses,
+        f"{spec} gives another run from the same seed; draw only from rng and keep no state",
     )
     need(
-        attacked != honest, f"{spec} changes nothing in a run; change what forge returns, or set flips = True"
+        attacked_losses != honest_losses,
+        f"{spec} changes nothing in a run; change what forge returns, or set flips = True",
     )

@@ -6,10 +6,10 @@ from fczoo.core.method import Method
 from fczoo.testing import memory_rules as memory
 from fczoo.testing import method_rules as rules
 from fczoo.testing import training_rules as training
-from fczoo.testing.subject import Subject
+from fczoo.testing.method_under_test import MethodUnderTest
 from fczoo.testing.world import small_method
 
-METHOD_RULES: tuple[Callable[[Subject], None], ...] = (
+METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     rules.is_a_value,
     rules.options_survive_json,
     rules.says_what_it_is,
@@ -40,24 +40,32 @@ METHOD_RULES: tuple[Callable[[Subject], None], ...] = (
     memory.exemplars_are_the_clients_own,
     memory.a_task_ends_in_order,
 )
-"""Each takes a ``Subject`` and raises AssertionError where the method breaks what its docstring says."""
+"""Each takes a ``MethodUnderTest`` and raises AssertionError where the method breaks the rule
+that its docstring states.
+"""
 
 
 def check_method(method: str | Method) -> None:
     """Raise AssertionError, in one sentence, where a method breaks a rule.
 
-    ``method`` is a registered name, whose whole numbers are made small (``small_method``), or an instance,
-    which is taken as it is. It runs a few times in the toy world, alone and with clients in one batched
-    forward, in float64 and float32: some seconds for a head on frozen features, up to a minute for a
-    method that trains prompts in six blocks.
+    The method runs a few times in the toy world, one client at a time and with clients in one
+    batched forward, in float64 and float32: some seconds for a head on frozen features, up to a
+    minute for a method that trains prompts in six blocks.
 
-    Checked is every one of ``METHOD_RULES``, whose docstrings say what: the method is a frozen dataclass
-    whose options are explained and survive JSON; server and clients change nothing that they are given;
-    every tensor of an upload is declared, finite and counted; nothing private reaches a client; padding
-    counts for nothing; answers are logits of the classes seen, and features rows of images, whatever the
-    batch; and a run is the same
-    from the same seed and however many clients train together.
+    Every one of ``METHOD_RULES`` is checked; their docstrings have the details: the method is a
+    frozen dataclass whose options are explained and survive JSON; server and clients change nothing
+    that they receive; every tensor of an upload is declared, finite and counted; nothing private
+    reaches a client; padding counts for nothing; answers are logits of the classes seen, and
+    features rows of images, whatever the batch; and a run is the same from the same seed and
+    however many clients train together.
+
+    Args:
+        method: Registered name, whose whole-number options are made small (``small_method``), or an
+            instance, which is used as it is.
+
+    Raises:
+        AssertionError: A rule is broken.
     """
-    subject = Subject(small_method(method) if isinstance(method, str) else method)
+    subject = MethodUnderTest(small_method(method) if isinstance(method, str) else method)
     for rule in METHOD_RULES:
         rule(subject)

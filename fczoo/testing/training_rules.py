@@ -1,4 +1,4 @@
-"""What every method keeps: training, answers, seeds."""
+"""Checks of every method: training, predictions, seeds. Each raises AssertionError with advice."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -8,122 +8,185 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Distils, Method, Remembers, Surveys
+from fczoo.core.method import Method
+from fczoo.core.protocols import CollectsStatistics, HasClientMemory, HasTeacher
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context
 from fczoo.data.views import ImageStore
-from fczoo.federation.downlink import broadcast
-from fczoo.federation.learning import loss_and_sums
+from fczoo.federation.local_trainer import loss_and_sums
+from fczoo.federation.server import broadcast
 from fczoo.functional.heads import LinearHead
-from fczoo.testing.recording import Call
-from fczoo.testing.subject import Subject, batch_of, need_same
-from fczoo.testing.trials import need
+from fczoo.testing.call_recorder import Call
+from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same
+from fczoo.testing.runs import need
 from fczoo.testing.world import CONFIG, TASKS, random_weights, toy_bench
 
-TIGHT = 1e-9  # float64: only the order of sums differs
-TRAINED = 1e-7  # the same after Adam, which divides the rounding of a zero gradient by eps = 1e-8
-SINGLE = 1e-3  # float32: Adam blows up the rounding of gradients that are zero but for rounding
+SUM_TOLERANCE = 1e-9  # float64: only the order of sums differs
+TRAINING_TOLERANCE = 1e-7  # float64, after Adam, which divides rounding errors by eps = 1e-8
+FLOAT32_TOLERANCE = (
+    1e-3  # float32: Adam amplifies gradients that are zero except for rounding errors
+)
 
 # --- training
 
 
-def clients_together_equal_clients_one_by_one(subject: Subject) -> None:
-    """Three clients in one batched forward upload and answer as they do one after another."""
+def clients_together_equal_clients_one_by_one(subject: MethodUnderTest) -> None:
+    """Check that three clients in one batched forward give the results of single clients.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     subject = _with_gradient(subject)
     run, together, name = subject.run(), subject.run(together=3), subject.name
-    need(len(run.calls) == len(together.calls), f"{name} has other rounds when clients train together")
-    for one, several in zip(run.calls, together.calls, strict=True):
-        for ours, theirs in zip(one.payloads, several.payloads, strict=True):
-            where = f"task {one.ctx.task.index + 1}, round {one.ctx.round + 1}, client {ours.client}"
-            need_same(ours, theirs, f"{name} uploads something else with --together 3 in {where}", TRAINED)
+    need(
+        len(run.calls) == len(together.calls),
+        f"{name} makes another number of calls when clients train together",
+    )
+    for call, batched_call in zip(run.calls, together.calls, strict=True):
+        for ours, theirs in zip(call.payloads, batched_call.payloads, strict=True):
+            location = (
+                f"task {call.ctx.task.index + 1}, round {call.ctx.round + 1}, client {ours.client}"
+            )
+            need_same(
+                ours,
+                theirs,
+                f"{name} uploads something else with --together 3 in {location}",
+                TRAINING_TOLERANCE,
+            )
     for task in run.states:
         answers = {"logits": subject.logits(run, task)}, {"logits": subject.logits(together, task)}
-        need_same(*answers, f"{name} answers otherwise after training with --together 3", 1e-6)
-    need(run.result.accuracy == together.result.accuracy, f"{name} has another accuracy with --together 3")
+        need_same(*answers, f"{name} predicts other logits after training with --together 3", 1e-6)
+    need(
+        run.result.accuracy == together.result.accuracy,
+        f"{name} has another accuracy with --together 3",
+    )
 
 
-def _with_gradient(subject: Subject) -> Subject:
-    """The method with a gradient larger than rounding, which Adam blows up, from a task's first step on.
+def _with_gradient(subject: MethodUnderTest) -> MethodUnderTest:
+    """Return the method with a gradient above rounding errors, which Adam would amplify.
 
-    A student equal to its teacher, below new head rows of zeros, has none: its head starts at random
-    instead. Where it is its teacher's equal on other images than its own, plain gradient descent has to do.
+    A student that equals its teacher, with new head rows of zeros, has no gradient: its head
+    starts at random instead. Where teachers are part of the state, the optimizer is also plain
+    gradient descent.
     """
     if not isinstance(subject.method, LinearHead):
         return subject
-    if isinstance(subject.method, Distils):
-        return Subject(replace(subject.method, head_init="default"))
+    if isinstance(subject.method, HasTeacher):
+        return MethodUnderTest(replace(subject.method, head_init="default"))
     if any(select(state, "teacher.") for state in subject.run().states.values()):
-        return Subject(replace(subject.method, head_init="default", optimizer="sgd"))
+        return MethodUnderTest(replace(subject.method, head_init="default", optimizer="sgd"))
     return subject
 
 
-def so_they_do_in_single_precision(subject: Subject) -> None:
-    """The first uploads agree in float32, too."""
+def so_they_do_in_single_precision(subject: MethodUnderTest) -> None:
+    """Check that the first uploads of single and batched clients also agree in float32.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     one, together = subject.run(torch.float32), subject.run(torch.float32, together=3)
     for ours, theirs in zip(one.calls[0].payloads, together.calls[0].payloads, strict=True):
         sentence = (
-            f"{subject.name}'s client {ours.client} uploads something else in float32 with --together 3"
+            f"{subject.name}'s client {ours.client} uploads something else in float32 with "
+            "--together 3"
         )
-        need_same(ours, theirs, sentence, SINGLE)
+        need_same(ours, theirs, sentence, FLOAT32_TOLERANCE)
 
 
-def clients_leave_the_state_alone(subject: Subject) -> None:
-    """What the server broadcasts is read-only."""
+def clients_leave_the_state_alone(subject: MethodUnderTest) -> None:
+    """Check that clients do not change the broadcast state.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     for call in subject.run().calls:
-        need_same(call.after, call.state, f"{subject.name}'s clients change the broadcast state; copy first")
+        need_same(
+            call.after,
+            call.state,
+            f"{subject.name}'s clients change the broadcast state; copy first",
+        )
 
 
-def frozen_rows_stay(subject: Subject) -> None:
-    """Under ``frozen``, the rows of one task's state are the first rows of the next one's, bit for bit."""
-    run, frozen = subject.run(), subject.method.frozen
+def frozen_rows_stay(subject: MethodUnderTest) -> None:
+    """Check that rows of ``append_only`` state are unchanged in the next task, bit for bit.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
+    run, frozen = subject.run(), subject.method.append_only
     states = [run.states[t] for t in sorted(run.states)]
-    for before, after in pairwise(states):
-        for key, rows in select(before, *frozen).items():
-            kept = torch.equal(after[key][: len(rows)], rows)
+    for old_state, new_state in pairwise(states):
+        for key, rows in select(old_state, *frozen).items():
+            rows_unchanged = torch.equal(new_state[key][: len(rows)], rows)
             need(
-                kept, f"{subject.name} changes frozen rows of {key}; only add rows, or leave it out of frozen"
+                rows_unchanged,
+                f"{subject.name} changes frozen rows of {key}; only add rows, or leave it out of "
+                "append_only",
             )
     for prefix in frozen:
-        filled = any(len(v) for v in select(states[-1], prefix).values())
-        need(filled, f"{subject.name}.frozen names {prefix}, which the state never has")
+        has_rows = any(len(v) for v in select(states[-1], prefix).values())
+        need(has_rows, f"{subject.name}.append_only names {prefix}, which the state never has")
 
 
-def the_backbone_stays_frozen(subject: Subject) -> None:
-    """No weight of the backbone changes in a run."""
+def the_backbone_stays_frozen(subject: MethodUnderTest) -> None:
+    """Check that no weight of the backbone changes in a run.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     weights = {k: v.double() for k, v in random_weights(CONFIG).items()}
     sentence = f"{subject.name} changes the backbone's weights; train full_weights() instead"
     need_same(subject.run().bench.backbone.weights, weights, sentence)
 
 
-def padding_changes_nothing(subject: Subject) -> None:
-    """Rows of weight 0 with garbage for pixels and features give the same loss, gradient and sums."""
+def padding_changes_nothing(subject: MethodUnderTest) -> None:
+    """Check that padding, rows of weight 0 with random values, changes no loss, gradient or sum.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     method, run = subject.method, subject.run()
     backbone = run.bench.backbone
     for call in run.last_calls.values():
-        moment = call.moment
-        real = batch_of(method, run.bench.train, call.clients[0].index[:3])
-        drawn = torch.rand(len(real.y), method.training().draws, generator=torch.Generator().manual_seed(0))
-        real = real._replace(draws=drawn.to(real.w))
-        padded = _with_garbage(real)
-        sentence = f"{subject.name} counts padding, rows of weight 0, in {moment}; average by Batch.mean"
-        if moment == "conclude":  # it sees batches without padding
+        phase = call.phase
+        real_batch = batch_of(method, run.bench.train, call.clients[0].index[:3])
+        random_draws = torch.rand(
+            len(real_batch.y), method.training().draws, generator=torch.Generator().manual_seed(0)
+        )
+        real_batch = real_batch._replace(draws=random_draws.to(real_batch.w))
+        padded_batch = _with_garbage(real_batch)
+        sentence = (
+            f"{subject.name} counts padding, rows of weight 0, in {phase}; average by Batch.mean"
+        )
+        if phase == "after_rounds":  # its batches have no padding
             continue
-        if moment == "train" or moment == "balanced":
+        if phase == "train" or phase == "balanced":
             ctx = call.ctx
-            train = select(call.state, *method.training().active_optims(ctx.task, ctx.round, ctx.balanced))
-            ctx = _recalled(call, method, backbone)
-            pairs = (_gradients(subject, backbone, train, batch, ctx) for batch in (real, padded))
+            train = select(
+                call.state, *method.training().active_optims(ctx.task, ctx.round, ctx.balanced)
+            )
+            ctx = _context_with_memory(call, method, backbone)
+            pairs = (
+                _gradients(subject, backbone, train, batch, ctx)
+                for batch in (real_batch, padded_batch)
+            )
             for short, long in zip(*pairs, strict=True):
-                need_same(short, long, sentence, TIGHT)
-            if method.training().stats == "none":
+                need_same(short, long, sentence, SUM_TOLERANCE)
+            if method.training().statistics_view == "none":
                 continue
-            short, long = (method.stats(backbone, train, batch, call.ctx) for batch in (real, padded))
+            short, long = (
+                method.statistics(backbone, train, batch, call.ctx)
+                for batch in (real_batch, padded_batch)
+            )
         else:
-            assert isinstance(method, Surveys)
-            shared = broadcast(method, call.state)
-            surveyed = (method.survey(moment, backbone, shared, b, call.ctx.task) for b in (real, padded))
-            short, long = surveyed
-        need_same(short, long, sentence, TIGHT)
+            assert isinstance(method, CollectsStatistics)
+            broadcast_state = broadcast(method, call.state)
+            statistics = (
+                method.collect(phase, backbone, broadcast_state, b, call.ctx.task)
+                for b in (real_batch, padded_batch)
+            )
+            short, long = statistics
+        need_same(short, long, sentence, SUM_TOLERANCE)
 
 
 def _with_garbage(batch: Batch, rows: int = 2) -> Batch:
@@ -142,110 +205,155 @@ def _with_garbage(batch: Batch, rows: int = 2) -> Batch:
     )
 
 
-def _recalled(call: Call, method: Method, backbone: Backbone) -> Context:
-    """The context of a call with what its first client remembers."""
+def _context_with_memory(call: Call, method: Method, backbone: Backbone) -> Context:
+    """Return the context of a call with its first client's memory."""
     client = call.clients[0]
     ctx = replace(call.ctx, memory=call.memories.get(client.number, {}))
-    if not isinstance(method, Remembers):
+    if not isinstance(method, HasClientMemory):
         return ctx
     with torch.no_grad():
         data = call.engine.side.images_of(client)
-        return replace(ctx, memory=method.prepare(backbone, data, ctx))
+        return replace(ctx, memory=method.before_training(backbone, data, ctx))
 
 
 def _gradients(
-    subject: Subject, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    subject: MethodUnderTest, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
 ) -> tuple[Tree, Tree]:
-    """Loss and sums; gradient of the loss."""
+    """Return loss and sums, and the gradient of the loss."""
     method = subject.method
     leaves = {k: v.clone().requires_grad_() for k, v in train.items()}
-    if isinstance(method, Distils):
-        teacher = method.teach(backbone, ctx.shared, batch, ctx.task).detach()
+    if isinstance(method, HasTeacher):
+        teacher = method.teacher_outputs(backbone, ctx.shared, batch, ctx.task).detach()
         batch = batch._replace(teacher=teacher)
     loss, sums = loss_and_sums(method.loss(backbone, leaves, batch, ctx), subject.name)
-    need(loss.requires_grad, f"{subject.name}.loss does not depend on what it trains; look for a detach()")
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    need(any(g.abs().max() > 0 for g in found), f"{subject.name}.loss has no gradient; nothing is trained")
-    return {**sums, "loss of the check": loss.detach()}, dict(zip(leaves, found, strict=True))
+    need(
+        loss.requires_grad,
+        f"{subject.name}.loss does not depend on what it trains; look for a detach()",
+    )
+    gradients = torch.autograd.grad(
+        loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
+    need(
+        any(g.abs().max() > 0 for g in gradients),
+        f"{subject.name}.loss has no gradient; nothing is trained",
+    )
+    return {**sums, "loss of the check": loss.detach()}, dict(zip(leaves, gradients, strict=True))
 
 
 # --- answers
 
 
-def answers_are_logits_of_the_classes_seen(subject: Subject) -> None:
-    """``predict`` gives one finite logit for each class seen so far."""
+def answers_are_logits_of_the_classes_seen(subject: MethodUnderTest) -> None:
+    """Check that ``predict`` gives one finite logit for each class seen so far.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     run = subject.run()
     for task in TASKS:
         logits = subject.logits(run, task.index)
-        expected = (len(run.bench.test.labels), task.stop)
+        expected_shape = (len(run.bench.test.labels), task.stop)
         need(
-            logits.shape == expected, f"{subject.name}.predict gives {list(logits.shape)}, not [B, task.stop]"
+            logits.shape == expected_shape,
+            f"{subject.name}.predict gives {list(logits.shape)}, not one logit for each class "
+            "seen, [B, task.stop]",
         )
         need(logits.isfinite().all(), f"{subject.name}.predict gives logits that are not finite")
 
 
-def answers_do_not_depend_on_the_batch(subject: Subject) -> None:
-    """An image is answered alike alone, in company, and in any order."""
+def answers_do_not_depend_on_the_batch(subject: MethodUnderTest) -> None:
+    """Check that an image gets the same logits in any batch and order.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     run = subject.run()
     index = torch.arange(len(run.bench.test.labels))
-    whole = {"logits": subject.logits(run, 2)}
-    alone = {"logits": subject.logits(run, 2, batch_size=1)}
-    turned = {"logits": subject.logits(run, 2, index.flip(0), batch_size=5).flip(0)}
-    for other in (alone, turned):
+    full_batch = {"logits": subject.logits(run, 2)}
+    single_images = {"logits": subject.logits(run, 2, batch_size=1)}
+    reversed_order = {"logits": subject.logits(run, 2, index.flip(0), batch_size=5).flip(0)}
+    for logits in (single_images, reversed_order):
         sentence = (
-            f"{subject.name}.predict answers an image otherwise in another batch; treat rows one by one"
+            f"{subject.name}.predict gives an image other logits in another batch; treat rows one "
+            "by one"
         )
-        need_same(other, whole, sentence, TIGHT)
+        need_same(logits, full_batch, sentence, SUM_TOLERANCE)
 
 
-def features_are_rows_of_images(subject: Subject) -> None:
-    """``features`` gives a finite row an image under the last state, whatever the batch."""
+def features_are_rows_of_images(subject: MethodUnderTest) -> None:
+    """Check that ``features`` returns one finite row per image, whatever the batch.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     record, method = subject.run(), subject.method
     store, state = record.bench.test, record.states[len(TASKS) - 1]
     index = torch.arange(min(6, len(store.labels)))
-    found = method.features(store.backbone, state, batch_of(method, store, index))
+    features = method.features(store.backbone, state, batch_of(method, store, index))
     need(
-        found.ndim == 2 and len(found) == len(index) and bool(found.isfinite().all()),
-        f"{method.name}.features gave {tuple(found.shape)}, or not finite; give a row an image, [B, D]",
+        features.ndim == 2 and len(features) == len(index) and bool(features.isfinite().all()),
+        f"{method.name}.features gave {tuple(features.shape)}, or not finite; give a row per "
+        "image, [B, D]",
     )
-    single = [method.features(store.backbone, state, batch_of(method, store, i[None])) for i in index]
+    single = [
+        method.features(store.backbone, state, batch_of(method, store, i[None])) for i in index
+    ]
     need_same(
         {"features": torch.cat(single)},
-        {"features": found},
+        {"features": features},
         f"{method.name}.features of an image depends on the others in its batch",
-        TIGHT,
+        SUM_TOLERANCE,
     )
 
 
-def accuracy_covers_every_task_seen(subject: Subject) -> None:
-    """The result's accuracies are those of ``predict`` on the test images of each task seen."""
+def accuracy_covers_every_task_seen(subject: MethodUnderTest) -> None:
+    """Check that the result's accuracies are those of ``predict`` on each task seen so far.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     run = subject.run()
     labels = run.bench.test.labels
-    need(len(run.result.accuracy) == len(TASKS), f"{subject.name} is not evaluated after every task")
+    need(
+        len(run.result.accuracy) == len(TASKS), f"{subject.name} is not evaluated after every task"
+    )
     for t, row in enumerate(run.result.accuracy):
-        right = (subject.logits(run, t).argmax(1) == labels).double()
-        expected = []
-        for seen in TASKS[: t + 1]:
-            expected.append(100 * right[(labels >= seen.start) & (labels < seen.stop)].mean().item())
-        same = len(row) == len(expected) and torch.allclose(torch.tensor(row), torch.tensor(expected))
-        need(same, f"{subject.name} has accuracies {row} where its predictions have {expected}")
+        correct = (subject.logits(run, t).argmax(1) == labels).double()
+        expected_row = []
+        for past_task in TASKS[: t + 1]:
+            expected_row.append(
+                100 * correct[(labels >= past_task.start) & (labels < past_task.stop)].mean().item()
+            )
+        same = len(row) == len(expected_row) and torch.allclose(
+            torch.tensor(row), torch.tensor(expected_row)
+        )
+        need(same, f"{subject.name} has accuracies {row} where its predictions have {expected_row}")
 
 
-def labels_that_come_back_are_added_to(subject: Subject) -> None:
-    """Where the tasks are domains of the same classes, the method learns from all, or is refused."""
+def labels_that_come_back_are_added_to(subject: MethodUnderTest) -> None:
+    """Check that the method learns recurring classes from all domains, or refuses them.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     bench, name = toy_bench(domains=True, rounds=1, epochs=1), subject.name
-    if not subject.method.returning:
+    if not subject.method.supports_recurring_classes:
         try:
             bench.run(subject.method)
         except FczooError as error:
-            need("--tasks domains" in str(error), f"{name} fails where labels come back: {error}")
+            need("tasks domains" in str(error), f"{name} fails where labels come back: {error}")
             return
-        raise AssertionError(f"{name} runs where labels come back, but does not say returning = True")
-    others = bench.stream.train.pixels.copy()
-    others[bench.stream.train.domains == 0] ^= 255  # another first domain
-    other = replace(bench, train=ImageStore(bench.stream.train._replace(pixels=others), bench.backbone))
+        raise AssertionError(
+            f"{name} runs where labels come back, but does not set "
+            "supports_recurring_classes = True"
+        )
+    other_pixels = bench.stream.train.pixels.copy()
+    other_pixels[bench.stream.train.domains == 0] ^= 255  # inverts the images of the first domain
+    other_bench = replace(
+        bench, train=ImageStore(bench.stream.train._replace(pixels=other_pixels), bench.backbone)
+    )
     states = []
-    for world in (bench, other):
+    for world in (bench, other_bench):
         run = world.start(subject.method)
         result = run.run()
         shape = [len(row) for row in result.accuracy]
@@ -254,27 +362,38 @@ def labels_that_come_back_are_added_to(subject: Subject) -> None:
     first, second = states
     need(
         any(not torch.equal(value, second[key]) for key, value in first.items()),
-        f"{name} ends the same whatever it saw in the first domain; add to what the state has of a label",
+        f"{name} ends with the same state whatever the first domain holds; update what the "
+        "state has of a label",
     )
 
 
 # --- seeds
 
 
-def the_same_seed_gives_the_same_run(subject: Subject) -> None:
-    """Accuracies and the final state are the same in a second run, bit for bit."""
-    run, again = subject.run(), subject.run(copy=1)
-    sentence = f"{subject.name} gives another run from the same seed; draw from rng alone and keep no state"
-    need(again.result.accuracy == run.result.accuracy, sentence)
-    need_same(again.states[2], run.states[2], sentence)
+def the_same_seed_gives_the_same_run(subject: MethodUnderTest) -> None:
+    """Check that a second run has the same accuracies and final state, bit for bit.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
+    run, second_run = subject.run(), subject.run(copy=1)
+    sentence = (
+        f"{subject.name} gives another run from the same seed; draw only from rng and keep no state"
+    )
+    need(second_run.result.accuracy == run.result.accuracy, sentence)
+    need_same(second_run.states[2], run.states[2], sentence)
 
 
-def another_seed_gives_another_run(subject: Subject) -> None:
-    """Where something is trained, another seed trains something else."""
+def another_seed_gives_another_run(subject: MethodUnderTest) -> None:
+    """Check that another seed trains other tensors.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     run = subject.run()
     if not run.rounds:
         return
-    trained = tuple(subject.method.training().optims)
-    ours, theirs = (select(r.states[2], *trained) for r in (run, subject.run(seed=1)))
+    prefixes = tuple(subject.method.training().optims)
+    ours, theirs = (select(r.states[2], *prefixes) for r in (run, subject.run(seed=1)))
     differ = any(not torch.equal(value, theirs[name]) for name, value in ours.items())
     need(differ, f"{subject.name} trains the same from another seed; draw from rng")

@@ -1,14 +1,14 @@
-"""A small world in which a method runs in a second: a random ViT, seven separable classes, three uneven
-clients.
+"""Small world in which a method runs in a second.
 
-What the checks of ``fczoo.testing`` use, and what the tests of a method of your own can use::
+It has a random ViT, seven separable classes and three clients of different sizes. The checks of
+``fczoo.testing`` use it, and so can the tests of other methods::
 
     bench = toy_bench(rounds=1)
     result = bench.run(small_method("fedprox"))
 
-The three tasks have 3, 2 and 2 classes. One client has nothing in the second task, another one a single
-image in the third. Everything is held in float64, so that tolerances can be tight, and is the same in every
-process.
+The three tasks have 3, 2 and 2 classes. One client has no image in the second task, another one a
+single image in the third. Everything is in float64, so that tolerances can be tight, and is the
+same in every process.
 """
 
 import math
@@ -24,12 +24,12 @@ from fczoo.core.method import Method
 from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Task
+from fczoo.data.client_index import ClientIndex
 from fczoo.data.dataset import Images
-from fczoo.data.owned import Owned
 from fczoo.data.partition import Partition, make_partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
-from fczoo.federation.benchmark import Bench
+from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.settings import Settings
 
 CLASSES, SIDE = 7, 16  # SIDE: pixels of an image
@@ -45,13 +45,20 @@ CONFIG = ViTConfig(
     std=(0.2, 0.25, 0.3),
 )
 TASKS = (Task(0, 0, 3, CLASSES, 3), Task(1, 3, 5, CLASSES, 3), Task(2, 5, 7, CLASSES, 3))
-OWNED = ((13, 10, 7), (12, 8, 0), (5, 1, 14))  # training images of each client, task by task
+IMAGE_COUNTS = ((13, 10, 7), (12, 8, 0), (5, 1, 14))  # training images of each client, task by task
 TRAIN, TEST = 10, 3  # images of each class
 
 
 def random_weights(config: ViTConfig, seed: int = 0) -> Tree:
-    """Random weights of a ViT: large enough for every layer to matter, small enough for attention not to
-    saturate."""
+    """Draw weights of a ViT such that every layer matters and attention does not saturate.
+
+    Args:
+        config: Architecture, which gives names and shapes.
+        seed: Seed of the draw.
+
+    Returns:
+        Float32 tensors by name.
+    """
     rng = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in config.shapes().items():
@@ -59,12 +66,24 @@ def random_weights(config: ViTConfig, seed: int = 0) -> Tree:
         if "norm" in name:
             weights[name] = 0.2 * noise + float(name.endswith("weight"))
         else:
-            weights[name] = noise * (math.prod(shape[1:]) ** -0.5 if name.endswith("weight") else 0.3)
+            weights[name] = noise * (
+                math.prod(shape[1:]) ** -0.5 if name.endswith("weight") else 0.3
+            )
     return weights
 
 
 def random_images(per_class: int, seed: int) -> Images:
-    """Images of seven classes in random order: each class is a pattern of coloured squares, plus noise."""
+    """Draw images of seven classes in random order: a pattern of coloured squares, plus noise.
+
+    The patterns do not depend on ``seed``, so that images of two seeds are of the same classes.
+
+    Args:
+        per_class: Number of images of each class.
+        seed: Seed of order and noise.
+
+    Returns:
+        uint8 images [7 * per_class, 16, 16, 3] and their labels.
+    """
     patterns = np.random.default_rng(0).integers(30, 226, (CLASSES, 4, 4, 3))
     labels = np.repeat(np.arange(CLASSES), per_class)
     rng = np.random.default_rng(seed)
@@ -76,45 +95,69 @@ def random_images(per_class: int, seed: int) -> Images:
 
 @cache
 def toy_backbone(dtype: torch.dtype = torch.float64) -> Backbone:
-    """A random ViT of six blocks, width 32 and four patches."""
+    """Create a random ViT of six blocks, width 32 and four patches.
+
+    Args:
+        dtype: Number type of the weights.
+
+    Returns:
+        The backbone, which later calls share.
+    """
     return Backbone(CONFIG, random_weights(CONFIG)).to(dtype=dtype)
 
 
 @cache
 def toy_stream() -> Stream:
-    """Ten training and three test images of each class, as if every second image of the original had been
-    kept."""
+    """Create a stream with ten training and three test images per class.
+
+    Its positions are odd numbers from 3 up, as if it had every second image of an original.
+    """
     train, test = random_images(TRAIN, 1), random_images(TEST, 2)
-    where = 3 + 2 * np.arange(len(train.labels))
-    return Stream("toy", train, test, where, tuple(range(CLASSES)), tuple("abcdefg"), TASKS)
+    train_index = 3 + 2 * np.arange(len(train.labels))
+    return Stream("toy", train, test, train_index, tuple(range(CLASSES)), tuple("abcdefg"), TASKS)
 
 
 @cache
 def toy_domains() -> Stream:
-    """The toy stream's images as two domains, two tasks with all classes: even positions, then odd ones."""
+    """Create a stream of two domains with all classes from the images of the toy stream.
+
+    Images at even positions are of the first domain, the others of the second.
+    """
     stream = toy_stream()
-    train, test = (im._replace(domains=np.arange(len(im.labels)) % 2) for im in (stream.train, stream.test))
+    train, test = (
+        im._replace(domains=np.arange(len(im.labels)) % 2) for im in (stream.train, stream.test)
+    )
     tasks = tuple(Task(t, 0, CLASSES, CLASSES, 2) for t in range(2))
     return replace(stream, train=train, test=test, tasks=tasks)
 
 
 @cache
 def toy_partition() -> Partition:
-    """The toy stream's training images over three clients, ``OWNED`` of them each."""
+    """Assign ``IMAGE_COUNTS`` training images of the toy stream to each of three clients."""
     stream, rng, parts = toy_stream(), np.random.default_rng(3), []
-    for task, owned in zip(stream.tasks, OWNED, strict=True):
-        here = rng.permutation(stream.train_index[stream.positions(stream.train, task)])
-        parts.append(Owned(np.sort(part) for part in np.split(here, np.cumsum(owned)[:-1])))
+    for task, counts in zip(stream.tasks, IMAGE_COUNTS, strict=True):
+        task_indices = rng.permutation(stream.train_index[stream.positions(stream.train, task)])
+        parts.append(
+            ClientIndex(np.sort(part) for part in np.split(task_indices, np.cumsum(counts)[:-1]))
+        )
     return Partition(stream.name, "by hand", 0, stream.class_order, tuple(parts))
 
 
-def toy_bench(dtype: torch.dtype = torch.float64, domains: bool = False, **settings: Any) -> Bench:
-    """A benchmark on the toy world: two rounds of two epochs a task in batches of four, on the CPU.
+def toy_bench(
+    dtype: torch.dtype = torch.float64, domains: bool = False, **settings: Any
+) -> Benchmark:
+    """Create a benchmark on the toy world, on the CPU.
 
-    With ``domains`` its tasks are the two of ``toy_domains``, their images shared out at random.
+    It runs two rounds of two epochs per task with batches of four.
 
-    ``settings`` are fields of ``Settings`` that replace these. The clients are trained one after another
-    unless ``together`` says otherwise.
+    Args:
+        dtype: Number type of the backbone.
+        domains: Use the two tasks of ``toy_domains``, with images split at random (``iid``).
+        settings: Fields of ``Settings`` that replace these. Without ``together`` the clients are
+            trained one after another.
+
+    Returns:
+        The benchmark, ready to run.
     """
     small = {
         "tasks": 3,
@@ -129,14 +172,26 @@ def toy_bench(dtype: torch.dtype = torch.float64, domains: bool = False, **setti
     partition = make_partition(stream, "iid", 3) if domains else toy_partition()
     backbone = Backbone(CONFIG, toy_backbone(dtype).weights)
     stores = (ImageStore(stream.train, backbone), ImageStore(stream.test, backbone))
-    return Bench(Settings(dataset="toy", **{**small, **settings}), stream, partition, backbone, *stores)
+    return Benchmark(
+        Settings(dataset="toy", **{**small, **settings}), stream, partition, backbone, *stores
+    )
 
 
 def small_method(name: str, **options: Any) -> Method:
-    """A method by name whose whole numbers are replaced by their roots, which is fast and keeps their order.
+    """Create a method with small whole-number options, to run fast.
 
-    Numbers of steps are replaced by the roots of these.
-    ``options`` are set as given. Raises FczooError for an unknown method or option.
+    Each of them is replaced by its square root, rounded down, but not below its lower limit; a
+    number of steps by its fourth root. Their order stays the same.
+
+    Args:
+        name: Registered name of the method.
+        options: Options that are set to just these values.
+
+    Returns:
+        The method.
+
+    Raises:
+        FczooError: The method or an option is unknown.
     """
     roots = {
         f.name: max(_root(f.name, f.default), f.metadata.get("low") or 0)

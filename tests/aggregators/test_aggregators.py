@@ -1,4 +1,4 @@
-"""What every aggregator has to keep, and the means."""
+"""The rules of every aggregator, and the means."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fczoo import Payload, Tree
-from fczoo.aggregators.averaging import Capped, fedavg, uniform
+from fczoo.aggregators.averaging import CappedMean, fedavg, uniform
 from fczoo.core.registry import AGGREGATORS, MERGES
 from fczoo.testing import check_aggregator
 from fczoo.testing.aggregators import random_uploads
@@ -27,7 +27,7 @@ from helpers_aggregators import (
 MEANS = {"fedavg": fedavg, "uniform": uniform}
 
 
-# --------------------------------------------------------------- what every registered aggregator has to keep
+# ---------------------------------------------------------------- rules of every aggregator
 
 
 OWN: dict[str, Callable[[torch.Generator], Tree]] = {
@@ -39,7 +39,7 @@ OWN: dict[str, Callable[[torch.Generator], Tree]] = {
     "sort_by_usage": prompt_pool,
 }
 AVERAGE = {"sort_by_usage": "uniform", "uniform": "uniform"}  # the others weight by sample counts
-ROBUST = [*AGGREGATORS.names("fczoo.aggregators.robust"), "capped"]  # which have tests of their own
+ROBUST = [*AGGREGATORS.names("fczoo.aggregators.robust"), "capped"]  # which have their own tests
 NAMES = [*(name for name in AGGREGATORS.names() if name not in ROBUST), *MERGES.names()]
 
 
@@ -63,22 +63,24 @@ def test_every_aggregator_keeps_the_rules(name: str) -> None:
 @some
 @given(clients, seeds)
 def test_averaged_part(name: str, count: int, seed: int) -> None:
-    """What has no special meaning is averaged, by sample counts or plainly."""
+    """Average what has no special meaning, by sample counts or plainly."""
     payloads = random_uploads(count, seed, OWN[name])
     n = torch.tensor([p.num_samples for p in payloads], dtype=torch.float64)
-    weights = torch.full((count,), 1 / count, dtype=torch.float64) if name in AVERAGE else n / n.sum()
-    merged = get(name)(payloads)
+    weights = (
+        torch.full((count,), 1 / count, dtype=torch.float64) if name in AVERAGE else n / n.sum()
+    )
+    average = get(name)(payloads)
     for part in ("head", "prompt"):
-        stacked = torch.stack([p[part] for p in payloads])
-        assert close(merged[part], torch.einsum("k,k...->...", weights, stacked))
+        stack = torch.stack([p[part] for p in payloads])
+        assert close(average[part], torch.einsum("k,k...->...", weights, stack))
 
 
 @some
 @given(clients, seeds)
 def test_prototypes_on_which_clients_agree_stay(count: int, seed: int) -> None:
     one = random_uploads(1, seed, prototypes)[0]
-    merged = get("prototype_reweight")([Payload(one.tensors, k, 3 * k + 1) for k in range(count)])
-    assert close(merged["prototype"], one["prototype"])
+    average = get("prototype_reweight")([Payload(one.tensors, k, 3 * k + 1) for k in range(count)])
+    assert close(average["prototype"], one["prototype"])
 
 
 # ---------------------------------------------------------------- means
@@ -91,7 +93,8 @@ def test_single_client_is_returned(mean: Callable) -> None:
 
 
 def test_two_client_means_by_hand() -> None:
-    # n = 1 and 3: weights 1/4 and 3/4. x: 1/4 * 0 + 3/4 * 4 = 3 and 1/4 * 8 + 3/4 * 0 = 2. Plainly: 2 and 4.
+    # n = 1 and 3: weights 1/4 and 3/4. x: 1/4 * 0 + 3/4 * 4 = 3 and 1/4 * 8 + 3/4 * 0 = 2. Plainly:
+    # 2 and 4.
     payloads = [
         Payload({"x": torch.tensor([0.0, 8.0])}, 0, 1),
         Payload({"x": torch.tensor([4.0, 0.0])}, 1, 3),
@@ -101,30 +104,33 @@ def test_two_client_means_by_hand() -> None:
 
 
 def test_no_client_weighs_more_than_some_medians():
-    """Counts 1, 2 and 2**62 with a cap of twice the median, 2: weights 1/7, 2/7 and 4/7."""
+    """Limit a client's weight to some medians of the counts.
+
+    Counts 1, 2 and 2**62 with a cap of twice the median, 2: weights 1/7, 2/7 and 4/7.
+    """
     counts, values = (1, 2, 2**62), (0.0, 7.0, 14.0)
     pairs = zip(values, counts, strict=True)
     payloads = [Payload({"x": torch.tensor([v])}, k, n) for k, (v, n) in enumerate(pairs)]
-    assert Capped(2.0)(payloads)["x"].tolist() == [pytest.approx(10.0)]
+    assert CappedMean(2.0)(payloads)["x"].tolist() == [pytest.approx(10.0)]
     check_aggregator("capped")
-    assert Capped(1e18)(payloads[:2])["x"].tolist() == [pytest.approx(14 / 3)] and close(
-        Capped(1e18)(payloads[:2])["x"], fedavg(payloads[:2])["x"]
-    )
+    assert CappedMean(1e18)(payloads[:2])["x"].tolist() == [pytest.approx(14 / 3)]
+    assert close(CappedMean(1e18)(payloads[:2])["x"], fedavg(payloads[:2])["x"])
 
 
 def test_means_keep_the_type() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         payloads = [Payload({"x": torch.ones(2, dtype=dtype) * k}, k) for k in range(3)]
         for mean in MEANS.values():
-            assert mean(payloads)["x"].dtype == dtype and mean(payloads)["x"].tolist() == [1.0, 1.0]
+            assert mean(payloads)["x"].dtype == dtype
+            assert mean(payloads)["x"].tolist() == [1.0, 1.0]
 
 
 @some
 @given(clients, seeds, st.integers(1, 50))
 def test_fedavg_depends_on_shares_only(count: int, seed: int, factor: int) -> None:
     payloads = random_uploads(count, seed)
-    scaled = [replace(p, num_samples=p.num_samples * factor) for p in payloads]
-    assert close(fedavg(payloads)["head"], fedavg(scaled)["head"])
+    scaled_payloads = [replace(p, num_samples=p.num_samples * factor) for p in payloads]
+    assert close(fedavg(payloads)["head"], fedavg(scaled_payloads)["head"])
     equal = [replace(p, num_samples=factor) for p in payloads]
     assert close(fedavg(equal)["head"], uniform(payloads)["head"])
 
@@ -132,8 +138,8 @@ def test_fedavg_depends_on_shares_only(count: int, seed: int, factor: int) -> No
 @some
 @given(st.integers(2, 6), seeds)
 def test_fedavg_of_merged_clients(count: int, seed: int) -> None:
-    """Two clients with the same tensor are one client with their samples together."""
+    """Treat two clients with the same tensor as one client that has the samples of both."""
     payloads = random_uploads(count, seed)
     twin = [*payloads, replace(payloads[0], client=count)]
-    merged = [replace(payloads[0], num_samples=2 * payloads[0].num_samples), *payloads[1:]]
-    assert close(fedavg(twin)["head"], fedavg(merged)["head"])
+    merged_payloads = [replace(payloads[0], num_samples=2 * payloads[0].num_samples), *payloads[1:]]
+    assert close(fedavg(twin)["head"], fedavg(merged_payloads)["head"])

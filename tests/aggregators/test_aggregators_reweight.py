@@ -16,7 +16,7 @@ from helpers_aggregators import close, normal, prototypes, rng_of, seeds, some
 
 
 class Case:
-    """Random prototypes, class means and who holds which class."""
+    """Random prototypes, class means and a table of the clients that hold each class."""
 
     def __init__(self, count: int, classes: int, dim: int, seed: int):
         rng = rng_of(seed)
@@ -25,12 +25,14 @@ class Case:
 
     def weights(self, temperature: float = 0.2, **changes: Tensor) -> Tensor:
         return prototype_weights(
-            *({"local": self.local, "means": self.means, "present": self.present} | changes).values(),
+            *(
+                {"local": self.local, "means": self.means, "present": self.present} | changes
+            ).values(),
             temperature,
         )
 
     def closeness(self) -> Tensor:
-        """p = 1/d, in plain loops."""
+        """Compute p = 1/d in plain loops."""
         count, classes, _ = self.local.shape
         p = torch.empty(count, classes, dtype=torch.float64)
         for k in range(count):
@@ -53,25 +55,29 @@ taus = st.floats(0.05, 5)
 def test_weights_are_a_softmax_of_closeness(case: Case, tau: float) -> None:
     weights, p = case.weights(tau), case.closeness()
     count = len(weights)
-    assert (weights >= 0).all() and close(weights.sum(0), torch.ones(weights.shape[1], dtype=torch.float64))
+    assert (weights >= 0).all()
+    assert close(weights.sum(0), torch.ones(weights.shape[1], dtype=torch.float64))
     for c in range(weights.shape[1]):
         if (
             not case.present[:, c].any() or p[:, c].max() - p[:, c].min() <= 1e-12 * p[:, c].max()
-        ):  # nobody holds it, or all are as far
+        ):  # no one holds it, or all are as far
             assert close(weights[:, c], torch.full((count,), 1 / count, dtype=torch.float64))
             continue
         low, high = (
             1 / (1 + (count - 1) * math.exp(1 / tau)),
             math.exp(1 / tau) / (math.exp(1 / tau) + count - 1),
         )
-        assert (weights[:, c] >= low * (1 - 1e-9)).all() and (weights[:, c] <= high * (1 + 1e-9)).all()
-        scaled = [(x - p[:, c].min()) / (p[:, c].max() - p[:, c].min()) for x in p[:, c]]
-        powers = [math.exp(a / tau) for a in scaled]
+        assert (weights[:, c] >= low * (1 - 1e-9)).all()
+        assert (weights[:, c] <= high * (1 + 1e-9)).all()
+        ratios = [(x - p[:, c].min()) / (p[:, c].max() - p[:, c].min()) for x in p[:, c]]
+        powers = [math.exp(a / tau) for a in ratios]
         assert close(
-            weights[:, c], torch.tensor([x / sum(powers) for x in powers], dtype=torch.float64), 1e-6
+            weights[:, c],
+            torch.tensor([x / sum(powers) for x in powers], dtype=torch.float64),
+            1e-6,
         )
-        ranked = p[:, c].argsort()
-        assert (weights[ranked, c].diff() >= -1e-12).all()  # the closer, the heavier
+        order = p[:, c].argsort()
+        assert (weights[order, c].diff() >= -1e-12).all()  # the closer, the heavier
         assert weights[p[:, c].argmax(), c] >= weights[:, c].max() - 1e-12
 
 
@@ -82,15 +88,19 @@ def test_weights_do_not_see_scale_shift_or_rotation(case: Case, scale: float, se
     rng = rng_of(seed)
     turn, shift = torch.linalg.qr(normal(rng, dim, dim)).Q, normal(rng, dim)
     for change in (lambda x: scale * x, lambda x: x + shift, lambda x: x @ turn):
-        assert close(case.weights(local=change(case.local), means=change(case.means)), case.weights(), 1e-6)
+        assert close(
+            case.weights(local=change(case.local), means=change(case.means)), case.weights(), 1e-6
+        )
 
 
 @some
 @given(cases, seeds)
 def test_weights_follow_the_clients(case: Case, seed: int) -> None:
     order = torch.randperm(len(case.local), generator=rng_of(seed))
-    shuffled = case.weights(local=case.local[order], means=case.means[order], present=case.present[order])
-    assert close(shuffled, case.weights()[order], 1e-6)
+    weights = case.weights(
+        local=case.local[order], means=case.means[order], present=case.present[order]
+    )
+    assert close(weights, case.weights()[order], 1e-6)
 
 
 @some
@@ -109,24 +119,32 @@ def test_weights_at_extreme_temperatures(case: Case) -> None:
     for c in range(p.shape[1]):
         second = p[:, c].sort(descending=True).values[1:2]
         if case.present[:, c].any() and count > 1 and second < p[:, c].max() * (1 - 1e-3):
-            assert close(sharp[:, c], torch.nn.functional.one_hot(p[:, c].argmax(), count).double(), 1e-6)
+            assert close(
+                sharp[:, c], torch.nn.functional.one_hot(p[:, c].argmax(), count).double(), 1e-6
+            )
 
 
 def test_weights_where_no_client_is_closer() -> None:
-    """Three corners of a cube seen from its diagonal: the same distance for all."""
+    """Weight all clients alike where the distances are equal.
+
+    Three corners of a cube are seen from its diagonal.
+    """
     local = torch.eye(3, dtype=torch.float64)[:, None]
     for present in ([True, False, False], [True, True, True]):
         means = torch.zeros(3, 1, 3, dtype=torch.float64)
-        assert prototype_weights(local, means, torch.tensor(present)[:, None])[:, 0].tolist() == [1 / 3] * 3
+        assert (
+            prototype_weights(local, means, torch.tensor(present)[:, None])[:, 0].tolist()
+            == [1 / 3] * 3
+        )
 
 
 def test_weights_of_one_client_and_of_nobody() -> None:
     case = Case(1, 2, 3, 0)
     case.present[:] = torch.tensor([True, False])
     assert case.weights().tolist() == [[1.0, 1.0]]
-    several = Case(4, 1, 3, 0)
-    several.present[:] = False
-    assert several.weights()[:, 0].tolist() == [0.25] * 4
+    absent = Case(4, 1, 3, 0)
+    absent.present[:] = False
+    assert absent.weights()[:, 0].tolist() == [0.25] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -138,16 +156,17 @@ def test_weights_at_distance_zero(dtype: torch.dtype) -> None:
     weights = prototype_weights(local, means, present)
     # p is about 1e12 against about 1, so the others rescale to 0:
     # e^5 / (e^5 + 2) = 148.413 / 150.413 = 0.98670
-    assert weights.isfinite().all() and weights[2, 0].item() == pytest.approx(0.98670, abs=1e-5)
-    assert prototype_weights(means[:1].expand(3, -1, -1), means, present)[:, 0].tolist() == pytest.approx(
-        [1 / 3] * 3
-    )  # all on it
+    assert weights.isfinite().all()
+    assert weights[2, 0].item() == pytest.approx(0.98670, abs=1e-5)
+    assert prototype_weights(means[:1].expand(3, -1, -1), means, present)[
+        :, 0
+    ].tolist() == pytest.approx([1 / 3] * 3)  # all on it
 
 
 def test_weights_of_three_clients_by_hand() -> None:
-    # One class, D = 1, held by client 0 alone with mean 0; prototypes at 1, -2 and 4.
-    # d = 1, 2, 4; p = 1, 1/2, 1/4; rescaled by (p - 1/4) / (3/4): 1, 1/3, 0.
-    # tau = 0.2: e^5 = 148.4132, e^(5/3) = 5.2945, e^0 = 1; sum 154.7077; weights 0.95931, 0.03422, 0.00646.
+    # One class, D = 1, held by client 0 alone with mean 0; prototypes at 1, -2 and 4. d = 1, 2, 4;
+    # p = 1, 1/2, 1/4; rescaled by (p - 1/4) / (3/4): 1, 1/3, 0. tau = 0.2: e^5 = 148.4132, e^(5/3)
+    # = 5.2945, e^0 = 1; sum 154.7077; weights 0.95931, 0.03422, 0.00646.
     local = torch.tensor([[[1.0]], [[-2.0]], [[4.0]]])
     means = torch.tensor([[[0.0]], [[9.0]], [[9.0]]])
     present = torch.tensor([[True], [False], [False]])
@@ -155,35 +174,38 @@ def test_weights_of_three_clients_by_hand() -> None:
     assert weights.tolist() == pytest.approx([0.95931, 0.03422, 0.00646], abs=1e-5)
     # Squared: d = 1, 4, 16; p = 1, 1/4, 1/16; rescaled by (p - 1/16) / (15/16): 1, 1/5, 0;
     # e^5, e^1, e^0; sum 152.1315.
-    squared = prototype_weights(local, means, present, squared=True)[:, 0]
-    assert squared.tolist() == pytest.approx([148.4132 / 152.1315, 2.7183 / 152.1315, 1 / 152.1315], abs=1e-5)
+    squared_weights = prototype_weights(local, means, present, squared=True)[:, 0]
+    assert squared_weights.tolist() == pytest.approx(
+        [148.4132 / 152.1315, 2.7183 / 152.1315, 1 / 152.1315], abs=1e-5
+    )
 
 
 def test_reweight_of_two_clients_by_hand() -> None:
-    # D = 2, two classes. Both clients hold class 0, with means (0, 0) and (3, 4); class 1 is held by nobody.
-    # Client 0 has prototype (0, 4): distances 4 to (0, 0) and 3 to (3, 4), d = 7.
-    # Client 1 has prototype (6, 8): distances 10 and 5, d = 15. Rescaled p: 1 and 0.
-    # Weights e^5 / (e^5 + 1) = 148.4132 / 149.4132 = 0.993307 and 0.006693.
-    # Class 0: 0.993307 (0, 4) + 0.006693 (6, 8) = (0.040158, 4.026772). Class 1:
-    # mean of (2, 0) and (4, 2) = (3, 1).
-    # The rest is averaged by n = 30 and 10: 3/4 * 4 + 1/4 * 8 = 5.
+    # D = 2, two classes. Both clients hold class 0, with means (0, 0) and (3, 4); class 1 is held
+    # by no one. Client 0 has prototype (0, 4): distances 4 to (0, 0) and 3 to (3, 4), d = 7. Client
+    # 1 has prototype (6, 8): distances 10 and 5, d = 15. Rescaled p: 1 and 0. Weights e^5 / (e^5 +
+    # 1) = 148.4132 / 149.4132 = 0.993307 and 0.006693. Class 0: 0.993307 (0, 4) + 0.006693 (6, 8) =
+    # (0.040158, 4.026772). Class 1: mean of (2, 0) and (4, 2) = (3, 1). The rest is averaged by n =
+    # 30 and 10: 3/4 * 4 + 1/4 * 8 = 5.
     def payload(client: int, samples: int, prototype: list, mean: list, lora: float) -> Payload:
         tensors = {
             "prototype": torch.tensor(prototype),
             "class.mean": torch.tensor(mean),
             "lora": torch.tensor([lora]),
         }
-        return Payload({**tensors, "class.count": torch.tensor([float(samples), 0.0])}, client, samples)
+        return Payload(
+            {**tensors, "class.count": torch.tensor([float(samples), 0.0])}, client, samples
+        )
 
     payloads = [
         payload(0, 30, [[0.0, 4.0], [2.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]], 4.0),
         payload(1, 10, [[6.0, 8.0], [4.0, 2.0]], [[3.0, 4.0], [0.0, 0.0]], 8.0),
     ]
-    merged = prototype_reweight(payloads)
-    assert merged.keys() == {"prototype", "lora"}
-    assert merged["prototype"][0].tolist() == pytest.approx([0.040158, 4.026772], abs=1e-5)
-    assert merged["prototype"][1].tolist() == [3.0, 1.0]
-    assert merged["lora"].tolist() == [5.0]
+    average = prototype_reweight(payloads)
+    assert average.keys() == {"prototype", "lora"}
+    assert average["prototype"][0].tolist() == pytest.approx([0.040158, 4.026772], abs=1e-5)
+    assert average["prototype"][1].tolist() == [3.0, 1.0]
+    assert average["lora"].tolist() == [5.0]
     assert prototype_reweight(payloads, uniform)["lora"].tolist() == [6.0]
     # tau = 5: e^0.2 / (e^0.2 + 1) = 1.221403 / 2.221403 = 0.549834
     assert prototype_reweight(payloads, temperature=5.0)["prototype"][0, 0].item() == pytest.approx(
@@ -195,7 +217,11 @@ def test_reweight_of_two_clients_by_hand() -> None:
 @given(st.integers(1, 6), seeds, seeds)
 def test_reweighted_prototypes_stay_in_the_hull(count: int, seed: int, shuffle: int) -> None:
     payloads = random_uploads(count, seed, prototypes)
-    merged, local = prototype_reweight(payloads)["prototype"], torch.stack([p["prototype"] for p in payloads])
-    assert (merged >= local.amin(0) - 1e-12).all() and (merged <= local.amax(0) + 1e-12).all()
+    average, local = (
+        prototype_reweight(payloads)["prototype"],
+        torch.stack([p["prototype"] for p in payloads]),
+    )
+    assert (average >= local.amin(0) - 1e-12).all()
+    assert (average <= local.amax(0) + 1e-12).all()
     order = torch.randperm(count, generator=rng_of(shuffle)).tolist()
-    assert close(prototype_reweight([payloads[i] for i in order])["prototype"], merged, 1e-6)
+    assert close(prototype_reweight([payloads[i] for i in order])["prototype"], average, 1e-6)

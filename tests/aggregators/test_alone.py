@@ -22,28 +22,41 @@ def test_values_by_hand() -> None:
     assert fczoo.merge("median", FIVE)["w"].tolist() == [3, 6]
     assert fczoo.merge("trimmed_mean:1", FIVE)["w"].tolist() == [3, 6]
     assert fczoo.merge("fedavg", FIVE[:2], [3, 1])["w"].tolist() == [1.25, 2.5]
-    assert fczoo.merge("fedavg", [fczoo.Payload(FIVE[0], 0, 3), fczoo.Payload(FIVE[1], 1, 1)])["w"][0] == 1.25
+    assert (
+        fczoo.merge("fedavg", [fczoo.Payload(FIVE[0], 0, 3), fczoo.Payload(FIVE[1], 1, 1)])["w"][0]
+        == 1.25
+    )
 
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())
 def test_every_aggregator_takes_plain_trees(name: str) -> None:
-    merged = fczoo.merge(name, FIVE)
-    assert merged.keys() == {"w"} and merged["w"].shape == (2,)
+    result = fczoo.merge(name, FIVE)
+    assert result.keys() == {"w"} and result["w"].shape == (2,)
 
 
 @pytest.mark.parametrize(
     ("name", "trees", "counts", "says"),
     [
         ("fedavg", [], None, "nothing to merge"),
-        ("median", [tree(1.0), tree(1.0, name="v")], None, "tree 1 has 'v', tree 0 has not"),
-        ("median", [tree(1.0), tree(1.0, 2.0)], None, r"of tree 1 has shape \(2,\), in tree 0 \(1,\)"),
+        ("median", [tree(1.0), tree(1.0, name="v")], None, "tree 1 has 'v', but tree 0 does not"),
+        (
+            "median",
+            [tree(1.0), tree(1.0, 2.0)],
+            None,
+            r"of tree 1 has shape \(2,\), in tree 0 \(1,\)",
+        ),
         ("fedavg", FIVE, [1, 2], "give 5 whole numbers above 0"),
         ("fedavg", FIVE, [1, 2, 0, 4, 5], "give 5 whole numbers above 0"),
         ("fedavg", FIVE, [1, 2, float("nan"), 4, 5], "give 5 whole numbers above 0"),
         ("capped", FIVE, [1, 2, 2.5, 4, 5], "give 5 whole numbers above 0"),
         ("fedavg", FIVE, [1, 2, "3", 4, 5], "give 5 whole numbers above 0"),
         ("krum", FIVE[:2], None, "krum:1 needs 4 uploads"),
-        ("prototype_reweight", FIVE, None, "reads 'prototype', which the trees do not have; they have w"),
+        (
+            "prototype_reweight",
+            FIVE,
+            None,
+            "reads 'prototype', which the trees do not have; they have w",
+        ),
         ("medain", FIVE, None, "did you mean median"),
     ],
 )
@@ -69,8 +82,9 @@ INTEGERS = [{"w": torch.tensor([1, 2])}, {"w": torch.tensor([2, 3])}, {"w": torc
     ],
 )
 def test_means_of_integers_are_not_truncated(name: str, values: list[float], dtype) -> None:
-    merged = fczoo.merge(name, INTEGERS)["w"]
-    assert merged.dtype == dtype and merged.tolist() == pytest.approx(values, abs=1e-12)
+    result = fczoo.merge(name, INTEGERS)["w"]
+    assert result.dtype == dtype
+    assert result.tolist() == pytest.approx(values, abs=1e-12)
 
 
 def test_other_types_than_int64() -> None:
@@ -78,8 +92,8 @@ def test_other_types_than_int64() -> None:
     assert fczoo.merge("fedavg", small)["w"].tolist() == [125.5]
     flags = [{"w": torch.tensor([v])} for v in (True, False)]
     assert fczoo.merge("uniform", flags)["w"].tolist() == [0.5]
-    mixed = [{"w": torch.tensor([1])}, {"w": torch.tensor([2.5])}]
-    assert fczoo.merge("fedavg", mixed)["w"].tolist() == [1.75]
+    numbers = [{"w": torch.tensor([1])}, {"w": torch.tensor([2.5])}]
+    assert fczoo.merge("fedavg", numbers)["w"].tolist() == [1.75]
     half = [{"w": torch.tensor([v], dtype=torch.float16)} for v in (60_000, -60_000)]
     assert fczoo.merge("uniform", half)["w"].tolist() == [0]
 
@@ -105,14 +119,14 @@ def test_the_refusal_names_the_number_of_a_payload() -> None:
 def test_a_merged_number_lies_between_those_of_the_clients(
     name: str, values: list[int], dtype: torch.dtype
 ) -> None:
-    merged = float(fczoo.merge(name, [{"w": torch.tensor([v], dtype=dtype)} for v in values])["w"])
+    result = float(fczoo.merge(name, [{"w": torch.tensor([v], dtype=dtype)} for v in values])["w"])
     rounding = 1e-3
-    assert min(values) - rounding <= merged <= max(values) + rounding
+    assert min(values) - rounding <= result <= max(values) + rounding
 
 
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=7), st.data())
 def test_a_weighted_mean_of_integers_by_hand(values: list[int], data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 1000), min_size=len(values), max_size=len(values)))
-    merged = fczoo.merge("fedavg", [{"w": torch.tensor([v])} for v in values], counts)["w"]
+    average = fczoo.merge("fedavg", [{"w": torch.tensor([v])} for v in values], counts)["w"]
     right = sum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts)
-    assert float(merged) == pytest.approx(right, rel=1e-9, abs=1e-2)
+    assert float(average) == pytest.approx(right, rel=1e-9, abs=1e-2)

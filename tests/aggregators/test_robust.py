@@ -1,4 +1,4 @@
-"""Robust aggregators: what no minority of hostile clients can do."""
+"""Robust aggregators: the harm that no minority of hostile clients can do."""
 
 from collections.abc import Mapping
 
@@ -31,7 +31,10 @@ def uploads(count: int, seed: int, centre: float = 0.0) -> list[Payload]:
     samples = torch.randint(1, 99, (count,), generator=rng)
     return [
         Payload(
-            {"a": centre + torch.randn(3, 2, generator=rng), "b": centre + torch.randn(4, generator=rng)},
+            {
+                "a": centre + torch.randn(3, 2, generator=rng),
+                "b": centre + torch.randn(4, generator=rng),
+            },
             k,
             n,
         )
@@ -39,7 +42,7 @@ def uploads(count: int, seed: int, centre: float = 0.0) -> list[Payload]:
     ]
 
 
-def own(tree: Mapping[str, torch.Tensor]) -> Tree:
+def as_tree(tree: Mapping[str, torch.Tensor]) -> Tree:
     return dict(tree)
 
 
@@ -59,7 +62,8 @@ def test_the_order_of_the_clients_does_not_matter(spec, seed, count):
     payloads, merge = uploads(count, seed), make_aggregator(spec)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     one, two = merge(payloads), merge([payloads[i] for i in order])
-    assert all(torch.equal(one[k], two[k]) for k in one) and one.keys() == own(payloads[0]).keys()
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert one.keys() == as_tree(payloads[0]).keys()
 
 
 @specs
@@ -67,38 +71,52 @@ def test_the_order_of_the_clients_does_not_matter(spec, seed, count):
 @given(seed=seeds, shift=st.floats(-50, 50))
 def test_a_common_shift_is_passed_on(spec, seed, shift):
     payloads = [p.holding({k: v.double() for k, v in p.items()}) for p in uploads(7, seed)]
-    moved = [p.holding({k: v + shift for k, v in p.items()}) for p in payloads]
-    one, two = make_aggregator(spec)(payloads), make_aggregator(spec)(moved)
+    moved_payloads = [p.holding({k: v + shift for k, v in p.items()}) for p in payloads]
+    one, two = make_aggregator(spec)(payloads), make_aggregator(spec)(moved_payloads)
     assert all(torch.allclose(one[k] + shift, two[k], atol=1e-9) for k in one)
 
 
 @some
 @given(seed=seeds, count=st.integers(1, 11), value=st.sampled_from([-1e30, -3.0, 0.0, 7.0, 1e30]))
 def test_the_median_breaks_down_at_half_and_not_before(seed, count, value):
-    """With fewer hostile clients than half, every coordinate stays among the honest ones';
-    with half of them, it does not.
+    """Keep every coordinate among the honest ones while fewer than half of the clients are hostile.
+
+    With half of them hostile, the median breaks down.
     """
     payloads = uploads(count, seed)
-    bad = (count - 1) // 2
-    honest = payloads[bad:]
-    merged = make_aggregator("median")([*(hostile(p, value) for p in payloads[:bad]), *honest])
-    for name, found in merged.items():
+    hostile_count = (count - 1) // 2
+    honest = payloads[hostile_count:]
+    median = make_aggregator("median")(
+        [*(hostile(p, value) for p in payloads[:hostile_count]), *honest]
+    )
+    for name, tensor in median.items():
         rows = torch.stack([p[name] for p in honest])
-        assert (found >= rows.amin(0)).all() and (found <= rows.amax(0)).all()
+        assert (tensor >= rows.amin(0)).all()
+        assert (tensor <= rows.amax(0)).all()
     half = (count + 1) // 2
-    broken = make_aggregator("median")([*(hostile(p, 1e30) for p in payloads[:half]), *payloads[half:]])
+    broken = make_aggregator("median")(
+        [*(hostile(p, 1e30) for p in payloads[:half]), *payloads[half:]]
+    )
     assert (broken["a"] > 1e29).all()
 
 
 @some
-@given(seed=seeds, trim=st.integers(1, 3), extra=st.integers(1, 4), value=st.sampled_from([-1e30, 1e30]))
+@given(
+    seed=seeds,
+    trim=st.integers(1, 3),
+    extra=st.integers(1, 4),
+    value=st.sampled_from([-1e30, 1e30]),
+)
 def test_the_trimmed_mean_bears_as_many_as_it_trims(seed, trim, extra, value):
     payloads = uploads(2 * trim + extra, seed)
     honest = payloads[trim:]
-    merged = make_aggregator(f"trimmed_mean:{trim}")([*(hostile(p, value) for p in payloads[:trim]), *honest])
-    for name, found in merged.items():
+    average = make_aggregator(f"trimmed_mean:{trim}")(
+        [*(hostile(p, value) for p in payloads[:trim]), *honest]
+    )
+    for name, tensor in average.items():
         rows = torch.stack([p[name] for p in honest])
-        assert (found >= rows.amin(0) - 1e-6).all() and (found <= rows.amax(0) + 1e-6).all()
+        assert (tensor >= rows.amin(0) - 1e-6).all()
+        assert (tensor <= rows.amax(0) + 1e-6).all()
 
 
 @some
@@ -106,19 +124,19 @@ def test_the_trimmed_mean_bears_as_many_as_it_trims(seed, trim, extra, value):
 def test_krum_takes_an_honest_upload(seed, bad, value):
     payloads = uploads(2 * bad + 3, seed)
     honest = payloads[bad:]
-    attacked = [*(hostile(p, value) for p in payloads[:bad]), *honest]
-    chosen = make_aggregator(f"krum:{bad}")(attacked)
+    all_payloads = [*(hostile(p, value) for p in payloads[:bad]), *honest]
+    chosen = make_aggregator(f"krum:{bad}")(all_payloads)
     assert any(all(torch.equal(chosen[k], p[k]) for k in chosen) for p in honest)
-    merged = make_aggregator(f"multi_krum:{bad}")(attacked)
-    assert all(torch.allclose(merged[k], v, atol=1e-5) for k, v in uniform(honest).items())
+    average = make_aggregator(f"multi_krum:{bad}")(all_payloads)
+    assert all(torch.allclose(average[k], v, atol=1e-5) for k, v in uniform(honest).items())
 
 
 @some
 @given(seed=seeds, value=st.sampled_from([1e3, 1e12]))
 def test_a_clipped_upload_moves_the_mean_no_further_than_the_others_do(seed, value):
     payloads = uploads(9, seed)
-    merged = make_aggregator("norm_clip")([hostile(payloads[0], value), *payloads[1:]])
-    size = torch.cat([v.flatten() for v in own(merged).values()]).norm()
+    average = make_aggregator("norm_clip")([hostile(payloads[0], value), *payloads[1:]])
+    size = torch.cat([v.flatten() for v in as_tree(average).values()]).norm()
     assert size < 5  # standard normal in ten dimensions: the honest ones are about 3.2 away
 
 
@@ -126,10 +144,8 @@ def test_small_cases_by_hand():
     def line(*values: float) -> list[Payload]:
         return [Payload({"x": torch.tensor([float(v)])}, k) for k, v in enumerate(values)]
 
-    assert (
-        make_aggregator("median")(line(1, 9, 2))["x"] == 2
-        and make_aggregator("median")(line(1, 9, 2, 4))["x"] == 3
-    )
+    assert make_aggregator("median")(line(1, 9, 2))["x"] == 2
+    assert make_aggregator("median")(line(1, 9, 2, 4))["x"] == 3
     assert make_aggregator("trimmed_mean:1")(line(1, 100, 2, 3, -50))["x"] == 2
     assert (
         make_aggregator("krum:1")(line(0, 1, 1.5, 3, 100))["x"] == 1
@@ -154,10 +170,14 @@ def test_a_spec_that_does_not_fit_is_named(spec, says):
         make_aggregator(spec)
 
 
-@pytest.mark.parametrize(("spec", "needed"), [("trimmed_mean:2", 5), ("krum:2", 5), ("multi_krum:1", 4)])
+@pytest.mark.parametrize(
+    ("spec", "needed"), [("trimmed_mean:2", 5), ("krum:2", 5), ("multi_krum:1", 4)]
+)
 def test_too_few_uploads_are_named(spec, needed):
     make_aggregator(spec)(uploads(needed, 0))
-    with pytest.raises(FczooError, match=f"{spec} needs {needed} uploads, this round has {needed - 1}"):
+    with pytest.raises(
+        FczooError, match=f"{spec} needs {needed} uploads, this round has {needed - 1}"
+    ):
         make_aggregator(spec)(uploads(needed - 1, 0))
 
 

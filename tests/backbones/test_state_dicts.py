@@ -1,4 +1,4 @@
-"""Checkpoints as training scripts write them: tensors that are taken, the note about others."""
+"""Checkpoints as training scripts write them: the tensors that are used, the note about others."""
 
 import argparse
 import logging
@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fczoo import FczooError, load_backbone
-from helpers_backbone import refused
+from helpers_backbone import refusal_of
 
 
 @pytest.fixture
 def state(folder):
-    """A random ViT in timm's names, with a classification head."""
+    """Return a random ViT in timm's names, with a classification head."""
     return load_file(folder / "small.safetensors")
 
 
@@ -23,24 +23,36 @@ def under(prefix, state):
     return {f"{prefix}{key}": value for key, value in state.items()}
 
 
-def other(state):
+def add_one(state):
     return {key: value + 1 for key, value in state.items()}
 
 
-TAKEN = {
-    "numbers beside": (lambda s: {**s, "epoch": 3, "best": None}, "at the top; dropped head.*, epoch, best"),
+CHECKPOINTS = {
+    "numbers next to": (
+        lambda s: {**s, "epoch": 3, "best": None},
+        "at the top; dropped head.*, epoch, best",
+    ),
     "net": (lambda s: {"net": s, "acc": 0.5}, "under net; dropped acc, head.*"),
     "lightning": (lambda s: {"state_dict": under("model.", s)}, "under state_dict, prefix model."),
-    "repeated": (lambda s: {"model": under("module.backbone.", s)}, "under model, prefix module.backbone."),
+    "repeated": (
+        lambda s: {"model": under("module.backbone.", s)},
+        "under model, prefix module.backbone.",
+    ),
     "numpy": (lambda s: {"model": s, "best": np.float64(0.5)}, "under model; dropped best, head.*"),
-    "arguments": (lambda s: {"model": s, "args": argparse.Namespace(lr=1)}, "under model; dropped args"),
+    "arguments": (
+        lambda s: {"model": s, "args": argparse.Namespace(lr=1)},
+        "under model; dropped args",
+    ),
     "dino": (
-        lambda s: {"student": under("module.backbone.", other(s)), "teacher": under("backbone.", s)},
+        lambda s: {
+            "student": under("module.backbone.", add_one(s)),
+            "teacher": under("backbone.", s),
+        },
         "under teacher, prefix backbone.; dropped student",
     ),
-    "ema": (lambda s: {"model": other(s), "model_ema": s}, "under model_ema; dropped model"),
+    "ema": (lambda s: {"model": add_one(s), "model_ema": s}, "under model_ema; dropped model"),
     "moco": (
-        lambda s: under("base_encoder.", s) | under("momentum_encoder.", other(s)),
+        lambda s: under("base_encoder.", s) | under("momentum_encoder.", add_one(s)),
         "prefix base_encoder.; dropped",
     ),
     "deep": (lambda s: {"a": {"b": {"encoder": s}}}, "under a.b.encoder"),
@@ -51,9 +63,9 @@ TAKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_the_backbone_is_found_and_said(name, state, tmp_path, caplog):
-    build, note = TAKEN[name]
+    build, note = CHECKPOINTS[name]
     torch.save(build(state), tmp_path / "run.pth")
     with caplog.at_level(logging.WARNING):
         weights = load_backbone(str(tmp_path / "run.pth")).weights
@@ -70,15 +82,15 @@ def test_a_plain_state_dict_with_its_head_needs_no_note(state, tmp_path, caplog)
 
 
 def test_a_named_architecture_takes_the_same_tensors(tmp_path):
-    bundled = load_backbone("vit_nano_32")
-    torch.save({"state_dict": under("model.", bundled.weights)}, tmp_path / "lightning.pth")
-    found = load_backbone(f"vit_nano_32:{tmp_path / 'lightning.pth'}")
-    assert all(torch.equal(v, bundled.weights[k]) for k, v in found.weights.items())
+    backbone = load_backbone("vit_nano_32")
+    torch.save({"state_dict": under("model.", backbone.weights)}, tmp_path / "lightning.pth")
+    copy = load_backbone(f"vit_nano_32:{tmp_path / 'lightning.pth'}")
+    assert all(torch.equal(v, backbone.weights[k]) for k, v in copy.weights.items())
 
 
 def test_two_backbones_that_nothing_tells_apart_are_refused(state, tmp_path):
-    torch.save({"net": state, "model": other(state)}, tmp_path / "two.pth")
-    assert "holds several backbones: under net and under model" in refused(tmp_path / "two.pth")
+    torch.save({"net": state, "model": add_one(state)}, tmp_path / "two.pth")
+    assert "holds several backbones: under net and under model" in refusal_of(tmp_path / "two.pth")
 
 
 @pytest.mark.parametrize(
@@ -87,32 +99,40 @@ def test_two_backbones_that_nothing_tells_apart_are_refused(state, tmp_path):
 @pytest.mark.parametrize("name", ["", "vit_nano_32:"])
 def test_other_content_is_refused_in_one_line(content, name, tmp_path):
     torch.save(content, tmp_path / "odd.pth")
-    assert "odd.pth does not hold a plain ViT" in (text := refused(f"{name}{tmp_path / 'odd.pth'}"))
+    assert "odd.pth does not hold a plain ViT" in (
+        text := refusal_of(f"{name}{tmp_path / 'odd.pth'}")
+    )
     assert "complete" not in text
 
 
 def test_a_whole_pickled_model_is_refused_with_advice(tmp_path):
     torch.save(nn.Linear(2, 2), tmp_path / "model.pth")
-    text = refused(tmp_path / "model.pth")
-    assert "torch.nn.modules.linear.Linear" in text and "save only its state dict" in text
+    text = refusal_of(tmp_path / "model.pth")
+    assert "torch.nn.modules.linear.Linear" in text
+    assert "save only its state dict" in text
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_torchscript_archive_is_refused_with_advice(tmp_path):
     torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "script.pt")
-    assert "script.pt is a TorchScript archive; save only its state dict" in refused(tmp_path / "script.pt")
+    assert "script.pt is a TorchScript archive; save only its state dict" in refusal_of(
+        tmp_path / "script.pt"
+    )
 
 
 @pytest.mark.parametrize("name", ["page.pth", "page.safetensors", "page.ckpt"])
 def test_other_formats_bring_no_advice_of_torch(name, tmp_path):
     (tmp_path / name).write_text("<!DOCTYPE html><html>")
-    text = refused(tmp_path / name)
-    assert "it is damaged or of another format; get it again" in text and "PyTorch 2.6" not in text
+    text = refusal_of(tmp_path / name)
+    assert "it is damaged or of another format; get it again" in text
+    assert "PyTorch 2.6" not in text
 
 
-@pytest.mark.parametrize("name", ["run.pt", "run.ckpt", "run.pth.tar", "run.safetensors", "run.bin"])
+@pytest.mark.parametrize(
+    "name", ["run.pt", "run.ckpt", "run.pth.tar", "run.safetensors", "run.bin"]
+)
 def test_the_content_decides_on_the_format(name, state, tmp_path, monkeypatch):
-    """A name without a folder is a file as well."""
+    """Detect the format from the content; a name without a folder is a file as well."""
     monkeypatch.chdir(tmp_path)
     for write in (torch.save, save_file):
         write(state, name)
@@ -122,21 +142,24 @@ def test_the_content_decides_on_the_format(name, state, tmp_path, monkeypatch):
 def test_a_file_that_may_not_be_read_is_named(state, tmp_path, monkeypatch):
     save_file(state, tmp_path / "mine.safetensors")
 
-    def closed(path, mode):
+    def refuse_open(path, mode):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(type(tmp_path), "open", closed)
-    text = refused(tmp_path / "mine.safetensors")
+    monkeypatch.setattr(type(tmp_path), "open", refuse_open)
+    text = refusal_of(tmp_path / "mine.safetensors")
     assert text.endswith("mine.safetensors: Permission denied")
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
+    "dtype",
+    [torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn],
 )
 def test_types_that_are_not_floating_point_are_refused(dtype, state, tmp_path):
     save_file({k: v.to(dtype) for k, v in state.items()}, tmp_path / "odd.safetensors")
     kind = str(dtype).removeprefix("torch.")
-    assert f"is {kind}; give weights in fp16, bf16, fp32 or fp64" in refused(tmp_path / "odd.safetensors")
+    assert f"is {kind}; give weights in fp16, bf16, fp32 or fp64" in refusal_of(
+        tmp_path / "odd.safetensors"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -147,7 +170,7 @@ def test_other_floating_types_load(dtype, state, tmp_path):
 
 def test_a_distilled_deit_is_refused_with_the_reason(state, tmp_path):
     torch.save({"model": {**state, "dist_token": torch.zeros(1, 1, 192)}}, tmp_path / "d.pth")
-    assert "distilled DeiT (dist_token), which is not a plain ViT" in refused(tmp_path / "d.pth")
+    assert "distilled DeiT (dist_token), which is not a plain ViT" in refusal_of(tmp_path / "d.pth")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +186,8 @@ def test_a_distilled_deit_is_refused_with_the_reason(state, tmp_path):
 def test_official_names_bring_the_statistics_of_their_release(name, key, state, tmp_path, caplog):
     torch.save({key: state} if key else state, tmp_path / name)
     config = load_backbone(str(tmp_path / name)).config
-    assert config.mean == (0.485, 0.456, 0.406) and config.std == (0.229, 0.224, 0.225)
+    assert config.mean == (0.485, 0.456, 0.406)
+    assert config.std == (0.229, 0.224, 0.225)
     assert not any("0.5" in message for message in caplog.messages)
 
 

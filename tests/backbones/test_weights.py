@@ -1,4 +1,4 @@
-"""Where a backbone's weights come from, and what is refused."""
+"""Sources of a backbone's weights, and refusals."""
 
 import re
 from dataclasses import replace
@@ -10,18 +10,23 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from fczoo import load_backbone
-from fczoo.backbones import names
-from fczoo.backbones.names import backbone_names
-from helpers_backbone import by_timm, refused
+from fczoo.backbones import weights
+from fczoo.backbones.weights import backbone_names
+from helpers_backbone import by_timm, refusal_of
 
 
 def test_names_are_read_as_timm_has_them(monkeypatch):
-    """Without an import of timm, and with one where its source has no such table."""
-    listed = backbone_names()
-    assert listed[0] == "vit_nano_32" and set(listed[1:]) <= set(timm.list_pretrained("vit_*"))
-    assert len(listed) > 40 and "vit_base_patch16_224.augreg_in21k" in listed
-    monkeypatch.setattr(names, "_TABLE", re.compile("no such table"))
-    assert backbone_names() == listed
+    """Read the names of models without an import of timm.
+
+    Where timm's source has no such table, it is imported.
+    """
+    known_names = backbone_names()
+    assert known_names[0] == "vit_nano_32"
+    assert set(known_names[1:]) <= set(timm.list_pretrained("vit_*"))
+    assert len(known_names) > 40
+    assert "vit_base_patch16_224.augreg_in21k" in known_names
+    monkeypatch.setattr(weights, "_TABLE", re.compile("no such table"))
+    assert backbone_names() == known_names
 
 
 def test_the_bundled_backbone_loads():
@@ -55,24 +60,25 @@ def test_architecture_follows_from_shapes(folder, suffix):
         768,
     )
     assert not any(k.startswith("head") for k in backbone.weights)
-    saved = load_file(folder / "small.safetensors")
-    assert all(torch.equal(v, saved[k]) for k, v in backbone.weights.items())
+    file_weights = load_file(folder / "small.safetensors")
+    assert all(torch.equal(v, file_weights[k]) for k, v in backbone.weights.items())
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(backbone(images), by_timm(backbone, images), rtol=1e-5, atol=1e-5)
 
 
 def test_a_bundled_shape_in_a_file_is_recognised(tmp_path):
-    bundled = load_backbone("vit_nano_32")
-    save_file(bundled.weights, tmp_path / "copy.safetensors")
+    backbone = load_backbone("vit_nano_32")
+    save_file(backbone.weights, tmp_path / "copy.safetensors")
     copy = load_backbone(str(tmp_path / "copy.safetensors"))
-    assert copy.config == bundled.config and all(
-        torch.equal(v, bundled.weights[k]) for k, v in copy.weights.items()
-    )
-    assert load_backbone(f"vit_nano_32:{tmp_path / 'copy.safetensors'}").config == bundled.config
+    assert copy.config == backbone.config
+    assert all(torch.equal(v, backbone.weights[k]) for k, v in copy.weights.items())
+    assert load_backbone(f"vit_nano_32:{tmp_path / 'copy.safetensors'}").config == backbone.config
 
 
 def test_name_and_file(folder):
-    config = load_backbone(f"vit_tiny_patch16_224.augreg_in21k:{folder / 'mine.safetensors'}").config
+    config = load_backbone(
+        f"vit_tiny_patch16_224.augreg_in21k:{folder / 'mine.safetensors'}"
+    ).config
     assert (config.name, config.dim, config.depth, config.heads, config.mean) == (
         "vit_tiny_patch16_224.augreg_in21k",
         192,
@@ -98,31 +104,40 @@ def test_statistics_may_be_given(folder):
     assert (config.mean, config.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
 
 
-@pytest.mark.parametrize("statistics", [{"mean": (0.5,)}, {"std": (0.5, 0.5)}, {"std": (0.5, 0.0, 0.5)}])
+@pytest.mark.parametrize(
+    "statistics", [{"mean": (0.5,)}, {"std": (0.5, 0.5)}, {"std": (0.5, 0.0, 0.5)}]
+)
 def test_statistics_that_do_not_fit(folder, statistics):
-    assert "must be three numbers each" in refused(folder / "small.safetensors", **statistics)
+    assert "must be three numbers each" in refusal_of(folder / "small.safetensors", **statistics)
 
 
 def test_another_image_size_resamples_the_position_embedding(folder):
-    whole = load_backbone(str(folder / "small.safetensors"))
+    small = load_backbone(str(folder / "small.safetensors"))
     large = load_backbone(str(folder / "small.safetensors"), image_size=32)
-    before, after = whole.weights["pos_embed"], large.weights["pos_embed"]
-    assert large.config == replace(whole.config, image_size=32) and after.shape == (1, 17, 192)
-    assert torch.equal(after[:, 0], before[:, 0])  # the class token's
-    grid = before[:, 1:].unflatten(1, (2, 2)).permute(0, 3, 1, 2)
-    expected = (
-        F.interpolate(grid, size=(4, 4), mode="bicubic", antialias=True).permute(0, 2, 3, 1).flatten(1, 2)
+    small_embedding, large_embedding = small.weights["pos_embed"], large.weights["pos_embed"]
+    assert large.config == replace(small.config, image_size=32)
+    assert large_embedding.shape == (1, 17, 192)
+    assert torch.equal(large_embedding[:, 0], small_embedding[:, 0])  # the class token's
+    grid = small_embedding[:, 1:].unflatten(1, (2, 2)).permute(0, 3, 1, 2)
+    target = (
+        F.interpolate(grid, size=(4, 4), mode="bicubic", antialias=True)
+        .permute(0, 2, 3, 1)
+        .flatten(1, 2)
     )
-    torch.testing.assert_close(after[:, 1:], expected)
-    assert all(torch.equal(v, whole.weights[k]) for k, v in large.weights.items() if k != "pos_embed")
+    torch.testing.assert_close(large_embedding[:, 1:], target)
+    assert all(
+        torch.equal(v, small.weights[k]) for k, v in large.weights.items() if k != "pos_embed"
+    )
     assert large(torch.zeros(1, 3, 32, 32)).shape == (1, 192)
     same = load_backbone(str(folder / "small.safetensors"), image_size=16)
-    assert torch.equal(same.weights["pos_embed"], before)
+    assert torch.equal(same.weights["pos_embed"], small_embedding)
 
 
 @pytest.mark.parametrize("size", [20, 0, -8])
 def test_image_sizes_that_do_not_fit(folder, size):
-    assert "no multiple of the patch size 8" in refused(folder / "small.safetensors", image_size=size)
+    assert "not a multiple of the patch size 8" in refusal_of(
+        folder / "small.safetensors", image_size=size
+    )
 
 
 def test_the_hash_is_that_of_the_file(folder):

@@ -12,13 +12,19 @@ TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The empty cache of the hub's client."""
+    """Provide an empty cache of the hub's client."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     return tmp_path
 
 
 def keep(hub: Path, name: str, file: str) -> None:
-    """Write a file into the cache as the hub's client does."""
+    """Write a file into the cache as the hub's client does.
+
+    Args:
+        hub: The cache.
+        name: Name of the model.
+        file: Name of its file.
+    """
     folder = hub / f"models--timm--{name}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("abc")
@@ -56,10 +62,11 @@ def test_a_broken_download_does_not_count(hub: Path) -> None:
 
 def test_the_advice_names_size_and_file(hub: Path) -> None:
     assert weights_needed(TINY) == (
-        f"the weights {TINY} are not on this machine; --backbone vit_tiny_patch16_224 downloads them "
+        f"the weights {TINY} are not on this machine; --backbone vit_tiny_patch16_224 downloads "
+        "them "
         "(23 MB), --backbone FILE reads a copy"
     )
-    dino = "vit_small_patch16_224.dino"  # without its tag the name stands for other weights
+    dino = "vit_small_patch16_224.dino"  # without its tag the name represents other weights
     assert f"--backbone {dino} downloads them (88 MB)" in weights_needed(dino)
 
 

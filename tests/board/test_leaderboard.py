@@ -1,4 +1,4 @@
-"""``fczoo leaderboard``: what the site says, and how a browser sorts, filters and draws it."""
+"""``fczoo leaderboard``: the text of the site, and how a browser sorts, filters and draws it."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
-from helpers_browser import Site, needs_browser, served
+from helpers_browser import Site, needs_browser, serve_site
 from helpers_runs import tune
 
 SCORES = {
@@ -29,61 +29,94 @@ LEADERS = ["hgp", "codap", "pilora", "icarl", "fedncm", "fedavg"]
 """The best of each of five families, and the next."""
 
 
-def built(out: Path, *words: str) -> Path:
-    done = CliRunner().invoke(main, ["leaderboard", *words, "--out", str(out)])
-    assert done.exit_code == 0, done.output
+def build_site(out: Path, *words: str) -> Path:
+    """Build a leaderboard in ``out`` from these words of the command."""
+    outcome = CliRunner().invoke(main, ["leaderboard", *words, "--out", str(out)])
+    assert outcome.exit_code == 0, outcome.output
     return out
 
 
 @pytest.fixture(scope="module")
 def site(make_run, tmp_path_factory) -> Path:
-    """Three benchmarks: nine methods with three seeds, three with one, and one that has no company."""
-    place = tmp_path_factory.mktemp("leaderboard")
-    runs = place / "runs"
+    """Build the site of three benchmarks.
+
+    One has nine methods with three seeds, one has three with one seed, and one has a single method.
+    """
+    root = tmp_path_factory.mktemp("leaderboard")
+    runs = root / "runs"
     scores = {name: {seed: last + seed for seed in range(3)} for name, last in SCORES.items()}
-    scores["ewc"] = {0: 46.0, 1: 45.0, 2: 47.0}  # their differences to the others change with the seed
+    scores["ewc"] = {
+        0: 46.0,
+        1: 45.0,
+        2: 47.0,
+    }  # their differences to the others change with the seed
     scores["l2p"] = {0: 40.0, 1: 42.0, 2: 41.0}
     make_run(runs / "a", scores)
     make_run(runs / "b", {"fedncm": {0: 80.0}, "hgp": {0: 30.0}, "ewc": {0: 30.0}}, rounds=9)
     make_run(runs / "c", {"l2p": {0: 80.0}}, rounds=7)
-    return built(place / "site", str(runs))
+    return build_site(root / "site", str(runs))
 
 
 def cells(page: Path, table: str) -> list[list[str]]:
-    """The text of each row of a table, by what it is called."""
-    _, _, after = page.read_text().partition(f'aria-label="{table}">')
-    body = after.partition("<tbody>")[2].partition("</tbody>")[0]
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr.*?</tr>", body)]
+    """Return the text of each cell of a table.
+
+    Args:
+        page: The page.
+        table: The table's label.
+
+    Returns:
+        One list per row.
+    """
+    _, _, text = page.read_text().partition(f'aria-label="{table}">')
+    body = text.partition("<tbody>")[2].partition("</tbody>")[0]
+    rows = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr.*?</tr>", body)
+    ]
     return [[unescape(re.sub(r"<[^>]*>", "", cell)) for cell in row] for row in rows]
 
 
 def test_the_index_ranks_by_borda(site):
-    """hgp: (8/8 + 0.5/2) / 2, fedncm: (3/8 + 2/2) / 2, ewc: (1/8 + 0.5/2) / 2; one of two is enough."""
+    """Rank the methods by their Borda shares.
+
+    hgp: (8/8 + 0.5/2) / 2, fedncm: (3/8 + 2/2) / 2, ewc: (1/8 + 0.5/2) / 2; one of two is enough.
+    """
     rows = [row[:7] for row in cells(site / "index.html", "ranks")]
     assert rows[:5] == [
         ["codap", "1", "87.5", "1", "2", "", "prompts"],
         ["dualprompt", "2", "75.0", "1", "3", "", "prompts"],
-        ["fedncm", "3", "68.8", "2", "6", "1", "statistics alone"],
+        ["fedncm", "3", "68.8", "2", "6", "1", "statistics only"],
         ["hgp", "4", "62.5", "2", "1", "2", "prompts"],
         ["pilora", "4", "62.5", "1", "4", "", "LoRA"],
     ]
     assert rows[7] == ["ewc", "8", "18.8", "2", "8", "2", "whole network"]
-    wanted = "it needs 5 benchmarks or more with 3 methods or more in common; benchmarks here: 2"
-    assert wanted in (site / "index.html").read_text()
+    sentence = "it needs 5 benchmarks or more with 3 methods or more in common; benchmarks here: 2"
+    assert sentence in (site / "index.html").read_text()
 
 
 def test_where_values_were_tuned_no_others_are_ranked(make_run, tmp_path):
-    """PILoRA is best as it comes, and HGP in a benchmark where nobody was tuned: neither counts."""
-    tune(make_run(tmp_path / "runs" / "a", {"hgp": {0: 40.0}, "ewc": {0: 50.0}}), 12, ["hgp", "ewc"])
+    """Rank only tuned rows where some rows were tuned.
+
+    PILoRA is best with default options, and HGP in a benchmark where no one was tuned: neither
+    counts.
+    """
+    tune(
+        make_run(tmp_path / "runs" / "a", {"hgp": {0: 40.0}, "ewc": {0: 50.0}}), 12, ["hgp", "ewc"]
+    )
     make_run(tmp_path / "runs" / "b", {"pilora": {0: 90.0}, "fedncm": {0: 20.0}})
-    make_run(tmp_path / "runs" / "c", {"hgp": {0: 80.0}, "ewc": {0: 30.0}, "l2p": {0: 10.0}}, rounds=9)
-    page = built(tmp_path / "site", str(tmp_path / "runs")) / "index.html"
+    make_run(
+        tmp_path / "runs" / "c", {"hgp": {0: 80.0}, "ewc": {0: 30.0}, "l2p": {0: 10.0}}, rounds=9
+    )
+    page = build_site(tmp_path / "site", str(tmp_path / "runs")) / "index.html"
     assert cells(page, "ranks") == [
         ["ewc", "1", "100.0", "1", "1", "whole network"],
         ["hgp", "2", "0.0", "1", "2", "prompts"],
     ]
-    assert "Of rows whose values" in page.read_text() and "7 runs of 5 methods in 2" in page.read_text()
-    assert {row[3] for row in cells(page, "benchmarks")} == {"pilora, 85.0", "hgp, 80.0"}  # half of 90 and 80
+    assert "Of rows whose values" in page.read_text()
+    assert "7 runs of 5 methods in 2" in page.read_text()
+    assert {row[3] for row in cells(page, "benchmarks")} == {
+        "pilora, 85.0",
+        "hgp, 80.0",
+    }  # half of 90 and 80
 
 
 def test_where_nothing_was_tuned_all_are_ranked(site):
@@ -93,60 +126,75 @@ def test_where_nothing_was_tuned_all_are_ranked(site):
 def test_every_benchmark_has_a_page_that_the_index_leads_to(site):
     text = (site / "index.html").read_text()
     pages = {path.name for path in site.iterdir()} - {"index.html"}
-    assert len(pages) == 3 and pages == set(re.findall(r'href="(digits[^"]+)"', text))
-    listed = [row[0] for row in cells(site / "index.html", "benchmarks")]
-    words = "digits2 tasks, 2 clients, iid; vit_nano_32; {} x 1 epochs a task, all images"
-    assert listed == [f"#{i} {words.format(rounds)}" for i, rounds in ((1, 2), (2, 9), (3, 7))]
+    assert len(pages) == 3
+    assert pages == set(re.findall(r'href="(digits[^"]+)"', text))
+    headings = [row[0] for row in cells(site / "index.html", "benchmarks")]
+    words = "digits2 tasks, 2 clients, iid; vit_nano_32; {} x 1 epochs per task, all images"
+    assert headings == [f"#{i} {words.format(rounds)}" for i, rounds in ((1, 2), (2, 9), (3, 7))]
     first = next(site / name for name in pages if "-2x1-" in name)
     rows = cells(first, "methods")
     assert rows[0][:3] == ["hgp", "75.5 ± 0.5", "74.3 to 76.7"]  # half of 70, 71, 72 and 80
-    assert [row[0] for row in rows] == list(SCORES) and rows[0][-2:] == ["3", "prompts"]
+    assert [row[0] for row in rows] == list(SCORES)
+    assert rows[0][-2:] == ["3", "prompts"]
     assert (first.read_text()).count("fczoo bench --methods") == len(SCORES)
     one_seed = next(site / name for name in pages if "-9x1-" in name).read_text()
-    assert "one seed, so there is no interval" in one_seed and "No pair of methods is tested" in one_seed
+    assert "one seed, so there is no interval" in one_seed
+    assert "No pair of methods is tested" in one_seed
 
 
-def test_what_was_computed_in_another_precision_is_another_benchmark_by_its_name(make_run, tmp_path):
+def test_what_was_computed_in_another_precision_is_another_benchmark_by_its_name(
+    make_run, tmp_path
+):
     for precision in ("fp32", "bf16"):
         make_run(tmp_path / "runs" / precision, {"l2p": {0: 80.0}}, precision=precision)
-    listed = cells(built(tmp_path / "site", str(tmp_path / "runs")) / "index.html", "benchmarks")
-    assert sorted(row[0].rpartition(", ")[2] for row in listed) == ["all images", "bf16"]
+    rows = cells(build_site(tmp_path / "site", str(tmp_path / "runs")) / "index.html", "benchmarks")
+    assert sorted(row[0].rpartition(", ")[2] for row in rows) == ["all images", "bf16"]
 
 
 def test_the_ranks_come_as_csv(site):
-    (address,) = re.findall(r'href="data:text/csv;base64,([^"]+)"', (site / "index.html").read_text())
+    (address,) = re.findall(
+        r'href="data:text/csv;base64,([^"]+)"', (site / "index.html").read_text()
+    )
     rows = list(csv.reader(io.StringIO(b64decode(address).decode())))
-    assert rows[0][:5] == ["method", "family", "place", "Borda, %", "benchmarks"] and len(rows[0]) == 7
-    assert rows[3][:3] == ["fedncm", "statistics alone", "3"] and float(rows[3][3]) == 68.75
+    assert rows[0][:5] == ["method", "family", "place", "Borda, %", "benchmarks"]
+    assert len(rows[0]) == 7
+    assert rows[3][:3] == ["fedncm", "statistics only", "3"]
+    assert float(rows[3][3]) == 68.75
 
 
 def test_a_site_is_built_again_in_its_folder_and_in_no_other(site, tmp_path):
-    before = {path.name: path.read_text() for path in site.iterdir()}
-    (site / "digits-old.html").write_text(before["index.html"])
-    built(site, str(site.parent / "runs"))
-    assert {path.name: path.read_text() for path in site.iterdir()} == before
+    pages = {path.name: path.read_text() for path in site.iterdir()}
+    (site / "digits-old.html").write_text(pages["index.html"])
+    build_site(site, str(site.parent / "runs"))
+    assert {path.name: path.read_text() for path in site.iterdir()} == pages
     (tmp_path / "thesis.tex").write_text("mine")
-    done = CliRunner().invoke(main, ["leaderboard", str(site.parent / "runs"), "--out", str(tmp_path)])
-    assert done.exit_code == 1 and "holds thesis.tex, which is no page of a leaderboard" in done.stderr
+    outcome = CliRunner().invoke(
+        main, ["leaderboard", str(site.parent / "runs"), "--out", str(tmp_path)]
+    )
+    assert outcome.exit_code == 1
+    assert "holds thesis.tex, which is not a page of a leaderboard" in outcome.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_without_names_it_takes_the_archive_here(site, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(main, ["leaderboard", "--out", "site"])
-    assert done.exit_code == 1 and done.stderr.count("\n") == 1
-    assert f"there is no {Path('results/results.csv')} here; name archives or run folders" in done.stderr
+    outcome = CliRunner().invoke(main, ["leaderboard", "--out", "site"])
+    assert outcome.exit_code == 1 and outcome.stderr.count("\n") == 1
+    assert (
+        f"no file {Path('results/results.csv')} here; name archives or run folders"
+        in outcome.stderr
+    )
     (tmp_path / "results").mkdir()
-    made = ["report", str(site.parent / "runs"), "--archive", "results/results.csv"]
-    assert CliRunner().invoke(main, made).exit_code == 0
-    rows = cells(built(tmp_path / "site") / "index.html", "ranks")
+    command = ["report", str(site.parent / "runs"), "--archive", "results/results.csv"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    rows = cells(build_site(tmp_path / "site") / "index.html", "ranks")
     assert [row[:5] for row in rows] == [row[:5] for row in cells(site / "index.html", "ranks")]
 
 
 TOOLS = """
     const board = document.querySelector("section.board");
-    const rows = () => [...board.querySelectorAll("tbody tr[data-family]")].filter(row => !row.hidden)
-        .map(row => row.dataset.label);
+    const rows = () => [...board.querySelectorAll("tbody tr[data-family]")]
+        .filter(row => !row.hidden).map(row => row.dataset.label);
     const press = name => [...board.querySelectorAll("thead button")]
         .find(button => button.textContent.startsWith(name)).click();
     const choose = (name, word) => {
@@ -162,7 +210,7 @@ TOOLS = """
 
 @pytest.fixture(scope="module")
 def browser(site, tmp_path_factory):
-    with served(site, tmp_path_factory.mktemp("profile")) as pages:
+    with serve_site(site, tmp_path_factory.mktemp("profile")) as pages:
         yield pages
 
 
@@ -173,7 +221,7 @@ def first_page(site: Path) -> str:
 @pytest.mark.browser
 @needs_browser
 def test_columns_sort_and_rows_are_filtered(site: Path, browser: Site):
-    found = browser.ask(
+    answers = browser.ask(
         first_page(site),
         TOOLS
         + """
@@ -183,7 +231,7 @@ def test_columns_sort_and_rows_are_filtered(site: Path, browser: Site):
         out.aria = board.querySelector("[aria-sort]").getAttribute("aria-sort");
         press("method"); out.named = rows();
         choose("exemplars", "kept"); out.kept = rows();
-        out.told = board.querySelector("output").value;
+        out.count = board.querySelector("output").value;
         out.runs = [...board.querySelectorAll(".runs > div")].filter(run => !run.hidden).length;
         choose("exemplars", ""); choose("trained", "prompts"); out.prompts = rows();
         choose("label", "l2"); out.both = rows();
@@ -191,17 +239,20 @@ def test_columns_sort_and_rows_are_filtered(site: Path, browser: Site):
         return out;
         """,
     )
-    assert found["start"] == found["falling"] == list(SCORES) and found["rising"] == list(SCORES)[::-1]
-    assert found["aria"] == "ascending" and found["named"] == sorted(SCORES)
-    assert (found["kept"], found["told"], found["runs"]) == (["icarl"], "1 of 9 rows", 1)
-    assert found["prompts"] == ["codap", "dualprompt", "hgp", "l2p"] and found["both"] == ["l2p"]
-    assert found["all"] == 9
+    assert answers["start"] == answers["falling"] == list(SCORES)
+    assert answers["rising"] == list(SCORES)[::-1]
+    assert answers["aria"] == "ascending"
+    assert answers["named"] == sorted(SCORES)
+    assert (answers["kept"], answers["count"], answers["runs"]) == (["icarl"], "1 of 9 rows", 1)
+    assert answers["prompts"] == ["codap", "dualprompt", "hgp", "l2p"]
+    assert answers["both"] == ["l2p"]
+    assert answers["all"] == 9
 
 
 @pytest.mark.browser
 @needs_browser
 def test_six_curves_at_most_are_coloured_and_all_can_be_reached_by_keys(site: Path, browser: Site):
-    found = browser.ask(
+    answers = browser.ask(
         first_page(site),
         TOOLS
         + """
@@ -216,51 +267,64 @@ def test_six_curves_at_most_are_coloured_and_all_can_be_reached_by_keys(site: Pa
         out.lit = [...board.querySelectorAll("tr.lit")].map(row => row.dataset.label);
         key("ArrowRight"); key("ArrowDown"); out.next = tip.textContent;
         key("Escape"); out.gone = tip.hidden;
-        const mark = svg.querySelector("[data-label=pilora] circle:last-of-type").getBoundingClientRect();
-        const place = {clientX: mark.x + mark.width / 2, clientY: mark.y + mark.height / 2, bubbles: true};
-        svg.dispatchEvent(new window.PointerEvent("pointermove", place)); out.hover = tip.textContent;
+        const circle = svg.querySelector("[data-label=pilora] circle:last-of-type");
+        const mark = circle.getBoundingClientRect();
+        const middle = {clientX: mark.x + mark.width / 2, clientY: mark.y + mark.height / 2};
+        const move = new window.PointerEvent("pointermove", {...middle, bubbles: true});
+        svg.dispatchEvent(move); out.hover = tip.textContent;
         board.querySelector("tr[data-label=fedavg] a").focus();
         out.pointed = [...svg.querySelectorAll(".series.lit")].map(g => g.dataset.label);
         return out;
         """,
     )
-    assert sorted(found["first"]) == sorted(LEADERS)
-    assert sorted(found["after"]) == sorted([*LEADERS[1:], "l2p"])  # the oldest wish gives way
-    assert found["focused"] and found["shown"] and found["gone"]
-    assert found["tip"] == "hgptasks learned 1: 90 ± 0 over 3 seeds" and set(found["lit"]) == {"hgp"}
-    assert found["next"] == "codaptasks learned 2: 74.5 ± 0.5 over 3 seeds"
-    assert found["hover"] == "piloratasks learned 2: 73 ± 0.5 over 3 seeds"
-    assert found["pointed"] == ["fedavg"]
+    assert sorted(answers["first"]) == sorted(LEADERS)
+    assert sorted(answers["after"]) == sorted([*LEADERS[1:], "l2p"])  # the oldest wish gives way
+    assert answers["focused"]
+    assert answers["shown"]
+    assert answers["gone"]
+    assert answers["tip"] == "hgptasks learned 1: 90 ± 0 over 3 seeds"
+    assert set(answers["lit"]) == {"hgp"}
+    assert answers["next"] == "codaptasks learned 2: 74.5 ± 0.5 over 3 seeds"
+    assert answers["hover"] == "piloratasks learned 2: 73 ± 0.5 over 3 seeds"
+    assert answers["pointed"] == ["fedavg"]
 
 
 @pytest.mark.browser
 @needs_browser
 def test_pairs_are_told_by_pointer_and_by_keys(site: Path, browser: Site):
-    """Of ewc's row the cell of l2p: A_N, half of what is left of the first task, differs by 3, 1.5 and 3."""
-    found = browser.ask(
+    """Report the pair of a cell by pointer and by keys.
+
+    In ewc's row and l2p's column, A_N, half of what is left of the first task, differs by 3, 1.5
+    and 3.
+    """
+    answers = browser.ask(
         first_page(site),
         TOOLS
         + """
         const table = board.querySelector("table.pairs"), out = {};
         table.closest("details").open = true;
-        const said = () => table.closest(".scroll").nextElementSibling.value;
+        const line = () => table.closest(".scroll").nextElementSibling.value;
         const cell = table.querySelector("tr[data-label=ewc] td[data-column=l2p]");
-        cell.dispatchEvent(new window.PointerEvent("pointerover", {bubbles: true})); out.pointed = said();
+        cell.dispatchEvent(new window.PointerEvent("pointerover", {bubbles: true}));
+        out.pointed = line();
         const first = table.querySelector("td[tabindex='0']");
         out.stops = table.querySelectorAll("td[tabindex='0']").length;
-        first.focus(); out.first = said();
+        first.focus(); out.first = line();
         const key = name => document.activeElement
             .dispatchEvent(new window.KeyboardEvent("keydown", {key: name, bubbles: true}));
-        key("ArrowRight"); out.right = said();
-        key("ArrowDown"); out.down = said();
-        key("ArrowLeft"); out.edge = said();
+        key("ArrowRight"); out.right = line();
+        key("ArrowDown"); out.down = line();
+        key("ArrowLeft"); out.edge = line();
         return out;
         """,
     )
-    assert re.fullmatch(r"ewc − l2p: 2\.50 points over 3 seeds, p 0\.038, corrected 0\.\d+", found["pointed"])
-    assert found["stops"] == 1 and found["first"] == "hgp and codap: not tested"
-    assert found["right"] == "hgp and dualprompt: not tested"
-    assert found["down"] == "codap and dualprompt: not tested" == found["edge"]
+    assert re.fullmatch(
+        r"ewc − l2p: 2\.50 points over 3 seeds, p 0\.038, corrected 0\.\d+", answers["pointed"]
+    )
+    assert answers["stops"] == 1
+    assert answers["first"] == "hgp and codap: not tested"
+    assert answers["right"] == "hgp and dualprompt: not tested"
+    assert answers["down"] == "codap and dualprompt: not tested" == answers["edge"]
 
 
 @pytest.mark.browser

@@ -1,4 +1,4 @@
-"""The report page: what it holds, that it fetches nothing, and how a browser sees it."""
+"""The report page: its content, that it fetches nothing, and how a browser sees it."""
 
 import csv
 import hashlib
@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from fczoo.board.pages import write_page
 from fczoo.cli.app import main
 from fczoo.core.files import write_json
-from helpers_browser import needs_browser, served
+from helpers_browser import needs_browser, serve_site
 
 HOSTILE = "<script>alert(1)</script>"
 NAMES = ("accuracy", "forgetting", "bytes", "seconds", "partition", "loss", "time")
@@ -24,19 +24,26 @@ NAMES = ("accuracy", "forgetting", "bytes", "seconds", "partition", "loss", "tim
 
 @pytest.fixture(scope="module")
 def page(make_run, tmp_path_factory) -> Path:
-    """The page of two experiments, one of them with an unfinished
-    run and an option that tries to be markup.
+    """Write the page of two experiments.
+
+    One of them has an unfinished run and an option that tries to be markup.
     """
-    place = tmp_path_factory.mktemp("page")
-    make_run(place / "runs" / "a", {"one": {0: 70.0, 1: 72.0, 2: 74.0}, "two": {0: 60.0, 1: 80.0, 2: 50.0}})
-    make_run(place / "runs" / "b", {"three": {0: 40.0}}, {"note": HOSTILE}, rounds=9)
-    write_json(place / "runs" / "a" / "two" / "seed2" / "failed.json", {"error": f"two diverged {HOSTILE}"})
-    return reported(place / "runs", place / "page.html")
+    root = tmp_path_factory.mktemp("page")
+    make_run(
+        root / "runs" / "a",
+        {"one": {0: 70.0, 1: 72.0, 2: 74.0}, "two": {0: 60.0, 1: 80.0, 2: 50.0}},
+    )
+    make_run(root / "runs" / "b", {"three": {0: 40.0}}, {"note": HOSTILE}, rounds=9)
+    write_json(
+        root / "runs" / "a" / "two" / "seed2" / "failed.json", {"error": f"two diverged {HOSTILE}"}
+    )
+    return write_report(root / "runs", root / "page.html")
 
 
-def reported(runs: Path, out: Path, *words: str) -> Path:
-    done = CliRunner().invoke(main, ["report", str(runs), "--html", str(out), *words])
-    assert done.exit_code == 0, done.output
+def write_report(runs: Path, out: Path, *words: str) -> Path:
+    """Write the report page of some runs to ``out``; return ``out``."""
+    outcome = CliRunner().invoke(main, ["report", str(runs), "--html", str(out), *words])
+    assert outcome.exit_code == 0, outcome.output
     return out
 
 
@@ -54,17 +61,23 @@ class References(HTMLParser):
         self.found += [
             v or ""
             for k, v in attributes
-            if k in ("src", "href", "xlink:href", "srcset", "action", "data", "poster") or k.startswith("on")
+            if k in ("src", "href", "xlink:href", "srcset", "action", "data", "poster")
+            or k.startswith("on")
         ]
         self.found += re.findall(r"url\(([^)]*)\)", " ".join(v or "" for _, v in attributes))
 
 
 def test_the_page_refers_to_nothing_outside_itself(page):
     text = page.read_text()
-    seen = References(text)
-    assert seen.found and all(r.strip("'\"").startswith(("#", "data:")) for r in seen.found), seen.found
-    assert not seen.tags & {"iframe", "img", "object", "embed", "base"} and "@import" not in text
-    assert "default-src 'none'" in text and re.findall(r"url\((?!#)", text) == []
+    references = References(text)
+    assert references.found, references.found
+    assert all(r.strip("'\"").startswith(("#", "data:")) for r in references.found), (
+        references.found
+    )
+    assert not references.tags & {"iframe", "img", "object", "embed", "base"}
+    assert "@import" not in text
+    assert "default-src 'none'" in text
+    assert re.findall(r"url\((?!#)", text) == []
     assert set(re.findall(r'https?://[^\s"<)]+', text)) == {
         "http://www.w3.org/2000/svg"
     }  # a name, no address
@@ -72,36 +85,42 @@ def test_the_page_refers_to_nothing_outside_itself(page):
 
 def test_no_script_but_the_pages_own_may_run(page):
     text = page.read_text()
-    (allowed,) = re.findall(r"script-src 'sha256-([^']+)'\"", text)
+    (digest,) = re.findall(r"script-src 'sha256-([^']+)'\"", text)
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
-    assert [b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts] == [allowed]
+    assert [b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts] == [
+        digest
+    ]
     assert len(re.findall("<script", text)) == 1 + 8  # and the data of each chart
 
 
 def test_markup_in_the_results_stays_text(page):
     text = page.read_text()
-    assert HOSTILE not in text and text.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 2
+    assert HOSTILE not in text
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 2
 
 
 def test_every_figure_is_written_for_papers_too(page):
     pytest.importorskip("matplotlib", reason="matplotlib (extra plot) is not installed")
     figures = page.parent / "figures"
-    reported(page.parent / "runs", page.parent / "again.html", "--figures", str(figures))
-    for place, extra in (("1", ("matrix-one", "matrix-two")), ("2", ("matrix-three",))):
-        assert {p.name for p in (figures / place).iterdir()} == {
+    write_report(page.parent / "runs", page.parent / "again.html", "--figures", str(figures))
+    for number, extra in (("1", ("matrix-one", "matrix-two")), ("2", ("matrix-three",))):
+        assert {p.name for p in (figures / number).iterdir()} == {
             f"{n}.{end}" for n in (*NAMES, *extra) for end in ("png", "pdf")
         }
         assert all(
             p.read_bytes().startswith((b"\x89PNG", b"%PDF")) and p.stat().st_size > 3000
-            for p in (figures / place).iterdir()
+            for p in (figures / number).iterdir()
         )
 
 
 def test_the_csv_in_the_page_has_every_figure(page):
-    found = re.findall(r'href="data:text/csv;base64,([^"]+)"', page.read_text())
-    figures, pairs, _ = (list(csv.DictReader(io.StringIO(b64decode(text).decode()))) for text in found)
+    contents = re.findall(r'href="data:text/csv;base64,([^"]+)"', page.read_text())
+    figures, pairs, _ = (
+        list(csv.DictReader(io.StringIO(b64decode(text).decode()))) for text in contents
+    )
     assert [row["method"] for row in figures] == ["one", "two"]
-    assert float(figures[0]["A_N"]) == 76.0 and float(figures[0]["A_N std"]) == 1.0
+    assert float(figures[0]["A_N"]) == 76.0
+    assert float(figures[0]["A_N std"]) == 1.0
     assert [(row["method"], row["other"], row["seeds"]) for row in pairs] == [("one", "two", "2")]
     assert float(pairs[0]["difference"]) == 0.5  # seeds 0 and 1 alone: 75 - 70 and 76 - 80
 
@@ -109,58 +128,74 @@ def test_the_csv_in_the_page_has_every_figure(page):
 @pytest.mark.parametrize(
     ("name", "line", "says"),
     [
-        ("rounds.jsonl", '{"loss": null}', ""),  # nobody drawn had data
+        ("rounds.jsonl", '{"loss": null}', ""),  # no one drawn had data
         (
             "rounds.jsonl",
             '{"loss": "low"}',
-            "rounds.jsonl is no valid list of rounds: a round has no loss that is a number",
+            "rounds.jsonl is not a valid list of rounds: a round has no loss that is a number",
         ),
-        ("rounds.jsonl", '{"loss": 1', "rounds.jsonl is no valid list of rounds"),
+        ("rounds.jsonl", '{"loss": 1', "rounds.jsonl is not a valid list of rounds"),
         (
             "diagnostics.jsonl",
             '{"kind": "confusion", "matrix": 7}',
-            "diagnostics.jsonl is no valid list of diagnostics",
+            "diagnostics.jsonl is not a valid list of diagnostics",
         ),
-        ("diagnostics.jsonl", "{}", "diagnostics.jsonl is no valid list of diagnostics"),
+        ("diagnostics.jsonl", "{}", "diagnostics.jsonl is not a valid list of diagnostics"),
     ],
 )
 def test_odd_records_are_drawn_or_named(name, line, says, make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
     with (folder / "one" / "seed0" / name).open("a") as file:
         file.write(f"{line}\n")
-    done = CliRunner().invoke(main, ["report", str(folder), "--html", str(tmp_path / "page.html")])
-    assert (done.exit_code == 0) == (not says) and says in done.output and done.output.count("\n") == 1
+    outcome = CliRunner().invoke(
+        main, ["report", str(folder), "--html", str(tmp_path / "page.html")]
+    )
+    assert (outcome.exit_code == 0) == (not says)
+    assert says in outcome.output
+    assert outcome.output.count("\n") == 1
 
 
 def test_the_page_is_the_same_every_time(page):
-    assert reported(page.parent / "runs", page.parent / "again.html").read_text() == page.read_text()
+    assert (
+        write_report(page.parent / "runs", page.parent / "again.html").read_text()
+        == page.read_text()
+    )
 
 
 def test_a_command_that_only_carried_on_is_not_repeated(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
     long = ["fczoo", "bench", "--methods", "one", "--out", "my run"]
-    earlier = [long, ["fczoo", "bench", "--resume", "--out", "my run"], [*long, "--jobs", "2", "--resume"]]
+    earlier = [
+        long,
+        ["fczoo", "bench", "--resume", "--out", "my run"],
+        [*long, "--jobs", "2", "--resume"],
+    ]
     about = {**json.loads((folder / "bench.json").read_text()), "earlier_commands": earlier}
     write_json(folder / "bench.json", {**about, "command": [*long, "--accept-changed-code"]})
     out = tmp_path / "page.html"
     assert CliRunner().invoke(main, ["report", str(folder), "--html", str(out)]).exit_code == 0
-    repeated = re.findall(r"<pre>(.*?)</pre>", out.read_text())
-    assert repeated == ["fczoo bench --methods one --out &#39;my run&#39;"]
+    commands = re.findall(r"<pre>(.*?)</pre>", out.read_text())
+    assert commands == ["fczoo bench --methods one --out &#39;my run&#39;"]
 
 
 def test_the_page_needs_no_matplotlib_and_its_pictures_say_so(page, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out = page.parent / "plain.html"
-    assert reported(page.parent / "runs", out).read_text() == page.read_text()
-    words = ["report", str(page.parent / "runs"), "--html", str(out), "--figures", str(page.parent / "never")]
-    done = CliRunner().invoke(main, words)
-    assert (
-        done.exit_code == 1
-        and done.stderr == "Error: a picture needs matplotlib; run pip install 'fczoo[plot]'\n"
-    )
+    assert write_report(page.parent / "runs", out).read_text() == page.read_text()
+    words = [
+        "report",
+        str(page.parent / "runs"),
+        "--html",
+        str(out),
+        "--figures",
+        str(page.parent / "never"),
+    ]
+    outcome = CliRunner().invoke(main, words)
+    assert outcome.exit_code == 1
+    assert outcome.stderr == "Error: a picture needs matplotlib; run pip install 'fczoo[plot]'\n"
 
 
-DRAWN = """
+MEASURE = """
     const plots = [...document.querySelectorAll(".plot svg")];
     const texts = plots.flatMap(svg => [...svg.querySelectorAll("text")]);
     return {
@@ -174,8 +209,9 @@ DRAWN = """
         })),
         words: texts.map(text => text.textContent),
         cut: texts.filter(text => {
-            const [own, all] = [text.getBoundingClientRect(), text.ownerSVGElement.getBoundingClientRect()];
-            return own.left < all.left - 1 || own.right > all.right + 1;
+            const box = text.getBoundingClientRect();
+            const svg = text.ownerSVGElement.getBoundingClientRect();
+            return box.left < svg.left - 1 || box.right > svg.right + 1;
         }).map(text => text.textContent),
     };
 """
@@ -184,13 +220,18 @@ DRAWN = """
 @pytest.mark.browser
 @needs_browser
 def test_a_browser_shows_it_and_fetches_nothing_else(page, tmp_path):
-    with served(page.parent, tmp_path / "profile") as site:
+    with serve_site(page.parent, tmp_path / "profile") as site:
         dom, picture = site.dom("page.html"), site.shot("page.html", tmp_path / "shot.png")
-        assert set(site.asked) == {"/page.html"} and site.complaints("page.html") == []
-        drawn = site.ask("page.html", DRAWN)
-    assert drawn["wide"] <= 390 and drawn["plots"] == 8 and drawn["cut"] == []
-    assert {"0", "80", "1", "2", "→ tasks learned"} <= set(drawn["words"]) and "-0" not in drawn["words"]
-    assert drawn["narrowest"] > 330 and drawn["smallest"] > 11  # as large as the text around them
+        assert set(site.asked) == {"/page.html"}
+        assert site.complaints("page.html") == []
+        measures = site.ask("page.html", MEASURE)
+    assert measures["wide"] <= 390
+    assert measures["plots"] == 8
+    assert measures["cut"] == []
+    assert {"0", "80", "1", "2", "→ tasks learned"} <= set(measures["words"])
+    assert "-0" not in measures["words"]
+    assert measures["narrowest"] > 330
+    assert measures["smallest"] > 11  # as large as the text around them
     for words in (
         "digits, 2 tasks, 2 clients, iid",
         "76.0 ± 1.0",
@@ -201,10 +242,8 @@ def test_a_browser_shows_it_and_fetches_nothing_else(page, tmp_path):
     ):
         assert words in dom
     assert 'class="best"' in dom and "≈" in dom
-    assert (
-        picture.shape[:2] == (2000, 500)
-        and len({tuple(p) for p in (picture[::4, ::4, :3] * 255).astype(int).reshape(-1, 3)}) > 30
-    )
+    assert picture.shape[:2] == (2000, 500)
+    assert len({tuple(p) for p in (picture[::4, ::4, :3] * 255).astype(int).reshape(-1, 3)}) > 30
 
 
 def test_a_row_that_was_not_tested_has_its_mark_and_legend_on_the_page(make_run, tmp_path):

@@ -4,19 +4,31 @@ import math
 
 import pytest
 
-from fczoo.board.ranks import borda, critical, holm, pairs, shared, shortage
-from fczoo.reports.tables import Entry, interval
+from fczoo.board.ranks import borda, choose_blocks, critical, holm, pairs, shortage
+from fczoo.reports.significance import Entry, interval
 
 
 def test_borda_by_hand():
-    """a: beats both, nobody, one and level with one: (2/2 + 0/1 + 1.5/2) / 3; c, d: one of three."""
+    """Compute Borda shares and places by hand.
+
+    a beats both, no one, and one while it is level with one: (2/2 + 0/1 + 1.5/2) / 3. c and d take
+    part in one of three.
+    """
     standings = borda(
-        [{"a": 3.0, "b": 2.0, "c": 1.0}, {"a": 1.0, "b": 2.0}, {"a": 5.0, "b": 5.0, "d": 1.0}, {"c": 99.0}]
+        [
+            {"a": 3.0, "b": 2.0, "c": 1.0},
+            {"a": 1.0, "b": 2.0},
+            {"a": 5.0, "b": 5.0, "d": 1.0},
+            {"c": 99.0},
+        ]
     )
     assert list(standings) == ["b", "a", "c", "d"]
     assert standings["a"].share == pytest.approx(100 * (1 + 0 + 0.75) / 3)
     assert standings["b"].share == pytest.approx(100 * (0.5 + 1 + 0.75) / 3)
-    assert [(s.share, s.taken, s.place) for s in standings.values()][2:] == [(0, 1, None), (0, 1, None)]
+    assert [(s.share, s.taken, s.place) for s in standings.values()][2:] == [
+        (0, 1, None),
+        (0, 1, None),
+    ]
     assert (standings["b"].place, standings["a"].place, standings["a"].taken) == (1, 2, 3)
 
 
@@ -31,16 +43,15 @@ def test_methods_that_are_level_share_a_place():
 
 
 def test_holm_by_hand():
-    """Sorted 0.01, 0.03, 0.04: times 3, 2 and 1, none below the one before."""
+    """Multiply the sorted 0.01, 0.03 and 0.04 by 3, 2 and 1, none below the one before."""
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
 
 
 def test_an_interval_by_the_table_of_t():
     low, high = interval([70.0, 72.0, 74.0]) or (0.0, 0.0)
-    assert (low + high) / 2 == pytest.approx(72) and (high - low) / 2 == pytest.approx(
-        4.3027 * 2 / 3**0.5, 1e-4
-    )
+    assert (low + high) / 2 == pytest.approx(72)
+    assert (high - low) / 2 == pytest.approx(4.3027 * 2 / 3**0.5, 1e-4)
     assert interval([70.0]) is None and interval([70.0, 70.0, 70.0]) is None
 
 
@@ -50,9 +61,9 @@ def test_pairs_are_tested_over_the_seeds_that_both_have():
         Entry({0: 69.0, 1: 70.0, 2: 74.5}),
         Entry({7: 1.0}),
     ]
-    found = pairs(entries)
-    assert list(found) == [(0, 1)]
-    pair = found[0, 1]
+    results = pairs(entries)
+    assert list(results) == [(0, 1)]
+    pair = results[0, 1]
     d = [1.0, 2.0, 0.5]
     t = (sum(d) / 3) / (math.sqrt(sum((x - sum(d) / 3) ** 2 for x in d) / 2) / math.sqrt(3))
     p = 1 - t / math.sqrt(2 + t * t)  # two-sided, two degrees of freedom
@@ -61,17 +72,28 @@ def test_pairs_are_tested_over_the_seeds_that_both_have():
 
 
 def test_the_critical_difference_is_the_textbook_one():
-    """Demsar 2006, section 3.2.2: four methods on 14 data sets, 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25."""
+    """Compute the critical difference of Demsar 2006, section 3.2.2.
+
+    Four methods on 14 data sets: 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25.
+    """
     blocks = [{"a": 4.0, "b": 3.0, "c": 2.0 + (i % 2), "d": 2.5} for i in range(14)]
-    found = critical(blocks)
-    assert found and found.distance == pytest.approx(2.569 * math.sqrt(20 / 84), rel=1e-3)
-    assert found.ranks == {"a": 1.0, "b": 2.25, "d": 3.5, "c": 3.25} and list(found.ranks)[2:] == ["c", "d"]
+    comparison = critical(blocks)
+    assert comparison
+    assert comparison.distance == pytest.approx(2.569 * math.sqrt(20 / 84), rel=1e-3)
+    assert comparison.ranks == {"a": 1.0, "b": 2.25, "d": 3.5, "c": 3.25}
+    assert list(comparison.ranks)[2:] == ["c", "d"]
 
 
 def test_friedman_by_hand():
-    """Ranks 1, 2, 3 in five blocks: 12 * 5 / 12 * (14 - 12) = 10, p = exp(-5) at two degrees of freedom."""
-    found = critical([{"a": 3.0 + i, "b": 2.0 + i, "c": 1.0 + i} for i in range(5)])
-    assert found and found.p == pytest.approx(math.exp(-5)) and found.blocks == 5
+    """Compute Friedman's p value by hand.
+
+    Ranks 1, 2, 3 in five blocks: 12 * 5 / 12 * (14 - 12) = 10, p = exp(-5) at two degrees of
+    freedom.
+    """
+    comparison = critical([{"a": 3.0 + i, "b": 2.0 + i, "c": 1.0 + i} for i in range(5)])
+    assert comparison
+    assert comparison.p == pytest.approx(math.exp(-5))
+    assert comparison.blocks == 5
 
 
 @pytest.mark.parametrize(
@@ -87,7 +109,10 @@ def test_too_little_is_said(blocks, says):
 
 
 def test_methods_of_most_blocks_are_compared_on_those_that_all_of_them_have():
-    """a has 7 blocks, b 6 of these, c 5 of those; d has 6, too, but a and b only three of them."""
+    """Compare the methods of most blocks on the blocks that all of them have.
+
+    a has 7 blocks, b 6 of these, c 5 of those; d has 6, too, but a and b only three of them.
+    """
     with_all = [{"a": 1.0, "b": 2.0, "c": 3.0}] * 3 + [{"a": 2.0, "b": 1.0, "c": 3.0, "d": 9.0}] * 2
     blocks = [
         *with_all,
@@ -95,8 +120,9 @@ def test_methods_of_most_blocks_are_compared_on_those_that_all_of_them_have():
         {"a": 5.0, "d": 9.0},
         *[{"d": 9.0}] * 2,
     ]  # higher is better
-    names, having = shared(blocks)
+    names, having = choose_blocks(blocks)
     assert (sorted(names), having) == (["a", "b", "c"], with_all)
-    found = critical(blocks)
-    assert found and found.ranks == {"c": 1.0, "b": pytest.approx(2.4), "a": pytest.approx(2.6)}
-    assert found.blocks == 5
+    comparison = critical(blocks)
+    assert comparison
+    assert comparison.ranks == {"c": 1.0, "b": pytest.approx(2.4), "a": pytest.approx(2.6)}
+    assert comparison.blocks == 5

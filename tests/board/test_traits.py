@@ -1,15 +1,15 @@
-"""What a method is, by its registration and its runs; with which row it enters a ranking."""
+"""The traits of a method, by its registration and its runs, and its row in a ranking."""
 
 import json
 
 import pytest
 
 from fczoo.board.benchmark import choices
+from fczoo.board.method_tags import TENSOR_KINDS, tags_of, words_of
 from fczoo.board.pages import candidates
-from fczoo.board.traits import TRAINED, traits, words_of
 from fczoo.core.files import write_json
 from fczoo.core.registry import METHODS, create_method
-from fczoo.reports.chosen import changes
+from fczoo.reports.option_origin import count_changes
 from fczoo.reports.runs import read_experiments
 from helpers_runs import tune
 
@@ -20,16 +20,20 @@ from helpers_runs import tune
         ("hgp", "prompts", "none", ("prompts", "head")),
         ("pilora", "LoRA", "none", ("LoRA", "prototypes")),
         ("icarl", "exemplars", "kept", ("head", "whole network")),
-        ("fedncm", "statistics alone", "none", ("nothing",)),
+        ("fedncm", "statistics only", "none", ("nothing",)),
         ("ewc", "whole network", "none", ("head", "whole network")),
         ("stranger", "not installed here", "not installed here", ("not installed here",)),
     ],
 )
 def test_words_of_a_method(method, family, exemplars, trained, make_run, tmp_path):
     (experiment,) = read_experiments([make_run(tmp_path / "run", {method: {0: 50.0}})])
-    found = traits(experiment.lines[0])
-    assert (found.family, found.exemplars, found.trained) == (family, exemplars, trained)
-    assert found.sent == ("parameters", "counts")  # as the run counted them
+    method_traits = tags_of(experiment.lines[0])
+    assert (method_traits.family, method_traits.exemplars, method_traits.trained) == (
+        family,
+        exemplars,
+        trained,
+    )
+    assert method_traits.sent == ("parameters", "counts")  # as the run counted them
 
 
 def test_the_trials_behind_the_values_of_a_row_are_told(make_run, tmp_path):
@@ -37,49 +41,78 @@ def test_the_trials_behind_the_values_of_a_row_are_told(make_run, tmp_path):
         tune(make_run(tmp_path / name, {"hgp": {ord(name): 50.0}}), trials, found_for)
     (experiment,) = read_experiments([tmp_path])
     (line,) = experiment.lines
-    assert traits(line).tuning == ("5 trials", "12 trials", "no trials")
-    assert choices([traits(line)])["tuning"] == ["12 trials", "5 trials", "no trials"]
+    assert tags_of(line).tuning == ("5 trials", "12 trials", "no trials")
+    assert choices([tags_of(line)])["tuning"] == ["12 trials", "5 trials", "no trials"]
 
 
 @pytest.mark.parametrize("name", METHODS.names("fczoo.methods") + METHODS.names("fczoo.baselines"))
 def test_what_a_method_trains_has_a_word(name):
-    """A prefix that TRAINED does not have would stand in the filter as it is."""
-    assert set(words_of(create_method(name).training().trained)) <= set(TRAINED.values())
+    """Find a word in ``TENSOR_KINDS`` for every prefix that a method trains.
+
+    A prefix without a word would be in the filter as it is.
+    """
+    assert set(words_of(create_method(name).training().trained_prefixes)) <= set(
+        TENSOR_KINDS.values()
+    )
 
 
 def test_an_upper_bound_is_a_family_of_its_own(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"joint": {0: 50.0}})
     path = folder / "joint" / "seed0" / "result.json"
-    write_json(path, {**json.loads(path.read_text()), "remark": "upper bound: keeps the images of all tasks"})
+    write_json(
+        path,
+        {**json.loads(path.read_text()), "remark": "upper bound: keeps the images of all tasks"},
+    )
     (experiment,) = read_experiments([folder])
-    assert traits(experiment.lines[0]).family == "upper bound" and not candidates(experiment)
+    assert tags_of(experiment.lines[0]).family == "upper bound"
+    assert not candidates(experiment)
 
 
-def test_a_method_enters_with_the_row_nearest_to_its_own_values_not_with_the_best(make_run, tmp_path):
-    """On digits PILoRA's own values are its defaults, rank 4 among them, with head_tune."""
+def test_a_method_enters_with_the_row_nearest_to_its_own_values_not_with_the_best(
+    make_run, tmp_path
+):
+    """Select the row nearest to a method's own values, not the best one.
+
+    On digits PILoRA's own values are its defaults, rank 4 among them, with head_tune.
+    """
     make_run(tmp_path / "a", {"pilora": {0: 90.0}}, {"head_tune": False, "rank": 8})
     make_run(tmp_path / "b", {"pilora": {0: 40.0}}, {"head_tune": True, "rank": 8})
     make_run(tmp_path / "c", {"pilora": {0: 20.0}}, {"head_tune": True, "rank": 4})
     (experiment,) = read_experiments([tmp_path])
-    by_score = {line.results[0].accuracy[1][0]: changes(line) for line in experiment.lines}
+    by_score = {line.results[0].accuracy[1][0]: count_changes(line) for line in experiment.lines}
     usual = candidates(experiment)["pilora"].line.results[0].accuracy[1][0]
     assert by_score == {90.0: 2, 40.0: 1, 20.0: 0} and usual == 20.0
 
 
 def test_a_method_enters_as_its_protocol_has_it_with_the_rates_of_most_trials(make_run, tmp_path):
-    """Quick starts heads at class means; a bare head, or one from zero, is not FedAvg, whatever its rates."""
-    quick, own = {"dataset": "cifar100", "protocol": "quick"}, {"tune": "full", "head_init": "means"}
-    make_run(tmp_path / "bare", {"fedavg": {0: 90.0}}, {**own, "tune": "head", "lr": 1e-4}, **quick)
-    make_run(tmp_path / "zeros", {"fedavg": {0: 80.0}}, {**own, "head_init": "zeros"}, **quick)
+    """Select the row that follows the protocol and has the rates of most trials.
+
+    Quick starts heads at class means; only a head, or one that starts from zero, is not FedAvg,
+    whatever its rates.
+    """
+    quick, own_options = (
+        {"dataset": "cifar100", "protocol": "quick"},
+        {"tune": "full", "head_init": "means"},
+    )
+    make_run(
+        tmp_path / "bare",
+        {"fedavg": {0: 90.0}},
+        {**own_options, "tune": "head", "lr": 1e-4},
+        **quick,
+    )
+    make_run(
+        tmp_path / "zeros", {"fedavg": {0: 80.0}}, {**own_options, "head_init": "zeros"}, **quick
+    )
     for score, trials in [(70.0, 5), (40.0, 12), (60.0, 0)]:
         folder = make_run(
             tmp_path / str(trials),
             {"fedavg": {0: score}},
-            {**own, "lr": score, "lr_backbone": score},
+            {**own_options, "lr": score, "lr_backbone": score},
             **quick,
         )
         tune(folder, trials, ["fedavg"])
     (experiment,) = read_experiments([tmp_path])
-    by_score = {line.results[0].accuracy[1][0]: changes(line) for line in experiment.lines}
+    by_score = {line.results[0].accuracy[1][0]: count_changes(line) for line in experiment.lines}
     usual = candidates(experiment)["fedavg"].line.results[0].accuracy[1][0]
-    assert by_score == {90.0: 1, 80.0: 1, 70.0: 0, 40.0: 0, 60.0: 0} and usual == 40.0
+    assert by_score == {90.0: 1, 80.0: 1, 70.0: 0, 40.0: 0, 60.0: 0}
+    assert usual == 40.0

@@ -1,4 +1,4 @@
-"""``--moving`` and ``--task-order`` from the command line: a bench, its split, what is refused."""
+"""``--moving`` and ``--task-order`` from the command line: a bench, its split, refusals."""
 
 import csv
 import json
@@ -11,15 +11,28 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 from fczoo.data.partition import load_partition
 
-SMALL = shlex.split("--train-per-class 20 --test-per-class 10 --clients 3 --tasks 3 --partition iid")
-BENCH = [*shlex.split("bench --methods fedncm,fedavg --set fedavg.tune=head --rounds 2 --epochs 1"), *SMALL]
+SMALL = shlex.split(
+    "--train-per-class 20 --test-per-class 10 --clients 3 --tasks 3 --partition iid"
+)
+BENCH = [
+    *shlex.split("bench --methods fedncm,fedavg --set fedavg.tune=head --rounds 2 --epochs 1"),
+    *SMALL,
+]
 
 
 def invoke(*words: str, code: int = 0) -> str:
-    done = CliRunner().invoke(main, [*words])
-    assert done.exit_code == code, done.output
-    assert not code or (done.stderr.startswith("Error: ") and len(done.stderr.splitlines()) == 1)
-    return done.output
+    """Run a command; return what it prints.
+
+    Args:
+        words: Words of the command.
+        code: The exit code that it must have; an error must be one line.
+    """
+    outcome = CliRunner().invoke(main, [*words])
+    assert outcome.exit_code == code, outcome.output
+    assert not code or (
+        outcome.stderr.startswith("Error: ") and len(outcome.stderr.splitlines()) == 1
+    )
+    return outcome.output
 
 
 def result(out: Path, method: str = "fedavg") -> dict:
@@ -27,42 +40,58 @@ def result(out: Path, method: str = "fedavg") -> dict:
 
 
 def test_a_bench_in_stages(tmp_path: Path) -> None:
-    """Three clients, two at a time: tasks 000, 110, 211, 222. It goes on, and can be had again."""
+    """Run, resume and repeat a bench in stages.
+
+    Three clients move, two at a time: tasks 000, 110, 211, 222.
+    """
     out, again = tmp_path / "out", tmp_path / "again"
-    said = invoke(*BENCH, "--moving", "2", "--out", str(out), "--diagnostics")
+    output = invoke(*BENCH, "--moving", "2", "--out", str(out), "--diagnostics")
     assert (
-        "digits: 4 stages of 3 tasks, of 4 to 10 classes, 200 training (20 per class) and 100 test images"
-        in said
+        "digits: 4 stages of 3 tasks, of 4 to 10 classes, 200 training (20 per class) and 100 "
+        "test images" in output
     )
-    assert "3 clients, 2 of which go on to their next task at a time, iid" in said
-    found = result(out)
-    assert found["task_sizes"] == [4, 7, 10, 10] and found["test_counts"] == [40, 30, 30, 0]
-    assert [len(row) for row in found["accuracy"]] == [1, 2, 3, 4]
+    assert "3 clients, 2 continue to their next task at a time, iid" in output
+    first_result = result(out)
+    assert first_result["task_sizes"] == [4, 7, 10, 10]
+    assert first_result["test_counts"] == [40, 30, 30, 0]
+    assert [len(row) for row in first_result["accuracy"]] == [1, 2, 3, 4]
     (out / "fedavg" / "seed0" / "result.json").unlink()
     invoke("bench", "--resume", "--out", str(out))
-    assert result(out)["metrics"] == found["metrics"]
-    saved = [f"file:{out / 'partition.json'}" if word == "iid" else word for word in BENCH]
-    invoke(*saved, "--moving", "2", "--out", str(again))
-    assert result(again)["metrics"] == found["metrics"]
-    assert result(again)["partition"]["sha256"] == found["partition"]["sha256"]
+    assert result(out)["metrics"] == first_result["metrics"]
+    arguments = [
+        f"file:{out / 'partition.json'}" if argument == "iid" else argument for argument in BENCH
+    ]
+    invoke(*arguments, "--moving", "2", "--out", str(again))
+    assert result(again)["metrics"] == first_result["metrics"]
+    assert result(again)["partition"]["sha256"] == first_result["partition"]["sha256"]
     invoke("report", str(out), "--html", str(tmp_path / "page.html"))
 
 
 def test_the_split_in_stages(tmp_path: Path) -> None:
     words = ["partition", *SMALL, "--moving", "1", "--task-order", "own"]
-    table, saved = tmp_path / "t.csv", tmp_path / "p.json"
-    said = invoke(*words, "--table", str(table), "--save", str(saved), "--export", str(tmp_path / "e.json"))
-    rows = [line.split() for line in said.splitlines() if line.strip()[:1].isdigit()]
-    assert len(rows) == 7 and {row[-2] for row in rows} == {"0"}  # nobody's
-    assert sum(int(row[2]) for row in rows) == 200  # each image in the stage in which it is first met
-    assert load_partition(saved).counts().shape == (7, 3)
+    table, partition_file = tmp_path / "t.csv", tmp_path / "p.json"
+    output = invoke(
+        *words,
+        "--table",
+        str(table),
+        "--save",
+        str(partition_file),
+        "--export",
+        str(tmp_path / "e.json"),
+    )
+    rows = [line.split() for line in output.splitlines() if line.strip()[:1].isdigit()]
+    assert len(rows) == 7 and {row[-2] for row in rows} == {"0"}  # no one's
+    assert (
+        sum(int(row[2]) for row in rows) == 200
+    )  # each image in the stage in which it is first met
+    assert load_partition(partition_file).counts().shape == (7, 3)
     with table.open() as file:
         assert {row["task"] for row in csv.DictReader(file)} == {*"0123456"}
 
 
 def test_a_plan_in_stages() -> None:
-    said = invoke("bench", "--methods", "fedncm", *SMALL, "--moving", "2", "--dry-run")
-    assert "moving" in said and "= " in said
+    output = invoke("bench", "--methods", "fedncm", *SMALL, "--moving", "2", "--dry-run")
+    assert "moving" in output and "= " in output
 
 
 @pytest.mark.parametrize(

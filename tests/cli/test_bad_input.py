@@ -1,4 +1,4 @@
-"""What ``fczoo bench`` cannot do ends in one line, and nothing is written."""
+"""Bad input of ``fczoo bench`` ends in one line, and nothing is written."""
 
 import pytest
 from click.testing import CliRunner
@@ -26,10 +26,16 @@ from helpers_cli import TINY
         (["--methods", "hgp", "--participation", "1.5"], "a part up to 1 or a whole number"),
         (["--methods", "hgp", "--participation", "4"], "more than the 3 clients"),
         (["--methods", "hgp", "--tasks", "3,3,3"], "adds up to 9 classes, but digits has 10"),
-        (["--methods", "hgp", "--class-order", "0,1,2"], "each of the labels 0 to 9 of digits once"),
+        (
+            ["--methods", "hgp", "--class-order", "0,1,2"],
+            "each of the labels 0 to 9 of digits once",
+        ),
         (["--methods", "hgp", "--client-draw", "often"], "round | task"),
         (["--methods", "hgp", "--seeds", "0,zero"], "whole numbers"),
-        (["--methods", "hgp", "--together", "few"], "--together is 'few'; it must be auto | a whole number"),
+        (
+            ["--methods", "hgp", "--together", "few"],
+            "--together is 'few'; it must be auto | a whole number",
+        ),
         (["--methods", "hgp", "--augment", "flipp"], "did you mean flip"),
         (["--methods", "hgp", "--backbone", "missing.safetensors"], "no weight file"),
         (["--methods", "hgp", "--backbone", "vit_tinny_patch16_224"], "did you mean"),
@@ -45,34 +51,51 @@ from helpers_cli import TINY
         (["--methods", ",hgp"], "--methods has an empty entry in ',hgp'"),
         (["--methods", "hgp", "--seeds", "0,,1"], "--seeds has an empty entry in '0,,1'"),
         (["--methods", "hgp", "--dataset", "digits,"], "a list has an empty entry in 'digits,'"),
-        (["--methods", "hgp", "--partition", "iid,,dirichlet:0.5"], "an empty entry in 'iid,,dirichlet:0.5'"),
+        (
+            ["--methods", "hgp", "--partition", "iid,,dirichlet:0.5"],
+            "an empty entry in 'iid,,dirichlet:0.5'",
+        ),
         (["--methods", "hgp", "--log", "wandb,"], "--log has an empty entry in 'wandb,'"),
         (["--methods", "hgp", "--tasks", "5,,5"], "--tasks is '5,,5'; it must be"),
         (["--methods", "hgp", "--vary", "training,,partition"], "--vary is 'training,,partition'"),
         (["--methods", ","], "no methods are named"),
         (
             ["--methods", "hgp", "--clients", "5", "--min-clients", "10"],
-            "--min-clients 10 is more than the 5 clients at the start, so every run would stop; lower it",
+            "--min-clients 10 is more than the 5 clients at the start, so every run would stop; "
+            "lower it",
         ),
         (
             ["--methods", "fedncm", "--clients", "5", "--min-clients", "6", "--dry-run"],
             "--min-clients 6 is more than the 5 clients",
         ),
         (
-            ["--methods", "fedavg", "--clients", "5", "--participation", "0.4", "--min-clients", "3"],
-            "--min-clients is 3, but at most 2 of the clients can upload in task 1 of fedavg; lower it",
+            [
+                "--methods",
+                "fedavg",
+                "--clients",
+                "5",
+                "--participation",
+                "0.4",
+                "--min-clients",
+                "3",
+            ],
+            "--min-clients is 3, but at most 2 of the clients can upload in task 1 of fedavg; "
+            "lower it",
         ),
     ],
 )
 def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(
-        main, ["bench", *([] if "--clients" in arguments or "--tasks" in arguments else TINY), *arguments]
+    outcome = CliRunner().invoke(
+        main,
+        [
+            "bench",
+            *([] if "--clients" in arguments or "--tasks" in arguments else TINY),
+            *arguments,
+        ],
     )
-    assert (
-        done.exit_code == 1
-        and says in done.stderr
-        and done.stderr.startswith("Error: ")
-        and done.stderr.count("\n") == 1
-    )
+    assert outcome.exit_code == 1
+    assert says in outcome.stderr
+    assert outcome.stderr.startswith("Error: ")
+    assert outcome.stderr.count("\n") == 1
     assert not any(tmp_path.iterdir())

@@ -17,19 +17,32 @@ from fczoo.reports.run_folder import write_about
 from helpers_cli import TINY
 
 
-def fczoo(*arguments: str, cwd: Path | None = None, fail: bool = False) -> subprocess.CompletedProcess[str]:
+def fczoo(
+    *arguments: str, cwd: Path | None = None, fail: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run the installed command.
+
+    Args:
+        arguments: Words of the command.
+        cwd: Folder in which it runs.
+        fail: Whether it must fail.
+    """
     command = shutil.which("fczoo", path=str(Path(sys.executable).parent))
-    assert command, "the fczoo command is not installed beside this Python; run pip install -e '.[test]'"
-    done = subprocess.run([command, *arguments], capture_output=True, text=True, cwd=cwd, timeout=300)
-    assert (done.returncode != 0) == fail, done.stderr
-    return done
+    assert command, (
+        "the fczoo command is not installed next to this Python; run pip install -e '.[test]'"
+    )
+    process = subprocess.run(
+        [command, *arguments], capture_output=True, text=True, cwd=cwd, timeout=300
+    )
+    assert (process.returncode != 0) == fail, process.stderr
+    return process
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A finished bench and what it printed."""
+    """Run a bench; return its folder and what it printed."""
     out = tmp_path_factory.mktemp("bench") / "run"
-    done = fczoo(
+    process = fczoo(
         "bench",
         "--methods",
         "hgp,fedncm",
@@ -41,12 +54,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "--out",
         str(out),
     )
-    return out, done.stdout
+    return out, process.stdout
 
 
 def test_bench_prints_what_was_run_and_one_row_a_method(folder):
-    _, printed = folder
-    for word in (
+    _, output = folder
+    for phrase in (
         "digits: 3 tasks of 3 to 4 classes",
         "dirichlet:0.5",
         "vit_nano_32",
@@ -58,12 +71,11 @@ def test_bench_prints_what_was_run_and_one_row_a_method(folder):
         "MB up",
         "seconds",
     ):
-        assert word in printed
-    assert [line.split()[0] for line in printed.splitlines() if line.startswith(("hgp ", "fedncm "))] == [
-        "hgp",
-        "fedncm",
-    ]
-    assert [line for line in printed.splitlines() if line.startswith("hgp: ")] == [
+        assert phrase in output
+    assert [
+        line.split()[0] for line in output.splitlines() if line.startswith(("hgp ", "fedncm "))
+    ] == ["hgp", "fedncm"]
+    assert [line for line in output.splitlines() if line.startswith("hgp: ")] == [
         "hgp: prefix_len=4, other than by default",
         "hgp: server_lr=0.001, the method's values for digits",
     ]
@@ -72,22 +84,30 @@ def test_bench_prints_what_was_run_and_one_row_a_method(folder):
 def test_run_folder_holds_everything_needed_to_check_the_table(folder):
     out, _ = folder
     about = json.loads((out / "bench.json").read_text())
-    assert (
-        about["methods"]["hgp"]["prefix_len"] == 4
-        and about["settings"]["tasks"] == 3
-        and about["seeds"] == [0, 1]
-    )
+    assert about["methods"]["hgp"]["prefix_len"] == 4
+    assert about["settings"]["tasks"] == 3
+    assert about["seeds"] == [0, 1]
     assert about["split"] == "stratified 80/20 of scikit-learn, seed 0"
     partition = load_partition(out / "partition.json")
-    assert partition.sha256 == about["partition"]["sha256"] and partition.clients == 3
+    assert partition.sha256 == about["partition"]["sha256"]
+    assert partition.clients == 3
     for method in ("hgp", "fedncm"):
         result = json.loads((out / method / "seed1" / "result.json").read_text())
-        assert result["finished"] and result["seed"] == 1 and result["method"] == method
-        assert [len(row) for row in result["accuracy"]] == [1, 2, 3] and result["test_counts"] == [16, 12, 12]
+        assert result["finished"]
+        assert result["seed"] == 1
+        assert result["method"] == method
+        assert [len(row) for row in result["accuracy"]] == [1, 2, 3]
+        assert result["test_counts"] == [16, 12, 12]
         assert result["metrics"] == all_metrics(result["accuracy"], result["test_counts"])
-        assert len(result["backbone"]["sha256"]) == 64 and result["partition"]["sha256"] == partition.sha256
-        assert result["versions"]["torch"] and result["peak_memory"]["run"] > 0 and result["bytes_up"] > 0
-    rounds = [json.loads(line) for line in (out / "hgp" / "seed0" / "rounds.jsonl").read_text().splitlines()]
+        assert len(result["backbone"]["sha256"]) == 64
+        assert result["partition"]["sha256"] == partition.sha256
+        assert result["versions"]["torch"]
+        assert result["peak_memory"]["run"] > 0
+        assert result["bytes_up"] > 0
+    rounds = [
+        json.loads(line)
+        for line in (out / "hgp" / "seed0" / "rounds.jsonl").read_text().splitlines()
+    ]
     assert [r["task"] for r in rounds] == [0, 1, 2]
     assert (
         sum(r["bytes_up"] for r in rounds)
@@ -98,20 +118,26 @@ def test_run_folder_holds_everything_needed_to_check_the_table(folder):
 def test_summaries_agree_with_the_results(folder):
     out, _ = folder
     finals = [
-        json.loads((out / "hgp" / f"seed{s}" / "result.json").read_text())["metrics"]["A_N"] for s in (0, 1)
+        json.loads((out / "hgp" / f"seed{s}" / "result.json").read_text())["metrics"]["A_N"]
+        for s in (0, 1)
     ]
     row = next(r for r in csv.DictReader((out / "summary.csv").open()) if r["method"] == "hgp")
-    assert float(row["A_N"]) == pytest.approx(sum(finals) / 2) and row["seeds"] == "2"
+    assert float(row["A_N"]) == pytest.approx(sum(finals) / 2)
+    assert row["seeds"] == "2"
     assert float(row["A_N std"]) == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)
     assert f"{sum(finals) / 2:.1f} ±" in (out / "summary.md").read_text()
     assert json.loads((out / "summary.json").read_text())["rows"][0]["method"] == "hgp"
 
 
 def test_the_same_command_keeps_what_is_finished_and_other_runs_are_refused(folder):
-    out, printed = folder
-    told = ("bench.json", "log.txt")  # of every command
-    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name not in told}
-    (out / "summary.md").unlink()  # as if the machine had stopped between the last result and the summary
+    out, output = folder
+    log_names = ("bench.json", "log.txt")  # of every command
+    contents = {
+        p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name not in log_names
+    }
+    (
+        out / "summary.md"
+    ).unlink()  # as if the machine had stopped between the last result and the summary
     again = fczoo(
         "bench",
         "--methods",
@@ -124,36 +150,48 @@ def test_the_same_command_keeps_what_is_finished_and_other_runs_are_refused(fold
         "--out",
         str(out),
     )
-    assert again.stdout == printed and again.stderr.count("finished before, kept") == 4
-    for change in (["--set", "hgp.prefix_len=5"], ["--set", "hgp.prefix_len=4", "--batch-size", "4"]):
-        refused = CliRunner().invoke(main, ["bench", "--methods", "hgp", *TINY, *change, "--out", str(out)])
+    assert again.stdout == output
+    assert again.stderr.count("finished before, kept") == 4
+    for change in (
+        ["--set", "hgp.prefix_len=5"],
+        ["--set", "hgp.prefix_len=4", "--batch-size", "4"],
+    ):
+        outcome = CliRunner().invoke(
+            main, ["bench", "--methods", "hgp", *TINY, *change, "--out", str(out)]
+        )
         assert (
             "prefix_len was 4, is 5" if "--batch-size" not in change else "settings.batch_size was"
-        ) in refused.stderr
-    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name not in told} == before
+        ) in outcome.stderr
+    assert {
+        p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name not in log_names
+    } == contents
 
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
-    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *TINY, "--out", str(tmp_path)])
-    assert (
-        done.exit_code == 1
-        and "already in use" in done.stderr
-        and [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    outcome = CliRunner().invoke(
+        main, ["bench", "--methods", "fedncm", *TINY, "--out", str(tmp_path)]
     )
+    assert outcome.exit_code == 1
+    assert "already in use" in outcome.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_run_that_is_skipped_leaves_the_traceback_of_an_error_of_the_method(tmp_path, monkeypatch):
+def test_a_run_that_is_skipped_leaves_the_traceback_of_an_error_of_the_method(
+    tmp_path, monkeypatch
+):
     def broken(*_):
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("fczoo.baselines.fedncm.FedNCM.absorb", broken)
+    monkeypatch.setattr("fczoo.baselines.fedncm.FedNCM.update_from", broken)
     words = ["bench", "--methods", "fedncm", *TINY, "--skip-failed", "--out", str(tmp_path / "run")]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 1 and "ZeroDivisionError: by nothing" in done.stderr
-    failed = json.loads((tmp_path / "run" / "fedncm" / "seed0" / "failed.json").read_text())
-    assert failed["error"] == "ZeroDivisionError: by nothing"
-    assert "in broken\n" in failed["traceback"] and failed["traceback"].startswith("Traceback")
+    outcome = CliRunner().invoke(main, words)
+    assert outcome.exit_code == 1
+    assert "ZeroDivisionError: by nothing" in outcome.stderr
+    record = json.loads((tmp_path / "run" / "fedncm" / "seed0" / "failed.json").read_text())
+    assert record["error"] == "ZeroDivisionError: by nothing"
+    assert "in broken\n" in record["traceback"]
+    assert record["traceback"].startswith("Traceback")
 
 
 def test_a_grid_carries_on_after_failures_and_tries_them_again(tmp_path):
@@ -161,34 +199,33 @@ def test_a_grid_carries_on_after_failures_and_tries_them_again(tmp_path):
         tmp_path / "grid",
         ["--methods", "fedncm,pilora", "--partition", "iid,dirichlet:0.5", *TINY, "--epochs", "2"],
     )
-    done = CliRunner().invoke(
-        main, ["bench", *head, "--set", "pilora.lr_prototype=1e30", "--skip-failed", "--out", str(out)]
+    outcome = CliRunner().invoke(
+        main,
+        ["bench", *head, "--set", "pilora.lr_prototype=1e30", "--skip-failed", "--out", str(out)],
     )
-    assert (
-        done.exit_code == 1
-        and done.stdout.count("not finished: pilora seed 0: pilora diverged") == 2
-        and "2 of the runs failed" in done.stderr
-    )
-    assert [sum(line.startswith(m) for line in done.stdout.splitlines()) for m in ("fedncm ", "pilora ")] == [
-        2,
-        0,
-    ]
-    for place in (out / "iid", out / "dirichlet_0.5"):
+    assert outcome.exit_code == 1
+    assert outcome.stdout.count("not finished: pilora seed 0: pilora diverged") == 2
+    assert "2 of the runs failed" in outcome.stderr
+    assert [
+        sum(line.startswith(m) for line in outcome.stdout.splitlines())
+        for m in ("fedncm ", "pilora ")
+    ] == [2, 0]
+    for run_folder in (out / "iid", out / "dirichlet_0.5"):
         assert (
             "lower its learning rates"
-            in json.loads((place / "pilora" / "seed0" / "failed.json").read_text())["error"]
+            in json.loads((run_folder / "pilora" / "seed0" / "failed.json").read_text())["error"]
         )
-        about = json.loads((place / "bench.json").read_text())
-        about["methods"]["pilora"]["lr_prototype"] = 0.02  # as if the failure had been the machine's
-        write_about(place, about)
+        about = json.loads((run_folder / "bench.json").read_text())
+        # as if the failure had been the machine's
+        about["methods"]["pilora"]["lr_prototype"] = 0.02
+        write_about(run_folder, about)
     again = CliRunner().invoke(main, ["bench", *head, "--out", str(out)])
-    assert (
-        again.exit_code == 0
-        and again.stderr.count("fedncm seed 0: finished before, kept") == 2
-        and "not finished" not in again.stdout
-    )
+    assert again.exit_code == 0
+    assert again.stderr.count("fedncm seed 0: finished before, kept") == 2
+    assert "not finished" not in again.stdout
     assert [
-        sum(line.startswith(m) for line in again.stdout.splitlines()) for m in ("fedncm ", "pilora ")
+        sum(line.startswith(m) for line in again.stdout.splitlines())
+        for m in ("fedncm ", "pilora ")
     ] == [2, 2]
 
 
@@ -211,11 +248,9 @@ def test_a_saved_partition_is_used_again(folder, tmp_path):
 
 
 def test_the_installed_command_fails_with_one_line_too(tmp_path):
-    done = fczoo("bench", "--methods", "hgpp", cwd=tmp_path, fail=True)
-    assert (
-        done.returncode == 1
-        and done.stderr == "Error: no method is called 'hgpp'; did you mean hgp, pip, fppl?\n"
-    )
+    process = fczoo("bench", "--methods", "hgpp", cwd=tmp_path, fail=True)
+    assert process.returncode == 1
+    assert process.stderr == "Error: no method is called 'hgpp'; did you mean hgp, pip, fppl?\n"
 
 
 def test_a_diverging_run_keeps_what_was_finished(tmp_path):
@@ -225,15 +260,18 @@ def test_a_diverging_run_keeps_what_was_finished(tmp_path):
         "fppl.lr=1e30",
         "--set",
         "fppl.head_init=default",
-    ]  # from zero one step moves the head alone
-    done = fczoo("bench", "--methods", "fedncm,fppl", *wild, *TINY, "--out", str(out), fail=True)
-    assert "fppl diverged" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    ]  # from zero one step moves the head only
+    process = fczoo("bench", "--methods", "fedncm,fppl", *wild, *TINY, "--out", str(out), fail=True)
+    assert "fppl diverged" in process.stderr.splitlines()[-1]
+    assert "Traceback" not in process.stderr
     assert json.loads((out / "fedncm" / "seed0" / "result.json").read_text())["finished"]
-    assert [r["method"] for r in json.loads((out / "summary.json").read_text())["rows"]] == ["fedncm"]
+    assert [r["method"] for r in json.loads((out / "summary.json").read_text())["rows"]] == [
+        "fedncm"
+    ]
 
 
 def test_an_aggregator_that_does_not_fit_the_upload_is_named(tmp_path):
-    done = CliRunner().invoke(
+    outcome = CliRunner().invoke(
         main,
         [
             "bench",
@@ -246,18 +284,29 @@ def test_an_aggregator_that_does_not_fit_the_upload_is_named(tmp_path):
             str(tmp_path / "run"),
         ],
     )
+    assert outcome.exit_code == 1
     assert (
-        done.exit_code == 1
-        and "prototype_reweight merges what one method uploads and cannot replace averaging" in done.stderr
+        "prototype_reweight merges what one method uploads and cannot replace averaging"
+        in outcome.stderr
     )
 
 
 def test_a_list_of_partitions_keeps_the_fields_of_each_together(tmp_path):
-    given = "dirichlet:beta=0.5,min_size=2,iid,dirichlet:0.1,cap=true"
-    done = CliRunner().invoke(
-        main, ["bench", "--methods", "fedncm", "--partition", given, *TINY, "--out", str(tmp_path / "grid")]
+    specs = "dirichlet:beta=0.5,min_size=2,iid,dirichlet:0.1,cap=true"
+    outcome = CliRunner().invoke(
+        main,
+        [
+            "bench",
+            "--methods",
+            "fedncm",
+            "--partition",
+            specs,
+            *TINY,
+            "--out",
+            str(tmp_path / "grid"),
+        ],
     )
-    assert done.exit_code == 0, done.output
+    assert outcome.exit_code == 0, outcome.output
     assert {p.name for p in (tmp_path / "grid").iterdir() if p.is_dir()} == {
         "dirichlet_0.5,min_size=2",
         "iid",
@@ -266,8 +315,20 @@ def test_a_list_of_partitions_keeps_the_fields_of_each_together(tmp_path):
 
 
 def test_two_settings_that_would_share_a_folder_are_refused(tmp_path):
-    both = ",".join(f"file:{tmp_path / name / 'partition.json'}" for name in "ab")
-    done = CliRunner().invoke(
-        main, ["bench", "--methods", "fedncm", "--partition", both, *TINY, "--out", str(tmp_path / "grid")]
+    specs = ",".join(f"file:{tmp_path / name / 'partition.json'}" for name in "ab")
+    outcome = CliRunner().invoke(
+        main,
+        [
+            "bench",
+            "--methods",
+            "fedncm",
+            "--partition",
+            specs,
+            *TINY,
+            "--out",
+            str(tmp_path / "grid"),
+        ],
     )
-    assert done.exit_code == 1 and "would share a folder" in done.stderr and not (tmp_path / "grid").exists()
+    assert outcome.exit_code == 1
+    assert "would share a folder" in outcome.stderr
+    assert not (tmp_path / "grid").exists()

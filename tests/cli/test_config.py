@@ -1,4 +1,4 @@
-"""Settings files: any option, cells of a grid, and run folders given back."""
+"""Settings files: any option, cells of a grid, and run folders as settings."""
 
 import json
 from pathlib import Path
@@ -21,9 +21,9 @@ clients = 3
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    done = CliRunner().invoke(main, ["bench", *arguments])
-    assert done.exit_code == code, done.output
-    return done.stdout if code == 0 else done.stderr
+    outcome = CliRunner().invoke(main, ["bench", *arguments])
+    assert outcome.exit_code == code, outcome.output
+    return outcome.stdout if code == 0 else outcome.stderr
 
 
 def about(folder: Path) -> dict:
@@ -40,21 +40,25 @@ def config(tmp_path: Path):
 
 
 def test_a_file_gives_options_and_the_command_line_beats_it(config, tmp_path: Path) -> None:
-    file = config('seeds = "0-1"\npartition = "iid"\nout = "unused"\n[set.fedncm]\ndistance = "cosine"\n')
+    file = config(
+        'seeds = "0-1"\npartition = "iid"\nout = "unused"\n[set.fedncm]\ndistance = "cosine"\n'
+    )
     out = tmp_path / "run"
     run("--config", file, "--partition", "dirichlet:0.3", "--clients", "2", "--out", str(out))
-    made = about(out)
-    settings = made["settings"]
+    record = about(out)
+    settings = record["settings"]
     assert (settings["tasks"], settings["train_per_class"], settings["clients"]) == ([4, 6], 8, 2)
-    assert settings["partition"] == "dirichlet:0.3" and made["seeds"] == [0, 1]
-    assert made["methods"] == {"fedncm": {"distance": "cosine", "normalise": False}}
+    assert settings["partition"] == "dirichlet:0.3"
+    assert record["seeds"] == [0, 1]
+    assert record["methods"] == {"fedncm": {"distance": "cosine", "normalise": False}}
 
 
 def test_options_of_methods_are_merged_one_by_one(config) -> None:
     file = config("[set.hgp]\nlr = 0.25\nprefix_len = 3\n[set.fppl]\nlr = 0.5\n")
     page = run("--config", file, "--methods", "hgp", "--set", "hgp.lr=0.125", "--dry-run")
     rows = {line.split()[0]: line.split()[1:] for line in page.splitlines() if line.strip()}
-    assert rows["lr"] == ["0.125", "--set"] and rows["prefix_len"] == ["3", "--set"]
+    assert rows["lr"] == ["0.125", "--set"]
+    assert rows["prefix_len"] == ["3", "--set"]
     assert rows["tasks"][:2] == ["4,6", "given"]
 
 
@@ -73,20 +77,26 @@ methods = "fedclm,fedncm"
 set = ["fedncm.distance=cosine"]
 """
     out = tmp_path / "grid"
-    printed = run("--config", config(cells), "--out", str(out))
-    found = {p.parent.relative_to(out).as_posix(): about(p.parent) for p in out.rglob("bench.json")}
+    output = run("--config", config(cells), "--out", str(out))
+    records = {
+        p.parent.relative_to(out).as_posix(): about(p.parent) for p in out.rglob("bench.json")
+    }
     split = "partition=iid-dirichlet_0.5,seeds=3"
     last = "methods=fedclm,fedncm,fedncm.distance=cosine"
-    assert found.keys() == {"few", f"{split}/iid", f"{split}/dirichlet_0.5", last}
-    assert found["few"]["settings"]["clients"] == 2 and found[f"{split}/iid"]["seeds"] == [3]
-    assert list(found[last]["methods"]) == ["fedclm", "fedncm"]
-    assert found[last]["methods"]["fedncm"] == {"distance": "cosine", "normalise": False}
-    assert printed.count("digits: 2 tasks of 4 to 6 classes") == 3  # one table a stream and schedule
-    assert run("--config", config(cells), "--out", str(out)) == printed
+    assert records.keys() == {"few", f"{split}/iid", f"{split}/dirichlet_0.5", last}
+    assert records["few"]["settings"]["clients"] == 2
+    assert records[f"{split}/iid"]["seeds"] == [3]
+    assert list(records[last]["methods"]) == ["fedclm", "fedncm"]
+    assert records[last]["methods"]["fedncm"] == {"distance": "cosine", "normalise": False}
+    assert output.count("digits: 2 tasks of 4 to 6 classes") == 3  # one table a stream and schedule
+    assert run("--config", config(cells), "--out", str(out)) == output
 
 
 def test_a_run_folder_is_given_back(config, tmp_path: Path) -> None:
-    """The same configuration, split and numbers, whatever else the file or today's defaults say."""
+    """Restore configuration, split and numbers from a run folder.
+
+    The rest of the file and today's defaults do not matter.
+    """
     first, second = tmp_path / "first", tmp_path / "second"
     run("--config", config('[set.fedncm]\ndistance = "cosine"\n'), "--out", str(first))
     write_about(first, {**about(first), "earlier_commands": [["fczoo"]]})
@@ -98,16 +108,21 @@ def test_a_run_folder_is_given_back(config, tmp_path: Path) -> None:
     assert one["accuracy"] == two["accuracy"]
 
 
-def test_an_older_run_folder_is_given_back_with_the_defaults_of_its_time(config, tmp_path: Path) -> None:
-    """A setting that there was not yet has its neutral value,
-    also where the protocol says another one today.
+def test_an_older_run_folder_is_given_back_with_the_defaults_of_its_time(
+    config, tmp_path: Path
+) -> None:
+    """Use the neutral value of a setting that an older run folder does not have.
+
+    The value that the protocol sets today does not matter.
     """
     first = tmp_path / "first"
     run("--config", config('protocol = "quick"\nmin_clients = 1\n'), "--out", str(first))
     old = {k: v for k, v in about(first).items() if k not in ("format", "sha256")}
-    recorded = {k: v for k, v in old["settings"].items() if k not in ("outliers", "dp_delta", "test_crop")}
+    settings = {
+        k: v for k, v in old["settings"].items() if k not in ("outliers", "dp_delta", "test_crop")
+    }
     old = {k: v for k, v in old.items() if k not in ("format", "sha256")}
-    (first / "bench.json").write_text(json.dumps({**old, "settings": recorded}))
+    (first / "bench.json").write_text(json.dumps({**old, "settings": settings}))
     page = run("--config", str(first / "bench.json"), "--dry-run")
     rows = {line.split()[0]: line.split()[1:] for line in page.splitlines() if line.strip()}
     assert [rows[k][0] for k in ("outliers", "dp_delta", "test_crop")] == ["none", "1e-05", "1"]
@@ -145,8 +160,8 @@ def test_a_folder_with_a_saved_split_brings_it_along(config, tmp_path: Path) -> 
         ("[[cells]]\nclients = 2\n[[cells]]\nclients = 2", "two cells are called clients=2"),
         ("[[cells]]\nname = 'a'\n[[cells]]\nname = 'b'", "fedncm with seed 0 would run in"),
         ("attackers = 0.3", "--attackers is given without --attack"),
-        ("rounds = ", "is no valid TOML"),
-        ("mean = " + "[" * 100_000, "is no valid TOML"),
+        ("rounds = ", "is not valid TOML"),
+        ("mean = " + "[" * 100_000, "is not valid TOML"),
         ("config = 'x'", "no option is called 'config'"),
     ],
 )
@@ -154,16 +169,18 @@ def test_what_a_file_cannot_say(
     text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    taken = {line.split("=")[0].strip().replace("-", "_") for line in text.splitlines()}
-    head = "\n".join(line for line in TINY.splitlines() if line.split(" ")[0] not in taken)
+    keys = {line.split("=")[0].strip().replace("-", "_") for line in text.splitlines()}
+    head = "\n".join(line for line in TINY.splitlines() if line.split(" ")[0] not in keys)
     Path("runs.toml").write_text(f"{head}\n{text}\n")
-    told = run("--config", "runs.toml", code=1)
-    assert says in told and told.count("\n") == 1 and [p.name for p in tmp_path.iterdir()] == ["runs.toml"]
+    message = run("--config", "runs.toml", code=1)
+    assert says in message
+    assert message.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["runs.toml"]
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     assert "no settings file at" in run("--config", str(tmp_path / "a.toml"), code=1)
-    assert "is no settings file" in run("--config", str(tmp_path / "a.yaml"), code=1)
+    assert "is not a settings file" in run("--config", str(tmp_path / "a.yaml"), code=1)
     assert "no run description at" in run("--config", str(tmp_path / "bench.json"), code=1)
     (tmp_path / "a.toml").write_bytes(b"\xff\xfe")
-    assert "is no valid TOML" in run("--config", str(tmp_path / "a.toml"), code=1)
+    assert "is not valid TOML" in run("--config", str(tmp_path / "a.toml"), code=1)

@@ -12,24 +12,24 @@ from fczoo.cli.examples import COMMAND_GROUPS, COMMON, EXAMPLES
 
 def page(*words: str, flag: str = "--help", width: int = 80) -> str:
     """Return a page of help at a width of the terminal."""
-    done = CliRunner().invoke(main, [*words, flag], terminal_width=width)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    outcome = CliRunner().invoke(main, [*words, flag], terminal_width=width)
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.stdout
 
 
 def every_command() -> dict[str, click.Command]:
     """Return all commands by the words that reach them."""
-    found = {}
+    commands = {}
     for name, command in main.commands.items():
-        found[name] = command
+        commands[name] = command
         for inner, below in getattr(command, "commands", {}).items():
-            found[f"{name} {inner}"] = below
-    return found
+            commands[f"{name} {inner}"] = below
+    return commands
 
 
 def test_every_command_stands_in_one_group() -> None:
-    grouped = [name for names in COMMAND_GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(main.commands)
+    command_names = [name for names in COMMAND_GROUPS.values() for name in names]
+    assert sorted(command_names) == sorted(main.commands)
     text = page()
     assert "..." not in text.partition("Start here:")[2]
     places = [text.index(f"\n{heading}:\n") for heading in COMMAND_GROUPS]
@@ -42,8 +42,9 @@ def test_help_begins_with_examples(words: str) -> None:
     examples = EXAMPLES[str(command.name)]
     text = page(*words.split())
     assert text.index("Examples:") < text.index("Options:")
-    for typed, _ in examples:
-        assert typed.startswith(f"fczoo {words.split()[0]}") and typed in text
+    for example, _ in examples:
+        assert example.startswith(f"fczoo {words.split()[0]}")
+        assert example in text
 
 
 @pytest.mark.parametrize("words", every_command())
@@ -63,17 +64,23 @@ def test_types_of_bench_are_words() -> None:
 
 @pytest.mark.parametrize("name", ["bench", "tune"])
 def test_long_commands_show_common_options_first(name: str) -> None:
-    """``bench --help`` had 172 lines; it names the page with all options, which adds the others."""
-    short, whole = page(name), page(name, flag="--help-all")
+    """Show only common options in ``--help``, and the name of the page that has them all.
+
+    ``bench --help`` had 172 lines.
+    """
+    short, full_page = page(name), page(name, flag="--help-all")
     options = {param.opts[0] for param in main.commands[name].params}
-    shown, listed = (set(re.findall(r"^  (--[a-z-]+)", text, re.M)) for text in (short, whole))
+    short_options, full_options = (
+        set(re.findall(r"^  (--[a-z-]+)", text, re.M)) for text in (short, full_page)
+    )
     assert len(short.splitlines()) < 110
-    assert shown - {"--help"} == options & {*COMMON, "--help-all"}
-    assert listed == options
-    hidden = len(options - shown)
+    assert short_options - {"--help"} == options & {*COMMON, "--help-all"}
+    assert full_options == options
+    hidden = len(options - short_options)
     assert short.endswith(f"{hidden} more options: fczoo {name} --help-all\n")
-    assert "more options" not in whole
+    assert "more options" not in full_page
 
 
 def test_other_commands_show_all_options() -> None:
-    assert "--class-order-seed" in page("partition") and "--help-all" not in page("partition")
+    assert "--class-order-seed" in page("partition")
+    assert "--help-all" not in page("partition")

@@ -10,18 +10,18 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 
 
-def shown(*arguments: str) -> str:
-    """What a command prints that needs no process of its own."""
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+def output_of(*arguments: str) -> str:
+    """Run a command in this process; return what it prints."""
+    outcome = CliRunner().invoke(main, arguments)
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.stdout
 
 
 @pytest.mark.parametrize(
     "kind", ["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones"]
 )
 def test_list_names_what_is_there(kind):
-    known = {
+    examples = {
         "methods": "pilora",
         "baselines": "fedncm",
         "datasets": "cifar100",
@@ -29,18 +29,21 @@ def test_list_names_what_is_there(kind):
         "aggregators": "fedavg",
         "backbones": "vit_nano_32",
     }
-    printed = shown("list", kind)
-    assert any(line.split()[0] == known[kind] for line in printed.splitlines())
+    output = output_of("list", kind)
+    assert any(line.split()[0] == examples[kind] for line in output.splitlines())
 
 
-@pytest.mark.parametrize("kind", ["methods", "baselines", "partitioners", "aggregators", "attacks", "local"])
+@pytest.mark.parametrize(
+    "kind", ["methods", "baselines", "partitioners", "aggregators", "attacks", "local"]
+)
 def test_what_is_said_of_a_name_in_a_list_is_a_whole_sentence(kind):
-    assert all(line.endswith(".") for line in shown("list", kind).splitlines())
+    assert all(line.endswith(".") for line in output_of("list", kind).splitlines())
 
 
 def test_show_and_doctor():
-    page = shown("show", "hgp")
-    for word in (
+    page = output_of("show", "hgp")
+    assert "imagenet_r: lr=0.03, from protocol hgp (paper, appendix H)" in page
+    for phrase in (
         "Salami",
         "prefix_len",
         "zeros",
@@ -49,32 +52,35 @@ def test_show_and_doctor():
         "gauss.mean",
         "prefix.0.k",
     ):
-        assert word in page
-    assert (
-        "rounds" in shown("show", "digits")
-        and "beta" in shown("show", "dirichlet")
-        and "largest and smallest" in shown("show", "trimmed_mean")
-    )
+        assert phrase in page
+    assert "rounds" in output_of("show", "digits")
+    assert "beta" in output_of("show", "dirichlet")
+    assert "largest and smallest" in output_of("show", "trimmed_mean")
     assert "did you mean" in CliRunner().invoke(main, ["show", "hpg"]).stderr
 
 
-BALANCED = "in one more round, on exemplars alone, from the second task on"
-CONCLUDED = "once the rounds are over, as a client settles what it keeps, from the second task on"
+BALANCED_ROUND = "in one more round, on exemplars only, from the second task on"
+AFTER_ROUNDS = (
+    "once the rounds are over, as a client settles what it keeps, from the second task on"
+)
 
 
 @pytest.mark.parametrize(
     ("method", "words", "tensors"),
     [
-        ("podnet", BALANCED, {"proxy.old": "2x10x128", "proxy.new": "2x10x128"}),
-        ("afc", BALANCED, {"proxy.old": "2x10x128", "proxy.new": "2x10x128"}),
-        ("dytox", BALANCED, {"old.token": "1x128", "new.token": "1x128"}),
+        ("podnet", BALANCED_ROUND, {"proxy.old": "2x10x128", "proxy.new": "2x10x128"}),
+        ("afc", BALANCED_ROUND, {"proxy.old": "2x10x128", "proxy.new": "2x10x128"}),
+        ("dytox", BALANCED_ROUND, {"old.token": "1x128", "new.token": "1x128"}),
         ("dytox", "in a round, also from the second task on", {"new.divergence_weight": "3x128"}),
-        ("bic", CONCLUDED, {"bias": "2", "validated": "scalar"}),
+        ("bic", AFTER_ROUNDS, {"bias": "2", "validated": "scalar"}),
     ],
 )
 def test_show_says_what_starts_with_the_second_task(method, words, tensors):
-    """Digits in tasks of two classes, features of 128 numbers."""
-    page = shown("show", method)
+    """Show the uploads that start with the second task.
+
+    Digits in tasks of two classes, features of 128 numbers.
+    """
+    page = output_of("show", method)
     section = page.partition(f"Sent up {words}, ")[2].partition("\n\n")[0]
     rows = {line.split()[0]: line.split()[1] for line in section.splitlines()[1:]}
     assert tensors.items() <= rows.items()
@@ -82,25 +88,30 @@ def test_show_says_what_starts_with_the_second_task(method, words, tensors):
 
 
 def test_show_has_a_table_of_moments():
-    """PODNet's survey: count, sum and squares of two classes, 2 (1 + 128 + 128) numbers of eight
+    """Show the size of the uploads at every moment of a task.
+
+    PODNet's survey: count, sum and squares of two classes, 2 (1 + 128 + 128) numbers of eight
     bytes; its balanced round: 2 x 2 x 10 x 128 of four. Exemplars are chosen without an upload.
     """
-    page = shown("show", "podnet")
+    page = output_of("show", "podnet")
     table = page.partition("Its uploads, MB:\n")[2].partition("\n\n")[0].splitlines()[2:]
     rows = [tuple(re.split(r" {2,}", line)) for line in table]
     assert rows == [
         ("as a task begins, in a survey", "0.004", "0.004"),
         ("in a round", "4.829", "4.829"),
         ("once the rounds are over, as a client settles what it keeps", "nothing", "nothing"),
-        ("in one more round, on exemplars alone", "0.020"),
+        ("in one more round, on exemplars only", "0.020"),
     ]
     assert "Remembered by a client from the first task: exemplar.index." in page
-    assert "as a task ends, in a survey" in shown("show", "afc")
+    assert "as a task ends, in a survey" in output_of("show", "afc")
 
 
 def test_doctor_says_what_is_there(tmp_path):
     (tmp_path / "cifar-100-python").mkdir()
-    health = dict(line.split("  ", 1) for line in shown("doctor", "--data-root", str(tmp_path)).splitlines())
+    health = dict(
+        line.split("  ", 1)
+        for line in output_of("doctor", "--data-root", str(tmp_path)).splitlines()
+    )
     lines = {name: value.strip() for name, value in health.items()}
     assert lines["torch"] == torch.__version__ and "FCZOO_HOME" in lines
     assert lines["data cifar100"] == f"found: {tmp_path / 'cifar-100-python'}"

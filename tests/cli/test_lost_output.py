@@ -15,17 +15,18 @@ RUN = "-m fczoo bench --methods fedncm --dataset digits --rounds 1 --jobs 1 --ou
 @pytest.mark.parametrize("ending", ["2>&-", ">&-", ">&- 2>&-", "2>&1 | true"])
 def test_a_run_is_complete_without_its_streams(ending, tmp_path):
     command = f"set -o pipefail; {sys.executable} {RUN.format(tmp_path / 'out')} {ending}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / "out" / "fedncm" / "seed0" / "result.json").is_file()
     assert "task 5 of 5" in (tmp_path / "out" / "log.txt").read_text()
 
 
 def test_a_hangup_does_not_end_a_run(tmp_path):
-    """A signal in the middle of a run, as the session of a closed terminal sends it."""
+    """Finish a run after the signal that the session of a closed terminal sends in its middle."""
     command = [sys.executable, *RUN.format(tmp_path / "out").split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        assert run.stderr and any(b"task 1 of 5" in line for line in run.stderr)
+        assert run.stderr
+        assert any(b"task 1 of 5" in line for line in run.stderr)
         run.stderr.close()
         run.send_signal(signal.SIGHUP)
         assert run.wait(timeout=300) == 0

@@ -29,10 +29,10 @@ def test_every_method_is_listed_once_in_its_group() -> None:
     assert sorted(name for group in rows.values() for name in group) == METHODS.names()
     assert list(rows["methods"]) == ["fcilpt", "fppl", "hgp", "pilora"]
     assert list(rows["exemplars"]) == [
-        *("afc", "bic", "dde", "dytox", "geodl", "glfc", "icarl", "lga", "lucir", "podnet", "ssil"),
+        *("afc", "bic", "dde", "dytox", "geodl", "glfc", "icarl", "lga", "lucir", "podnet", "ssil")
     ]
     assert list(rows["analytic"]) == [
-        *("afcl", "fecam", "fedcof", "fedlda", "fedncm", "fedridge", "ranpac", "stsa", "stsae"),
+        *("afcl", "fecam", "fedcof", "fedlda", "fedncm", "fedridge", "ranpac", "stsa", "stsae")
     ]
     assert list(rows["bounds"]) == ["joint"]
 
@@ -40,16 +40,31 @@ def test_every_method_is_listed_once_in_its_group() -> None:
 @pytest.mark.parametrize(
     ("group", "name", "words"),
     [
-        ("methods", "hgp", "hgp 2024 prompts, head weights, counts, means, variances 519.2 Clients train"),
-        ("baselines", "fedavg", "fedavg 2017 network, head weights 4,823.6 Plain federated training"),
+        (
+            "methods",
+            "hgp",
+            "hgp 2024 prompts, head weights, counts, means, variances 519.2 Clients train",
+        ),
+        (
+            "baselines",
+            "fedavg",
+            "fedavg 2017 network, head weights 4,823.6 Plain federated training",
+        ),
         ("exemplars", "glfc", "glfc 2022 network, head weights, gradients 4,823.6 Clients keep"),
-        ("analytic", "fedlda", "fedlda 2023 nothing counts, means, moments 133.1 Nearest class mean"),
+        (
+            "analytic",
+            "fedlda",
+            "fedlda 2023 nothing counts, means, moments 133.1 Nearest class mean",
+        ),
         ("analytic", "fedncm", "fedncm 2023 nothing counts, means 1.0 Nearest class mean"),
         ("bounds", "joint", "joint - network, head weights 4,823.6 At every task,"),
     ],
 )
 def test_a_row_has_year_trained_sent_and_bytes(group: str, name: str, words: str) -> None:
-    """FedNCM sends two class sums of 128 numbers and two counts in digits' first task: 1,032 bytes."""
+    """Show year, trained parts, uploads and bytes of a method.
+
+    FedNCM sends two class sums of 128 numbers and two counts in digits' first task: 1,032 bytes.
+    """
     assert " ".join(by_group()[group][name].split()).startswith(words)
 
 
@@ -61,16 +76,16 @@ def test_the_list_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(method_list, "columns", lambda: 80)
     lines = list_methods().splitlines()
     assert max(map(len, lines)) <= 80 and "..." not in "".join(lines)
-    place = next(i for i, line in enumerate(lines) if line.startswith("  lga "))
-    assert lines[place : place + 2] == [
+    start = next(i for i, line in enumerate(lines) if line.startswith("  lga "))
+    assert lines[start : start + 2] == [
         "  lga         2023  network, head     weights, counts, means,            4,823.6",
         "                                      variances, gradients",
     ]
 
 
 def test_a_method_without_a_row_is_listed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = {name: facts for name, facts in read_facts().items() if name != "ewc"}
-    monkeypatch.setattr(method_list, "read_facts", lambda: kept)
+    table = {name: facts for name, facts in read_facts().items() if name != "ewc"}
+    monkeypatch.setattr(method_list, "read_facts", lambda: table)
     lines = list_methods().splitlines()
     (line,) = [line for line in lines if line.startswith("  ewc ")]
     assert line.split()[:5] == ["ewc", "-", "?", "?", "?"]

@@ -8,33 +8,40 @@ from click.testing import CliRunner
 
 from fczoo import FczooError
 from fczoo.cli.app import main
-from fczoo.cli.arguments import methods_named, parse_changes, parse_executor
-from fczoo.papers.cards import get_card
+from fczoo.cli.arguments import parse_changes, parse_executor, parse_methods
 from fczoo.papers.claims import claims, get_claim
-from fczoo.papers.printed import get_paper
+from fczoo.papers.reproduce import get_card
+from fczoo.papers.tables import get_paper
 from helpers_cli import TINY, run
 
 
 def about_run(tmp_path: Path, *words: str) -> dict:
-    """Return what ``bench.json`` says of a tiny run."""
+    """Return the content of ``bench.json`` of a tiny run."""
     run("bench", *TINY, "--out", str(tmp_path / "run"), *words)
     return json.loads((tmp_path / "run" / "bench.json").read_text())
 
 
 def test_a_run_stores_the_registered_spelling(tmp_path: Path) -> None:
-    words = "--methods FedNCM,Fed-Ridge --dataset DIGITS --partition Dirichlet:Beta=0.5 --aggregator FedAvg"
+    words = (
+        "--methods FedNCM,Fed-Ridge --dataset DIGITS --partition Dirichlet:Beta=0.5 --aggregator "
+        "FedAvg"
+    )
     about = about_run(tmp_path, *words.split(), "--set", "FedNCM.Distance=cosine")
     assert list(about["methods"]) == ["fedncm", "fedridge"]
     assert about["methods"]["fedncm"]["distance"] == "cosine"
     assert (about["settings"]["dataset"], about["settings"]["aggregator"]) == ("digits", "fedavg")
     assert about["settings"]["partition"].startswith("dirichlet:")
-    assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.is_dir()) == ["fedncm", "fedridge"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.is_dir()) == [
+        "fedncm",
+        "fedridge",
+    ]
 
 
 def test_a_settings_file_is_read_in_any_spelling(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
-        'Methods = "FedNCM"\ndataset = "Digits"\nTrain-Per-Class = 8\n[set.FEDNCM]\nDistance = "cosine"\n'
+        'Methods = "FedNCM"\ndataset = "Digits"\nTrain-Per-Class = 8\n[set.FEDNCM]\nDistance = '
+        '"cosine"\n'
     )
     about = about_run(tmp_path, "--config", str(file))
     assert about["methods"]["fedncm"]["distance"] == "cosine"
@@ -62,10 +69,10 @@ def test_pages_are_found_in_any_spelling(words: list[str], others: list[str]) ->
 
 
 def test_methods_of_two_spellings_are_named_twice() -> None:
-    assert methods_named("HGP, PILoRA") == ["hgp", "pilora"]
-    assert methods_named("ALL") == methods_named("all")
+    assert parse_methods("HGP, PILoRA") == ["hgp", "pilora"]
+    assert parse_methods("ALL") == parse_methods("all")
     with pytest.raises(FczooError, match="--methods names 'hgp' twice"):
-        methods_named("hgp,HGP")
+        parse_methods("hgp,HGP")
 
 
 def test_changes_are_spelled_as_registered() -> None:
@@ -87,6 +94,6 @@ def test_executors_cards_papers_and_claims() -> None:
 
 
 def test_a_new_part_may_not_take_the_name_of_another(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["new", "method", "h_gp", "--out", str(tmp_path / "x")])
-    assert done.exit_code == 1
-    assert done.stderr == "Error: there is a method called hgp already; choose another name\n"
+    outcome = CliRunner().invoke(main, ["new", "method", "h_gp", "--out", str(tmp_path / "x")])
+    assert outcome.exit_code == 1
+    assert outcome.stderr == "Error: there is a method called hgp already; choose another name\n"

@@ -1,4 +1,4 @@
-"""The options of ``fczoo bench``: made from ``Settings``, listed by group, and refused in one line."""
+"""The options of ``fczoo bench``: made from ``Settings``, listed by group, refused in one line."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from fczoo import FczooError, Settings
 from fczoo.cli.app import main
-from fczoo.cli.arguments import methods_named, parse_seeds
+from fczoo.cli.arguments import parse_methods, parse_seeds
 from fczoo.cli.bench import bench
 from fczoo.cli.options import GroupedOption
 from fczoo.core.registry import DATASETS, METHODS
-from fczoo.data.normalisation import CLIP, IMAGENET
+from fczoo.data.dataset import CLIP, IMAGENET
 from fczoo.federation import benchmark
 from fczoo.federation.settings import GROUPS
 
@@ -24,12 +24,14 @@ LONG = "9" * 400
 BRACKETS = "[" * 100_000
 
 
-def told(*arguments: str) -> str:
-    """The one line in which a command refuses its words."""
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code in (1, 2), done.output
-    assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1 and not done.stdout
-    return done.stderr
+def refusal_of(*arguments: str) -> str:
+    """Return the one line in which a command refuses its words."""
+    outcome = CliRunner().invoke(main, arguments)
+    assert outcome.exit_code in (1, 2), outcome.output
+    assert outcome.stderr.startswith("Error: ")
+    assert outcome.stderr.count("\n") == 1
+    assert not outcome.stdout
+    return outcome.stderr
 
 
 def test_every_setting_is_an_option_with_its_own_text_below_its_heading() -> None:
@@ -37,13 +39,16 @@ def test_every_setting_is_an_option_with_its_own_text_below_its_heading() -> Non
     page = CliRunner().invoke(main, ["bench", "--help-all"], terminal_width=400).stdout
     for field in fields(Settings):
         option = options[field.name]
-        assert option.help.startswith(field.metadata["meaning"]) and option.help in page
+        assert option.help.startswith(field.metadata["meaning"])
+        assert option.help in page
         assert option.group == field.metadata["group"] in GROUPS
     places = [page.index(f"\n{group.capitalize()}:\n") for group in ("runs", *GROUPS, "output")]
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("command", [["show", "settings"], ["bench", "--methods", "fedncm", "--dry-run"]])
+@pytest.mark.parametrize(
+    "command", [["show", "settings"], ["bench", "--methods", "fedncm", "--dry-run"]]
+)
 def test_other_pages_have_the_same_texts(command: list[str]) -> None:
     page = CliRunner().invoke(main, command).stdout
     for field in fields(Settings):
@@ -79,13 +84,25 @@ def test_the_released_normalisation_is_that_of_timm() -> None:
         ([*HGP, "--seeds", LONG], "distinct whole numbers such as 0,1,2 or 0-4"),
         ([*HGP, "--attackers", "0.3"], "--attackers is given without --attack"),
         (["bench", "--methods", "hgp,hgp"], "--methods names 'hgp' twice"),
-        (["report", ".", "--figures", "x"], "give --html FILE, too"),
+        (["report", ".", "--figures", "x"], "--figures needs --html FILE; add it"),
         (["bench", "--rouds", "3"], "fczoo bench: no such option --rouds; did you mean --rounds"),
-        (["tune", "--metods", "hgp"], "fczoo tune: no such option --metods; did you mean --methods"),
-        (["report", ".", "--formt"], "fczoo report: no such option --formt; did you mean --format?"),
-        (["data", "check", "--foo"], "fczoo data check: no such option --foo; see fczoo data check --help"),
+        (
+            ["tune", "--metods", "hgp"],
+            "fczoo tune: no such option --metods; did you mean --methods",
+        ),
+        (
+            ["report", ".", "--formt"],
+            "fczoo report: no such option --formt; did you mean --format?",
+        ),
+        (
+            ["data", "check", "--foo"],
+            "fczoo data check: no such option --foo; see fczoo data check --help",
+        ),
         (["list", "methods", "--foo"], "fczoo list: no such option --foo; see fczoo list --help"),
-        (["reproduce", "--foo"], "fczoo reproduce: no such option --foo; see fczoo reproduce --help"),
+        (
+            ["reproduce", "--foo"],
+            "fczoo reproduce: no such option --foo; see fczoo reproduce --help",
+        ),
         (["--foo"], "Error: fczoo: no such option --foo; see fczoo --help"),
         (["bench", "--rounds"], "requires an argument"),
         (["lst"], "No such command 'lst'"),
@@ -97,14 +114,19 @@ def test_what_does_not_fit_is_named_as_it_was_written(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = told(*arguments)
-    assert says in line and len(line) < 400 and not any(tmp_path.iterdir())
+    line = refusal_of(*arguments)
+    assert says in line
+    assert len(line) < 400
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--partition", "dirichlt:0.5"], "no partitioner is called 'dirichlt'; did you mean dirichlet?"),
+        (
+            ["--partition", "dirichlt:0.5"],
+            "no partitioner is called 'dirichlt'; did you mean dirichlet?",
+        ),
         (["--partition", "dirichlet:few"], "dirichlet.beta is 'few'"),
         (["--attack", "scal"], "no attack is called 'scal'; did you mean scale?"),
         (["--attack", "scale:far"], "scale.factor is 'far'"),
@@ -122,23 +144,27 @@ def test_what_does_not_fit_is_named_as_it_was_written(
 def test_a_misspelt_name_is_told_before_data_or_weights_are_touched(
     words: list[str], says: str, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the data are missing, as those of cifar100 here."""
+    """Reject a misspelt name before data or weights are read.
 
-    def touched(*_: object, **__: object) -> None:
+    This also holds where the data are missing, as those of cifar100 here.
+    """
+
+    def fail_access(*_: object, **__: object) -> None:
         raise AssertionError
 
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
-    monkeypatch.setattr(DATASETS.get(dataset), "load", touched)
-    monkeypatch.setattr(benchmark, "need_data", touched)
-    monkeypatch.setattr(benchmark, "load_backbone", touched)
-    assert says in told(*HGP, "--dataset", dataset, "--out", str(tmp_path / "run"), *words)
+    monkeypatch.setattr(DATASETS.get(dataset), "load", fail_access)
+    monkeypatch.setattr(benchmark, "need_data", fail_access)
+    monkeypatch.setattr(benchmark, "load_backbone", fail_access)
+    assert says in refusal_of(*HGP, "--dataset", dataset, "--out", str(tmp_path / "run"), *words)
     assert not any(tmp_path.iterdir())
     if words[0] in ("--partition", "--dataset", "--protocol"):
-        assert says in told("partition", "--dataset", dataset, *words)
+        assert says in refusal_of("partition", "--dataset", dataset, *words)
 
 
 def test_seeds_are_lists_and_ranges() -> None:
-    assert parse_seeds("0-4") == [0, 1, 2, 3, 4] and parse_seeds("7,0-2") == [7, 0, 1, 2]
+    assert parse_seeds("0-4") == [0, 1, 2, 3, 4]
+    assert parse_seeds("7,0-2") == [7, 0, 1, 2]
     assert parse_seeds(3) == [3] and parse_seeds([1, 0]) == [1, 0]
     for wrong in ("4-0", "0-2,1", "7,0-2,", "", "-1", "0-", "0-10000", "²", True, [0, 0]):
         with pytest.raises(FczooError, match="--seeds"):
@@ -152,19 +178,25 @@ def test_written_seeds_are_read_back(seeds: list[int]) -> None:
 
 def test_a_kind_of_picture_that_nobody_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    line = told("partition", "--plot", str(tmp_path / "p.xyz"))
-    assert "names no kind of picture" in line and ".png" in line and not any(tmp_path.iterdir())
+    line = refusal_of("partition", "--plot", str(tmp_path / "p.xyz"))
+    assert "names no kind of picture" in line
+    assert ".png" in line
+    assert not any(tmp_path.iterdir())
 
 
 def test_lists_say_what_there_is() -> None:
     kinds = CliRunner().invoke(main, ["list"]).stdout
-    assert {"methods", "quirks", "protocols"} <= {line.split()[0] for line in kinds.splitlines() if line}
+    assert {"methods", "quirks", "protocols"} <= {
+        line.split()[0] for line in kinds.splitlines() if line
+    }
     protocols = CliRunner().invoke(main, ["show", "protocol"]).stdout
     assert protocols.startswith(CliRunner().invoke(main, ["list", "protocols"]).stdout.rstrip())
 
 
 def test_all_are_all_methods_and_stands_alone():
-    assert methods_named("all") == methods_named(["all"]) == METHODS.names()
-    assert methods_named("fedncm, hgp") == ["fedncm", "hgp"]
-    with pytest.raises(FczooError, match="--methods all names every method already; leave the others out"):
-        methods_named("hgp,all")
+    assert parse_methods("all") == parse_methods(["all"]) == METHODS.names()
+    assert parse_methods("fedncm, hgp") == ["fedncm", "hgp"]
+    with pytest.raises(
+        FczooError, match="--methods all names every method already; leave the others out"
+    ):
+        parse_methods("hgp,all")

@@ -14,18 +14,23 @@ from helpers_cli import TINY
 
 def error_of(*words: str) -> str:
     """Return the one line in which a command refuses its words."""
-    done = CliRunner().invoke(main, list(words))
-    assert done.exit_code in (1, 2), done.output
-    assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1 and not done.stdout
-    return done.stderr
+    outcome = CliRunner().invoke(main, list(words))
+    assert outcome.exit_code in (1, 2), outcome.output
+    assert outcome.stderr.startswith("Error: ")
+    assert outcome.stderr.count("\n") == 1
+    assert not outcome.stdout
+    return outcome.stderr
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_row_of_options_leads_to_an_option_of_bench(option: str) -> None:
     target, advice = OPTIONS[option]
     params = {param.name: param.opts[0] for param in bench.params}
-    assert params[target] in advice and f"--{option}" not in {o for p in bench.params for o in p.opts}
-    assert f"fczoo bench: no such option --{option}; {advice}" in error_of("bench", f"--{option}", "1")
+    assert params[target] in advice
+    assert f"--{option}" not in {o for p in bench.params for o in p.opts}
+    assert f"fczoo bench: no such option --{option}; {advice}" in error_of(
+        "bench", f"--{option}", "1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,12 +54,18 @@ def test_every_row_of_options_leads_to_an_option_of_bench(option: str) -> None:
         (["bench", "--methods=a", "b"], "separate names by commas: --methods a,b"),
         (["bench", "--methods", "a,", "b"], "separate names by commas: --methods a,b"),
         (["bench", "--seeds", "0", "1"], "separate numbers by commas: --seeds 0,1"),
-        (["bench", "--tasks", "50", "10", "--seeds", "0"], "separate numbers by commas: --tasks 50,10"),
+        (
+            ["bench", "--tasks", "50", "10", "--seeds", "0"],
+            "separate numbers by commas: --tasks 50,10",
+        ),
         (["tune", "--methods", "a", "b"], "separate names by commas: --methods a,b"),
-        (["bench", "--methods", "hgp,FedProx"], "fedprox goes with any method: --local fedprox"),
-        (["bench", "--methods", "Median"], "median goes with any method: --aggregator median"),
+        (["bench", "--methods", "hgp,FedProx"], "fedprox works with any method: --local fedprox"),
+        (["bench", "--methods", "Median"], "median works with any method: --aggregator median"),
         (["bench", "--methods", "hgp", "--partition", "noniid"], "write --partition dirichlet:0.1"),
-        (["bench", "--methods", "hgp", "--partition", "Non-IID:0.3"], "write --partition dirichlet:0.3"),
+        (
+            ["bench", "--methods", "hgp", "--partition", "Non-IID:0.3"],
+            "write --partition dirichlet:0.3",
+        ),
         (
             ["bench", "--methods", "hgp", "--partition", "dirichlet:0.1,0.5"],
             "--partition dirichlet:0.1,dirichlet:0.5",
@@ -82,8 +93,8 @@ def test_pointers(words: list[str], says: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_row_of_commands_leads_to_a_command(command: str) -> None:
     advice = COMMANDS[command]
-    word = advice.split()[1].strip(";")
-    assert word in main.commands or word in ("--help", "--version")
+    target = advice.split()[1].strip(";")
+    assert target in main.commands or target in ("--help", "--version")
     assert f"No such command {command!r}; write {advice}" in error_of(command)
 
 
@@ -113,9 +124,9 @@ def test_one_seed() -> None:
 
 def test_bench_says_how_many_runs_one_seed_is(tmp_path: Path) -> None:
     words = [*TINY, "--out", str(tmp_path / "run"), "--methods", "fedncm", "--seeds", "3"]
-    done = CliRunner().invoke(main, ["bench", *words])
-    assert done.exit_code == 0, done.output
-    assert "one run with seed 3; for 3 runs give --seeds 0-2\n" in done.stderr
+    outcome = CliRunner().invoke(main, ["bench", *words])
+    assert outcome.exit_code == 0, outcome.output
+    assert "one run with seed 3; for 3 runs give --seeds 0-2\n" in outcome.stderr
     assert json.loads((tmp_path / "run" / "bench.json").read_text())["seeds"] == [3]
 
 
@@ -132,17 +143,19 @@ def test_bench_says_how_many_runs_one_seed_is(tmp_path: Path) -> None:
     ],
 )
 def test_show_finds_what_a_name_is(name: str, says: str) -> None:
-    done = CliRunner().invoke(main, ["show", "--", name])
-    assert done.exit_code == 0 and says in done.stdout, done.output
+    outcome = CliRunner().invoke(main, ["show", "--", name])
+    assert outcome.exit_code == 0 and says in outcome.stdout, outcome.output
 
 
 def test_show_lists_the_meanings_of_an_ambiguous_name() -> None:
-    done = CliRunner().invoke(main, ["show", "local"])
-    assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("local is 2 things:\n- the setting local of a run: fczoo bench --local")
+    outcome = CliRunner().invoke(main, ["show", "local"])
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stdout.startswith(
+        "local has 2 meanings:\n- the setting local of a run: fczoo bench --local"
+    )
     assert (
         "- an option of pilora: fczoo show pilora has its value, --set pilora.local=VALUE sets it\n"
-        in done.stdout
+        in outcome.stdout
     )
 
 
@@ -152,7 +165,10 @@ def test_show_lists_the_meanings_of_an_ambiguous_name() -> None:
         ("qick", "nothing is called 'qick'; did you mean quick"),
         ("methods", "nothing is called 'methods'; see fczoo list methods"),
         ("seeds", "nothing is called 'seeds'; --seeds is an option: see fczoo bench --help"),
-        ("learning_rate", "nothing is called 'learning_rate'; the learning rate is an option of each method"),
+        (
+            "learning_rate",
+            "nothing is called 'learning_rate'; the learning rate is an option of each method",
+        ),
     ],
 )
 def test_show_says_what_an_unknown_name_may_be(name: str, says: str) -> None:

@@ -1,4 +1,4 @@
-"""``bench`` on a machine without a GPU, where nothing is said of a protocol."""
+"""``bench`` on a machine without a GPU, where the command names no protocol."""
 
 from pathlib import Path
 
@@ -12,27 +12,49 @@ from fczoo.cli.app import main
 from fczoo.federation import device
 from fczoo.reports.run_folder import read_about
 
-WORDS = ["--methods", "fppl", "--dataset", "imagefolder", "--tasks", "2", "--clients", "2", "--rounds", "1"]
+WORDS = [
+    "--methods",
+    "fppl",
+    "--dataset",
+    "imagefolder",
+    "--tasks",
+    "2",
+    "--clients",
+    "2",
+    "--rounds",
+    "1",
+]
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
-    for place in [tmp_path / part / name for part in ("train", "test") for name in "abcd"]:
-        place.mkdir(parents=True)
+    for class_folder in [tmp_path / part / name for part in ("train", "test") for name in "abcd"]:
+        class_folder.mkdir(parents=True)
         for i in range(4):
-            Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8)).save(place / f"{i}.png")
+            Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8)).save(
+                class_folder / f"{i}.png"
+            )
     return tmp_path
 
 
-def begun(images: Path, *more: str) -> tuple[str | None, str]:
-    """The protocol of the run and the start of its head."""
+def protocol_of_run(images: Path, *more: str) -> tuple[str | None, str]:
+    """Run a bench on the images; return the protocol of the run and the start of its head."""
     out = images / "out"
-    words = ["bench", *WORDS, "--data-root", str(images), "--backbone", "vit_nano_32", "--out", str(out)]
-    done = CliRunner().invoke(main, [*words, *more])
-    assert done.exit_code == 0, done.output
+    words = [
+        "bench",
+        *WORDS,
+        "--data-root",
+        str(images),
+        "--backbone",
+        "vit_nano_32",
+        "--out",
+        str(out),
+    ]
+    outcome = CliRunner().invoke(main, [*words, *more])
+    assert outcome.exit_code == 0, outcome.output
     about = read_about(out)
-    assert ("1 run, protocol quick (--protocol none" in done.stderr) == (
+    assert ("1 run, protocol quick (--protocol none" in outcome.stderr) == (
         about.settings["protocol"] == "quick"
     )
     return about.settings["protocol"], about.methods["fppl"]["head_init"]
@@ -50,8 +72,10 @@ def begun(images: Path, *more: str) -> tuple[str | None, str]:
         ),
     ],
 )
-def test_the_protocol_is_quick(images: Path, said: list[str], expected: tuple[str | None, str]) -> None:
-    assert begun(images, "--epochs", "1", *said) == expected
+def test_the_protocol_is_quick(
+    images: Path, said: list[str], expected: tuple[str | None, str]
+) -> None:
+    assert protocol_of_run(images, "--epochs", "1", *said) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,7 +92,7 @@ def test_the_protocol_is_quick(images: Path, said: list[str], expected: tuple[st
 def test_a_ray_cluster_of_this_machine_has_the_schedule_of_its_cores(
     executor: str, cluster: list[str], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fczoo.cli.plan import jobs_of
+    from fczoo.cli.jobs import jobs_of
 
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     request = {
@@ -82,8 +106,10 @@ def test_a_ray_cluster_of_this_machine_has_the_schedule_of_its_cores(
     assert job.settings.protocol == expected
 
 
-def test_digits_have_it_as_their_own_and_a_gpu_another(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fczoo.cli.plan import jobs_of
+def test_digits_have_it_as_their_own_and_a_gpu_another(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fczoo.cli.jobs import jobs_of
 
     def protocol(dataset: str, **said: str) -> str | None:
         (job,) = jobs_of({"methods": "fedncm", "dataset": dataset, "set": {}, **said}).values()
@@ -91,31 +117,45 @@ def test_digits_have_it_as_their_own_and_a_gpu_another(images: Path, monkeypatch
 
     assert protocol("digits") is None and protocol("cifar100") == "quick"
     assert protocol("cifar100", device="cuda") is None
-    with pytest.raises(FczooError, match="--device is 'foo'"):
+    with pytest.raises(FczooError, match="device is 'foo'"):
         protocol("cifar100", device="foo")
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: True)
-    assert protocol("cifar100") is None and protocol("cifar100", device="cpu") == "quick"
+    assert protocol("cifar100") is None
+    assert protocol("cifar100", device="cpu") == "quick"
     with pytest.raises(FczooError, match="did you mean cifar100"):
         protocol("cifar1000")
 
 
 def test_the_split_that_is_shown_beforehand_is_the_run_s(images: Path) -> None:
-    """Four images of a class, of which the protocol would take twenty: what counts is that both follow it."""
-    begun(images, "--epochs", "1")
-    words = ["--dataset", "imagefolder", "--data-root", str(images), "--tasks", "2", "--clients", "2"]
-    shown = CliRunner().invoke(main, ["partition", *words]).output
+    """Show the split of the run before it starts.
+
+    The protocol would use twenty images per class, and four exist; both commands must follow it.
+    """
+    protocol_of_run(images, "--epochs", "1")
+    words = [
+        "--dataset",
+        "imagefolder",
+        "--data-root",
+        str(images),
+        "--tasks",
+        "2",
+        "--clients",
+        "2",
+    ]
+    output = CliRunner().invoke(main, ["partition", *words]).output
     sha256 = read_about(images / "out").partition["sha256"]
-    assert shown.startswith("imagefolder, protocol quick: ") and f"sha256 {sha256}" in shown
-    own = CliRunner().invoke(main, ["partition", *words, "--protocol", "none"]).output
-    assert own.startswith("imagefolder: ")
+    assert output.startswith("imagefolder, protocol quick: ")
+    assert f"sha256 {sha256}" in output
+    plain_output = CliRunner().invoke(main, ["partition", *words, "--protocol", "none"]).output
+    assert plain_output.startswith("imagefolder: ")
     report = CliRunner().invoke(main, ["report", str(images / "out")]).output
     assert "; protocol quick: 1 rounds x 1 epochs, batch 16" in report
 
 
 def test_the_work_of_a_run_on_a_folder_is_told_beforehand(images: Path) -> None:
     words = ["bench", *WORDS, "--data-root", str(images), "--backbone", "vit_nano_32", "--dry-run"]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
-    assert "16 training and 16 test images" in done.output
-    (row,) = [line.split() for line in done.output.splitlines() if line.startswith("fppl  ")]
+    outcome = CliRunner().invoke(main, words)
+    assert outcome.exit_code == 0, outcome.output
+    assert "16 training and 16 test images" in outcome.output
+    (row,) = [line.split() for line in outcome.output.splitlines() if line.startswith("fppl  ")]
     assert int(row[1].replace(",", "")) > 1000  # prompts and a head of the folder's four classes

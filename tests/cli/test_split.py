@@ -1,4 +1,4 @@
-"""``fczoo partition``: what it shows and writes is what a bench with the same options uses."""
+"""``fczoo partition`` shows and writes the split that a bench with the same options uses."""
 
 import csv
 import json
@@ -30,34 +30,34 @@ SPLIT = [
 
 
 def invoke(*arguments: str) -> str:
-    done = CliRunner().invoke(main, ["partition", *arguments])
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    outcome = CliRunner().invoke(main, ["partition", *arguments])
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.stdout
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("split")
     files = [
-        word
+        argument
         for kind, name in (("save", "p.json"), ("table", "p.csv"), ("export", "e.json"))
-        for word in (f"--{kind}", str(folder / name))
+        for argument in (f"--{kind}", str(folder / name))
     ]
     return folder, invoke(*SPLIT, "--full", *files)
 
 
 def test_it_is_the_split_of_bench(written, tmp_path):
-    folder, printed = written
+    folder, output = written
     short = ["--rounds", "1", "--epochs", "1", "--out", str(tmp_path / "run")]
-    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *SPLIT, *short])
-    assert done.exit_code == 0, done.output
+    outcome = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *SPLIT, *short])
+    assert outcome.exit_code == 0, outcome.output
     partition = load_partition(folder / "p.json")
     assert load_partition(tmp_path / "run" / "partition.json").sha256 == partition.sha256
-    assert f"sha256 {partition.sha256}" in printed
+    assert f"sha256 {partition.sha256}" in output
 
 
 def test_tables_add_up(written):
-    folder, printed = written
+    folder, output = written
     partition, stream = (
         load_partition(folder / "p.json"),
         make_stream("digits", tasks=(4, 3, 3), class_order_seed=3),
@@ -65,16 +65,21 @@ def test_tables_add_up(written):
     rows = list(csv.DictReader((folder / "p.csv").open()))
     assert sum(int(r["images"]) for r in rows) == 1437
     for row in rows:
-        owned = partition.tasks[int(row["task"])][int(row["client"])]
+        positions = partition.tasks[int(row["task"])][int(row["client"])]
         assert (
             int(row["images"])
-            == (np.array(stream.class_order)[stream.train.labels[owned]] == int(row["class"])).sum()
+            == (
+                np.array(stream.class_order)[stream.train.labels[positions]] == int(row["class"])
+            ).sum()
             > 0
         )
-    assert printed.count("images per client and class") == 3
+    assert output.count("images per client and class") == 3
     for task, counts in zip(stream.tasks, partition.counts(), strict=True):
-        table = printed.split(f"Task {task.index + 1}, images per client and class")[1]
-        assert [int(line.split()[-1]) for line in table.splitlines()[3:8]] == [*counts, counts.sum()]
+        table = output.split(f"Task {task.index + 1}, images per client and class")[1]
+        assert [int(line.split()[-1]) for line in table.splitlines()[3:8]] == [
+            *counts,
+            counts.sum(),
+        ]
         assert table.splitlines()[1].split() == [
             "client",
             *map(str, stream.class_order[task.start : task.stop]),
@@ -83,26 +88,26 @@ def test_tables_add_up(written):
 
 
 def test_export_is_plain(written):
-    """Positions in the data set's own order, with its own labels:
-    nothing of this package is needed to read it.
+    """Export positions in the data set's own order, with its own labels.
+
+    A reader of the file needs nothing of this package.
     """
     folder, _ = written
     content, labels = (
         json.loads((folder / "e.json").read_text()),
         DATASETS.get("digits")().load(Path()).train.labels,
     )
-    assert [len(t["classes"]) for t in content["tasks"]] == [4, 3, 3] and content["class_names"] == {
-        str(c): str(c) for c in range(10)
-    }
-    seen = []
+    assert [len(t["classes"]) for t in content["tasks"]] == [4, 3, 3]
+    assert content["class_names"] == {str(c): str(c) for c in range(10)}
+    positions = []
     for task in content["tasks"]:
         assert list(task["clients"]) == ["0", "1", "2", "3"]
-        for owned in task["clients"].values():
-            assert labels[owned["indices"]].tolist() == owned["labels"] and set(owned["labels"]) <= set(
-                task["classes"]
-            )
-            seen += owned["indices"]
-    assert sorted(seen) == list(range(1437)) and content["sha256"] == load_partition(folder / "p.json").sha256
+        for part in task["clients"].values():
+            assert labels[part["indices"]].tolist() == part["labels"]
+            assert set(part["labels"]) <= set(task["classes"])
+            positions += part["indices"]
+    assert sorted(positions) == list(range(1437))
+    assert content["sha256"] == load_partition(folder / "p.json").sha256
 
 
 def test_heat_map(tmp_path):
@@ -110,20 +115,19 @@ def test_heat_map(tmp_path):
     invoke(*SPLIT, "--plot", str(tmp_path / "p.png"))
     with Image.open(tmp_path / "p.png") as picture:
         pixels = np.asarray(picture.convert("RGB"))
-    assert min(pixels.shape[:2]) > 100 and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
+    assert min(pixels.shape[:2]) > 100
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
 
 
 def test_heat_map_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = CliRunner().invoke(main, ["partition", *SPLIT, "--plot", str(tmp_path / "p.png")])
-    assert (
-        done.exit_code == 1
-        and done.stderr == "Error: a picture needs matplotlib; run pip install 'fczoo[plot]'\n"
-    )
+    outcome = CliRunner().invoke(main, ["partition", *SPLIT, "--plot", str(tmp_path / "p.png")])
+    assert outcome.exit_code == 1
+    assert outcome.stderr == "Error: a picture needs matplotlib; run pip install 'fczoo[plot]'\n"
 
 
 def test_a_growing_population(tmp_path):
-    printed = invoke(
+    output = invoke(
         "--partition",
         "overlap:0.5",
         "--clients",
@@ -135,7 +139,7 @@ def test_a_growing_population(tmp_path):
         "--export",
         str(tmp_path / "e.json"),
     )
-    rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdigit()]
+    rows = [line.split() for line in output.splitlines() if line.strip()[:1].isdigit()]
     assert [(int(r[3]), int(r[4])) for r in rows] == [
         (30, 30),
         (40, 37),
@@ -143,7 +147,7 @@ def test_a_growing_population(tmp_path):
         (60, 55),
         (70, 64),
     ]  # int(0.9 n) + 10
-    assert "--full prints them" in printed and "original labels" not in printed
+    assert "--full prints them" in output and "original labels" not in output
     assert [len(t["clients"]) for t in json.loads((tmp_path / "e.json").read_text())["tasks"]] == [
         30,
         40,
@@ -169,8 +173,10 @@ def test_a_growing_population(tmp_path):
 )
 def test_requests(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(main, ["partition", *arguments])
+    outcome = CliRunner().invoke(main, ["partition", *arguments])
     if says is None:
-        assert done.exit_code == 0
+        assert outcome.exit_code == 0
     else:
-        assert done.exit_code == 1 and says in done.stderr and done.stderr.count("\n") == 1
+        assert outcome.exit_code == 1
+        assert says in outcome.stderr
+        assert outcome.stderr.count("\n") == 1

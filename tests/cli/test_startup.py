@@ -1,4 +1,4 @@
-"""What only looks something up starts at once: nothing heavy is imported."""
+"""Commands that only look something up start at once: they import nothing heavy."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ for words in (
     heavy = {"torch", "timm", "torchvision", "matplotlib", "huggingface_hub"}
     assert not heavy & sys.modules.keys(), (words, heavy & sys.modules.keys())
 """
-SHOWN = """
+SHOW_COMMANDS = """
 import sys
 from click.testing import CliRunner
 from fczoo.cli.app import main
@@ -52,20 +52,27 @@ for words in (
 ):
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
-    heavy = {"timm", "sklearn", "torchvision", "matplotlib", "torch._dynamo"}  # with an optimizer: the last
+    # An optimizer would import torch._dynamo.
+    heavy = {"timm", "sklearn", "torchvision", "matplotlib", "torch._dynamo"}
     assert not heavy & sys.modules.keys(), (words, heavy & sys.modules.keys())
 """
 
 
-@pytest.mark.parametrize("code", [LOOKED_UP, SPLIT, SHOWN], ids=["looked up", "split", "shown"])
+@pytest.mark.parametrize(
+    "code", [LOOKED_UP, SPLIT, SHOW_COMMANDS], ids=["looked up", "split", "shown"]
+)
 def test_nothing_heavy_is_imported(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
 
 
-def completed(line: str) -> list[str]:
-    """What a shell is told to offer for the last word of a line, by the command itself. Whoever presses a key
-    waits for it, so that nothing is imported that takes a tenth of a second.
+def completions_of(line: str) -> list[str]:
+    """Return what a shell offers for the last word of a line, by the command itself.
+
+    Whoever presses a key waits for it, so the command imports nothing that takes a tenth of a
+    second.
     """
     words = {
         "_FCZOO_COMPLETE": "bash_complete",
@@ -74,22 +81,27 @@ def completed(line: str) -> list[str]:
         "PYTHONPROFILEIMPORTTIME": "1",
     }
     command = [str(Path(sys.executable).with_name("fczoo"))]
-    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
-    imported = {entry.rpartition("|")[2].strip() for entry in done.stderr.splitlines()}
-    assert "click" in imported and not imported & {"torch", "numpy", "tabulate"}
-    return [word.removeprefix("plain,") for word in done.stdout.split()]
+    process = subprocess.run(
+        command, env={**os.environ, **words}, capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
+    assert "Error" not in process.stderr, process.stderr
+    modules = {entry.rpartition("|")[2].strip() for entry in process.stderr.splitlines()}
+    assert "click" in modules and not modules & {"torch", "numpy", "tabulate"}
+    return [candidate.removeprefix("plain,") for candidate in process.stdout.split()]
 
 
 def test_a_shell_is_offered_names() -> None:
     methods = [name for name in METHODS.names() if name.startswith("fed")]
-    assert completed("fczoo bench --methods fed") == methods and "fedncm" in methods
-    assert completed("fczoo bench --methods hgp,fpp") == ["hgp,fppl"]
-    assert completed("fczoo bench --dataset cifar") == ["cifar10", "cifar100"]
-    assert completed("fczoo bench --protocol pil") == ["pilora"]
-    assert completed("fczoo bench --precision b") == ["bf16"]
-    assert completed("fczoo show dual") == ["dualprompt"] and completed("fczoo show protocol gl") == ["glfc"]
-    assert completed("fczoo list quir") == ["quirks"]
+    assert completions_of("fczoo bench --methods fed") == methods
+    assert "fedncm" in methods
+    assert completions_of("fczoo bench --methods hgp,fpp") == ["hgp,fppl"]
+    assert completions_of("fczoo bench --dataset cifar") == ["cifar10", "cifar100"]
+    assert completions_of("fczoo bench --protocol pil") == ["pilora"]
+    assert completions_of("fczoo bench --precision b") == ["bf16"]
+    assert completions_of("fczoo show dual") == ["dualprompt"]
+    assert completions_of("fczoo show protocol gl") == ["glfc"]
+    assert completions_of("fczoo list quir") == ["quirks"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no bash")
@@ -98,21 +110,33 @@ def test_bash_takes_what_the_handbook_says_and_completes() -> None:
     (line,) = [line for line in text.splitlines() if line.startswith("eval ")]
     words = "COMP_WORDS=(fczoo bench --methods hgp,fpp); COMP_CWORD=3"
     ask = f"{words}; _fczoo_completion fczoo; echo ${{COMPREPLY[@]}}"
-    there = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", f"{line}\n{ask}"], env=there, capture_output=True, text=True, timeout=120
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    process = subprocess.run(
+        ["bash", "-c", f"{line}\n{ask}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    assert done.stdout.split() == ["hgp,fppl"], done.stderr
+    assert process.stdout.split() == ["hgp,fppl"], process.stderr
 
 
 def test_facts_written_down_are_those_of_torchvision() -> None:
-    """torchvision takes a second to import, so that its addresses
-    and checksums stand in the data sets' files.
+    """Match the addresses and checksums in the data sets' files with torchvision's.
+
+    They are copied, as torchvision takes a second to import.
     """
     for name, reader in (("cifar10", datasets.CIFAR10), ("cifar100", datasets.CIFAR100)):
-        found = DATASETS.get(name)
-        (archive,) = found.archives
-        assert (archive.url, archive.md5, found.folder) == (reader.url, reader.tgz_md5, reader.base_folder)
+        dataset = DATASETS.get(name)
+        (archive,) = dataset.archives
+        assert (archive.url, archive.md5, dataset.folder) == (
+            reader.url,
+            reader.tgz_md5,
+            reader.base_folder,
+        )
     files = [(Path(a.url).name, a.md5) for a in DATASETS.get("fashionmnist").archives]
     assert files == datasets.FashionMNIST.resources
     assert DATASETS.get("fashionmnist").archives[0].url.startswith(datasets.FashionMNIST.mirrors[0])
@@ -122,9 +146,21 @@ EXAMPLE = Path(__file__).parents[2] / "results" / "cifar100-reduced-c"
 
 
 @pytest.mark.parametrize("words", [["claims"], ["papers", "hgp", "T1"], ["report", str(EXAMPLE)]])
-def test_on_a_machine_without_utf8_files_are_read_and_a_terminal_shows_what_it_can(words, tmp_path) -> None:
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "cp437"}
-    told = {"env": {**os.environ, **plain}, "cwd": tmp_path, "capture_output": True, "timeout": 120}
-    done = subprocess.run([sys.executable, "-m", "fczoo", *words], check=False, **told)
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    assert len(done.stdout.decode("cp437")) > 1000
+def test_on_a_machine_without_utf8_files_are_read_and_a_terminal_shows_what_it_can(
+    words, tmp_path
+) -> None:
+    plain = {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONIOENCODING": "cp437",
+    }
+    options = {
+        "env": {**os.environ, **plain},
+        "cwd": tmp_path,
+        "capture_output": True,
+        "timeout": 120,
+    }
+    process = subprocess.run([sys.executable, "-m", "fczoo", *words], check=False, **options)
+    assert process.returncode == 0 and not process.stderr, process.stderr
+    assert len(process.stdout.decode("cp437")) > 1000

@@ -1,4 +1,7 @@
-"""A folder that was begun with ``--tuned`` is gone on with, joined and run again, and stays tuned."""
+"""A folder that was started with ``--tuned`` stays tuned.
+
+It is resumed, joined and run again.
+"""
 
 import json
 import shutil
@@ -10,7 +13,7 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 from fczoo.core.files import write_record
 from fczoo.reports.run_folder import FORMAT
-from fczoo.runner.tuning import TUNED
+from fczoo.runner.tune.tuned_file import TUNED
 from helpers_cli import TINY, run
 
 
@@ -33,23 +36,36 @@ def about(folder: Path) -> dict:
 
 
 def test_it_is_resumed_without_another_word(begun):
-    before = about(begun)
+    record = about(begun)
     shutil.rmtree(begun / "fedridge" / "seed0")
     assert "2 trials of" in run("bench", "--resume", "--out", str(begun))
     assert (begun / "fedridge" / "seed0" / "result.json").is_file()
-    assert about(begun)["tuned"] == before["tuned"] and before["tuned"]["methods"] == ["fedncm", "fedridge"]
+    assert about(begun)["tuned"] == record["tuned"]
+    assert record["tuned"]["methods"] == ["fedncm", "fedridge"]
 
 
 def test_a_part_of_its_methods_may_have_further_seeds(begun, searched):
-    before = about(begun)["tuned"]
-    run("bench", "--methods", "fedridge", "--seeds", "1", "--tuned", searched, *TINY, "--out", str(begun))
-    assert about(begun)["tuned"] == before and about(begun)["seeds"] == [0, 1]
+    record = about(begun)["tuned"]
+    run(
+        "bench",
+        "--methods",
+        "fedridge",
+        "--seeds",
+        "1",
+        "--tuned",
+        searched,
+        *TINY,
+        "--out",
+        str(begun),
+    )
+    assert about(begun)["tuned"] == record and about(begun)["seeds"] == [0, 1]
 
 
 def test_a_method_that_was_not_searched_may_come_and_does_not_count(begun):
-    before = about(begun)["tuned"]
+    record = about(begun)["tuned"]
     run("bench", "--methods", "afcl", *TINY, "--out", str(begun))
-    assert about(begun)["tuned"] == before and len(about(begun)["methods"]) == 3
+    assert about(begun)["tuned"] == record
+    assert len(about(begun)["methods"]) == 3
 
 
 def test_tuned_methods_may_join_one_that_was_not_searched(searched, tmp_path):
@@ -62,8 +78,9 @@ def test_tuned_methods_may_join_one_that_was_not_searched(searched, tmp_path):
 def test_another_search_does_not_join(begun, tmp_path):
     run("tune", "--methods", "fedridge", "--trials", "1", *TINY, "--out", str(tmp_path / "other"))
     words = ["--tuned", str(tmp_path / "other" / TUNED), *TINY, "--out", str(begun)]
-    done = CliRunner().invoke(main, ["bench", "--methods", "fedridge", *words])
-    assert done.exit_code == 1 and "already in use by another configuration" in done.stderr
+    outcome = CliRunner().invoke(main, ["bench", "--methods", "fedridge", *words])
+    assert outcome.exit_code == 1
+    assert "already in use by another configuration" in outcome.stderr
 
 
 @pytest.mark.parametrize(
@@ -75,7 +92,11 @@ def test_another_search_does_not_join(begun, tmp_path):
     ],
 )
 def test_its_description_runs_it_again_as_tuned(begun, tmp_path, words, tuned, other):
-    """But for a method whose options are changed by hand; other settings than the search's are told."""
+    """Run a tuned folder again from its description, as tuned.
+
+    A method whose options are changed by hand does not count as tuned. Settings that differ from
+    the search's are reported.
+    """
     again = tmp_path / "again"
     run("bench", "--config", str(begun / "bench.json"), *words, "--out", str(again))
     record = about(again)["tuned"]
@@ -86,7 +107,14 @@ def test_its_description_runs_it_again_as_tuned(begun, tmp_path, words, tuned, o
 def test_settings_that_are_lists_are_those_of_the_search(tmp_path, caplog):
     words = ["--methods", "fedridge", *TINY, "--tasks", "4,6"]
     run("tune", *words, "--trials", "1", "--out", str(tmp_path / "search"))
-    run("bench", *words, "--tuned", str(tmp_path / "search" / TUNED), "--out", str(tmp_path / "runs"))
+    run(
+        "bench",
+        *words,
+        "--tuned",
+        str(tmp_path / "search" / TUNED),
+        "--out",
+        str(tmp_path / "runs"),
+    )
     assert "other than here" not in caplog.text
     assert "other_settings" not in about(tmp_path / "runs")["tuned"]
 
@@ -95,6 +123,8 @@ def test_a_report_says_that_values_were_found_on_other_weights(begun):
     content = about(begun)
     assert content["tuned"]["weights"] == content["backbone"]["sha256"]
     assert "other weights" not in run("report", str(begun))
-    other = {**content, "tuned": {**content["tuned"], "weights": "0" * 64}}
-    write_record(begun / "bench.json", FORMAT, {k: v for k, v in other.items() if k != "sha256"})
+    new_content = {**content, "tuned": {**content["tuned"], "weights": "0" * 64}}
+    write_record(
+        begun / "bench.json", FORMAT, {k: v for k, v in new_content.items() if k != "sha256"}
+    )
     assert "with other weights of the backbone: fedncm, fedridge" in run("report", str(begun))

@@ -1,4 +1,4 @@
-"""A user's own folder of images on the command line: what its commands say of it."""
+"""A user's own folder of images on the command line: the remarks of its commands."""
 
 import csv
 import json
@@ -17,7 +17,10 @@ LEAK = "imagefolder: 3 test images are also training images"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two classes of four training images each; three of the four test images are training images."""
+    """Write two classes of four training images each.
+
+    Three of the four test images are training images.
+    """
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
     rng, root = np.random.default_rng(0), tmp_path / "images"
     for name in ("=1+1", "cat"):
@@ -31,25 +34,44 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_shared_images_are_said_at_the_start_and_below_the_table(folder: Path, tmp_path: Path) -> None:
-    own = ["--data-root", str(folder), "--backbone", "vit_nano_32", "--out", str(tmp_path / "run")]
+def test_shared_images_are_said_at_the_start_and_below_the_table(
+    folder: Path, tmp_path: Path
+) -> None:
+    options = [
+        "--data-root",
+        str(folder),
+        "--backbone",
+        "vit_nano_32",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     tasks = ["--tasks", "2", "--clients", "2", "--partition", "iid", "--stored-size", "32"]
-    command = ["bench", "--methods", "fedncm", "--dataset", "imagefolder", *own, *tasks]
-    done = CliRunner().invoke(main, command)
-    assert done.exit_code == 0, done.output
-    assert f"WARNING: {LEAK}\n" in done.stderr and f"\n{LEAK}\n" in done.stdout
+    command = ["bench", "--methods", "fedncm", "--dataset", "imagefolder", *options, *tasks]
+    outcome = CliRunner().invoke(main, command)
+    assert outcome.exit_code == 0, outcome.output
+    assert f"WARNING: {LEAK}\n" in outcome.stderr
+    assert f"\n{LEAK}\n" in outcome.stdout
+    assert (
+        " training (at most 20 per class) and " in outcome.stdout
+    )  # quick's limit; there are fewer
     about = json.loads((tmp_path / "run" / "bench.json").read_text())
     assert about["data"]["remarks"] == [LEAK]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"] == [LEAK]
+    assert LEAK in (tmp_path / "run" / "summary.csv").read_text()
+    assert outcome.stdout.count(LEAK) == 1
     archive = tmp_path / "runs.csv"
-    for arguments, says in (([str(tmp_path / "run"), "--archive"], "written to"), ([], f"\n{LEAK}\n")):
+    for arguments, says in (
+        ([str(tmp_path / "run"), "--archive"], "written to"),
+        ([], f"\n{LEAK}\n"),
+    ):
         again = CliRunner().invoke(main, ["report", *arguments, str(archive)])
         assert again.exit_code == 0 and says in again.stdout, again.output
 
 
 def test_a_class_that_looks_like_a_formula_is_quoted_in_csv(folder: Path, tmp_path: Path) -> None:
     table = tmp_path / "split.csv"
-    own = ["--data-root", str(folder), "--tasks", "2", "--clients", "1", "--table", str(table)]
-    done = CliRunner().invoke(main, ["partition", "--dataset", "imagefolder", *own])
-    assert done.exit_code == 0, done.output
+    options = ["--data-root", str(folder), "--tasks", "2", "--clients", "1", "--table", str(table)]
+    outcome = CliRunner().invoke(main, ["partition", "--dataset", "imagefolder", *options])
+    assert outcome.exit_code == 0, outcome.output
     rows = list(csv.DictReader(table.open(encoding="utf-8", newline="")))
     assert [(row["name"], row["images"]) for row in rows] == [("'=1+1", "4"), ("cat", "4")]

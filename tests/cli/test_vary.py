@@ -1,4 +1,4 @@
-"""``--vary``: what the seeds of a bench move besides training."""
+"""``--vary``: what the seeds of a bench change in addition to training."""
 
 import json
 from pathlib import Path
@@ -12,37 +12,42 @@ TINY = ["--methods", "fedncm", "--seeds", "0,1", "--train-per-class", "20", "--t
 
 
 def bench(out: Path, *options: str) -> str:
-    done = CliRunner().invoke(main, ["bench", *TINY, *options, "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    """Run a bench with seeds 0 and 1; return what it prints."""
+    outcome = CliRunner().invoke(main, ["bench", *TINY, *options, "--out", str(out)])
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.stdout
 
 
-def told(out: Path, seed: int) -> dict:
+def run_record(out: Path, seed: int) -> dict:
+    """Read ``bench.json`` of one seed."""
     return json.loads((out / f"seed{seed}" / "bench.json").read_text())
 
 
 def test_every_seed_has_its_own_split_and_class_order(tmp_path):
     text = bench(tmp_path / "runs", "--vary", "class-order,partition")
     assert "seeds 0, 1 of training, partition and class order" in text
-    assert "class order by the run's seed" in text and "(by the run's seed)" in text
+    assert "class order by the run's seed" in text
+    assert "(by the run's seed)" in text
     assert text.count("\nfedncm ") == 1  # both seeds in one row
     for seed in (0, 1):
-        settings = told(tmp_path / "runs", seed)["settings"]
+        settings = run_record(tmp_path / "runs", seed)["settings"]
         assert settings["partition_seed"] == settings["class_order_seed"] == seed
-    hashes = {told(tmp_path / "runs", seed)["partition"]["sha256"] for seed in (0, 1)}
+    hashes = {run_record(tmp_path / "runs", seed)["partition"]["sha256"] for seed in (0, 1)}
     assert len(hashes) == 2
 
 
 def test_a_varied_run_is_the_run_with_these_seeds(tmp_path):
     bench(tmp_path / "varied", "--vary", "training,partition")
     bench(tmp_path / "plain", "--seeds", "1", "--partition-seed", "1")
-    varied = json.loads((tmp_path / "varied" / "seed1" / "fedncm" / "seed1" / "result.json").read_text())
+    seed_run = json.loads(
+        (tmp_path / "varied" / "seed1" / "fedncm" / "seed1" / "result.json").read_text()
+    )
     plain = json.loads((tmp_path / "plain" / "fedncm" / "seed1" / "result.json").read_text())
-    assert varied["accuracy"] == plain["accuracy"]
+    assert seed_run["accuracy"] == plain["accuracy"]
 
 
 def test_training_alone_is_the_default(tmp_path):
-    assert "seeds 0, 1 of training alone" in bench(tmp_path / "runs")
+    assert "seeds 0, 1 of training only" in bench(tmp_path / "runs")
     assert (tmp_path / "runs" / "bench.json").is_file()
 
 
@@ -56,7 +61,8 @@ def test_training_alone_is_the_default(tmp_path):
     ],
 )
 def test_what_cannot_vary_is_one_line(tmp_path, options, message):
-    done = CliRunner().invoke(main, ["bench", *TINY, *options, "--out", str(tmp_path / "runs")])
-    assert done.exit_code != 0
-    assert message in done.output and len(done.output.strip().splitlines()) == 1
+    outcome = CliRunner().invoke(main, ["bench", *TINY, *options, "--out", str(tmp_path / "runs")])
+    assert outcome.exit_code != 0
+    assert message in outcome.output
+    assert len(outcome.output.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()

@@ -14,16 +14,18 @@ from helpers_backbone import CLOSE, by_hand, by_timm
 
 @pytest.fixture(scope="module")
 def images() -> Tensor:
-    return torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(
+        3, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
 def test_without_plugs_it_is_timms_vit(backbone, images):
-    expected = by_timm(backbone, images)
-    torch.testing.assert_close(backbone(images), expected, **CLOSE)
+    reference = by_timm(backbone, images)
+    torch.testing.assert_close(backbone(images), reference, **CLOSE)
     torch.testing.assert_close(
-        by_hand(backbone, images)[:, 0], expected, **CLOSE
+        by_hand(backbone, images)[:, 0], reference, **CLOSE
     )  # so that the reference below can be trusted
-    assert expected.std(0).min() > 0.01  # features do depend on the image
+    assert reference.std(0).min() > 0.01  # features do depend on the image
 
 
 @pytest.mark.parametrize("plugs", ["lora", "prefix", "tokens", "deep"])
@@ -48,12 +50,12 @@ def test_empty_plugs_change_nothing(backbone, images, plugs):
 
 
 def test_full_plugs_replace_weights(backbone, images, noise):
-    changed = {k: v + 0.1 * noise(*v.shape) for k, v in backbone.weights.items()}
-    expected = Backbone(backbone.config, changed)(images)
+    weights = {k: v + 0.1 * noise(*v.shape) for k, v in backbone.weights.items()}
+    reference = Backbone(backbone.config, weights)(images)
     torch.testing.assert_close(
-        backbone(images, {f"full.{k}": v for k, v in changed.items()}), expected, **CLOSE
+        backbone(images, {f"full.{k}": v for k, v in weights.items()}), reference, **CLOSE
     )
-    assert not torch.allclose(expected, backbone(images), atol=1e-3)
+    assert not torch.allclose(reference, backbone(images), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +70,9 @@ def test_full_plugs_replace_weights(backbone, images, noise):
     ],
 )
 def test_one_full_plug_replaces_that_weight_alone(backbone, images, noise, name):
-    changed = noise(*backbone.weights[name].shape)
-    expected = by_timm(Backbone(backbone.config, {**backbone.weights, name: changed}), images)
-    torch.testing.assert_close(backbone(images, {f"full.{name}": changed}), expected, **CLOSE)
+    weight = noise(*backbone.weights[name].shape)
+    reference = by_timm(Backbone(backbone.config, {**backbone.weights, name: weight}), images)
+    torch.testing.assert_close(backbone(images, {f"full.{name}": weight}), reference, **CLOSE)
 
 
 def test_full_weights_start_where_the_backbone_is(backbone, images):
@@ -79,7 +81,8 @@ def test_full_weights_start_where_the_backbone_is(backbone, images):
     torch.testing.assert_close(backbone(images, plugs), backbone(images), rtol=1e-5, atol=1e-5)
     plugs["full.norm.bias"] += 1  # a copy: the frozen weight must not follow
     torch.testing.assert_close(
-        backbone.weights["norm.bias"], Backbone(backbone.config, backbone.weights).weights["norm.bias"]
+        backbone.weights["norm.bias"],
+        Backbone(backbone.config, backbone.weights).weights["norm.bias"],
     )
     assert backbone.to(dtype=torch.bfloat16).full_weights()["full.norm.bias"].dtype == torch.float32
 
@@ -95,11 +98,13 @@ def test_lora_adds_b_a_to_the_weight(backbone, images, noise, part, block):
         weights[f"blocks.{block}.attn.qkv.weight"][row : row + backbone.dim] += b @ a
     else:
         weights[f"blocks.{block}.{'attn' if part == 'proj' else 'mlp'}.{part}.weight"] += b @ a
-    expected = by_timm(Backbone(backbone.config, weights), images)
+    reference = by_timm(Backbone(backbone.config, weights), images)
     torch.testing.assert_close(
-        backbone(images, {f"lora.{block}.{part}.a": a, f"lora.{block}.{part}.b": b}), expected, **CLOSE
+        backbone(images, {f"lora.{block}.{part}.a": a, f"lora.{block}.{part}.b": b}),
+        reference,
+        **CLOSE,
     )
-    assert not torch.allclose(expected, backbone(images), atol=1e-4)
+    assert not torch.allclose(reference, backbone(images), atol=1e-4)
 
 
 def test_zero_b_leaves_the_forward_bitwise_alone(backbone, images, noise):
@@ -127,32 +132,41 @@ def test_prefix_rows_are_keys_and_values_behind_their_projections(backbone, imag
 def test_permuting_prefix_rows_jointly_changes_nothing(backbone, images, noise):
     k, v, order = noise(5, 32), noise(5, 32), torch.tensor([3, 0, 4, 1, 2])
     together = backbone(images, {"prefix.1.k": k[order], "prefix.1.v": v[order]})
-    torch.testing.assert_close(together, backbone(images, {"prefix.1.k": k, "prefix.1.v": v}), **CLOSE)
+    torch.testing.assert_close(
+        together, backbone(images, {"prefix.1.k": k, "prefix.1.v": v}), **CLOSE
+    )
     assert not torch.allclose(
         together, backbone(images, {"prefix.1.k": k[order], "prefix.1.v": v}), atol=1e-4
     )
 
 
 def test_repeating_a_prefix_row_adds_the_log_of_the_count_to_its_logit(noise):
-    """The reason why HGP's all-equal prefix acts as one pair with a bonus of log L."""
+    """Add log L to the logit of a prefix row that is repeated L times.
+
+    For this reason HGP's all-equal prefix acts as one pair with a bonus of log L.
+    """
     query, key, value = noise(2, 4, 6, 8), noise(2, 4, 6, 8), noise(2, 4, 6, 8)
     k, v, count = noise(2, 4, 1, 8), noise(2, 4, 1, 8), 7
-    repeated = attend(
+    output = attend(
         query,
         torch.cat([k.expand(-1, -1, count, -1), key], 2),
         torch.cat([v.expand(-1, -1, count, -1), value], 2),
     )
-    scores = torch.cat([query @ k.mT / math.sqrt(8) + math.log(count), query @ key.mT / math.sqrt(8)], -1)
-    torch.testing.assert_close(repeated, scores.softmax(-1) @ torch.cat([v, value], 2), **CLOSE)
+    scores = torch.cat(
+        [query @ k.mT / math.sqrt(8) + math.log(count), query @ key.mT / math.sqrt(8)], -1
+    )
+    torch.testing.assert_close(output, scores.softmax(-1) @ torch.cat([v, value], 2), **CLOSE)
 
 
 def test_tokens_stand_in_front_and_pool_to_their_mean(backbone, images, noise):
     tokens = noise(4, 32)
-    expected = by_hand(backbone, images, tokens=tokens)
+    reference = by_hand(backbone, images, tokens=tokens)
     torch.testing.assert_close(
-        backbone(images, {"tokens": tokens}, pool="prompt"), expected[:, :4].mean(1), **CLOSE
+        backbone(images, {"tokens": tokens}, pool="prompt"), reference[:, :4].mean(1), **CLOSE
     )
-    torch.testing.assert_close(backbone(images, {"tokens": tokens}, pool="cls"), expected[:, 4], **CLOSE)
+    torch.testing.assert_close(
+        backbone(images, {"tokens": tokens}, pool="cls"), reference[:, 4], **CLOSE
+    )
 
 
 def test_outputs_of_deep_tokens_are_dropped(backbone, images, noise):
@@ -165,13 +179,20 @@ def test_outputs_of_deep_tokens_are_dropped(backbone, images, noise):
 
 
 def test_adapters_stand_beside_the_mlp(backbone, images, noise):
-    """Before its norm; with up and its bias at zero not a bit changes."""
+    """Add adapters parallel to the MLP, before its norm.
+
+    With up and its bias at zero not a bit changes.
+    """
     parts = {i: (noise(5, 32), noise(5), noise(32, 5), noise(32)) for i in (0, 3, 5)}
     names = "down", "down_bias", "up", "up_bias"
-    plugs = {f"adapter.{i}.{n}": v for i, own in parts.items() for n, v in zip(names, own, strict=True)}
-    expected = by_hand(backbone, images, adapter=parts)[:, 0]
-    torch.testing.assert_close(backbone(images, plugs), expected, **CLOSE)
-    assert not torch.allclose(expected, backbone(images), atol=1e-3)
+    plugs = {
+        f"adapter.{i}.{n}": v
+        for i, tensors in parts.items()
+        for n, v in zip(names, tensors, strict=True)
+    }
+    reference = by_hand(backbone, images, adapter=parts)[:, 0]
+    torch.testing.assert_close(backbone(images, plugs), reference, **CLOSE)
+    assert not torch.allclose(reference, backbone(images), atol=1e-3)
     still = {name: v * 0 if ".up" in name else v for name, v in plugs.items()}
     assert torch.equal(backbone(images, still), backbone(images))
 
@@ -188,9 +209,11 @@ def test_all_prompts_at_once(backbone, images, noise):
         for i, pair in prefix.items()
         for part, rows in zip("kv", pair, strict=True)
     }
-    expected = by_hand(backbone, images, tokens, deep, prefix)
-    torch.testing.assert_close(backbone(images, plugs, pool="prompt"), expected[:, :2].mean(1), **CLOSE)
-    torch.testing.assert_close(backbone(images, plugs), expected[:, 2], **CLOSE)
+    reference = by_hand(backbone, images, tokens, deep, prefix)
+    torch.testing.assert_close(
+        backbone(images, plugs, pool="prompt"), reference[:, :2].mean(1), **CLOSE
+    )
+    torch.testing.assert_close(backbone(images, plugs), reference[:, 2], **CLOSE)
 
 
 def test_rows_may_differ_from_image_to_image(backbone, images, noise):
@@ -200,7 +223,9 @@ def test_rows_may_differ_from_image_to_image(backbone, images, noise):
         "prefix.0.k": noise(3, 5, 32),
         "prefix.0.v": noise(3, 5, 32),
     }
-    one_by_one = [backbone(images[i : i + 1], {k: v[i] for k, v in plugs.items()}) for i in range(3)]
+    one_by_one = [
+        backbone(images[i : i + 1], {k: v[i] for k, v in plugs.items()}) for i in range(3)
+    ]
     torch.testing.assert_close(backbone(images, plugs), torch.cat(one_by_one), **CLOSE)
 
 
@@ -239,7 +264,9 @@ def test_unknown_lora_parts_and_blocks_are_refused(backbone):
     with pytest.raises(FczooError, match="no LoRA on 'qkv'"):
         backbone.lora_shape("qkv")
     backbone.check_blocks((0, 5), "method.blocks")
-    with pytest.raises(FczooError, match=r"method\.blocks names block 6, but vit_test has blocks 0 to 5"):
+    with pytest.raises(
+        FczooError, match=r"method\.blocks names block 6, but vit_test has blocks 0 to 5"
+    ):
         backbone.check_blocks((0, 6), "method.blocks")
     with pytest.raises(FczooError, match=r"method\.blocks is empty"):
         backbone.check_blocks((), "method.blocks")
@@ -247,17 +274,20 @@ def test_unknown_lora_parts_and_blocks_are_refused(backbone):
 
 def test_weights_that_do_not_fit_are_refused(backbone):
     lacking = {k: v for k, v in backbone.weights.items() if k != "norm.bias"}
-    odd = {**backbone.weights, "norm.bias": torch.zeros(31)}
-    for weights in (lacking, odd, {**backbone.weights, "head.weight": torch.zeros(2, 32)}):
-        says = r"weights do not fit vit_test: (norm\.bias (is missing|has shape)|head\.weight has shape)"
+    misshapen = {**backbone.weights, "norm.bias": torch.zeros(31)}
+    for weights in (lacking, misshapen, {**backbone.weights, "head.weight": torch.zeros(2, 32)}):
+        says = (
+            r"weights do not fit vit_test: (norm\.bias (is missing|has shape)|head\.weight has "
+            r"shape)"
+        )
         with pytest.raises(FczooError, match=says):
             Backbone(backbone.config, weights)
 
 
 def test_frozen_weights_are_a_copy(backbone):
     weights = {k: v.clone().requires_grad_() for k, v in backbone.weights.items()}
-    held = Backbone(backbone.config, weights)
+    copy = Backbone(backbone.config, weights)
     with torch.no_grad():
         weights["norm.bias"].add_(1)
-    assert torch.equal(held.weights["norm.bias"], backbone.weights["norm.bias"])
-    assert not any(v.requires_grad for v in held.weights.values())
+    assert torch.equal(copy.weights["norm.bias"], backbone.weights["norm.bias"])
+    assert not any(v.requires_grad for v in copy.weights.values())

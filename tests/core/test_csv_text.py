@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from fczoo.core.csv_text import quote_formula, to_csv_text, unquote_formula
+from fczoo.core.files import quote_formula, to_csv_text, unquote_formula
 
 FORMULAS = ["=1+1", "+x", "-x", "@SUM(A1)", "\tb", "\rc", "\nd", "＝1"]
 

@@ -1,4 +1,4 @@
-"""Metrics: one accuracy matrix worked out by hand, single-task runs, and relations between the metrics."""
+"""Metrics: one accuracy matrix by hand, single-task runs, and relations between the metrics."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,8 @@ BY_HAND = {
     "Avg": 69.0,  # (60 + 85 + 62) / 3 = 207 / 3
     "FAA": 176 / 3,  # (30 + 96 + 50) / 3
     "Abar": 1207 / 18,  # task means 60, 82.5 and 176/3: (360 + 495 + 352) / 6 = 1207 / 6, over 3
-    "forgetting": 19.5,  # best before the end: 75 and 90; (75 - 30) + (90 - 96) = 45 - 6 = 39, over T - 1 = 2
+    # best before the end: 75 and 90; (75 - 30) + (90 - 96) = 45 - 6 = 39, over T - 1 = 2
+    "forgetting": 19.5,
     "forgetting_first": 8.0,  # (60 - 30) + (90 - 96) + (50 - 50) = 30 - 6 + 0 = 24, over T = 3
     "forgetting_best": 15.0,  # best of all rows: 75, 96, 50; 45 + 0 + 0 = 45, over T = 3
     "BWT": -12.0,  # (30 - 60) + (96 - 90) = -30 + 6 = -24, over T - 1 = 2
@@ -90,81 +91,91 @@ EPS = 1e-9
 @some
 @given(matrices(), counts)
 def test_ranges(a: list[list[float]], n: list[int]) -> None:
-    found = all_metrics(a, n[: len(a)])
+    metrics = all_metrics(a, n[: len(a)])
     for name in ("A_N", "Avg", "FAA", "Abar"):
-        assert -EPS <= found[name] <= 100 + EPS
+        assert -EPS <= metrics[name] <= 100 + EPS
     for name in ("forgetting", "forgetting_first", "BWT"):
-        assert -100 - EPS <= found[name] <= 100 + EPS
-    assert -EPS <= found["forgetting_best"] <= 100 + EPS
-    assert min(a[-1]) - EPS <= found["A_N"] <= max(a[-1]) + EPS
+        assert -100 - EPS <= metrics[name] <= 100 + EPS
+    assert -EPS <= metrics["forgetting_best"] <= 100 + EPS
+    assert min(a[-1]) - EPS <= metrics["A_N"] <= max(a[-1]) + EPS
     assert seen_accuracy(a, n[: len(a)], 0) == pytest.approx(a[0][0])
 
 
 @some
 @given(matrices(), st.integers(1, 500))
 def test_equal_test_sizes_make_pooled_and_task_means_agree(a: list[list[float]], each: int) -> None:
-    found = all_metrics(a, [each] * len(a))
-    assert found["A_N"] == pytest.approx(found["FAA"], abs=EPS)
-    assert found["Avg"] == pytest.approx(found["Abar"], abs=EPS)
+    metrics = all_metrics(a, [each] * len(a))
+    assert metrics["A_N"] == pytest.approx(metrics["FAA"], abs=EPS)
+    assert metrics["Avg"] == pytest.approx(metrics["Abar"], abs=EPS)
 
 
 @some
 @given(matrices(), counts)
 def test_forgetting_of_the_first_is_no_larger(a: list[list[float]], n: list[int]) -> None:
-    """T / (T - 1) times the mean drop since learning is at most the drop from the best,
-    which is at most that of all rows.
+    """Limit forgetting since learning by the drop from the best, and that by the drop of all rows.
+
+    The mean drop since learning is multiplied by T / (T - 1).
     """
-    found, tasks = all_metrics(a, n[: len(a)]), len(a)
+    metrics, tasks = all_metrics(a, n[: len(a)]), len(a)
     if tasks > 1:
         factor = tasks / (tasks - 1)
-        assert factor * found["forgetting_first"] <= found["forgetting"] + EPS
-        assert found["forgetting"] <= factor * found["forgetting_best"] + EPS
-        assert found["BWT"] == pytest.approx(-factor * found["forgetting_first"], abs=EPS)
+        assert factor * metrics["forgetting_first"] <= metrics["forgetting"] + EPS
+        assert metrics["forgetting"] <= factor * metrics["forgetting_best"] + EPS
+        assert metrics["BWT"] == pytest.approx(-factor * metrics["forgetting_first"], abs=EPS)
 
 
 @some
 @given(st.lists(percent, min_size=1, max_size=5), counts)
 def test_perfect_memory(learned: list[float], n: list[int]) -> None:
-    """Accuracies that never move: nothing is forgotten, whichever way it is measured."""
+    """Measure no forgetting where accuracies never move, whichever metric is used."""
     a = [learned[: t + 1] for t in range(len(learned))]
-    found = all_metrics(a, n[: len(a)])
+    metrics = all_metrics(a, n[: len(a)])
     for name in ("forgetting", "forgetting_first", "forgetting_best", "BWT"):
-        assert found[name] == 0.0
+        assert metrics[name] == 0.0
 
 
 @some
 @given(matrices(), counts)
 def test_accuracies_that_only_rise_forget_nothing(a: list[list[float]], n: list[int]) -> None:
     rising = [[max(a[s][i] for s in range(i, t + 1)) for i in range(t + 1)] for t in range(len(a))]
-    found = all_metrics(rising, n[: len(a)])
-    assert found["forgetting"] <= 0 and found["forgetting_first"] <= 0 <= found["BWT"]
-    assert found["forgetting_best"] == 0.0
+    metrics = all_metrics(rising, n[: len(a)])
+    assert metrics["forgetting"] <= 0
+    assert metrics["forgetting_first"] <= 0 <= metrics["BWT"]
+    assert metrics["forgetting_best"] == 0.0
 
 
 @some
 @given(matrices(), counts, percent)
-def test_future_rows_do_not_change_the_past(a: list[list[float]], n: list[int], last: float) -> None:
-    more = [*a, [last] * (len(a) + 1)]
+def test_future_rows_do_not_change_the_past(
+    a: list[list[float]], n: list[int], last: float
+) -> None:
+    longer = [*a, [last] * (len(a) + 1)]
     sizes = [*n[: len(a)], 7]
-    assert [seen_accuracy(more, sizes, t) for t in range(len(a))] == [
+    assert [seen_accuracy(longer, sizes, t) for t in range(len(a))] == [
         seen_accuracy(a, n[: len(a)], t) for t in range(len(a))
     ]
 
 
 def test_the_page_on_metrics_shows_this_very_example() -> None:
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    shown = {
+    values = {
         name: float(value)
         for name, value in re.findall(r"^\| (\w+) \|.*\| (-?[\d.]+) \|$", page, flags=re.MULTILINE)
         if name in METRICS
     }
-    assert set(shown) == set(METRICS) and shown == pytest.approx(BY_HAND, abs=5e-4)
-    rows = [re.findall(r"[\d.]+", line)[1:] for line in page.splitlines() if re.match(r"\| \d \|", line)]
+    assert set(values) == set(METRICS)
+    assert values == pytest.approx(BY_HAND, abs=5e-4)
+    rows = [
+        re.findall(r"[\d.]+", line)[1:] for line in page.splitlines() if re.match(r"\| \d \|", line)
+    ]
     assert [[float(v) for v in row] for row in rows] == A
 
 
 def test_tasks_without_test_images_by_hand() -> None:
-    """The matrix above with a task before the last that nothing was tested on: only Avg has one more A_t."""
+    """Skip a task without test images in all metrics but Avg.
+
+    The matrix above has such a task before the last: only Avg has one more A_t.
+    """
     nan = float("nan")
     a = [[60.0], [75.0, 90.0], [45.0, 90.0, nan], [30.0, 96.0, nan, 50.0]]
     assert all_metrics(a, [10, 20, 0, 30]) == pytest.approx(

@@ -5,7 +5,7 @@ import pytest
 import fczoo
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import PROTOCOLS, RELEASES, create_method
-from fczoo.data.normalisation import released_norm
+from fczoo.data.dataset import released_norm
 
 
 @pytest.mark.parametrize("name", ["tinyimagenett", "cifar-1000", ""])
@@ -24,7 +24,7 @@ def test_the_error_names_the_nearest_data_set() -> None:
 )
 def test_a_protocol_states_nothing_for_an_unknown_data_set(source: type) -> None:
     for ask in (
-        lambda: source.stated("cifar1000"),
+        lambda: source.settings_on("cifar1000"),
         lambda: source.hyperparameters("pilora", "cifar1000"),
         lambda: source.options("pilora", "cifar1000", 0.5),
     ):

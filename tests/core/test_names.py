@@ -21,7 +21,7 @@ from fczoo.core.registry import (
     Registry,
     make_aggregator,
 )
-from fczoo.runner.library import bench
+from fczoo.runner.api import bench
 
 REGISTRIES = (
     METHODS,
@@ -93,14 +93,17 @@ def test_two_names_that_differ_only_in_case_are_refused() -> None:
     second = type("Second", (), {"__module__": "there"})
     registry.register("tiny_net")(first)
     complaint = (
-        "thing 'Tiny-Net' in there and thing 'tiny_net' in here differ only in case, - or _; rename one"
+        "thing 'Tiny-Net' in there and thing 'tiny_net' in here differ only in case, - or _; "
+        "rename one"
     )
     with pytest.raises(FczooError, match=complaint):
         registry.register("Tiny-Net")(second)
     assert registry.names() == ["tiny_net"]
 
 
-def test_names_of_two_source_files_that_differ_only_in_case_are_refused(tmp_path, monkeypatch) -> None:
+def test_names_of_two_source_files_that_differ_only_in_case_are_refused(
+    tmp_path, monkeypatch
+) -> None:
     package = tmp_path / "alike_things"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -108,7 +111,9 @@ def test_names_of_two_source_files_that_differ_only_in_case_are_refused(tmp_path
     (package / "b.py").write_text('@register_thing("NetA")\nclass B:\n    """B."""\n')
     monkeypatch.syspath_prepend(tmp_path)
     registry: Registry = Registry("thing", "register_thing", "alike_things")
-    with pytest.raises(FczooError, match=r"'NetA' in alike_things.b and thing 'net_a' in alike_things.a"):
+    with pytest.raises(
+        FczooError, match=r"'NetA' in alike_things.b and thing 'net_a' in alike_things.a"
+    ):
         registry.names()
 
 
@@ -130,12 +135,17 @@ def test_settings_keep_the_registered_spelling() -> None:
     assert settings.dataset == "cifar100"
     assert (settings.protocol, settings.as_released) == ("hgp", "fed-mammoth")
     assert (settings.partition, settings.aggregator) == ("dirichlet:0.1", "trimmed_mean:2")
-    assert (settings.attack, settings.local, settings.augment) == ("label-flip", "fedprox:0.1", "flip")
+    assert (settings.attack, settings.local, settings.augment) == (
+        "label-flip",
+        "fedprox:0.1",
+        "flip",
+    )
     assert settings.backbone == "vit_tiny_patch16_224"
 
 
 @pytest.mark.parametrize(
-    "field", [{"partition": "file:Split.json"}, {"backbone": "Weights/ViT.pth"}, {"backbone": "Net-A.pth"}]
+    "field",
+    [{"partition": "file:Split.json"}, {"backbone": "Weights/ViT.pth"}, {"backbone": "Net-A.pth"}],
 )
 def test_settings_leave_names_of_files_alone(field: dict) -> None:
     settings = Settings.for_dataset("digits", **field)
@@ -168,12 +178,21 @@ def test_specs_match_names_and_fields() -> None:
 
 
 def test_options_that_fold_to_one_field_are_refused() -> None:
-    with pytest.raises(FczooError, match="hgp has 'lr' and 'LR', which are one option; leave one out"):
+    with pytest.raises(
+        FczooError, match="hgp has 'lr' and 'LR', which are one option; leave one out"
+    ):
         create_method("hgp", lr=0.1, LR=0.2)
 
 
 def test_library_bench_matches_names() -> None:
-    tiny = {"train_per_class": 4, "test_per_class": 2, "rounds": 1, "epochs": 1, "tasks": 2, "clients": 2}
+    tiny = {
+        "train_per_class": 4,
+        "test_per_class": 2,
+        "rounds": 1,
+        "epochs": 1,
+        "tasks": 2,
+        "clients": 2,
+    }
     results = bench(["FedNCM"], dataset="Digits", options={"FEDNCM": {}}, **tiny)
     assert repr(results) == "<Results of 1 run: fedncm on digits>"
     assert len(results["FedNCM"]) == 1
@@ -183,7 +202,9 @@ def test_library_bench_matches_names() -> None:
 
 
 def test_nearest_looks_past_case_and_dashes() -> None:
-    assert nearest("CIFAR_1000", ["cifar10", "cifar100", "digits"]).startswith("did you mean cifar100")
+    assert nearest("CIFAR_1000", ["cifar10", "cifar100", "digits"]).startswith(
+        "did you mean cifar100"
+    )
     assert nearest("learning-rate", ["learning_rates", "rank"]) == "did you mean learning_rates?"
 
 

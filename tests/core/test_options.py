@@ -29,7 +29,8 @@ class Knobs:
         check_options(self)
 
 
-def made(**words: object) -> Knobs:
+def make_knobs(**words: object) -> Knobs:
+    """Build ``Knobs`` from words."""
     return build(Knobs, "knobs", words)
 
 
@@ -71,10 +72,10 @@ def made(**words: object) -> Knobs:
     ],
 )
 def test_words_become_values(field: str, word: object, value: object) -> None:
-    found = getattr(made(**{field: word}), field)
-    assert found == value and type(found) is type(value)
+    result = getattr(make_knobs(**{field: word}), field)
+    assert result == value and type(result) is type(value)
     if isinstance(value, tuple):
-        assert [type(v) for v in found] == [type(v) for v in value]
+        assert [type(v) for v in result] == [type(v) for v in value]
 
 
 @pytest.mark.parametrize(
@@ -117,18 +118,22 @@ def test_words_become_values(field: str, word: object, value: object) -> None:
 )
 def test_words_that_do_not_fit(field: str, word: object, complaint: str) -> None:
     with pytest.raises(FczooError) as caught:
-        made(**{field: word})
-    assert complaint in str(caught.value) and f".{field} is" in str(caught.value)
+        make_knobs(**{field: word})
+    assert complaint in str(caught.value)
+    assert f".{field} is" in str(caught.value)
 
 
 def test_unknown_fields_name_the_nearest() -> None:
     with pytest.raises(FczooError, match="knobs has no option 'rnk'; did you mean rank"):
-        made(rnk=3)
+        make_knobs(rnk=3)
     with pytest.raises(
         FczooError,
-        match="knobs has no option 'zzz'; known: blocks, clip, kind, label, most, rank, rate, sort, together",
+        match=(
+            "knobs has no option 'zzz'; known: blocks, clip, kind, label, most, rank, rate, "
+            "sort, together"
+        ),
     ):
-        made(zzz=3)
+        make_knobs(zzz=3)
 
 
 @settings(max_examples=200, deadline=None)
@@ -138,7 +143,7 @@ def test_unknown_fields_name_the_nearest() -> None:
 )
 def test_any_word_is_read_or_refused(field: str, word: str) -> None:
     try:
-        knobs = made(**{field: word})
+        knobs = make_knobs(**{field: word})
     except FczooError:
         return
     assert build(Knobs, "knobs", {field: getattr(knobs, field)}) == knobs
@@ -147,7 +152,7 @@ def test_any_word_is_read_or_refused(field: str, word: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0, 2), st.integers(1, 10**9), st.lists(st.integers(0, 99), max_size=5))
 def test_written_values_are_read_back(rate: float, rank: int, blocks: list[int]) -> None:
-    knobs = made(rate=repr(rate), rank=str(rank), blocks=",".join(map(str, blocks)))
+    knobs = make_knobs(rate=repr(rate), rank=str(rank), blocks=",".join(map(str, blocks)))
     assert (knobs.rate, knobs.rank, knobs.blocks) == (rate, rank, tuple(blocks))
 
 
@@ -173,7 +178,7 @@ def test_written_values_are_read_back(rate: float, rank: int, blocks: list[int])
     ids=str,
 )
 def test_values_are_checked_without_reading_words(values: dict, complaint: str) -> None:
-    """A word that ``build`` would read is no value: a field never holds anything but its own type."""
+    """Reject a word that ``build`` would read, as a field holds only its own type."""
     with pytest.raises(FczooError, match=complaint.replace("|", r"\|")):
         Knobs(**values)
 

@@ -41,7 +41,9 @@ def test_two_things_of_one_name() -> None:
     second = type("Second", (), {"__module__": "there"})
     again = type("First", (), {"__module__": "here"})  # the same module read once more
     assert registry.register("a")(first) is first and first.name == "a"
-    with pytest.raises(FczooError, match="thing 'a' is defined twice, in here and in there; rename one"):
+    with pytest.raises(
+        FczooError, match="thing 'a' is defined twice, in here and in there; rename one"
+    ):
         registry.register("a")(second)
     assert registry.get("a") is first
     registry.register("a")(again)
@@ -85,22 +87,27 @@ def test_specs_beat_by_options() -> None:
         ("fcilpt", "cifar100", {"size": 10, "chosen": 5, "length": 5, "common_length": 5}),
         ("fcilpt", "miniimagenet", {"size": 19, "chosen": 4, "length": 6, "common_length": 5}),
         ("fcilpt", "tinyimagenet", {"size": 24, "chosen": 8, "length": 5, "common_length": 1}),
-        ("fppl", "eurosat", {"lr": 1e-3, "length": 20}),  # no values of its own: the defaults
+        ("fppl", "eurosat", {"lr": 1e-3, "length": 20}),  # no its own values: the defaults
     ],
 )
 def test_methods_take_the_papers_values(method: str, dataset: str | None, expected: dict) -> None:
-    made = create_method(method, dataset)
-    assert {k: getattr(made, k) for k in expected} == expected
+    instance = create_method(method, dataset)
+    assert {k: getattr(instance, k) for k in expected} == expected
 
 
 def test_options_beat_tuned_values() -> None:
     method = create_method("pilora", "tinyimagenet", lr_lora="1e-4", blocks="0,2", merge="first")
-    assert (method.lr_lora, method.lr_prototype, method.blocks, method.merge) == (1e-4, 5e-3, (0, 2), "first")
+    assert (method.lr_lora, method.lr_prototype, method.blocks, method.merge) == (
+        1e-4,
+        5e-3,
+        (0, 2),
+        "first",
+    )
 
 
 @pytest.mark.parametrize("name", METHODS.names("fczoo."))
 def test_every_tuned_value_is_an_option(name: str) -> None:
-    for dataset in METHODS.get(name).tuned:
+    for dataset in METHODS.get(name).dataset_options:
         assert create_method(name, dataset).name == name
 
 
@@ -126,7 +133,11 @@ def test_methods_refuse_wrong_options(method: str, options: dict, complaint: str
 def test_settings_of_a_data_set() -> None:
     settings = Settings.for_dataset("digits", rounds="7", clients=None, mean="0.1,0.2,0.3")
     defaults = DATASETS.get("digits").defaults
-    assert (settings.rounds, settings.clients, settings.mean) == (7, defaults.clients, (0.1, 0.2, 0.3))
+    assert (settings.rounds, settings.clients, settings.mean) == (
+        7,
+        defaults.clients,
+        (0.1, 0.2, 0.3),
+    )
     assert (settings.backbone, settings.partition) == (defaults.backbone, defaults.partition)
     assert Settings.for_dataset("cifar100").tasks == 10
 

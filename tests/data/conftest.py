@@ -27,7 +27,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> type[Dataset]:
-    """A data set of one file ``toy/good``, to be downloaded."""
+    """Register a data set of one file ``toy/good`` that can be downloaded."""
 
     class Toy(Dataset):
         name, about, classes, folder, source, licence = "toy", "toy", 1, "toy", "toy.tar.gz", "free"
@@ -42,18 +42,20 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> type[Dataset]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty FCZOO_HOME, and where the cache of image files is in it."""
+    """Set an empty FCZOO_HOME; return the folder of the cache of image files in it."""
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "cache" / "images"
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> ImageFiles:
-    """Twelve noisy images of 20x16 in three classes."""
+    """Write twelve noisy images of 20x16 in three classes."""
     rng, names = np.random.default_rng(0), []
     for i in range(12):
         name = f"class{i % 3}/{i}.png"
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (16, 20, 3), dtype=np.uint8)).save(tmp_path / "data" / name)
+        Image.fromarray(rng.integers(0, 256, (16, 20, 3), dtype=np.uint8)).save(
+            tmp_path / "data" / name
+        )
         names.append(name)
     return ImageFiles("toy", tmp_path / "data", tuple(names), np.arange(12) % 3, 16)

@@ -1,4 +1,4 @@
-"""Clients in different tasks at one time: who is where when, and what each meets in a stage."""
+"""Clients in different tasks at one time: the task of each client, and its images in a stage."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 
 from fczoo import FczooError
 from fczoo.core.tasks import Task
-from fczoo.data.asynchronous import by_stage, by_task, staged, tasks_by_stage
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition, load_partition, make_partition
 from fczoo.data.stream import Stream, make_stream
+from fczoo.data.task_schedule import by_stage, by_task, stream_with_stages, tasks_by_stage
 from fczoo.federation.settings import Settings
 from fczoo.federation.stream import open_stream
 from helpers_partition import seeds, some, toy_stream
 
 
 def test_stages_by_hand() -> None:
-    """Five clients, three tasks, two at a time: clients 0 and 1, 2 and 3, 4 and 0, 1 and 2, 3 and 4."""
+    """Move five clients through three tasks, two at a time.
+
+    Clients 0 and 1 move, then 2 and 3, 4 and 0, 1 and 2, 3 and 4.
+    """
     assert tasks_by_stage(5, 3, 2).tolist() == [
         [0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
@@ -47,7 +50,9 @@ def test_everybody_goes_through_all_tasks_in_order(run) -> None:
     moving = data.draw(st.integers(1, clients))
     places = tasks_by_stage(clients, tasks, moving, seed)
     moves = (places[1:] != places[:-1]).sum(1)
-    assert (moves[:-1] == moving).all() and (moves[-1:] > 0).all() and moves.sum() == clients * (tasks - 1)
+    assert (moves[:-1] == moving).all()
+    assert (moves[-1:] > 0).all()
+    assert moves.sum() == clients * (tasks - 1)
     stays = []
     for k in range(clients):
         met = [t for s, t in enumerate(places[:, k]) if s == 0 or places[s - 1, k] != t]
@@ -57,7 +62,7 @@ def test_everybody_goes_through_all_tasks_in_order(run) -> None:
     assert not stays or min(stays) >= 1
     if seed is None:
         assert (places[-1] == tasks - 1).all() and (places[0] == 0).all()
-        assert (np.ptp(places, 1) <= 1).all()  # by turns: nobody is two tasks behind another
+        assert (np.ptp(places, 1) <= 1).all()  # alternately: no one is two tasks behind another
     else:
         assert np.array_equal(places, tasks_by_stage(clients, tasks, moving, seed))
 
@@ -68,27 +73,34 @@ def test_a_client_has_its_images_in_just_the_stages_of_their_task(spec, data, se
     stream = toy_stream(tasks=4)
     clients = data.draw(st.integers(1, 5))
     places = tasks_by_stage(clients, 4, data.draw(st.integers(1, clients)), seed if own else None)
-    whole = make_partition(stream, spec, clients, seed)
-    split = by_stage(whole, places)
+    partition = make_partition(stream, spec, clients, seed)
+    split = by_stage(partition, places)
     for k in range(clients):
         for t in range(4):
-            for position in whole.tasks[t][k]:
+            for position in partition.tasks[t][k]:
                 having = [s for s in range(len(places)) if position in split.tasks[s][k]]
                 assert having == np.flatnonzero(places[:, k] == t).tolist()
-        met, owned = (np.unique(np.concatenate([t[k] for t in p.tasks])) for p in (split, whole))
-        assert np.array_equal(met, owned)
-    assert by_task(split, places).sha256 == whole.sha256
-    met = staged(stream, split, places)
+        met, client_positions = (
+            np.unique(np.concatenate([t[k] for t in p.tasks])) for p in (split, partition)
+        )
+        assert np.array_equal(met, client_positions)
+    assert by_task(split, places).sha256 == partition.sha256
+    met = stream_with_stages(stream, split, places)
     assert met.train.domains is not None and met.test.domains is not None
     tests = [met.positions(met.test, task) for task in met.tasks]
-    assert sorted(np.concatenate(tests)) == list(range(len(stream.test.labels)))  # each in one stage
+    assert sorted(np.concatenate(tests)) == list(
+        range(len(stream.test.labels))
+    )  # each in one stage
     for position, stage in zip(stream.train_index, met.train.domains, strict=True):
         having = [s for s, parts in enumerate(split.tasks) if position in parts.positions]
         assert stage == min(having, default=len(places) - 1)
 
 
 def test_test_images_are_of_the_stage_in_which_somebody_first_has_their_class() -> None:
-    """Task 0 has classes 0 and 1, task 1 has 2 and 3. Client 0 goes on first and has class 3 alone."""
+    """Assign the test images of a class to the stage in which a client first has it.
+
+    Task 0 has classes 0 and 1, task 1 has 2 and 3. Client 0 continues first; only it has class 3.
+    """
     labels = np.array([0, 0, 1, 1, 2, 2, 3, 3])
     images = Images(np.zeros((8, 1, 1, 3), np.uint8), labels)
     cut = (Task(0, 0, 2, 4, 2), Task(1, 2, 4, 4, 2))
@@ -102,10 +114,18 @@ def test_test_images_are_of_the_stage_in_which_somebody_first_has_their_class() 
         [[6], [1, 3]],
         [[6], [4, 5, 7]],
     ]
-    met = staged(stream, split, places)
+    met = stream_with_stages(stream, split, places)
     assert met.tasks == (Task(0, 0, 2, 4, 3), Task(1, 0, 4, 4, 3), Task(2, 0, 4, 4, 3))
-    assert [met.positions(met.test, task).tolist() for task in met.tasks] == [[0, 1, 2, 3], [6, 7], [4, 5]]
-    assert [met.positions(met.train, task).tolist() for task in met.tasks] == [[0, 1, 2, 3], [6], [4, 5, 7]]
+    assert [met.positions(met.test, task).tolist() for task in met.tasks] == [
+        [0, 1, 2, 3],
+        [6, 7],
+        [4, 5],
+    ]
+    assert [met.positions(met.train, task).tolist() for task in met.tasks] == [
+        [0, 1, 2, 3],
+        [6],
+        [4, 5, 7],
+    ]
 
 
 def test_stages_of_domains_have_the_test_images_of_each_domain_that_somebody_reaches() -> None:
@@ -115,11 +135,15 @@ def test_stages_of_domains_have_the_test_images_of_each_domain_that_somebody_rea
     stream = Stream("toy", images, images, np.arange(4), (0, 1), tuple("ab"), cut)
     parts = ([np.array([0]), np.array([1])], [np.array([2]), np.array([3])])
     places = tasks_by_stage(2, 2, 1)
-    met = staged(stream, by_stage(Partition("toy", "by hand", 0, (0, 1), parts), places), places)
+    met = stream_with_stages(
+        stream, by_stage(Partition("toy", "by hand", 0, (0, 1), parts), places), places
+    )
     assert [met.positions(met.test, task).tolist() for task in met.tasks] == [[0, 1], [2], [3]]
 
 
-SETTINGS = Settings(clients=4, tasks=3, moving=2, train_per_class=20, test_per_class=5, partition="iid")
+SETTINGS = Settings(
+    clients=4, tasks=3, moving=2, train_per_class=20, test_per_class=5, partition="iid"
+)
 
 
 @pytest.mark.parametrize("order", ["same", "own"])
@@ -128,8 +152,8 @@ def test_a_saved_partition_comes_back(order: str, tmp_path: Path) -> None:
     stream, split = open_stream(settings, pixels=False)
     split.save(tmp_path / "p.json")
     assert load_partition(tmp_path / "p.json").sha256 == split.sha256
-    saved = replace(settings, partition=f"file:{tmp_path / 'p.json'}")
-    again, same = open_stream(saved, pixels=False)
+    file_settings = replace(settings, partition=f"file:{tmp_path / 'p.json'}")
+    again, same = open_stream(file_settings, pixels=False)
     assert same.sha256 == split.sha256 and again.tasks == stream.tasks
     assert np.array_equal(again.test.domains, stream.test.domains)
     for changes, complaint in (
@@ -142,20 +166,23 @@ def test_a_saved_partition_comes_back(order: str, tmp_path: Path) -> None:
         ({"train_per_class": 19}, "names images that task"),
     ):
         with pytest.raises(FczooError, match=complaint):
-            open_stream(replace(saved, **changes), pixels=False)
+            open_stream(replace(file_settings, **changes), pixels=False)
 
 
 def test_a_saved_partition_of_other_stages_is_refused() -> None:
-    """Five clients and two tasks: 3 go on and then 2, or 4 and then 1."""
+    """Refuse a saved partition whose clients move at other stages.
+
+    Five clients and two tasks: 3 continue and then 2, or 4 and then 1.
+    """
     split = by_stage(make_partition(toy_stream(), "iid", 5), tasks_by_stage(5, 2, 3))
-    with pytest.raises(FczooError, match="go on at other stages than this run"):
+    with pytest.raises(FczooError, match="continue at other stages than this run"):
         by_task(split, tasks_by_stage(5, 2, 4))
 
 
 def test_the_split_is_that_of_the_run_without_stages() -> None:
     stream, split = open_stream(SETTINGS, pixels=False)
-    plain, whole = open_stream(replace(SETTINGS, moving=None), pixels=False)
-    assert by_task(split, tasks_by_stage(4, 3, 2)).sha256 == whole.sha256
+    plain, partition = open_stream(replace(SETTINGS, moving=None), pixels=False)
+    assert by_task(split, tasks_by_stage(4, 3, 2)).sha256 == partition.sha256
     assert plain.tasks == make_stream("digits", tasks=3, pixels=False).tasks
     assert [task.stop for task in stream.tasks] == [4, 7, 7, 10, 10]
 
@@ -174,10 +201,12 @@ def test_what_cannot_be(changes: dict, complaint: str) -> None:
         open_stream(replace(SETTINGS, **changes), pixels=False)
 
 
-@pytest.mark.parametrize("changes", [{"partition": "dirichlet:0.5,scope=dataset"}, {"transition": 0.5}])
+@pytest.mark.parametrize(
+    "changes", [{"partition": "dirichlet:0.5,scope=dataset"}, {"transition": 0.5}]
+)
 def test_other_ways_to_split_go_along(changes: dict) -> None:
-    """Parts of tasks may be empty then; they are where they are without stages."""
+    """Split tasks as without stages, also where parts of tasks are empty."""
     settings = replace(SETTINGS, **changes)
     _, split = open_stream(settings, pixels=False)
-    _, whole = open_stream(replace(settings, moving=None), pixels=False)
-    assert by_task(split, tasks_by_stage(4, 3, 2)).sha256 == whole.sha256
+    _, partition = open_stream(replace(settings, moving=None), pixels=False)
+    assert by_task(split, tasks_by_stage(4, 3, 2)).sha256 == partition.sha256

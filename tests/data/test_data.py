@@ -26,30 +26,34 @@ def digits() -> ImageData:
 def test_digits(digits: ImageData) -> None:
     assert digits.classes == tuple("0123456789")
     for part, count in ((digits.train, 1437), (digits.test, 360)):
-        assert part.pixels.shape == (count, 32, 32, 3) and part.pixels.dtype == np.uint8
+        assert part.pixels.shape == (count, 32, 32, 3)
+        assert part.pixels.dtype == np.uint8
         assert part.labels.shape == (count,) and part.labels.dtype == np.int64
-        assert (part.pixels[..., 0] == part.pixels[..., 1]).all() and (
-            part.pixels[..., 0] == part.pixels[..., 2]
-        ).all()
+        assert (part.pixels[..., 0] == part.pixels[..., 1]).all()
+        assert (part.pixels[..., 0] == part.pixels[..., 2]).all()
         assert part.pixels.min() == 0 and part.pixels.max() == 255
 
 
 def test_digits_are_split_by_class(digits: ImageData) -> None:
-    whole = np.bincount(load_digits().target)
+    counts = np.bincount(load_digits().target)
     train, test = np.bincount(digits.train.labels), np.bincount(digits.test.labels)
-    assert (train + test).tolist() == whole.tolist()
-    assert (np.abs(test - whole / 5) < 1).all()
+    assert (train + test).tolist() == counts.tolist()
+    assert (np.abs(test - counts / 5) < 1).all()
 
 
 def test_digits_are_the_images_of_scikit_learn(digits: ImageData) -> None:
-    """Each upscaled image, averaged over blocks of 4 x 4 pixels, is close to one original of its class,
-    each used once."""
+    """Match each upscaled image with one original of its class, each used once.
+
+    The images are averaged over blocks of 4 x 4 pixels.
+    """
     source = load_digits()
     pixels = np.concatenate([digits.train.pixels, digits.test.pixels])[..., 0] / 255 * 16
     labels = np.concatenate([digits.train.labels, digits.test.labels])
     small = pixels.reshape(-1, 8, 4, 8, 4).mean((2, 4)).reshape(len(pixels), -1)
     originals = source.images.reshape(len(source.images), -1)
-    nearest = ((small**2).sum(1)[:, None] - 2 * small @ originals.T + (originals**2).sum(1)).argmin(1)
+    nearest = ((small**2).sum(1)[:, None] - 2 * small @ originals.T + (originals**2).sum(1)).argmin(
+        1
+    )
     assert len(set(nearest)) > 0.99 * len(originals)
     assert (source.target[nearest] == labels).mean() > 0.99
     assert np.abs(small - originals[nearest]).mean() < 1  # of 16
@@ -58,7 +62,8 @@ def test_digits_are_the_images_of_scikit_learn(digits: ImageData) -> None:
 def test_digits_are_the_same_every_time(digits: ImageData) -> None:
     again = DATASETS.get("digits")().load(Path("elsewhere"))
     for a, b in ((digits.train, again.train), (digits.test, again.test)):
-        assert np.array_equal(a.pixels, b.pixels) and np.array_equal(a.labels, b.labels)
+        assert np.array_equal(a.pixels, b.pixels)
+        assert np.array_equal(a.labels, b.labels)
 
 
 # ---------------------------------------------------------------- streams
@@ -66,17 +71,14 @@ def test_digits_are_the_same_every_time(digits: ImageData) -> None:
 
 def test_stream_in_natural_order(digits: ImageData) -> None:
     stream = make_stream("digits", tasks=5)
-    assert (
-        stream.name == "digits"
-        and stream.class_order == tuple(range(10))
-        and stream.classes == digits.classes
-    )
+    assert stream.name == "digits"
+    assert stream.class_order == tuple(range(10))
+    assert stream.classes == digits.classes
     assert [(t.index, t.start, t.stop, t.classes, t.count, t.size) for t in stream.tasks] == [
         (i, 2 * i, 2 * i + 2, 10, 5, 2) for i in range(5)
     ]
-    assert np.array_equal(stream.train.labels, digits.train.labels) and np.array_equal(
-        stream.test.labels, digits.test.labels
-    )
+    assert np.array_equal(stream.train.labels, digits.train.labels)
+    assert np.array_equal(stream.test.labels, digits.test.labels)
     assert np.array_equal(stream.train_index, np.arange(1437))
 
 
@@ -92,14 +94,15 @@ def test_tasks_are_as_equal_as_they_can_be(tasks: int, sizes: list[int]) -> None
     for images in (stream.train, stream.test):
         places = [stream.positions(images, t) for t in stream.tasks]
         assert np.array_equal(np.sort(np.concatenate(places)), np.arange(len(images.labels)))
-        for task, here in zip(stream.tasks, places, strict=True):
-            assert set(images.labels[here]) == set(range(task.start, task.stop))
+        for task, positions in zip(stream.tasks, places, strict=True):
+            assert set(images.labels[positions]) == set(range(task.start, task.stop))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2024])
 def test_class_order_renumbers_labels(digits: ImageData, seed: int) -> None:
     stream = make_stream("digits", tasks=5, class_order_seed=seed)
-    assert sorted(stream.class_order) == list(range(10)) and stream.class_order != tuple(range(10))
+    assert sorted(stream.class_order) == list(range(10))
+    assert stream.class_order != tuple(range(10))
     assert stream.classes == tuple(str(c) for c in stream.class_order)
     order = np.array(stream.class_order)
     assert np.array_equal(order[stream.train.labels], digits.train.labels)
@@ -114,26 +117,30 @@ def test_class_orders_differ_between_seeds() -> None:
 
 def test_first_images_of_each_class(digits: ImageData) -> None:
     stream = make_stream("digits", tasks=2, class_order_seed=3, train_per_class=7, test_per_class=2)
-    assert (
-        np.bincount(stream.train.labels).tolist() == [7] * 10
-        and np.bincount(stream.test.labels).tolist() == [2] * 10
+    assert np.bincount(stream.train.labels).tolist() == [7] * 10
+    assert np.bincount(stream.test.labels).tolist() == [2] * 10
+    positions = sorted(i for c in range(10) for i in np.flatnonzero(digits.train.labels == c)[:7])
+    assert stream.train_index.tolist() == positions
+    assert np.array_equal(stream.train.pixels, digits.train.pixels[positions])
+    assert np.array_equal(
+        np.array(stream.class_order)[stream.train.labels], digits.train.labels[positions]
     )
-    expected = sorted(i for c in range(10) for i in np.flatnonzero(digits.train.labels == c)[:7])
-    assert stream.train_index.tolist() == expected
-    assert np.array_equal(stream.train.pixels, digits.train.pixels[expected])
-    assert np.array_equal(np.array(stream.class_order)[stream.train.labels], digits.train.labels[expected])
 
 
 def test_more_images_than_there_are(digits: ImageData) -> None:
     stream = make_stream("digits", train_per_class=10_000)
-    assert np.array_equal(stream.train_index, np.arange(1437)) and len(stream.test.labels) == 360
+    assert np.array_equal(stream.train_index, np.arange(1437))
+    assert len(stream.test.labels) == 360
 
 
 @pytest.mark.parametrize("tasks", [0, -1, 11])
 def test_tasks_that_cannot_be_cut(tasks: int) -> None:
     with pytest.raises(
         FczooError,
-        match=f"digits has 10 classes and cannot be cut into {tasks} tasks; choose --tasks between 1 and 10",
+        match=(
+            f"digits has 10 classes and cannot be cut into {tasks} tasks; choose --tasks "
+            "between 1 and 10"
+        ),
     ):
         make_stream("digits", tasks=tasks)
 
@@ -141,9 +148,8 @@ def test_tasks_that_cannot_be_cut(tasks: int) -> None:
 @pytest.mark.parametrize("sizes", [(5, 1, 1, 1, 1, 1), (6, 2, 2), (10,), (1, 2, 3, 4)])
 def test_tasks_of_given_sizes(sizes: tuple[int, ...]) -> None:
     stream = make_stream("digits", tasks=sizes)
-    assert tuple(t.size for t in stream.tasks) == sizes and [t.count for t in stream.tasks] == [
-        len(sizes)
-    ] * len(sizes)
+    assert tuple(t.size for t in stream.tasks) == sizes
+    assert [t.count for t in stream.tasks] == [len(sizes)] * len(sizes)
     assert [t.start for t in stream.tasks] == [sum(sizes[:t]) for t in range(len(sizes))]
 
 
@@ -156,7 +162,8 @@ def test_task_sizes_that_do_not_fit(sizes: tuple[int, ...]) -> None:
 def test_a_given_class_order(digits: ImageData) -> None:
     order = (9, 0, 8, 1, 7, 2, 6, 3, 5, 4)
     stream = make_stream("digits", tasks=5, class_order=order)
-    assert stream.class_order == order and stream.classes == tuple(map(str, order))
+    assert stream.class_order == order
+    assert stream.classes == tuple(map(str, order))
     assert np.array_equal(np.array(order)[stream.train.labels], digits.train.labels)
 
 
@@ -173,7 +180,8 @@ def test_one_class_order_only() -> None:
 
 def test_tasks_and_class_order_as_words() -> None:
     settings = Settings.for_dataset("digits", tasks="6,2,2", class_order="9,8,7,6,5,4,3,2,1,0")
-    assert settings.tasks == (6, 2, 2) and settings.class_order == tuple(range(9, -1, -1))
+    assert settings.tasks == (6, 2, 2)
+    assert settings.class_order == tuple(range(9, -1, -1))
     assert Settings.for_dataset("digits", tasks="4").tasks == 4
 
 
@@ -195,8 +203,13 @@ def test_home_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def cifar_tree(root: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Files in the published layout with 6 + 4 random images; rows are 1024 red, then green, then blue
-    values."""
+    """Write files in the published layout with 6 + 4 random images.
+
+    Rows are 1024 red, then green, then blue values.
+
+    Returns:
+        Rows [10, 3072] and labels [10].
+    """
     folder = root / "cifar-100-python"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -211,13 +224,17 @@ def cifar_tree(root: Path) -> tuple[np.ndarray, np.ndarray]:
             "coarse_labels": [0] * len(labels[part]),
         }
         (folder / name).write_bytes(pickle.dumps(content))
-    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"class {i}" for i in range(100)]}))
+    (folder / "meta").write_bytes(
+        pickle.dumps({"fine_label_names": [f"class {i}" for i in range(100)]})
+    )
     return rows, labels
 
 
 def test_cifar_is_read_after_its_checksums_only(tmp_path: Path) -> None:
     cifar_tree(tmp_path)
-    with pytest.raises(FczooError, match=r"incomplete or corrupt \(checksums differ\); unpack .* again"):
+    with pytest.raises(
+        FczooError, match=r"incomplete or corrupt \(checksums differ\); unpack .* again"
+    ):
         DATASETS.get("cifar100")().load(tmp_path)
 
 
@@ -228,11 +245,9 @@ def test_cifar_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data = DATASETS.get("cifar100")().load(root)
         assert data.classes == tuple(f"class {i}" for i in range(100))
         for images, part in ((data.train, slice(0, 6)), (data.test, slice(6, 10))):
-            assert (
-                isinstance(images, Images)
-                and images.pixels.dtype == np.uint8
-                and images.labels.dtype == np.int64
-            )
+            assert isinstance(images, Images)
+            assert images.pixels.dtype == np.uint8
+            assert images.labels.dtype == np.int64
             assert images.labels.tolist() == labels[part].tolist()
             assert images.pixels.shape == (len(labels[part]), 32, 32, 3)
             for channel in range(3):  # row by row within a channel
@@ -255,10 +270,10 @@ def test_cifar_that_is_not_there(tmp_path: Path) -> None:
         with pytest.raises(FczooError) as caught:
             DATASETS.get("cifar100")().load(root)
         message = str(caught.value)
-        assert "no folder cifar-100-python in" in message and str(root) in message
-        assert (
-            "cifar-100-python.tar.gz" in message and "--data-root" in message
-        )  # what to get, and how to say where it is
+        assert "no folder cifar-100-python in" in message
+        assert str(root) in message
+        assert "cifar-100-python.tar.gz" in message
+        assert "--data-root" in message  # what to get, and how to say where it is
 
 
 def test_cifar_folder_that_is_a_file(tmp_path: Path) -> None:

@@ -54,7 +54,9 @@ def test_a_copy_in_the_published_layout(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_the_stored_size_is_the_data_sets_own_unless_told_otherwise(name: str, tmp_path: Path) -> None:
+def test_the_stored_size_is_the_data_sets_own_unless_told_otherwise(
+    name: str, tmp_path: Path
+) -> None:
     SETS[name][0](tmp_path)
     sizes = {"tinyimagenet": 64, "eurosat": 64, "miniimagenet": 84}
     stream = make_stream(name, tmp_path, tasks=5, train_per_class=1, test_per_class=1)
@@ -65,7 +67,8 @@ def test_the_classes_of_the_imagenet_subset_are_drawn_once_and_for_all(tmp_path:
     imagenet_subset(tmp_path)
     names = make_stream("imagenet_subset", tmp_path, stored_size=8).classes
     numbers = [int(name.removeprefix("word ")) for name in names]
-    assert numbers == sorted(numbers) and numbers[:6] == [7, 12, 33, 34, 38, 40]
+    assert numbers == sorted(numbers)
+    assert numbers[:6] == [7, 12, 33, 34, 38, 40]
     (tmp_path / "imagenet" / "train" / "n00000000" / "a.JPEG").unlink()
     (tmp_path / "imagenet" / "train" / "n00000000").rmdir()
     with pytest.raises(FczooError, match="has 999 class folders; the draw needs all 1,000"):
@@ -73,7 +76,9 @@ def test_the_classes_of_the_imagenet_subset_are_drawn_once_and_for_all(tmp_path:
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_in_the_published_layout(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_in_the_published_layout(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ARRAYS[name](tmp_path)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)
     data = DATASETS.get(name)().load(tmp_path)
@@ -97,21 +102,26 @@ def test_cifar10_is_read_after_its_checksums_only(tmp_path: Path) -> None:
 
 
 def test_fashionmnist_is_read_from_its_raw_files_alone(tmp_path: Path) -> None:
-    """torchvision would take tensors of an older version of its own that lie beside them."""
+    """Read only the raw files of Fashion-MNIST.
+
+    torchvision would use the tensors of an older version that are next to them.
+    """
     fashionmnist(tmp_path)
     beside = tmp_path / "FashionMNIST" / "processed"
     beside.mkdir()
     for part in ("training", "test"):
-        torch.save((torch.zeros(3, 28, 28, dtype=torch.uint8), torch.zeros(3)), beside / f"{part}.pt")
-    found = DATASETS.get("fashionmnist")().load(tmp_path)
-    assert (len(found.train.labels), len(found.test.labels)) == (20, 10)
+        torch.save(
+            (torch.zeros(3, 28, 28, dtype=torch.uint8), torch.zeros(3)), beside / f"{part}.pt"
+        )
+    data = DATASETS.get("fashionmnist")().load(tmp_path)
+    assert (len(data.train.labels), len(data.test.labels)) == (20, 10)
 
 
 @pytest.mark.parametrize("harm", ["missing", "short", "headless"])
 def test_broken_fashionmnist(harm: str, tmp_path: Path) -> None:
     fashionmnist(tmp_path)
     file = tmp_path / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
-    kept = {"missing": 0, "short": -50, "headless": 6}[harm]
-    file.unlink() if harm == "missing" else file.write_bytes(file.read_bytes()[:kept])
+    length = {"missing": 0, "short": -50, "headless": 6}[harm]
+    file.unlink() if harm == "missing" else file.write_bytes(file.read_bytes()[:length])
     with pytest.raises(FczooError, match="incomplete or corrupt"):
         DATASETS.get("fashionmnist")().load(tmp_path)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from fczoo import FczooError, Settings
 from fczoo.cli.app import main
 from fczoo.core.registry import DATASETS
-from fczoo.data.stream import _first, make_stream, make_tasks
+from fczoo.data.stream import _first_images, make_stream, make_tasks
 from fczoo.data.verify import verify
 from fczoo.federation.stream import open_stream
 from helpers_datasets import domainnet
@@ -28,14 +28,17 @@ def test_every_domain_is_a_task_with_all_classes(copy: Path) -> None:
         (0, 345, 345, t > 0) for t in range(6)
     ]
     for images in (stream.train, stream.test):
-        seen = [images.labels[stream.positions(images, task)] for task in stream.tasks]
-        assert [set(labels % 6) for labels in seen] == [{t, (t - 1) % 6} for t in range(6)]
-        assert sum(map(len, seen)) == len(images.labels)
+        labels_by_task = [images.labels[stream.positions(images, task)] for task in stream.tasks]
+        assert [set(labels % 6) for labels in labels_by_task] == [
+            {t, (t - 1) % 6} for t in range(6)
+        ]
+        assert sum(map(len, labels_by_task)) == len(images.labels)
 
 
 def test_by_classes_a_task_has_images_of_all_domains(copy: Path) -> None:
     stream = make_stream("domainnet", copy, tasks=5, pixels=False)
-    assert stream.train.domains is None and [t.size for t in stream.tasks] == [69] * 5
+    assert stream.train.domains is None
+    assert [t.size for t in stream.tasks] == [69] * 5
     assert [len(stream.positions(stream.train, t)) for t in stream.tasks] == [138] * 5
 
 
@@ -46,44 +49,58 @@ def test_images_kept_of_a_class_are_those_of_a_class_in_a_domain(copy: Path) -> 
 
 
 def test_by_classes_images_are_kept_from_all_domains_by_turns() -> None:
-    """Class 0 has three images of domain 0, two of 1, one of 2; class 1 has two of domain 2."""
+    """Keep the first images of a class from all domains alternately.
+
+    Class 0 has three images of domain 0, two of 1, one of 2; class 1 has two of domain 2.
+    """
     labels, domains = np.array([0, 0, 0, 1, 0, 0, 0, 1]), np.array([0, 0, 0, 2, 1, 1, 2, 2])
-    assert _first(labels, domains, False, 4).tolist() == [0, 1, 3, 4, 6, 7]
-    assert _first(labels, domains, True, 1).tolist() == [0, 3, 4, 6]
-    assert _first(labels, None, False, 1).tolist() == [0, 3]
+    assert _first_images(labels, domains, False, 4).tolist() == [0, 1, 3, 4, 6, 7]
+    assert _first_images(labels, domains, True, 1).tolist() == [0, 3, 4, 6]
+    assert _first_images(labels, None, False, 1).tolist() == [0, 3]
 
 
 def test_classes_in_another_order_stay_in_their_domains(copy: Path) -> None:
     natural = make_stream("domainnet", copy, tasks="domains", pixels=False)
-    shuffled = make_stream("domainnet", copy, tasks="domains", pixels=False, class_order_seed=1)
-    assert np.array_equal(np.array(shuffled.class_order)[shuffled.train.labels], natural.train.labels)
+    random_order = make_stream("domainnet", copy, tasks="domains", pixels=False, class_order_seed=1)
+    assert np.array_equal(
+        np.array(random_order.class_order)[random_order.train.labels], natural.train.labels
+    )
     for task in natural.tasks:
-        places = [s.positions(s.train, task) for s in (natural, shuffled)]
+        places = [s.positions(s.train, task) for s in (natural, random_order)]
         assert np.array_equal(*places)
 
 
 def test_the_split_gives_each_image_of_a_domain_to_one_client(copy: Path) -> None:
-    settings = Settings(dataset="domainnet", data_root=str(copy), tasks="domains", clients=3, partition="iid")
+    settings = Settings(
+        dataset="domainnet", data_root=str(copy), tasks="domains", clients=3, partition="iid"
+    )
     assert settings.task_count == 6
     stream, partition = open_stream(settings, pixels=False)
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):
-        owned = np.sort(np.concatenate(parts))
-        assert np.array_equal(owned, stream.train_index[stream.positions(stream.train, task)])
+        positions = np.sort(np.concatenate(parts))
+        assert np.array_equal(positions, stream.train_index[stream.positions(stream.train, task)])
 
 
 def test_a_data_set_without_domains_is_refused() -> None:
-    for ask in (lambda: make_tasks("digits", 10, "domains"), lambda: Settings(tasks="domains").task_count):
-        with pytest.raises(FczooError, match="digits has no domains to be tasks; give --tasks a number"):
+    for ask in (
+        lambda: make_tasks("digits", 10, "domains"),
+        lambda: Settings(tasks="domains").task_count,
+    ):
+        with pytest.raises(
+            FczooError, match="digits has no domains to be tasks; give --tasks a number"
+        ):
             ask()
 
 
-@pytest.mark.parametrize("harm", ["missing", "../x/a.jpg 3", "real/thing/a.jpg 0", "sketch/a/b.jpg zero"])
+@pytest.mark.parametrize(
+    "harm", ["missing", "../x/a.jpg 3", "real/thing/a.jpg 0", "sketch/a/b.jpg zero"]
+)
 def test_a_damaged_list_is_named(harm: str, copy: Path) -> None:
-    listed = copy / "domainnet" / "sketch_test.txt"
+    list_file = copy / "domainnet" / "sketch_test.txt"
     if harm == "missing":
-        listed.unlink()
+        list_file.unlink()
     else:
-        listed.write_text(f"{listed.read_text()}{harm}\n")
+        list_file.write_text(f"{list_file.read_text()}{harm}\n")
     with pytest.raises(FczooError, match=r"sketch_test\.txt"):
         DATASETS.get("domainnet")().load(copy)
 
@@ -91,7 +108,9 @@ def test_a_damaged_list_is_named(harm: str, copy: Path) -> None:
 def test_a_list_that_ends_early_is_noticed(copy: Path) -> None:
     for file in (copy / "domainnet").glob("*.txt"):
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
-    with pytest.raises(FczooError, match="number 17 classes, not 345 from 0; the copy is incomplete"):
+    with pytest.raises(
+        FczooError, match="number 17 classes, not 345 from 0; the copy is incomplete"
+    ):
         DATASETS.get("domainnet")().load(copy)
 
 
@@ -103,9 +122,13 @@ def test_the_copy_is_counted(copy: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_a_bench_by_domains(copy: Path) -> None:
-    words = f"bench --dataset domainnet --data-root {copy} --tasks domains --stored-size 16 --clients 3"
+    words = (
+        f"bench --dataset domainnet --data-root {copy} --tasks domains --stored-size 16 --clients 3"
+    )
     words += f" --partition iid --backbone vit_nano_32 --out {copy / 'out'} --methods"
-    done = CliRunner().invoke(main, [*words.split(), "fedncm"], catch_exceptions=False)
-    assert done.exit_code == 0 and "6 domains of 345 classes" in done.stdout
+    outcome = CliRunner().invoke(main, [*words.split(), "fedncm"], catch_exceptions=False)
+    assert outcome.exit_code == 0
+    assert "6 domains of 345 classes" in outcome.stdout
     again = CliRunner().invoke(main, [*words.replace("/out", "/other").split(), "pilora"])
-    assert again.exit_code and "labels come back, as they do with --tasks domains" in again.output
+    assert again.exit_code
+    assert "labels come back, as they do with --tasks domains" in again.output

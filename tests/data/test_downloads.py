@@ -1,4 +1,4 @@
-"""``fczoo data fetch``: every data set from an archive packed as its official one, with its name."""
+"""``fczoo data fetch``: every data set from an archive packed and named as the official one."""
 
 import gzip
 import hashlib
@@ -21,8 +21,15 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
 
 
-def packed(name: str, source: Path, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack a copy as its official archives are packed, with their names but checksums of its own."""
+def pack_archives(name: str, source: Path, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack a copy as its official archives are packed, with their names but its own checksums.
+
+    Args:
+        name: Name of the data set.
+        source: Folder of the copy.
+        served: Folder of the archives.
+        monkeypatch: Sets the checksums.
+    """
     cls, archives = DATASETS.get(name), []
     served.mkdir()
     for archive in cls.archives:
@@ -40,38 +47,46 @@ def packed(name: str, source: Path, served: Path, monkeypatch: pytest.MonkeyPatc
                 for path in sorted(source.iterdir()):
                     out.add(path, path.name)
         content = file.read_bytes()
-        archives.append(Archive(archive.url, hashlib.md5(content).hexdigest(), len(content), archive.into))
+        archives.append(
+            Archive(archive.url, hashlib.md5(content).hexdigest(), len(content), archive.into)
+        )
     monkeypatch.setattr(cls, "archives", tuple(archives))
 
 
 @pytest.mark.parametrize("name", [n for n in (*SETS, *ARRAYS) if DATASETS.get(n).archives])
-def test_fetch_gives_what_load_reads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_gives_what_load_reads(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, root = tmp_path / "source", tmp_path / "root"
     {**ARRAYS, **{n: entry[0] for n, entry in SETS.items()}}[name](source)
-    packed(name, source, tmp_path / "served", monkeypatch)
+    pack_archives(name, source, tmp_path / "served", monkeypatch)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)
-    said = fetch(name, root, (tmp_path / "served").as_uri())
+    message = fetch(name, root, (tmp_path / "served").as_uri())
     cls = DATASETS.get(name)
-    assert str(root / cls.folder) in said and cls.licence in said
+    assert str(root / cls.folder) in message and cls.licence in message
     visible = [p.name for p in root.iterdir() if not p.name.startswith(".")]
-    assert visible == [Path(cls.folder).parts[0]] and not (root / f".fetch-{name}").exists()
+    assert visible == [Path(cls.folder).parts[0]]
+    assert not (root / f".fetch-{name}").exists()
     ours, theirs = DATASETS.get(name)().load(root), DATASETS.get(name)().load(source)
     assert ours.classes == theirs.classes
     for a, b in ((ours.train, theirs.train), (ours.test, theirs.test)):
-        assert np.array_equal(a.labels, b.labels) and getattr(a, "names", None) == getattr(b, "names", None)
+        assert np.array_equal(a.labels, b.labels)
+        assert getattr(a, "names", None) == getattr(b, "names", None)
     assert "already there" in fetch(name, root, "http://nowhere.invalid")
 
 
 @pytest.mark.parametrize("name", ["miniimagenet", "cars196", "imagenet_subset"])
-def test_what_may_not_be_downloaded_is_said_with_its_place_and_layout(name: str, tmp_path: Path) -> None:
+def test_what_may_not_be_downloaded_is_said_with_its_place_and_layout(
+    name: str, tmp_path: Path
+) -> None:
     cls = DATASETS.get(name)
     with pytest.raises(FczooError) as caught:
         fetch(name, tmp_path)
-    for word in (
+    for phrase in (
         "cannot be downloaded automatically",
         cls.source,
         cls.layout,
         str(tmp_path),
         f"fczoo data check {name}",
     ):
-        assert word in str(caught.value)
+        assert phrase in str(caught.value)

@@ -1,4 +1,4 @@
-"""Frozen features on disk: the same bits, never trusted where they are not sound."""
+"""Frozen features on disk: the same bits, and a damaged file is never trusted."""
 
 import logging
 from pathlib import Path
@@ -30,7 +30,9 @@ def never(*_: object) -> None:
     raise AssertionError("the backbone is asked again")
 
 
-def test_another_process_starts_from_what_was_kept(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_starts_from_what_was_kept(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = ImageStore(toy_stream().train, toy_backbone()).query(ALL)
     first = store()
     first.query(ALL[:5])
@@ -39,43 +41,47 @@ def test_another_process_starts_from_what_was_kept(own_home: Path, monkeypatch: 
     assert [file.suffix for file in own_home.iterdir()] == [".safetensors"]
     monkeypatch.setattr(ImageStore, "_compute", never)
     assert torch.equal(store().query(ALL), plain)
-    assert torch.equal(first.relabelled(toy_stream().train.labels[::-1].copy()).query(ALL), plain)
+    assert torch.equal(first.with_labels(toy_stream().train.labels[::-1].copy()).query(ALL), plain)
 
 
-def test_another_view_other_weights_and_other_pixels_have_a_file_of_their_own(own_home: Path) -> None:
+def test_another_view_other_weights_and_other_pixels_have_a_file_of_their_own(
+    own_home: Path,
+) -> None:
     store().query(ALL)
     store(0.5).query(ALL)
     backbone = toy_backbone().to(dtype=torch.float32)
     next(open_stores([toy_stream().train], backbone, 1.0)).query(ALL)
-    changed = toy_stream().train.pixels.copy()
-    changed[0, 0, 0, 0] ^= 1
-    next(open_stores([toy_stream().train._replace(pixels=changed)], toy_backbone(), 1.0)).query(ALL)
+    pixels = toy_stream().train.pixels.copy()
+    pixels[0, 0, 0, 0] ^= 1
+    next(open_stores([toy_stream().train._replace(pixels=pixels)], toy_backbone(), 1.0)).query(ALL)
     assert len(list(own_home.iterdir())) == 4
 
 
 def test_hashes_tell_what_differs() -> None:
     pixels, weights = toy_stream().train.pixels, toy_backbone().weights
     assert pixels_sha256(pixels) == pixels_sha256(pixels.copy()) != pixels_sha256(pixels[:-1])
-    other = {**weights, "norm.bias": weights["norm.bias"] + 1e-12}
-    assert sha256_of(weights) == sha256_of(dict(reversed(weights.items()))) != sha256_of(other)
+    new_weights = {**weights, "norm.bias": weights["norm.bias"] + 1e-12}
+    assert (
+        sha256_of(weights) == sha256_of(dict(reversed(weights.items()))) != sha256_of(new_weights)
+    )
 
 
 @pytest.mark.parametrize("harm", ["cut short", "one bit", "nothing", "foreign"])
 def test_a_file_that_is_not_sound_is_computed_anew(harm: str, own_home: Path, caplog) -> None:
-    expected = store().query(ALL)
+    reference = store().query(ALL)
     (file,) = own_home.iterdir()
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
-    harmed = {
+    contents = {
         "cut short": bytes(content[:-9]),
         "one bit": bytes(content),
         "nothing": b"",
         "foreign": b"no features at all, and longer than a header",
     }
-    file.write_bytes(harmed[harm])
+    file.write_bytes(contents[harm])
     with caplog.at_level(logging.WARNING):
-        assert torch.equal(store().query(ALL), expected)
-    assert "is damaged or no file of fczoo's" in caplog.text
+        assert torch.equal(store().query(ALL), reference)
+    assert "is damaged or not a file of fczoo" in caplog.text
     caplog.clear()
     store().query(ALL)
     assert not caplog.text
@@ -88,7 +94,9 @@ def test_features_of_another_key_are_not_taken_under_a_copied_name(own_home: Pat
     assert second.load() is None and "is damaged" in caplog.text
 
 
-def test_what_was_unused_for_longest_makes_room(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_unused_for_longest_makes_room(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = [FeatureFile({"number": i}) for i in range(3)]
     for age, file in enumerate(files[:2]):
         file.save(torch.ones(100, 10))
@@ -105,5 +113,6 @@ def test_what_was_unused_for_longest_makes_room(own_home: Path, monkeypatch: pyt
 def test_a_disk_that_takes_nothing_costs_a_warning(own_home: Path, caplog) -> None:
     own_home.parent.mkdir(parents=True)
     own_home.write_text("no folder")
-    expected = ImageStore(toy_stream().train, toy_backbone()).query(ALL)
-    assert torch.equal(store().query(ALL), expected) and "features are not kept" in caplog.text
+    reference = ImageStore(toy_stream().train, toy_backbone()).query(ALL)
+    assert torch.equal(store().query(ALL), reference)
+    assert "features are not kept" in caplog.text

@@ -1,11 +1,13 @@
-"""Downloads from a server that behaves badly, and the command ``fczoo data fetch``."""
+"""Downloads from a faulty server, and the command ``fczoo data fetch``."""
 
+import errno
 import hashlib
 import os
 import subprocess
 import sys
 import tarfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,12 @@ from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.data.dataset import Archive, Dataset
 from fczoo.data.fetch import download, fetch
-from helpers_server import CONTENT, Server, entry, published, tarred
+from helpers_server import CONTENT, Server, describe_archive, entry, pack_tar
 
 
 @pytest.fixture
 def get(server: Server, tmp_path: Path):
-    """``get(archive)`` downloads ``toy`` and gives its bytes."""
+    """Return ``get(archive)``: it downloads ``toy`` and returns its bytes."""
     server.files["toy"] = CONTENT
 
     def run(archive: Archive) -> bytes:
@@ -31,12 +33,14 @@ def get(server: Server, tmp_path: Path):
 
 
 def test_a_download_is_verified(get, server: Server) -> None:
-    assert get(published(CONTENT)) == CONTENT and server.ranges == [None]
+    assert get(describe_archive(CONTENT)) == CONTENT and server.ranges == [None]
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
-def test_a_connection_that_breaks_is_resumed(get, server: Server, size: int | None, tmp_path: Path) -> None:
-    archive = published(CONTENT)._replace(size=size)
+def test_a_connection_that_breaks_is_resumed(
+    get, server: Server, size: int | None, tmp_path: Path
+) -> None:
+    archive = describe_archive(CONTENT)._replace(size=size)
     server.cut = 20_000
     with pytest.raises(FczooError, match=r"ended after 20000 of 50000 bytes|20000 bytes read"):
         get(archive)
@@ -49,7 +53,7 @@ def test_a_connection_that_breaks_is_resumed(get, server: Server, size: int | No
 def test_a_server_that_cannot_resume_sends_it_again(get, server: Server, tmp_path: Path) -> None:
     (tmp_path / "toy").write_bytes(b"something else")
     server.ranged = False
-    assert get(published(CONTENT)) == CONTENT
+    assert get(describe_archive(CONTENT)) == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -66,24 +70,56 @@ def test_other_content_is_refused_and_removed(
 ) -> None:
     server.files["toy"] = served
     with pytest.raises(FczooError, match=says):
-        get(published(CONTENT))
+        get(describe_archive(CONTENT))
     assert not (tmp_path / "toy").exists()
 
 
-def test_no_more_than_the_known_size_is_read(get, server: Server, tmp_path: Path, monkeypatch) -> None:
-    """The server would send 4 MiB; one byte too much is enough to know."""
-    server.files["toy"], kept = CONTENT + bytes(4 << 20), []
-    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: kept.append(self.stat().st_size))
+def test_no_more_than_the_known_size_is_read(
+    get, server: Server, tmp_path: Path, monkeypatch
+) -> None:
+    """Read at most one byte more than the known size.
+
+    The server would send 4 MiB.
+    """
+    server.files["toy"], sizes = CONTENT + bytes(4 << 20), []
+    monkeypatch.setattr(
+        Path, "unlink", lambda self, missing_ok=False: sizes.append(self.stat().st_size)
+    )
     with pytest.raises(FczooError, match="longer than the expected 50000 bytes"):
-        get(published(CONTENT))
-    assert kept == [50_001]
+        get(describe_archive(CONTENT))
+    assert sizes == [50_001]
+
+
+def test_a_full_disk_is_named_and_the_part_is_kept(
+    get, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def update(self, count: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    server.cut = 20_000
+    with monkeypatch.context() as patch:
+        patch.setattr("fczoo.data.fetch.progress_bar", lambda *_: nullcontext(Full()))
+        with pytest.raises(FczooError) as caught:
+            get(describe_archive(CONTENT))
+    assert str(caught.value) == (
+        f"the download of {server.url}/toy to {tmp_path / 'toy'} failed: No space left on device; "
+        "run it "
+        "again, what has arrived is kept"
+    )
+    part, server.cut = (tmp_path / "toy").stat().st_size, None
+    assert 0 < part <= 20_000
+    assert get(describe_archive(CONTENT)) == CONTENT
+    assert server.ranges == [None, f"bytes={part}-"]
 
 
 def test_the_sha256_is_verified_beside_the_md5(get) -> None:
-    good = hashlib.sha256(CONTENT).hexdigest()
-    assert get(published(CONTENT)._replace(sha256=good)) == CONTENT
-    with pytest.raises(FczooError, match=r"not the published file \(SHA256 [0-9a-f]{64}, expected 0000"):
-        get(published(CONTENT)._replace(sha256="0" * 64))
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    assert get(describe_archive(CONTENT)._replace(sha256=digest)) == CONTENT
+    with pytest.raises(
+        FczooError, match=r"not the published file \(SHA256 [0-9a-f]{64}, expected 0000"
+    ):
+        get(describe_archive(CONTENT)._replace(sha256="0" * 64))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
@@ -91,19 +127,19 @@ def test_the_sha256_is_verified_beside_the_md5(get) -> None:
 def test_a_named_pipe_is_refused_instead_of_waited_for(end: str, get, tmp_path: Path) -> None:
     if end == "source":
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(FczooError, match="pipe is no ordinary file"):
-            download((tmp_path / "pipe").as_uri(), tmp_path / "toy", published(CONTENT))
+        with pytest.raises(FczooError, match="pipe is not an ordinary file"):
+            download((tmp_path / "pipe").as_uri(), tmp_path / "toy", describe_archive(CONTENT))
     else:
         os.mkfifo(tmp_path / "toy")
-        with pytest.raises(FczooError, match="toy is no ordinary file"):
-            get(published(CONTENT))
+        with pytest.raises(FczooError, match="toy is not an ordinary file"):
+            get(describe_archive(CONTENT))
 
 
 def test_a_spoilt_part_is_found_out(get, tmp_path: Path) -> None:
     (tmp_path / "toy").write_bytes(b"0" * 20_000)
     with pytest.raises(FczooError, match="not the published file"):
-        get(published(CONTENT))
-    assert get(published(CONTENT)) == CONTENT
+        get(describe_archive(CONTENT))
+    assert get(describe_archive(CONTENT)) == CONTENT
 
 
 def test_without_a_published_checksum_the_sha256_is_told(
@@ -116,55 +152,58 @@ def test_without_a_published_checksum_the_sha256_is_told(
 
 def test_servers_that_do_not_answer(server: Server, tmp_path: Path) -> None:
     with pytest.raises(FczooError, match=r"answers 404 .*--mirror"):
-        download(f"{server.url}/none", tmp_path / "none", published(CONTENT))
+        download(f"{server.url}/none", tmp_path / "none", describe_archive(CONTENT))
     with pytest.raises(FczooError, match=r"failed: .*run it again"):
-        download("http://127.0.0.1:9/none", tmp_path / "none", published(CONTENT))
+        download("http://127.0.0.1:9/none", tmp_path / "none", describe_archive(CONTENT))
 
 
 # ---------------------------------------------------------------- the command
 
 
 def test_the_command_fetches_and_checks(toy: type[Dataset], server: Server, tmp_path: Path) -> None:
-    content = tarred(entry("toy", tarfile.DIRTYPE), entry("toy/good"))
-    toy.archives = (published(content),)
+    content = pack_tar(entry("toy", tarfile.DIRTYPE), entry("toy/good"))
+    toy.archives = (describe_archive(content),)
     server.files["toy.tar.gz"] = content
-    done = CliRunner().invoke(
+    outcome = CliRunner().invoke(
         main, ["data", "fetch", "toy", "--data-root", str(tmp_path), "--mirror", server.url]
     )
-    assert done.exit_code == 0 and f"toy is in {tmp_path / 'toy'}; licence: free" in done.stdout
+    assert outcome.exit_code == 0
+    assert f"toy is in {tmp_path / 'toy'}; licence: free" in outcome.stdout
     assert (tmp_path / "toy" / "good").read_bytes() == b"x"
     note = (tmp_path / "toy" / "fetched.json").read_text()
-    assert hashlib.sha256(content).hexdigest() in note and f"{server.url}/toy.tar.gz" in note
-    checked = CliRunner().invoke(main, ["data", "check", "toy", "--data-root", str(tmp_path)])
-    assert checked.exit_code == 0 and "unreadable files" in checked.stdout
+    assert hashlib.sha256(content).hexdigest() in note
+    assert f"{server.url}/toy.tar.gz" in note
+    check = CliRunner().invoke(main, ["data", "check", "toy", "--data-root", str(tmp_path)])
+    assert check.exit_code == 0 and "unreadable files" in check.stdout
     (tmp_path / "toy" / "good").unlink()
     (tmp_path / "toy" / "fetched.json").unlink()
     toy.folder = "toy/inner"
     again = CliRunner().invoke(main, ["data", "fetch", "toy", "--data-root", str(tmp_path)])
-    assert again.exit_code == 1 and "is there but has no inner; move it away" in again.stderr
+    assert again.exit_code == 1
+    assert "is there but has no inner; move it away" in again.stderr
 
 
 def test_the_command_says_what_is_wrong_in_one_line(
     toy: type[Dataset], server: Server, tmp_path: Path
 ) -> None:
-    toy.archives = (published(CONTENT),)
+    toy.archives = (describe_archive(CONTENT),)
     for arguments, says in (
         (["fetch", "toy", "--mirror", server.url], "answers 404"),
         (["fetch", "digits"], "digits needs no download"),
         (["fetch", "toyy"], "did you mean toy"),
         (["check", "toy"], "run `fczoo data fetch toy`"),
     ):
-        done = CliRunner().invoke(main, ["data", *arguments, "--data-root", str(tmp_path)])
-        assert (
-            done.exit_code == 1 and says in done.stderr and done.stderr.splitlines()[-1].startswith("Error: ")
-        ), done.stderr
+        outcome = CliRunner().invoke(main, ["data", *arguments, "--data-root", str(tmp_path)])
+        assert outcome.exit_code == 1, outcome.stderr
+        assert says in outcome.stderr, outcome.stderr
+        assert outcome.stderr.splitlines()[-1].startswith("Error: "), outcome.stderr
 
 
 def test_a_killed_fetch_leaves_no_data_and_is_resumed(
     toy: type[Dataset], server: Server, tmp_path: Path
 ) -> None:
-    content = tarred(entry("toy/good"), content=CONTENT)
-    toy.archives = (published(content),)
+    content = pack_tar(entry("toy/good"), content=CONTENT)
+    toy.archives = (describe_archive(content),)
     server.files["toy.tar.gz"], server.cut, server.hold = content, 30_000, True
     script = (
         "from pathlib import Path\n"
@@ -177,7 +216,9 @@ def test_a_killed_fetch_leaves_no_data_and_is_resumed(
         f"fetch('toy', Path({str(tmp_path)!r}), {server.url!r})"
     )
     part = tmp_path / ".fetch-toy" / "toy.tar.gz"
-    child = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     deadline = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -22,20 +22,24 @@ pytestmark = pytest.mark.usefixtures("cache")
 EVERY = np.arange(12)
 
 
-def test_images_are_decoded_once(files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_decoded_once(
+    files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = files.take(EVERY)
-    assert isinstance(first.pixels, np.memmap) and first.labels.tolist() == files.labels.tolist()
+    assert isinstance(first.pixels, np.memmap)
+    assert first.labels.tolist() == files.labels.tolist()
     for pixels, name in zip(first.pixels, files.names, strict=True):
         assert np.array_equal(pixels, prepare(files.root / name, 16))
-    before = {p.name: p.stat().st_mtime_ns for p in cache.iterdir()}
+    times = {p.name: p.stat().st_mtime_ns for p in cache.iterdir()}
     monkeypatch.setattr("fczoo.data.image_files.prepare", None)  # would fail
     assert np.array_equal(files.take(EVERY).pixels, first.pixels)
-    assert {p.name: p.stat().st_mtime_ns for p in cache.iterdir()} == before
+    assert {p.name: p.stat().st_mtime_ns for p in cache.iterdir()} == times
 
 
 def test_a_part_of_the_images_is_decoded_alone(files: ImageFiles, cache: Path) -> None:
     some = files.take(np.array([1, 5, 7]), 8)
-    assert some.pixels.shape == (3, 8, 8, 3) and some.labels.tolist() == [1, 2, 1]
+    assert some.pixels.shape == (3, 8, 8, 3)
+    assert some.labels.tolist() == [1, 2, 1]
     assert np.array_equal(some.pixels[1], prepare(files.root / files.names[5], 8))
     assert [p.stat().st_size for p in cache.glob("*.u8")] == [3 * 8 * 8 * 3]
 
@@ -96,25 +100,25 @@ def test_a_full_disk_or_a_folder_that_cannot_be_written_is_named(
 
 def test_what_is_written_to_the_array_stays_out_of_the_cache(files: ImageFiles) -> None:
     pixels = files.take(EVERY).pixels
-    kept = pixels.copy()
+    copy = pixels.copy()
     pixels[:] = 0
-    assert np.array_equal(files.take(EVERY).pixels, kept)
+    assert np.array_equal(files.take(EVERY).pixels, copy)
 
 
 def test_a_corrupt_image_is_named_and_leaves_no_cache(files: ImageFiles, cache: Path) -> None:
     broken = files.root / files.names[7]
-    whole = broken.read_bytes()
-    broken.write_bytes(whole[:100])
+    content = broken.read_bytes()
+    broken.write_bytes(content[:100])
     with pytest.raises(FczooError, match=rf"cannot read image {broken}: .*fczoo data check toy"):
         files.take(EVERY)
     assert not [p for p in cache.iterdir() if p.suffix != ".lock"]
-    broken.write_bytes(whole)
+    broken.write_bytes(content)
     assert len(files.take(EVERY).pixels) == 12
 
 
 @pytest.mark.parametrize("harm", ["no index", "torn index", "short pixels", "other index"])
 def test_half_a_cache_is_none(harm: str, files: ImageFiles, cache: Path) -> None:
-    expected = files.take(EVERY).pixels.copy()
+    reference = files.take(EVERY).pixels.copy()
     index, pixels = next(cache.glob("*.json")), next(cache.glob("*.u8"))
     if harm == "no index":
         index.unlink()
@@ -126,7 +130,7 @@ def test_half_a_cache_is_none(harm: str, files: ImageFiles, cache: Path) -> None
         index.write_text(json.dumps({**json.loads(index.read_text()), "size": 99}))
     if harm != "short pixels":
         pixels.write_bytes(bytes(pixels.stat().st_size))
-    assert np.array_equal(files.take(EVERY).pixels, expected)
+    assert np.array_equal(files.take(EVERY).pixels, reference)
 
 
 @pytest.mark.parametrize("position", [0, 12 * 16 * 16 * 3 // 2, -1])
@@ -136,7 +140,9 @@ def test_changed_pixels_are_refused(position: int, files: ImageFiles, cache: Pat
     pixels = bytearray(file.read_bytes())
     pixels[position] ^= 1
     file.write_bytes(pixels)
-    with pytest.raises(FczooError, match=rf"^the pixels in {file} have changed .*; delete that file$"):
+    with pytest.raises(
+        FczooError, match=rf"^the pixels in {file} have changed .*; delete that file$"
+    ):
         files.take(EVERY)
     file.unlink()
     assert np.array_equal(files.take(EVERY).pixels[7], prepare(files.root / files.names[7], 16))
@@ -145,7 +151,10 @@ def test_changed_pixels_are_refused(position: int, files: ImageFiles, cache: Pat
 def test_of_a_large_cache_some_blocks_are_verified_each_time(
     files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of one image, of which three are verified each time; one of them has changed."""
+    """Verify some blocks of a large cache each time.
+
+    Blocks have one image, three are verified each time, and one of them has changed.
+    """
     monkeypatch.setattr("fczoo.data.image_cache.BLOCK", 1)
     monkeypatch.setattr("fczoo.data.image_cache.VERIFIED", 3 * 16 * 16 * 3)
     files.take(EVERY)
@@ -162,7 +171,7 @@ def test_of_a_large_cache_some_blocks_are_verified_each_time(
 
 
 def test_a_cache_without_checksums_is_made_again(files: ImageFiles, cache: Path) -> None:
-    """As versions before the checksums left it."""
+    """Rebuild a cache without checksums, as versions before the checksums left it."""
     files.take(EVERY)
     index, pixels = next(cache.glob("*.json")), next(cache.glob("*.u8"))
     content = json.loads(index.read_text())
@@ -180,10 +189,13 @@ def test_a_killed_build_is_made_again(files: ImageFiles, cache: Path) -> None:
         "    if path.stem == '9': time.sleep(60)\n"
         "    return good(path, size)\n"
         "f.prepare = slow\n"
-        f"files = f.ImageFiles('toy', Path({str(files.root)!r}), {files.names!r}, np.arange(12) % 3, 16)\n"
+        f"files = f.ImageFiles('toy', Path({str(files.root)!r}), {files.names!r}, np.arange(12) % "
+        "3, 16)\n"
         "files.take(np.arange(12))"
     )
-    child = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     deadline = time.monotonic() + 60
     while not list(cache.glob("*.tmp")) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Image files of every kind, the squares made of them, and folders of one's own."""
+"""Image files of every kind, the squares made of them, and folders of users."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from fczoo import Bench, FczooError, Settings, create_method
+from fczoo import Benchmark, FczooError, Settings, create_method
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Images
 from fczoo.data.image_files import ImageFiles, UnreadableImage, class_folders, prepare
@@ -52,17 +52,18 @@ def test_every_mode_becomes_rgb(
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (3, 2), (8, 8), (300, 200)])
 def test_every_shape_becomes_a_square(size: tuple[int, int], tmp_path: Path) -> None:
     Image.new("RGB", size, (10, 200, 30)).save(tmp_path / "image.png")
-    assert (prepare(tmp_path / "image.png", 8) == [10, 200, 30]).all() and prepare(
-        tmp_path / "image.png", 8
-    ).shape == (8, 8, 3)
+    assert (prepare(tmp_path / "image.png", 8) == [10, 200, 30]).all()
+    assert prepare(tmp_path / "image.png", 8).shape == (8, 8, 3)
 
 
 @pytest.mark.parametrize("shape", [(40, 60), (61, 40), (33, 33)])
 def test_the_square_is_the_centre_of_the_image(shape: tuple[int, int], tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
-    expected = np.asarray(ImageOps.fit(Image.fromarray(pixels), (16, 16), Image.Resampling.BICUBIC))
-    assert np.array_equal(prepare(tmp_path / "image.png", 16), expected)
+    reference = np.asarray(
+        ImageOps.fit(Image.fromarray(pixels), (16, 16), Image.Resampling.BICUBIC)
+    )
+    assert np.array_equal(prepare(tmp_path / "image.png", 16), reference)
 
 
 def test_images_of_the_right_size_stay_as_they_are(tmp_path: Path) -> None:
@@ -72,35 +73,44 @@ def test_images_of_the_right_size_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:
-    good = tmp_path / "good.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(good)
-    whole = good.read_bytes()
+    valid_file = tmp_path / "good.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
+        valid_file
+    )
+    valid_bytes = valid_file.read_bytes()
     for name, content in (
         ("empty.png", b""),
         ("text.jpg", b"hello"),
-        ("short.png", whole[: len(whole) // 2]),
+        ("short.png", valid_bytes[: len(valid_bytes) // 2]),
     ):
         (tmp_path / name).write_bytes(content)
     Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(tmp_path / "deep.png")
     for name in ("empty.png", "text.jpg", "short.png", "deep.png", "missing.png"):
-        with pytest.raises(UnreadableImage, match=rf"^cannot read image {tmp_path / name}: .") as caught:
+        with pytest.raises(
+            UnreadableImage, match=rf"^cannot read image {tmp_path / name}: ."
+        ) as caught:
             prepare(tmp_path / name, 8)
         assert "\n" not in str(caught.value)
 
 
-def test_no_other_format_hides_behind_a_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow would hand PostScript to Ghostscript, a program that runs what the file says."""
-    started: list[object] = []
-    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *rest: started.append(rest) or 1 / 0)
+def test_no_other_format_hides_behind_a_suffix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refuse PostScript in a file with the suffix of an image.
+
+    Pillow would give it to Ghostscript, a program that runs the content of the file.
+    """
+    calls: list[object] = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *rest: calls.append(rest) or 1 / 0)
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
     (tmp_path / "image.png").write_bytes(script)
     with pytest.raises(UnreadableImage, match=r"image\.png: cannot identify image file"):
         prepare(tmp_path / "image.png", 8)
-    assert not started
+    assert not calls
 
 
 def test_the_suffix_may_name_another_of_the_usual_formats(tmp_path: Path) -> None:
-    """As for a PNG file among ImageNet's JPEG files."""
+    """Read a usual format under another suffix, such as a PNG file among ImageNet's JPEG files."""
     Image.new("RGB", (8, 8), (10, 200, 30)).save(tmp_path / "image.jpg", "PNG")
     assert (prepare(tmp_path / "image.jpg", 8) == [10, 200, 30]).all()
 
@@ -108,7 +118,7 @@ def test_the_suffix_may_name_another_of_the_usual_formats(tmp_path: Path) -> Non
 @pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
 def test_a_named_pipe_is_no_image(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "image.png")
-    with pytest.raises(UnreadableImage, match="it is no ordinary file"):
+    with pytest.raises(UnreadableImage, match="it is not an ordinary file"):
         prepare(tmp_path / "image.png", 8)
 
 
@@ -117,7 +127,8 @@ def test_a_named_pipe_is_no_image(tmp_path: Path) -> None:
 
 def test_your_own_folders(files: ImageFiles) -> None:
     stream = make_stream("imagefolder", files.root, tasks=3)
-    assert stream.classes == ("class0", "class1", "class2") and stream.train.pixels.shape == (9, 256, 256, 3)
+    assert stream.classes == ("class0", "class1", "class2")
+    assert stream.train.pixels.shape == (9, 256, 256, 3)
     assert np.bincount(stream.test.labels).tolist() == [1, 1, 1]
 
 
@@ -128,9 +139,8 @@ def test_your_own_division(test: str, files: ImageFiles) -> None:
             (files.root / part / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(files.root / name, files.root / part / name)
     stream = make_stream("imagefolder", files.root, tasks=3, stored_size=16)
-    assert len(stream.train.labels) == len(stream.test.labels) == 6 and np.array_equal(
-        stream.train.pixels, stream.test.pixels
-    )
+    assert len(stream.train.labels) == len(stream.test.labels) == 6
+    assert np.array_equal(stream.train.pixels, stream.test.pixels)
     shutil.rmtree(files.root / test / "class1")
     with pytest.raises(FczooError, match="have different classes: class1 is in one of them only"):
         make_stream("imagefolder", files.root, tasks=3)
@@ -154,7 +164,8 @@ def test_folders_that_hold_nothing_to_learn(tmp_path: Path) -> None:
 
 def test_a_stored_size_is_for_files_only() -> None:
     with pytest.raises(
-        FczooError, match="these images come at 32 pixels; --stored-size is for data sets of image files"
+        FczooError,
+        match="these images come at 32 pixels; --stored-size is for data sets of image files",
     ):
         make_stream("digits", stored_size=64)
     assert make_stream("digits", stored_size=32).train.pixels.shape[1] == 32
@@ -164,14 +175,20 @@ def test_a_stored_size_is_for_files_only() -> None:
 
 
 def test_a_store_on_the_cache_shows_what_one_in_memory_shows(files: ImageFiles, backbone) -> None:
-    mapped = files.take(EVERY)
+    cache_images = files.take(EVERY)
     stores = [
-        ImageStore(images, backbone) for images in (mapped, Images(np.array(mapped.pixels), mapped.labels))
+        ImageStore(images, backbone)
+        for images in (cache_images, Images(np.array(cache_images.pixels), cache_images.labels))
     ]
-    assert np.shares_memory(stores[0].pixels.numpy(), mapped.pixels)  # nothing was read into memory
-    index, draws = torch.tensor([3, 0, 11]), torch.rand(3, DRAWS, generator=torch.Generator().manual_seed(0))
+    assert np.shares_memory(
+        stores[0].pixels.numpy(), cache_images.pixels
+    )  # nothing was read into memory
+    index, draws = (
+        torch.tensor([3, 0, 11]),
+        torch.rand(3, DRAWS, generator=torch.Generator().manual_seed(0)),
+    )
     assert torch.equal(*(store.view(index) for store in stores))
-    assert torch.equal(*(store.augmented(index, AUGMENTS["crop"], draws) for store in stores))
+    assert torch.equal(*(store.training_view(index, AUGMENTS["crop"], draws) for store in stores))
 
 
 def test_a_bench_on_image_files(files: ImageFiles) -> None:
@@ -185,7 +202,7 @@ def test_a_bench_on_image_files(files: ImageFiles) -> None:
         epochs=1,
         stored_size=32,
     )
-    result = Bench.open(settings).run(create_method("fedncm"))
+    result = Benchmark.open(settings).run(create_method("fedncm"))
     assert len(result.accuracy) == 3 and result.test_counts == [1, 1, 1]
 
 
@@ -193,20 +210,25 @@ def test_missing_data_and_weights_are_named_together(tmp_path: Path) -> None:
     for name in ("tinyimagenet", "cars196"):
         settings = Settings.for_dataset(name)
         with pytest.raises(FczooError) as caught:
-            Bench.open(settings)
+            Benchmark.open(settings)
         cls, message = DATASETS.get(name), str(caught.value)
-        for word in (
+        for phrase in (
             cls.folder,
             cls.source,
-            "--data-root",
+            "data_root",
             f"the weights {settings.backbone} are not on this machine",
-            "--backbone FILE reads a copy",
+            "backbone FILE reads a copy",
             str(tmp_path),
         ):
-            assert word in message
-        assert ("fczoo data fetch" in message) == bool(cls.archives) and "\n" not in message
+            assert phrase in message
+        assert ("fczoo data fetch" in message) == bool(cls.archives)
+        assert "\n" not in message
     (tmp_path / "home" / "data" / "cifar-100-python").mkdir(parents=True)  # there, but empty
-    with pytest.raises(FczooError, match=r"no weight file at nowhere.*; cifar100 in .* is incomplete"):
-        Bench.open(Settings.for_dataset("cifar100", backbone="nowhere.safetensors"))
-    with pytest.raises(FczooError, match=r"there is no weight file at nowhere\.safetensors either"):
-        Bench.open(Settings.for_dataset("tinyimagenet", backbone="nowhere.safetensors"))
+    with pytest.raises(
+        FczooError, match=r"no weight file at nowhere.*; cifar100 in .* is incomplete"
+    ):
+        Benchmark.open(Settings.for_dataset("cifar100", backbone="nowhere.safetensors"))
+    with pytest.raises(
+        FczooError, match=r"the weight file nowhere\.safetensors does not exist either"
+    ):
+        Benchmark.open(Settings.for_dataset("tinyimagenet", backbone="nowhere.safetensors"))

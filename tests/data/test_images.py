@@ -18,7 +18,9 @@ EVERYTHING = Augment(scale=(1.0, 1.0), ratio=(1.0, 1.0))  # a crop of the whole 
 @pytest.fixture
 def store_of(backbone):
     def make(pixels: np.ndarray) -> ImageStore:
-        return ImageStore(Images(pixels.astype(np.uint8), np.zeros(len(pixels), np.int64)), backbone)
+        return ImageStore(
+            Images(pixels.astype(np.uint8), np.zeros(len(pixels), np.int64)), backbone
+        )
 
     return make
 
@@ -29,12 +31,20 @@ def noisy() -> np.ndarray:
 
 
 def pixels_of(view: Tensor) -> np.ndarray:
-    """Undo the normalisation: [B, S, S, 3] in 0..1."""
+    """Invert the normalisation: [B, S, S, 3] in 0..1."""
     return view.permute(0, 2, 3, 1).numpy() * STD + MEAN
 
 
 def draws(count: int, **columns: float) -> Tensor:
-    """Draws of one half, but for: area, shape, x, y, flip, brightness."""
+    """Return draws of one half, but for: area, shape, x, y, flip, brightness.
+
+    Args:
+        count: Number of images.
+        columns: Draws by name.
+
+    Returns:
+        Draws [count, DRAWS].
+    """
     out = torch.full((count, DRAWS), 0.5)
     for name, value in columns.items():
         out[:, ("area", "shape", "x", "y", "flip", "brightness").index(name)] = value
@@ -44,7 +54,9 @@ def draws(count: int, **columns: float) -> Tensor:
 def test_the_test_view_normalises_channel_by_channel(store_of, noisy):
     view = store_of(noisy).view(torch.tensor([4, 0]))
     assert view.shape == (2, 3, 16, 16) and view.dtype == torch.float64
-    np.testing.assert_allclose(view.permute(0, 2, 3, 1), (noisy[[4, 0]] / 255 - MEAN) / STD, atol=1e-6)
+    np.testing.assert_allclose(
+        view.permute(0, 2, 3, 1), (noisy[[4, 0]] / 255 - MEAN) / STD, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("size", [8, 20, 50])
@@ -52,66 +64,87 @@ def test_the_test_view_resizes_as_pillow_does(store_of, size):
     pixels = (
         np.random.default_rng(0).integers(70, 186, (2, size, size, 3)).astype(np.uint8)
     )  # Pillow clips overshoot between its passes
-    expected = (
-        np.stack([np.asarray(Image.fromarray(p).resize((16, 16), Image.Resampling.BICUBIC)) for p in pixels])
+    reference = (
+        np.stack(
+            [
+                np.asarray(Image.fromarray(p).resize((16, 16), Image.Resampling.BICUBIC))
+                for p in pixels
+            ]
+        )
         / 255
     )
     np.testing.assert_allclose(
-        pixels_of(store_of(pixels).view(torch.arange(2))), expected, atol=1.5 / 255
+        pixels_of(store_of(pixels).view(torch.arange(2))), reference, atol=1.5 / 255
     )  # and rounds twice
 
 
 @pytest.mark.parametrize("size", [12, 20, 50])
 def test_the_test_crop_is_the_middle_of_a_larger_view(backbone, size):
-    """Keeping 0.8 of each side is resizing to 20 pixels and cutting out the middle 16."""
+    """Resize to 20 pixels and cut out the middle 16 to keep 0.8 of each side."""
     pixels = np.random.default_rng(0).integers(70, 186, (2, size, size, 3)).astype(np.uint8)
     larger = (
-        np.stack([np.asarray(Image.fromarray(p).resize((20, 20), Image.Resampling.BICUBIC)) for p in pixels])
+        np.stack(
+            [
+                np.asarray(Image.fromarray(p).resize((20, 20), Image.Resampling.BICUBIC))
+                for p in pixels
+            ]
+        )
         / 255
     )
     store = ImageStore(Images(pixels, np.zeros(2, np.int64)), backbone, test_crop=0.8)
-    np.testing.assert_allclose(pixels_of(store.view(torch.arange(2))), larger[:, 2:18, 2:18], atol=1.5 / 255)
+    np.testing.assert_allclose(
+        pixels_of(store.view(torch.arange(2))), larger[:, 2:18, 2:18], atol=1.5 / 255
+    )
 
 
 def test_a_view_has_the_backbones_type(backbone, noisy):
     for dtype in (torch.float32, torch.bfloat16):
-        store = ImageStore(Images(noisy.astype(np.uint8), np.zeros(5, np.int64)), backbone.to(dtype=dtype))
+        store = ImageStore(
+            Images(noisy.astype(np.uint8), np.zeros(5, np.int64)), backbone.to(dtype=dtype)
+        )
         assert (
             store.view(torch.arange(2)).dtype
-            == store.augmented(torch.arange(2), AUGMENTS["crop"], draws(2)).dtype
+            == store.training_view(torch.arange(2), AUGMENTS["crop"], draws(2)).dtype
             == dtype
         )
 
 
 @pytest.mark.parametrize("size", [16, 24])
 def test_without_augmentation_the_training_view_is_the_test_view(store_of, size):
-    store, index = store_of(np.random.default_rng(0).integers(0, 256, (3, size, size, 3))), torch.arange(3)
-    assert torch.equal(store.augmented(index, Augment(), torch.rand(3, DRAWS)), store.view(index))
+    store, index = (
+        store_of(np.random.default_rng(0).integers(0, 256, (3, size, size, 3))),
+        torch.arange(3),
+    )
+    assert torch.equal(
+        store.training_view(index, Augment(), torch.rand(3, DRAWS)), store.view(index)
+    )
 
 
 def test_only_augment_none_is_fixed():
-    assert {name for name, augment in AUGMENTS.items() if augment.fixed} == {"none"}
+    assert {name for name, augment in AUGMENTS.items() if augment.is_fixed} == {"none"}
 
 
 @pytest.mark.parametrize("name", sorted(AUGMENTS))
 def test_a_view_is_a_function_of_its_own_draws(store_of, noisy, name):
-    store, index, drawn = (
+    store, index, draw_rows = (
         store_of(noisy),
         torch.arange(5),
         torch.rand(5, DRAWS, generator=torch.Generator().manual_seed(1)),
     )
-    views = store.augmented(index, get_augment(name), drawn)
+    views = store.training_view(index, get_augment(name), draw_rows)
     order = torch.tensor([3, 0, 4, 2, 1])
-    torch.testing.assert_close(store.augmented(index[order], get_augment(name), drawn[order]), views[order])
-    other = store.augmented(index, get_augment(name), 1 - drawn)
-    assert torch.equal(other, views) == get_augment(name).fixed
+    torch.testing.assert_close(
+        store.training_view(index[order], get_augment(name), draw_rows[order]), views[order]
+    )
+    other_views = store.training_view(index, get_augment(name), 1 - draw_rows)
+    assert torch.equal(other_views, views) == get_augment(name).is_fixed
 
 
 def test_flips_flip(store_of, noisy):
     store, index = store_of(noisy), torch.arange(5)
     coin = draws(5)
     coin[:, 4] = torch.tensor([0.0, 0.49, 0.5, 0.51, 0.99])  # below 0.5: flipped
-    views = store.augmented(index, AUGMENTS["flip"], coin)
+    views = store.training_view(index, AUGMENTS["flip"], coin)
     assert torch.equal(views[:2], store.view(index[:2]).flip(-1))
     assert torch.equal(views[2:], store.view(index[2:]))
 
@@ -119,25 +152,34 @@ def test_flips_flip(store_of, noisy):
 def test_a_crop_of_everything_is_the_image_and_flips_too(store_of, noisy):
     store, index = store_of(noisy), torch.arange(5)
     torch.testing.assert_close(
-        store.augmented(index, EVERYTHING, draws(5)), store.view(index), atol=1e-4, rtol=0
+        store.training_view(index, EVERYTHING, draws(5)), store.view(index), atol=1e-4, rtol=0
     )
-    flipped = store.augmented(index, Augment(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=1.0), draws(5))
-    torch.testing.assert_close(flipped, store.view(index).flip(-1), atol=1e-4, rtol=0)
+    mirror = store.training_view(
+        index, Augment(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=1.0), draws(5)
+    )
+    torch.testing.assert_close(mirror, store.view(index).flip(-1), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("x", "y"), [(0, 0), (1, 0), (0, 1), (1, 1), (0.5, 0.5)])
 def test_a_quarter_crop_shows_the_drawn_place(store_of, x, y):
-    """On a ramp, brightness tells the place: a crop of half the side,
-    pushed to a corner, covers the nearer half.
+    """Show the place that was drawn.
+
+    On a ramp, brightness identifies the place: a crop of half the side, pushed to a corner, covers
+    the nearer half.
     """
     ramp = np.linspace(20, 220, 16)
     pixels = np.stack(np.broadcast_arrays(ramp[None, :], ramp[:, None], 0.0), -1)[
         None
     ]  # red grows with x, green with y
     quarter = Augment(scale=(0.25, 0.25), ratio=(1.0, 1.0))
-    view = pixels_of(store_of(pixels).augmented(torch.arange(1), quarter, draws(1, x=x, y=y)))[0] * 255
+    view = (
+        pixels_of(store_of(pixels).training_view(torch.arange(1), quarter, draws(1, x=x, y=y)))[0]
+        * 255
+    )
 
-    def value(place: float, where: np.ndarray) -> np.ndarray:  # brightness at the pixel centres of the crop
+    def value(
+        place: float, where: np.ndarray
+    ) -> np.ndarray:  # brightness at the pixel centres of the crop
         at = 8 * place + (where + 0.5) / 2 - 0.5  # in pixels of the original
         return 20 + 200 / 15 * at
 
@@ -146,24 +188,30 @@ def test_a_quarter_crop_shows_the_drawn_place(store_of, x, y):
         view[inner, inner, 0], np.broadcast_to(value(x, np.arange(16)[inner]), (10, 10)), atol=2
     )
     np.testing.assert_allclose(
-        view[inner, inner, 1], np.broadcast_to(value(y, np.arange(16)[inner])[:, None], (10, 10)), atol=2
+        view[inner, inner, 1],
+        np.broadcast_to(value(y, np.arange(16)[inner])[:, None], (10, 10)),
+        atol=2,
     )
 
 
 @pytest.mark.parametrize("name", ["crop", "fppl", "hgp"])
 def test_crops_stay_inside(store_of, name):
-    """A crop that stuck out would see the ramps mirrored:
-    the view would not grow from left to right, from top to bottom.
+    """Place every crop inside the image.
+
+    A crop that stuck out would see the ramps mirrored: the view would not grow from left to right,
+    from top to bottom.
     """
     ramp = np.linspace(0, 255, 64)
     pixels = np.stack(np.broadcast_arrays(ramp[None, :], ramp[:, None], 0.0), -1)[
         None
     ]  # red grows with x, green with y
     corners = torch.cartesian_prod(*(torch.tensor([0.0, 0.999]) for _ in range(4)))
-    drawn = torch.cat([corners, torch.rand(200, 4, generator=torch.Generator().manual_seed(0))])
-    drawn = torch.cat([drawn, torch.full((len(drawn), 2), 0.99)], 1)  # not flipped
+    draw_rows = torch.cat([corners, torch.rand(200, 4, generator=torch.Generator().manual_seed(0))])
+    draw_rows = torch.cat([draw_rows, torch.full((len(draw_rows), 2), 0.99)], 1)  # not flipped
     views = pixels_of(
-        store_of(pixels).augmented(torch.zeros(len(drawn), dtype=torch.int64), AUGMENTS[name], drawn)
+        store_of(pixels).training_view(
+            torch.zeros(len(draw_rows), dtype=torch.int64), AUGMENTS[name], draw_rows
+        )
     )
     for channel, axis in ((0, 2), (1, 1)):
         steps = np.diff(views[..., channel], axis=axis)
@@ -174,13 +222,17 @@ def test_crops_stay_inside(store_of, name):
 @pytest.mark.parametrize("name", ["none", "flip", "crop", "fppl", "hgp"])
 def test_a_constant_image_stays_constant(store_of, name):
     pixels = np.broadcast_to(np.array([10, 200, 77]), (50, 24, 24, 3))
-    views = pixels_of(store_of(pixels).augmented(torch.arange(50), AUGMENTS[name], torch.rand(50, DRAWS)))
+    views = pixels_of(
+        store_of(pixels).training_view(torch.arange(50), AUGMENTS[name], torch.rand(50, DRAWS))
+    )
     np.testing.assert_allclose(views * 255, np.broadcast_to([10, 200, 77], views.shape), atol=0.01)
 
 
 @pytest.mark.parametrize(("draw", "factor"), [(0.0, 0.75), (0.5, 1.0), (0.75, 1.125)])
 def test_brightness_multiplies_and_clips(store_of, noisy, draw, factor):
-    view = store_of(noisy).augmented(torch.arange(5), Augment(brightness=0.25), draws(5, brightness=draw))
+    view = store_of(noisy).training_view(
+        torch.arange(5), Augment(brightness=0.25), draws(5, brightness=draw)
+    )
     np.testing.assert_allclose(pixels_of(view), np.minimum(noisy / 255 * factor, 1), atol=1e-6)
 
 
@@ -201,17 +253,22 @@ def many(backbone) -> Images:
 
 def test_a_query_is_the_frozen_feature_of_the_test_view(backbone, many):
     store, index = ImageStore(many, backbone), torch.tensor([130, 3, 70, 3])
-    torch.testing.assert_close(store.query(index), backbone(store.view(index)), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        store.query(index), backbone(store.view(index)), rtol=1e-10, atol=1e-10
+    )
 
 
 def test_queries_do_not_depend_on_who_asks_first(backbone, many):
     single = backbone.to(dtype=torch.float32)
-    stores, everything = [ImageStore(many, single) for _ in range(3)], torch.arange(len(many.labels))
+    stores, everything = (
+        [ImageStore(many, single) for _ in range(3)],
+        torch.arange(len(many.labels)),
+    )
     at_once = stores[0].query(everything)
     backwards = torch.cat([stores[1].query(i) for i in everything.flip(0).split(7)]).flip(0)
-    mixed = torch.randperm(len(everything), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(everything), generator=torch.Generator().manual_seed(0))
     assert torch.equal(at_once, backwards)
-    assert torch.equal(at_once[mixed], torch.cat([stores[2].query(i) for i in mixed.split(50)]))
+    assert torch.equal(at_once[order], torch.cat([stores[2].query(i) for i in order.split(50)]))
 
 
 def test_queries_are_computed_once_and_handed_out_as_copies(backbone, many):
@@ -225,9 +282,9 @@ def test_queries_are_computed_once_and_handed_out_as_copies(backbone, many):
     store = ImageStore(many, Counting(backbone.config, backbone.weights))
     first = store.query(torch.arange(QUERY_BLOCK))
     assert Counting.images == QUERY_BLOCK
-    kept = first.clone()
+    copy = first.clone()
     first.zero_()
-    assert torch.equal(store.query(torch.arange(QUERY_BLOCK)), kept)
+    assert torch.equal(store.query(torch.arange(QUERY_BLOCK)), copy)
     assert Counting.images == QUERY_BLOCK
     store.query(torch.arange(len(many.labels)))
     assert Counting.images == len(many.labels)

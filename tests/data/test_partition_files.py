@@ -23,22 +23,25 @@ def saved(tmp_path: Path) -> Path:
 
 def test_save_and_load(saved: Path) -> None:
     original = make_partition(toy_stream(), "dirichlet:0.3", 3, seed=4)
-    loaded = load_partition(saved)
-    assert equal(loaded, original) and loaded.sha256 == original.sha256
-    assert loaded.class_order == (2, 0, 3, 1) and loaded.tasks[0][0].dtype == np.int64
+    copy = load_partition(saved)
+    assert equal(copy, original) and copy.sha256 == original.sha256
+    assert copy.class_order == (2, 0, 3, 1)
+    assert copy.tasks[0][0].dtype == np.int64
 
 
 def test_saving_a_client_without_images(tmp_path: Path) -> None:
-    partition = Partition("toy", "by hand", 0, (0, 1), ((np.array([3, 5]), np.array([], np.int64)),))
+    partition = Partition(
+        "toy", "by hand", 0, (0, 1), ((np.array([3, 5]), np.array([], np.int64)),)
+    )
     partition.save(tmp_path / "p.json")
-    loaded = load_partition(tmp_path / "p.json")
-    assert equal(loaded, partition) and loaded.counts().tolist() == [[2, 0]]
+    copy = load_partition(tmp_path / "p.json")
+    assert equal(copy, partition) and copy.counts().tolist() == [[2, 0]]
 
 
 def test_reuse_gives_the_same_split(saved: Path) -> None:
     stream = toy_stream()
-    reused = make_partition(stream, f"file:{saved}", 3, seed=99)
-    assert equal(reused, make_partition(stream, "dirichlet:0.3", 3, seed=4))
+    copy = make_partition(stream, f"file:{saved}", 3, seed=99)
+    assert equal(copy, make_partition(stream, "dirichlet:0.3", 3, seed=4))
 
 
 @pytest.mark.parametrize(
@@ -48,10 +51,16 @@ def test_reuse_gives_the_same_split(saved: Path) -> None:
         (toy_stream(order=(0, 1, 2, 3)), 3, "another class order"),
         (toy_stream(tasks=4), 3, "another number of tasks"),
         (toy_stream(), 4, "another number of clients"),
-        (toy_stream(train_index=2 * np.arange(48)), 3, "names images that task 1 of this run does not have"),
+        (
+            toy_stream(train_index=2 * np.arange(48)),
+            3,
+            "names images that task 1 of this run does not have",
+        ),
     ],
 )
-def test_reuse_refuses_other_data(saved: Path, stream: Stream, clients: int, complaint: str) -> None:
+def test_reuse_refuses_other_data(
+    saved: Path, stream: Stream, clients: int, complaint: str
+) -> None:
     with pytest.raises(FczooError, match=complaint):
         make_partition(stream, f"file:{saved}", clients)
 
@@ -62,7 +71,7 @@ def test_reuse_refuses_a_task_without_images(tmp_path: Path) -> None:
     Partition("toy", "by hand", 0, stream.class_order, ((first, nothing), (nothing, nothing))).save(
         tmp_path / "p.json"
     )
-    with pytest.raises(FczooError, match="gives nobody an image of task 2"):
+    with pytest.raises(FczooError, match="gives no client an image of task 2"):
         make_partition(stream, f"file:{tmp_path / 'p.json'}", 2)
 
 
@@ -78,19 +87,23 @@ def test_hash_tells_every_part_apart() -> None:
         Partition("toy", "iid", 0, (0, 1), ((np.array([0, 1]), np.array([3])),)),
     ]
     assert len({p.sha256 for p in [base, *others]}) == 7
-    assert Partition("toy", "iid", 0, (0, 1), ((np.array([0, 1]), np.array([2])),)).sha256 == base.sha256
+    assert (
+        Partition("toy", "iid", 0, (0, 1), ((np.array([0, 1]), np.array([2])),)).sha256
+        == base.sha256
+    )
 
 
-def edited(path: Path, **changes: object) -> None:
+def edit_json(path: Path, **changes: object) -> None:
+    """Write other values into a JSON file and leave its checksum."""
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, **changes}))
 
 
 def test_edits_are_noticed(saved: Path) -> None:
     content = json.loads(saved.read_text())
-    moved = [[[*task[0][1:]], [task[0][0], *task[1]], task[2]] for task in content["tasks"]]
+    moved_tasks = [[[*task[0][1:]], [task[0][0], *task[1]], task[2]] for task in content["tasks"]]
     for change in (
-        {"tasks": moved},
+        {"tasks": moved_tasks},
         {"seed": 5},
         {"spec": "iid"},
         {"dataset": "other"},
@@ -99,7 +112,7 @@ def test_edits_are_noticed(saved: Path) -> None:
     ):
         saved.write_text(json.dumps(content))
         load_partition(saved)
-        edited(saved, **change)
+        edit_json(saved, **change)
         with pytest.raises(FczooError, match="does not match its sha256"):
             load_partition(saved)
 
@@ -138,12 +151,12 @@ SOUND = '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "sp
 )
 def test_malformed_files(saved: Path, text: str) -> None:
     saved.write_text(text)
-    with pytest.raises(FczooError, match="is no valid partition file"):
+    with pytest.raises(FczooError, match="is not a valid partition file"):
         load_partition(saved)
 
 
 def test_a_folder_is_no_partition(tmp_path: Path) -> None:
-    with pytest.raises(FczooError, match="is no valid partition file"):
+    with pytest.raises(FczooError, match="is not a valid partition file"):
         load_partition(tmp_path)
     with pytest.raises(FczooError, match="no partition file"):
         load_partition(tmp_path / "missing.json")
@@ -151,14 +164,19 @@ def test_a_folder_is_no_partition(tmp_path: Path) -> None:
 
 def test_bytes_that_are_no_text(saved: Path) -> None:
     saved.write_bytes(b"\xff\xfe" + saved.read_bytes())
-    with pytest.raises(FczooError, match="is no valid partition file"):
+    with pytest.raises(FczooError, match="is not a valid partition file"):
         load_partition(saved)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_damaged_files(saved: Path, data: st.DataObject) -> None:
-    """Bytes cut off, changed, put in or taken out: an error for the user, or the very same partition."""
+    """Load the very same partition from a damaged file, or report an error for the user.
+
+    Bytes are cut off, changed, inserted or removed.
+    """
     original = make_partition(toy_stream(), "dirichlet:0.3", 3, seed=4)
     original.save(saved)
     content = bytearray(saved.read_bytes())
@@ -181,13 +199,13 @@ def test_damaged_files(saved: Path, data: st.DataObject) -> None:
                 del content[at : at + data.draw(st.integers(1, 8))]
     saved.write_bytes(content)
     try:
-        loaded = load_partition(saved)
+        copy = load_partition(saved)
     except FczooError:
         return
-    assert equal(loaded, original)
+    assert equal(copy, original)
 
 
-# -------------------------------------------------------------- what a saved partition does not say by itself
+# ---------------------------------------------------------------- remarks on a saved partition
 
 
 def test_reuse_says_what_is_left_out_or_shared(tmp_path: Path, caplog) -> None:
@@ -205,6 +223,6 @@ def test_reuse_says_what_is_left_out_or_shared(tmp_path: Path, caplog) -> None:
     Partition("toy", "by hand", 0, stream.class_order, tasks).save(tmp_path / "p.json")
     make_partition(stream, f"file:{tmp_path / 'p.json'}", 2)
     assert caplog.messages == [
-        "the saved partition leaves 8 of 48 training images to nobody",
+        "the saved partition gives 8 of 48 training images to no client",
         "the saved partition gives 10 of 48 training images to several clients",
     ]

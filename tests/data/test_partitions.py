@@ -14,26 +14,38 @@ from helpers_partition import equal, toy_stream
 def test_partition_of_a_stream(spec: str) -> None:
     stream = toy_stream()
     partition = make_partition(stream, spec, 3, seed=4)
-    assert (partition.dataset, partition.spec, partition.seed, partition.clients) == ("toy", spec, 4, 3)
-    assert partition.counts().shape == (2, 3) and partition.counts().sum(1).tolist() == [24, 24]
+    assert (partition.dataset, partition.spec, partition.seed, partition.clients) == (
+        "toy",
+        spec,
+        4,
+        3,
+    )
+    assert partition.counts().shape == (2, 3)
+    assert partition.counts().sum(1).tolist() == [24, 24]
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):
-        owned = np.concatenate(parts)
-        assert np.array_equal(np.sort(owned), stream.train_index[stream.positions(stream.train, task)])
+        positions = np.concatenate(parts)
+        assert np.array_equal(
+            np.sort(positions), stream.train_index[stream.positions(stream.train, task)]
+        )
         assert all(np.array_equal(p, np.sort(p)) for p in parts)
     assert equal(partition, make_partition(stream, spec, 3, seed=4))
     assert partition.sha256 == make_partition(stream, spec, 3, seed=4).sha256
-    other = make_partition(stream, spec, 3, seed=5)
-    assert not equal(partition, other) and partition.sha256 != other.sha256
+    second = make_partition(stream, spec, 3, seed=5)
+    assert not equal(partition, second) and partition.sha256 != second.sha256
 
 
 def test_tasks_are_split_independently() -> None:
-    """The second task's split is its own draw: not that of the first, moved along."""
+    """Draw the second task's split independently: it is not that of the first, moved along."""
     partition = make_partition(toy_stream(), "dirichlet:0.3", 3)
     stream = toy_stream()
-    places = [[np.searchsorted(np.sort(np.concatenate(t)), p).tolist() for p in t] for t in partition.tasks]
+    places = [
+        [np.searchsorted(np.sort(np.concatenate(t)), p).tolist() for p in t]
+        for t in partition.tasks
+    ]
     assert places[0] != places[1]
-    whole = make_partition(toy_stream(tasks=1), "dirichlet:0.3", 3)
-    assert len(whole.tasks) == 1 and whole.counts().sum() == len(stream.train.labels)
+    single_task = make_partition(toy_stream(tasks=1), "dirichlet:0.3", 3)
+    assert len(single_task.tasks) == 1
+    assert single_task.counts().sum() == len(stream.train.labels)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which images are held out where a data set has no split, and what ``fczoo data check`` finds in a copy."""
+"""The images held out of a data set without a split, and what ``fczoo data check`` finds."""
 
 import hashlib
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from fczoo import FczooError
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Official
-from fczoo.data.image_files import held_out
+from fczoo.data.division import choose_test_images
 from fczoo.data.stream import make_stream
 from fczoo.data.verify import verify
 from helpers_datasets import IDS, eurosat, tinyimagenet
@@ -26,43 +26,40 @@ def test_a_fifth_is_held_out_of_every_class() -> None:
         51 + rng.multinomial(30_000 - 200 * 51, rng.dirichlet([2] * 200))
     ).tolist()  # as many as ImageNet-R has
     folders = {f"c{i}": [f"c{i}/{j}.jpg" for j in range(n)] for i, n in enumerate(sizes)}
-    test = held_out(folders, 0)
+    test = choose_test_images(folders, 0)
     assert len(test) == 6_000
     counts = [sum(name in test for name in images) for images in folders.values()]
     assert all(abs(count - n / 5) < 1 for count, n in zip(counts, sizes, strict=True))
-    mixed = {name: images[::-1] for name, images in folders.items()}
-    assert held_out(mixed, 0) == test != held_out(folders, 1)
+    reverse_folders = {name: images[::-1] for name, images in folders.items()}
+    assert choose_test_images(reverse_folders, 0) == test != choose_test_images(folders, 1)
 
 
 def test_the_split_that_results_name_never_changes() -> None:
-    assert sorted(held_out({"a": [f"a/{i}.jpg" for i in range(10)], "b": ["b/0.jpg", "b/1.jpg"]}, 0)) == [
-        "a/3.jpg",
-        "a/7.jpg",
-        "b/1.jpg",
-    ]
+    assert sorted(
+        choose_test_images({"a": [f"a/{i}.jpg" for i in range(10)], "b": ["b/0.jpg", "b/1.jpg"]}, 0)
+    ) == ["a/3.jpg", "a/7.jpg", "b/1.jpg"]
 
 
 def test_a_list_beside_the_images_replaces_the_rule(tmp_path: Path) -> None:
     eurosat(tmp_path)
-    place = tmp_path / "eurosat" / "2750"
+    folder = tmp_path / "eurosat" / "2750"
     assert (
         DATASETS.get("eurosat")().load(tmp_path).split
         == make_stream("eurosat", tmp_path).split
         == "a fifth of every class by sha256, seed 0"
     )
-    (place / "test.txt").write_text("".join(f"Land{i}/Land{i}_5.jpg\n" for i in range(10)))
+    (folder / "test.txt").write_text("".join(f"Land{i}/Land{i}_5.jpg\n" for i in range(10)))
     assert (
         DATASETS.get("eurosat")().load(tmp_path).split
-        == f"test.txt, sha256 {hashlib.sha256((place / 'test.txt').read_bytes()).hexdigest()}"
+        == f"test.txt, sha256 {hashlib.sha256((folder / 'test.txt').read_bytes()).hexdigest()}"
     )
     data = DATASETS.get("eurosat")().load(tmp_path)
-    assert (
-        data.test.names == tuple(f"Land{i}/Land{i}_5.jpg" for i in range(10)) and len(data.train.labels) == 50
-    )
-    (place / "test.txt").write_text("Land0/none.jpg\n")
+    assert data.test.names == tuple(f"Land{i}/Land{i}_5.jpg" for i in range(10))
+    assert len(data.train.labels) == 50
+    (folder / "test.txt").write_text("Land0/none.jpg\n")
     with pytest.raises(FczooError, match=r"test\.txt names Land0/none\.jpg, which is not in"):
         DATASETS.get("eurosat")().load(tmp_path)
-    (place / "test.txt").write_text("".join(f"Land4/Land4_{j}.jpg\n" for j in range(6)))
+    (folder / "test.txt").write_text("".join(f"Land4/Land4_{j}.jpg\n" for j in range(6)))
     with pytest.raises(FczooError, match=r"class Land4 in .* has no training image left"):
         DATASETS.get("eurosat")().load(tmp_path)
 
@@ -73,18 +70,23 @@ def test_a_list_beside_the_images_replaces_the_rule(tmp_path: Path) -> None:
 def test_check_of_a_part_says_what_is_missing(tmp_path: Path) -> None:
     tinyimagenet(tmp_path)
     table, wrong = verify("tinyimagenet", tmp_path)
-    assert "100000" in table and "400" in table and "unreadable" in table
+    assert "100000" in table
+    assert "400" in table
+    assert "unreadable" in table
     assert wrong == ["400 training images, not 100000", "200 test images, not 10000"]
 
 
-def test_check_of_a_whole_copy_and_of_broken_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_a_whole_copy_and_of_broken_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     eurosat(tmp_path)
     monkeypatch.setattr(DATASETS.get("eurosat"), "official", Official(48, 12))
     assert verify("eurosat", tmp_path)[1] == []
     broken = tmp_path / "eurosat" / "2750" / "Land2" / "Land2_3.jpg"
     broken.write_bytes(broken.read_bytes()[:100])
     table, wrong = verify("eurosat", tmp_path)
-    assert wrong == ["1 unreadable file"] and f"cannot read image {broken}" in table
+    assert wrong == ["1 unreadable file"]
+    assert f"cannot read image {broken}" in table
 
 
 @pytest.mark.parametrize(
@@ -98,15 +100,15 @@ def test_check_of_a_whole_copy_and_of_broken_files(tmp_path: Path, monkeypatch: 
 )
 def test_an_incomplete_tinyimagenet(harm: str, says: str, tmp_path: Path) -> None:
     tinyimagenet(tmp_path)
-    place = tmp_path / "tiny-imagenet-200"
+    folder = tmp_path / "tiny-imagenet-200"
     if harm == "annotations":
-        (place / "val" / "val_annotations.txt").unlink()
+        (folder / "val" / "val_annotations.txt").unlink()
     elif harm == "class":
-        (place / "train" / IDS[5]).rename(tmp_path / "elsewhere")
+        (folder / "train" / IDS[5]).rename(tmp_path / "elsewhere")
     elif harm == "images":
-        for file in (place / "train" / IDS[5] / "images").iterdir():
+        for file in (folder / "train" / IDS[5] / "images").iterdir():
             file.unlink()
     else:
-        (place / "train").rename(place / "trian")
+        (folder / "train").rename(folder / "trian")
     with pytest.raises(FczooError, match=says):
         DATASETS.get("tinyimagenet")().load(tmp_path)

@@ -1,4 +1,7 @@
-"""Archives that reach out of their folder, are broken, or unpack to too much: nothing of them is kept."""
+"""Archives that reach out of their folder, are broken, or unpack to too much.
+
+Nothing of them is kept.
+"""
 
 import errno
 import gzip
@@ -15,10 +18,16 @@ from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Archive, Dataset
 from fczoo.data.fetch import fetch
 from fczoo.data.unpack import unpack
-from helpers_server import Server, entry, published, tarred
+from helpers_server import Server, describe_archive, entry, pack_tar
 
 
-def zipped(name: str, mode: int = 0) -> bytes:
+def pack_zip(name: str, mode: int = 0) -> bytes:
+    """Pack a valid file and one of this name, written as it is, into a zip file.
+
+    Args:
+        name: Name of the second file.
+        mode: Its Unix mode.
+    """
     out, info = io.BytesIO(), zipfile.ZipInfo("toy/placeholder")
     info.filename, info.external_attr = (
         name,
@@ -31,20 +40,20 @@ def zipped(name: str, mode: int = 0) -> bytes:
 
 
 EVIL = {
-    "parent": tarred(entry("toy/good"), entry("toy/../../evil")),
-    "absolute": tarred(entry("/tmp/evil")),
-    "symbolic link": tarred(entry("toy/link", tarfile.SYMTYPE, "/etc"), entry("toy/link/evil")),
-    "link inside": tarred(entry("toy/good"), entry("toy/link", tarfile.SYMTYPE, "good")),
-    "hard link": tarred(entry("toy/link", tarfile.LNKTYPE, "../../evil")),
-    "device": tarred(entry("toy/device", tarfile.CHRTYPE)),
-    "pipe": tarred(entry("toy/pipe", tarfile.FIFOTYPE)),
-    "drive": tarred(entry("C:evil")),
-    "backslash": tarred(entry("..\\evil")),
-    "zip parent": zipped("toy/../../evil"),
-    "zip absolute": zipped("/evil"),
-    "zip link": zipped("toy/link", 0o120777),
-    "zip backslash": zipped("..\\..\\evil"),
-    "zip nameless": zipped(""),
+    "parent": pack_tar(entry("toy/good"), entry("toy/../../evil")),
+    "absolute": pack_tar(entry("/tmp/evil")),
+    "symbolic link": pack_tar(entry("toy/link", tarfile.SYMTYPE, "/etc"), entry("toy/link/evil")),
+    "link inside": pack_tar(entry("toy/good"), entry("toy/link", tarfile.SYMTYPE, "good")),
+    "hard link": pack_tar(entry("toy/link", tarfile.LNKTYPE, "../../evil")),
+    "device": pack_tar(entry("toy/device", tarfile.CHRTYPE)),
+    "pipe": pack_tar(entry("toy/pipe", tarfile.FIFOTYPE)),
+    "drive": pack_tar(entry("C:evil")),
+    "backslash": pack_tar(entry("..\\evil")),
+    "zip parent": pack_zip("toy/../../evil"),
+    "zip absolute": pack_zip("/evil"),
+    "zip link": pack_zip("toy/link", 0o120777),
+    "zip backslash": pack_zip("..\\..\\evil"),
+    "zip nameless": pack_zip(""),
 }
 
 
@@ -53,26 +62,31 @@ def test_archives_that_reach_out_are_refused_whole(
     kind: str, toy: type[Dataset], server: Server, tmp_path: Path
 ) -> None:
     root = tmp_path / "deep" / "root"
-    toy.archives = (published(EVIL[kind]),)
+    toy.archives = (describe_archive(EVIL[kind]),)
     server.files["toy.tar.gz"] = EVIL[kind]
     with pytest.raises(
-        FczooError, match=r"neither a file nor a folder|leads out of the folder|member without a name"
+        FczooError,
+        match=r"neither a file nor a folder|leads out of the folder|member without a name",
     ):
         fetch("toy", root, server.url)
-    assert [p.name for p in tmp_path.rglob("*") if p.name not in ("deep", "root")] == [".fetch-toy.lock"]
+    assert [p.name for p in tmp_path.rglob("*") if p.name not in ("deep", "root")] == [
+        ".fetch-toy.lock"
+    ]
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"no archive at all", tarred(entry("toy/good"))[:-20], tarred(entry("other/good"))],
+    [b"", b"no archive at all", pack_tar(entry("toy/good"))[:-20], pack_tar(entry("other/good"))],
     ids=["empty", "no archive", "cut short", "another folder"],
 )
 def test_what_cannot_be_unpacked_leaves_nothing(
     content: bytes, toy: type[Dataset], server: Server, tmp_path: Path
 ) -> None:
-    toy.archives = (published(content, "toy.bin"),)
+    toy.archives = (describe_archive(content, "toy.bin"),)
     server.files["toy.bin"] = content
-    with pytest.raises(FczooError, match=r"no tar, zip, gz or txt|cannot unpack|holds no folder toy"):
+    with pytest.raises(
+        FczooError, match=r"not a tar, zip, gz or txt|cannot unpack|not hold the folder toy"
+    ):
         fetch("toy", tmp_path, server.url)
     assert [p.name for p in tmp_path.iterdir()] == [".fetch-toy.lock"]
 
@@ -85,7 +99,7 @@ def test_a_broken_gz_file(tmp_path: Path) -> None:
 
 
 def bomb(kind: str) -> bytes:
-    """Archives of 4 MiB of one letter, or of many empty files, in a few kilobytes."""
+    """Build an archive of 4 MiB of one letter, or of many empty files, in a few kilobytes."""
     out, letters = io.BytesIO(), b"x" * (4 << 20)
     if kind == "gz":
         return gzip.compress(letters)
@@ -94,8 +108,8 @@ def bomb(kind: str) -> bytes:
             archive.writestr("toy/letters", letters)
         return out.getvalue()
     if kind == "tar":
-        return tarred(entry("toy/letters"), content=letters)
-    return tarred(*(entry(f"toy/{i}") for i in range(4000)), content=b"")
+        return pack_tar(entry("toy/letters"), content=letters)
+    return pack_tar(*(entry(f"toy/{i}") for i in range(4000)), content=b"")
 
 
 @pytest.mark.parametrize("kind", ["gz", "zip", "tar", "many empty files"])
@@ -105,10 +119,14 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
     content, name = bomb(kind), "toy.gz" if kind == "gz" else "toy.bin"
     server.files[name] = content
     toy.archives = (Archive(f"http://original.invalid/{name}"),)
-    with pytest.raises(FczooError, match=r"bytes, unpacks to more than \d+; nothing of it was kept"):
+    with pytest.raises(
+        FczooError, match=r"bytes, unpacks to more than \d+; nothing of it was kept"
+    ):
         fetch("toy", tmp_path, server.url)
     assert [p.name for p in tmp_path.iterdir()] == [".fetch-toy.lock"]
-    toy.archives = (published(content, name),)  # with a checksum its publisher vouches for it
+    toy.archives = (
+        describe_archive(content, name),
+    )  # with a checksum its publisher vouches for it
     if kind == "gz":
         toy.archives = (toy.archives[0]._replace(into="toy"),)
     fetch("toy", tmp_path, server.url)
@@ -118,31 +136,37 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
 def test_a_full_disk_leaves_the_download_alone(
     toy: type[Dataset], server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = tarred(entry("toy/good"), entry("toy/better"))
-    toy.archives, server.files["toy.tar.gz"] = (published(content),), content
+    content = pack_tar(entry("toy/good"), entry("toy/better"))
+    toy.archives, server.files["toy.tar.gz"] = (describe_archive(content),), content
     extract = tarfile.TarFile.extract
 
-    def fill(self: tarfile.TarFile, member: tarfile.TarInfo, *rest: object, **options: object) -> None:
+    def fill(
+        self: tarfile.TarFile, member: tarfile.TarInfo, *rest: object, **options: object
+    ) -> None:
         if member.name == "toy/better":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         extract(self, member, *rest, **options)
 
     monkeypatch.setattr(tarfile.TarFile, "extract", fill)
     with pytest.raises(
-        FczooError, match="No space left on device; mend that and run it again, the download is kept"
+        FczooError, match="No space left on device; fix that and run it again, the download is kept"
     ):
         fetch("toy", tmp_path, server.url)
     assert [p.name for p in (tmp_path / ".fetch-toy").iterdir()] == ["toy.tar.gz"]
     monkeypatch.undo()
     DATASETS._entries["toy"] = toy
     fetch("toy", tmp_path, server.url)
-    assert sorted(p.name for p in (tmp_path / "toy").iterdir()) == ["better", "fetched.json", "good"]
+    assert sorted(p.name for p in (tmp_path / "toy").iterdir()) == [
+        "better",
+        "fetched.json",
+        "good",
+    ]
 
 
 def test_without_the_data_filter_nothing_leads_out_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python 3.11.0 to 3.11.3."""
+    """Refuse the same archives without tarfile's data filter, as in Python 3.11.0 to 3.11.3."""
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     for kind, content in EVIL.items():
         (tmp_path / "toy.bin").write_bytes(content)

@@ -1,6 +1,5 @@
 """Folders of images as users have them: parts, subfolders, links, names and lists of every kind."""
 
-import logging
 import os
 import shutil
 import unicodedata
@@ -8,36 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fczoo import FczooError
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import ImageData
 from fczoo.data.image_files import display_names
-from fczoo.data.stream import make_stream
 from fczoo.data.verify import verify
+from helpers_images import noise, parts
 
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
-
-
-def noise(path: Path, mode: str = "RGB") -> None:
-    """Write an image whose pixels follow from its path."""
-    seed = list(os.fsencode(path))
-    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).convert(mode).save(path)
-
-
-def parts(root: Path, train: str = "train", test: str = "test") -> Path:
-    """Write classes a and b with three training images and one test image each."""
-    for name in "ab":
-        for i in range(3):
-            noise(root / train / name / f"{i}.png")
-        noise(root / test / name / "9.png")
-    return root
 
 
 def load(root: Path, name: str = "imagefolder") -> ImageData:
@@ -77,7 +58,9 @@ def test_an_unlabelled_test_part_is_passed_over(tmp_path: Path) -> None:
 def test_images_in_the_parts_themselves_are_refused(tmp_path: Path) -> None:
     for part in ("train", "valid"):
         noise(tmp_path / part / "0.png")
-    with pytest.raises(FczooError, match=r"images lie in train/ and valid/ themselves.*expected train/CLASS"):
+    with pytest.raises(
+        FczooError, match=r"images are in train/ and valid/ themselves.*expected train/CLASS"
+    ):
         load(tmp_path)
 
 
@@ -85,12 +68,14 @@ def test_classes_may_be_called_as_a_part(tmp_path: Path) -> None:
     for name in ("bus", "car", "train"):
         for i in range(5):
             noise(tmp_path / name / f"{i}.png")
-    assert load(tmp_path).classes == ("bus", "car", "train") and counts(tmp_path) == (12, 3)
+    assert load(tmp_path).classes == ("bus", "car", "train")
+    assert counts(tmp_path) == (12, 3)
 
 
 def test_a_training_part_alone_is_divided(tmp_path: Path) -> None:
     shutil.rmtree(parts(tmp_path) / "test")
-    assert counts(tmp_path) == (4, 2) and "no test part beside train/" in load(tmp_path).remarks[0]
+    assert counts(tmp_path) == (4, 2)
+    assert "no test part next to train/" in load(tmp_path).remarks[0]
 
 
 def test_parts_one_level_too_deep_are_refused(tmp_path: Path) -> None:
@@ -105,7 +90,13 @@ def test_parts_one_level_too_deep_are_refused(tmp_path: Path) -> None:
 def test_subfolders_and_every_suffix_are_read(tmp_path: Path) -> None:
     parts(tmp_path)
     noise(tmp_path / "train" / "a" / "more" / "UPPER.PNG")
-    for suffix, kind in (("pgm", "L"), ("pbm", "1"), ("pnm", "RGB"), ("jfif", "RGB"), ("tif", "RGB")):
+    for suffix, kind in (
+        ("pgm", "L"),
+        ("pbm", "1"),
+        ("pnm", "RGB"),
+        ("jfif", "RGB"),
+        ("tif", "RGB"),
+    ):
         noise(tmp_path / "train" / "b" / f"x.{suffix}", kind)
     assert counts(tmp_path) == (12, 2) and load(tmp_path).remarks == ()
     assert verify("imagefolder", tmp_path)[1] == []
@@ -120,14 +111,19 @@ def test_what_is_not_read_is_counted(tmp_path: Path) -> None:
     assert counts(tmp_path) == (6, 2)
     assert load(tmp_path).remarks == (
         "train/: 2 image files are not read (1 .tga, 1 without suffix); convert to PNG or JPEG",
-        f"train/: 1 image lies in {tmp_path / 'train'} itself, outside of class folders: not read",
+        f"train/: 1 image is in {tmp_path / 'train'} itself, outside of class folders: not read",
     )
 
 
 def test_what_systems_leave_behind_is_left_out(tmp_path: Path) -> None:
     parts(tmp_path)
-    for place in ("__MACOSX/a/1.png", "train/__MACOSX/1.png", "train/.cache/1.png", "train/a/@eaDir/1.png"):
-        noise(tmp_path / place)
+    for path in (
+        "__MACOSX/a/1.png",
+        "train/__MACOSX/1.png",
+        "train/.cache/1.png",
+        "train/a/@eaDir/1.png",
+    ):
+        noise(tmp_path / path)
     (tmp_path / "train" / "a" / "Thumbs.db").write_bytes(b"x")
     assert load(tmp_path).classes == ("a", "b") and counts(tmp_path) == (6, 2)
 
@@ -137,13 +133,16 @@ def test_links_to_folders_are_followed_but_no_loops(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / part / "c").symlink_to(tmp_path / part / "b")
     (tmp_path / "train" / "a" / "self").symlink_to(tmp_path / "train" / "a")
-    assert counts(tmp_path) == (9, 3) and "1 link is not followed" in load(tmp_path).remarks[0]
+    assert counts(tmp_path) == (9, 3)
+    assert "1 link is not followed" in load(tmp_path).remarks[0]
 
 
 @pytest.mark.parametrize("place", ["train/a/x.png", "train/c"])
 def test_a_broken_link_is_named(place: str, tmp_path: Path) -> None:
     (parts(tmp_path) / place).symlink_to("/nowhere")
-    with pytest.raises(FczooError, match=rf"broken symbolic link {tmp_path / place} -> /nowhere; bring back"):
+    with pytest.raises(
+        FczooError, match=rf"broken symbolic link {tmp_path / place} -> /nowhere; bring back"
+    ):
         load(tmp_path)
 
 
@@ -161,25 +160,30 @@ def test_capitals_are_told_apart(tmp_path: Path) -> None:
     parts(tmp_path)
     noise(tmp_path / "train" / "Cat" / "0.png")
     noise(tmp_path / "test" / "cat" / "0.png")
-    with pytest.raises(FczooError, match=r"Cat is in one of them only \(train/\), in these capitals"):
+    with pytest.raises(
+        FczooError, match=r"Cat is in one of them only \(train/\), in these capitals"
+    ):
         load(tmp_path)
 
 
 def test_names_that_are_not_utf8_are_shown_with_replacement_characters() -> None:
     assert display_names([os.fsdecode(b"\xe9t\xe9"), "a"]) == ("\ufffdt\ufffd", "a")
-    assert display_names([os.fsdecode(b"\xff"), os.fsdecode(b"\xfe")]) == ("\ufffd (ff)", "\ufffd (fe)")
+    assert display_names([os.fsdecode(b"\xff"), os.fsdecode(b"\xfe")]) == (
+        "\ufffd (ff)",
+        "\ufffd (fe)",
+    )
 
 
-LISTED = "猫/0.png\nb/0.png\n"
+LIST_TEXT = "猫/0.png\nb/0.png\n"
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        LISTED.encode("utf-8-sig"),
-        LISTED.replace("/", "\\").encode(),
+        LIST_TEXT.encode("utf-8-sig"),
+        LIST_TEXT.replace("/", "\\").encode(),
         b"./b/0.png\r\n\r\n" + "./猫/0.png\r\n\r\n".encode(),
-        (LISTED + LISTED).encode(),
+        (LIST_TEXT + LIST_TEXT).encode(),
     ],
 )
 def test_a_list_in_any_usual_form(content: bytes, tmp_path: Path) -> None:
@@ -193,13 +197,13 @@ def test_a_list_in_any_usual_form(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (LISTED.encode("utf-16"), "is not UTF-8 text but UTF-16"),
+        (LIST_TEXT.encode("utf-16"), "is not UTF-8 text but UTF-16"),
         ("café/0.png".encode("latin-1"), "is not UTF-8 text but another encoding"),
         ("猫/0.png".encode("gbk"), "is the list in another encoding"),
-        (b"../b/0.png", "may lie outside of"),
-        (b"/b/0.png", "may lie outside of"),
-        (b"C:\\b\\0.png", "may lie outside of"),
-        (b"B/0.PNG", "b/0.png is there, mind the capitals"),
+        (b"../b/0.png", "may be outside of"),
+        (b"/b/0.png", "may be outside of"),
+        (b"C:\\b\\0.png", "may be outside of"),
+        (b"B/0.PNG", "b/0.png is there, check the capitals"),
     ],
 )
 def test_a_list_that_does_not_fit(content: bytes, says: str, tmp_path: Path) -> None:
@@ -209,6 +213,33 @@ def test_a_list_that_does_not_fit(content: bytes, says: str, tmp_path: Path) -> 
     with pytest.raises(FczooError, match=says) as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_lists_of_both_parts(tmp_path: Path) -> None:
+    for name in "ab":
+        for i in range(4):
+            noise(tmp_path / name / f"{i}.png")
+    (tmp_path / "train.txt").write_text("a/0.png\na/1.png\nb/0.png\nb/0.png\n")
+    assert counts(tmp_path) == (3, 5)
+    assert load(tmp_path).remarks == (
+        "train.txt names 1 image more than once",
+        "test images are the 5 that train.txt does not name",
+    )
+    (tmp_path / "val.txt").write_text(
+        "a/2.png 0\nb/2.png,1\n"
+    )  # with labels, as other tools write them
+    data = load(tmp_path)
+    assert data.train.names == ("a/0.png", "a/1.png", "b/0.png")
+    assert data.test.names == ("a/2.png", "b/2.png")
+    assert data.remarks[1:] == ("3 images are not in train.txt and val.txt: not used",)
+    (tmp_path / "test.txt").write_text("a/3.png\n")
+    assert load(tmp_path).test.names == ("a/3.png",)
+    assert "val.txt is not used; test.txt lists the test part" in load(tmp_path).remarks
+    (tmp_path / "test.txt").write_text("a/3.png\na/1.png\n")
+    with pytest.raises(
+        FczooError, match=r"train.txt and .*test.txt both name a/1.png \(1 such images\)"
+    ):
+        load(tmp_path)
 
 
 # ---------------------------------------------------------------- copies that users have sorted
@@ -240,6 +271,7 @@ def test_blank_lines_of_annotations_are_skipped(tmp_path: Path) -> None:
         ("miniimagenet", "mini-imagenet"),
         ("cub200", "CUB_200_2011"),
         ("cifar100", "cifar-100-python"),
+        ("cars196", "stanford_cars"),
     ],
 )
 def test_copies_sorted_into_parts(name: str, folder: str, tmp_path: Path) -> None:
@@ -247,23 +279,109 @@ def test_copies_sorted_into_parts(name: str, folder: str, tmp_path: Path) -> Non
     assert counts(tmp_path, name) == (6, 2)
 
 
-# ---------------------------------------------------------------- test images that are training images
+def few_shot(root: Path) -> Path:
+    """Write a few-shot split with 12 images per class.
+
+    Classes a and b are for training, c for validation, d for test.
+    """
+    for part, names in (("train", "ab"), ("val", "c"), ("test", "d")):
+        for name in names:
+            for i in range(12):
+                noise(root / "mini-imagenet" / part / name / f"{name}{i}.jpg")
+    return root
 
 
-def test_shared_images_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    parts(tmp_path)
-    for i in range(2):
-        shutil.copy(tmp_path / "train" / "a" / f"{i}.png", tmp_path / "test" / "a" / f"{i}.png")
-    table, wrong = verify("imagefolder", tmp_path)
-    assert table.splitlines()[-1] == "2 test images are also training images" and wrong == []
-    with caplog.at_level(logging.WARNING):
-        stream = make_stream("imagefolder", tmp_path, tasks=1)
-    said = "imagefolder: 2 test images are also training images"
-    assert stream.remarks == (said,) and said in caplog.messages
-    assert make_stream("digits").remarks == ()
+def tables(root: Path, place: str, parts: dict[str, list[str]]) -> Path:
+    """Write the images of a few-shot split into one folder, with CSV files of the parts.
+
+    Args:
+        root: The folder to write to.
+        place: Folder of the CSV files below the data set's folder.
+        parts: Names of images by part.
+    """
+    source = few_shot(root / "source") / "mini-imagenet"
+    folder = root / "mini-imagenet"
+    (folder / "images").mkdir(parents=True)
+    (folder / place).mkdir(exist_ok=True)
+    for image in source.rglob("*.jpg"):
+        image.rename(folder / "images" / image.name)
+    for part, images in parts.items():
+        rows = "".join(f"{image},{image[0]}\n" for image in images)
+        (folder / place / f"{part}.csv").write_text(f"filename,label\n{rows}\n")
+    return root
 
 
-def test_an_image_in_two_classes_is_said(tmp_path: Path) -> None:
-    parts(tmp_path)
-    shutil.copy(tmp_path / "train" / "a" / "0.png", tmp_path / "train" / "b" / "8.png")
-    assert "1 image is in more than one class, such as a and b" in verify("imagefolder", tmp_path)[0]
+FEW_SHOT = {
+    part: [f"{name}{i}.jpg" for name in names for i in range(12)]
+    for part, names in (("train", "ab"), ("val", "c"), ("test", "d"))
+}
+
+
+def test_the_few_shot_split_of_miniimagenet_is_joined_and_divided(tmp_path: Path) -> None:
+    folders = load(few_shot(tmp_path / "folders"), "miniimagenet")
+    assert folders.classes == ("a", "b", "c", "d")
+    assert np.bincount(folders.train.labels).tolist() == [10] * 4  # five sixths of 12
+    assert folders.remarks == (
+        "train/, test/, val/ have different classes (few-shot split): joined and divided",
+    )
+    table_data = load(tables(tmp_path / "tables", "", FEW_SHOT), "miniimagenet")
+    assert table_data.remarks == (
+        "train.csv, test.csv, val.csv have different classes (few-shot split): joined and divided",
+    )
+    plain = tmp_path / "plain" / "mini-imagenet"
+    for part in (few_shot(tmp_path / "other") / "mini-imagenet").iterdir():
+        for name in part.iterdir():
+            plain.mkdir(parents=True, exist_ok=True)
+            name.rename(plain / name.name)
+    for data in (
+        table_data,
+        load(tmp_path / "plain", "miniimagenet"),
+    ):  # the same images in any layout
+        assert [Path(name).name for name in data.test.names] == [
+            Path(name).name for name in folders.test.names
+        ]
+        assert (data.test.labels == folders.test.labels).all()
+        assert data.split == folders.split
+    assert folders.split == "a sixth of every class by sha256, seed 0"
+
+
+def test_tables_of_miniimagenet_with_the_same_classes_are_its_parts(tmp_path: Path) -> None:
+    parts = {
+        "train": [f"{name}{i}.jpg" for name in "abcd" for i in range(9)],
+        "test": [f"{name}{i}.jpg" for name in "abcd" for i in range(9, 12)],
+    }
+    data = load(tables(tmp_path, "split", parts), "miniimagenet")
+    assert data.split == "tables train.csv and test.csv"
+    assert data.classes == ("a", "b", "c", "d")
+    assert np.bincount(data.train.labels).tolist() == [9] * 4
+    assert data.test.names[:3] == ("images/a10.jpg", "images/a11.jpg", "images/a9.jpg")
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        (
+            {"train": ["a0.jpg", "x9.jpg"]},
+            r"train.csv names x9.jpg, which is not in .*images \(1 such",
+        ),
+        ({"train": ["a0.jpg", "../b0.jpg"]}, r"which may be outside of"),
+        (
+            {"train": ["a0.jpg", "b0.jpg"], "test": ["b1.jpg"]},
+            r"train.csv and test.csv in .* share some",
+        ),
+    ],
+)
+def test_tables_of_miniimagenet_that_do_not_fit(
+    parts: dict[str, list[str]], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FczooError, match=says):
+        load(tables(tmp_path, "", parts), "miniimagenet")
+
+
+def test_pickled_miniimagenet_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mini-imagenet").mkdir()
+    (tmp_path / "mini-imagenet" / "mini-imagenet-cache-train.pkl").write_bytes(b"")
+    with pytest.raises(
+        FczooError, match="pickle files, which can run code and are not read; expected"
+    ):
+        load(tmp_path, "miniimagenet")

@@ -1,3 +1,3 @@
-"""The plug-in is a package of its own: its test runs where it is installed, see ``test_plugin.py``."""
+"""The plug-in is its own package: its test runs where it is installed, see ``test_plugin.py``."""
 
 collect_ignore = ["plugin"]

@@ -1,4 +1,4 @@
-"""Plain functions may be registered; what they return wrongly is laid to them, in one line."""
+"""Plain functions may be registered; an error in one line names them if they return nonsense."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def nothing_stays() -> Iterator[None]:
 
 
 def halves(labels, clients, rng):
-    """Equal parts, in order."""
+    """Split the images into equal parts, in order."""
     return np.array_split(np.arange(len(labels)), clients)
 
 
@@ -27,18 +27,28 @@ def halves(labels, clients, rng):
     ("made", "says"),
     [
         (lambda labels, clients, rng: [np.arange(len(labels))], "returned 1 lists for 3 clients"),
-        (lambda labels, clients, rng: [np.arange(len(labels))] * clients, "returned the same image twice"),
-        (lambda labels, clients, rng: [p + 1 for p in halves(labels, clients, rng)], "position 32 of 32"),
-        (lambda labels, clients, rng: [p / 2 for p in halves(labels, clients, rng)], "no list of positions"),
+        (
+            lambda labels, clients, rng: [np.arange(len(labels))] * clients,
+            "returned the same image twice",
+        ),
+        (
+            lambda labels, clients, rng: [p + 1 for p in halves(labels, clients, rng)],
+            "position 32 of 32",
+        ),
+        (
+            lambda labels, clients, rng: [p / 2 for p in halves(labels, clients, rng)],
+            "other than lists of positions",
+        ),
         (halves, ""),
     ],
 )
 def test_partitioners(made, says: str) -> None:
     PARTITIONERS.register("faulty")(made)
     split = ["partition", *TINY[:4], "--tasks", "3", "--clients", "3", "--partition"]
-    done = CliRunner().invoke(main, [*split, "faulty"])
-    assert done.exit_code == (1 if says else 0) and says in done.stderr, done.output
-    assert done.stderr.count("\n") == bool(says)
+    outcome = CliRunner().invoke(main, [*split, "faulty"])
+    assert outcome.exit_code == (1 if says else 0), outcome.output
+    assert says in outcome.stderr, outcome.output
+    assert outcome.stderr.count("\n") == bool(says)
     assert "has no options" in CliRunner().invoke(main, [*split, "faulty:2"]).stderr
 
 
@@ -46,12 +56,25 @@ def test_partitioners(made, says: str) -> None:
     ("merge", "says"),
     [
         (lambda payloads: {}, "aggregator faulty returned no head."),
-        (lambda payloads: {k: v * float("nan") for k, v in payloads[0].items()}, "that is not finite from"),
+        (
+            lambda payloads: {k: v * float("nan") for k, v in payloads[0].items()},
+            "that is not finite from",
+        ),
         (lambda payloads: dict(payloads[0]), ""),
     ],
 )
 def test_aggregators(merge, says: str, tmp_path) -> None:
     AGGREGATORS.register("faulty")(merge)
-    run = ["bench", "--methods", "fedavg", "--set", "fedavg.tune=head", "--aggregator", "faulty", *TINY]
-    done = CliRunner().invoke(main, [*run, "--out", str(tmp_path / "run")])
-    assert done.exit_code == (1 if says else 0) and says in done.stderr, done.output
+    run = [
+        "bench",
+        "--methods",
+        "fedavg",
+        "--set",
+        "fedavg.tune=head",
+        "--aggregator",
+        "faulty",
+        *TINY,
+    ]
+    outcome = CliRunner().invoke(main, [*run, "--out", str(tmp_path / "run")])
+    assert outcome.exit_code == (1 if says else 0), outcome.output
+    assert says in outcome.stderr, outcome.output

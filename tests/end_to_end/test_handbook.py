@@ -1,4 +1,4 @@
-"""The handbook: it builds without a warning, has a page for each method, and what its tutorials say works."""
+"""The handbook builds without a warning, has a page per method, and its tutorials work."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fczoo.core.registry import METHODS
-from helpers_browser import needs_browser, served
+from helpers_browser import needs_browser, serve_site
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLUGIN = Path(__file__).with_name("plugin")
@@ -20,60 +20,74 @@ COMMANDS = re.compile(r"^```bash\n(.*?)```", flags=re.DOTALL | re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The handbook, built with warnings as errors."""
+    """Build the handbook with warnings as errors."""
     for package in ("sphinx", "myst_parser", "furo", "latex2mathml"):
         pytest.importorskip(package, reason=f"{package} (extra docs) is not installed")
     folder = tmp_path_factory.mktemp("handbook") / "site"
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(DOCS), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert process.returncode == 0, process.stderr
     return folder
 
 
 @pytest.mark.slow
 def test_the_handbook_has_a_page_a_method_with_figure_and_formulas(site: Path) -> None:
-    pages = {page.stem: page.read_text() for page in (site / "generated" / "methods").glob("*.html")}
+    pages = {
+        page.stem: page.read_text() for page in (site / "generated" / "methods").glob("*.html")
+    }
     names = {*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")}
     assert pages.keys() >= names
-    assert "orthogonal" in pages["pilora"] and pages["pilora"].count("<math") > 3
-    formulas = [found for text in pages.values() for found in re.findall(r"<math.*?</math>", text)]
-    assert not [found for found in formulas if "\\" in found]  # LaTeX that was not understood
+    assert "orthogonal" in pages["pilora"]
+    assert pages["pilora"].count("<math") > 3
+    formulas = [
+        formula for text in pages.values() for formula in re.findall(r"<math.*?</math>", text)
+    ]
+    assert not [formula for formula in formulas if "\\" in formula]  # LaTeX that was not understood
     for name in names:
         assert f"<title>What {name} trains and sends</title>" in pages[name]
-    rows = re.findall(r"<tr[^>]*>(?:(?!</tr>).)*5 x 5 epochs(?:(?!</tr>).)*</tr>", pages["hgp"], re.DOTALL)
+    rows = re.findall(
+        r"<tr[^>]*>(?:(?!</tr>).)*5 x 5 epochs(?:(?!</tr>).)*</tr>", pages["hgp"], re.DOTALL
+    )
     (row,) = [row for row in rows if "protocol quick" not in row]
     assert "51.0" in row and "60.1" in row  # as results/older.md has them
 
 
 @pytest.mark.slow
 def test_the_handbook_fetches_nothing(site: Path) -> None:
-    fetched = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=\"(?:https?:)?//[^\"]*")
+    pattern = re.compile(
+        r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=\"(?:https?:)?//[^\"]*"
+    )
     for page in site.rglob("*.html"):
-        assert not fetched.findall(page.read_text(encoding="utf-8")), page
+        assert not pattern.findall(page.read_text(encoding="utf-8")), page
 
 
 @pytest.mark.slow
 @pytest.mark.browser
 @needs_browser
 def test_a_browser_shows_the_handbook_on_a_telephone(site: Path, tmp_path: Path) -> None:
-    """Figure and formulas are drawn, and nothing is wider than 390 pixels."""
-    drawn = """
+    """Draw figure and formulas, and nothing wider than 390 pixels."""
+    script = """
         const box = selector => document.querySelector(selector).getBoundingClientRect();
-        return [document.documentElement.scrollWidth, box("svg[role=img]").width, box("math").height];
+        const width = document.documentElement.scrollWidth;
+        return [width, box("svg[role=img]").width, box("math").height];
     """
-    with served(site, tmp_path / "profile") as pages:
-        width, figure, formula = pages.ask("generated/methods/pilora.html", drawn)
-        found = [(site / path.lstrip("/").partition("?")[0]).exists() for path in pages.asked[1:]]
-        assert all(found), pages.asked
+    with serve_site(site, tmp_path / "profile") as pages:
+        width, figure, formula = pages.ask("generated/methods/pilora.html", script)
+        files_exist = [
+            (site / path.lstrip("/").partition("?")[0]).exists() for path in pages.asked[1:]
+        ]
+        assert all(files_exist), pages.asked
         assert pages.ask("metrics.html", "return document.documentElement.scrollWidth") <= 390
-    assert width <= 390 and 300 < figure < 390 and formula > 20
+    assert width <= 390
+    assert 300 < figure < 390
+    assert formula > 20
 
 
 @pytest.mark.slow
 @pytest.mark.browser
 @needs_browser
 def test_options_and_code_are_readable_on_a_telephone(site: Path, tmp_path: Path) -> None:
-    """No meaning of an option and no comment behind a command lies off the screen."""
+    """Show every meaning of an option and every comment behind a command on the screen."""
     meaning = """
         const cells = [...document.querySelectorAll("#options td:last-child")];
         return [cells.length, Math.max(...cells.map(cell => cell.getBoundingClientRect().right))];
@@ -82,7 +96,7 @@ def test_options_and_code_are_readable_on_a_telephone(site: Path, tmp_path: Path
         const blocks = [...document.querySelectorAll(".highlight pre")];
         return [blocks.length, blocks.filter(pre => pre.scrollWidth > pre.clientWidth + 1).length];
     """
-    with served(site, tmp_path / "profile") as pages:
+    with serve_site(site, tmp_path / "profile") as pages:
         count, right = pages.ask("generated/methods/pilora.html", meaning)
         blocks, wide = pages.ask("tables.html", cut)
     assert count > 10 and right <= 390
@@ -92,7 +106,7 @@ def test_options_and_code_are_readable_on_a_telephone(site: Path, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_what_a_tutorial_says_works(page: Path, tmp_path: Path) -> None:
-    """Its files are written and its commands run in order, in an empty folder."""
+    """Write the files of a tutorial and run its commands in order, in an empty folder."""
     text = page.read_text(encoding="utf-8")
     for name, content in FILE.findall(text):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -110,12 +124,14 @@ def test_what_a_tutorial_says_works(page: Path, tmp_path: Path) -> None:
     script = "\n".join(COMMANDS.findall(text))
     assert script, "a tutorial without commands"
     command = ["bash", "-euxo", "pipefail", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_the_tutorial_on_methods_has_the_plugin_of_the_tests():
-    shown = dict(FILE.findall((DOCS / "tutorials" / "method.md").read_text(encoding="utf-8")))
-    files = {Path(name).name: content for name, content in shown.items()}
+    blocks = dict(FILE.findall((DOCS / "tutorials" / "method.md").read_text(encoding="utf-8")))
+    files = {Path(name).name: content for name, content in blocks.items()}
     assert files == {path.name: path.read_text(encoding="utf-8") for path in PLUGIN.glob("*.*")}
     assert sum(text.count("\n") for text in files.values()) < 65

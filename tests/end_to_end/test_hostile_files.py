@@ -1,7 +1,8 @@
-"""Files as an enemy or a broken disk makes them:
-every reader ends in its one-line error or in a valid object.
+"""Files as an enemy or a broken disk makes them.
 
-``FCZOO_FUZZ=10000 pytest tests/end_to_end/test_hostile_files.py`` tries so many of each kind.
+Every reader ends in its one-line error or in a valid object.
+
+``FCZOO_FUZZ=10000 pytest tests/end_to_end/test_hostile_files.py`` tries that number of each kind.
 """
 
 import json
@@ -24,15 +25,19 @@ from helpers_files import READERS, weights
 TRIES = int(os.environ.get("FCZOO_FUZZ", "0"))
 
 
-def tried(times: int) -> settings:
+def fuzz_settings(times: int) -> settings:
+    """Return settings of hypothesis with this number of tries, or ``FCZOO_FUZZ``."""
     return settings(
-        max_examples=TRIES or times, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=TRIES or times,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )
 
 
 @pytest.fixture(scope="module", params=READERS)
 def reader(request, tmp_path_factory, make_run):
-    """A place, the bytes of a sound file, its reader, what it gives, and how often to try."""
+    """Return a path, the bytes of a valid file, its reader, its type, and how often to try."""
     write, read, kind, times = READERS[request.param]
     path = tmp_path_factory.mktemp("files") / request.param
     if write:
@@ -44,14 +49,15 @@ def reader(request, tmp_path_factory, make_run):
 
 
 @st.composite
-def mutated(draw, content: bytes) -> bytes:
-    """The content after a few cuts, flips, insertions and repetitions,
-    more of them near the begin, where headers are.
+def mutations(draw, content: bytes) -> bytes:
+    """Draw the content after a few cuts, flips, insertions and repetitions.
+
+    More of them are near the beginning, where headers are.
     """
     data = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
-        near = draw(st.booleans())
-        at = draw(st.integers(0, min(len(data), 4096) if near else len(data)))
+        in_header = draw(st.booleans())
+        at = draw(st.integers(0, min(len(data), 4096) if in_header else len(data)))
         kind = draw(st.sampled_from(["cut", "flip", "insert", "delete", "huge", "repeat"]))
         if kind == "cut":
             del data[at:]
@@ -70,44 +76,54 @@ def mutated(draw, content: bytes) -> bytes:
     return bytes(data)
 
 
-VALUES = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5)
+VALUES = (
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5)
+)
 ANYTHING = st.recursive(
     VALUES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
 @st.composite
-def rearranged(draw, content: bytes) -> bytes:
-    """JSON, or lines of it, in which one value, anywhere, is another one or is gone."""
+def json_mutations(draw, content: bytes) -> bytes:
+    """Draw JSON, or lines of it, in which one value is another one or is gone."""
     lines = (
         [json.loads(line) for line in content.splitlines()]
         if content.count(b"}\n{")
         else [json.loads(content)]
     )
-    place = draw(st.sampled_from(lines))
+    node = draw(st.sampled_from(lines))
     while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
         if not keys:
             break
         key = draw(st.sampled_from(keys))
-        if isinstance(place[key], dict | list) and place[key] and draw(st.booleans()):
-            place = place[key]
+        if isinstance(node[key], dict | list) and node[key] and draw(st.booleans()):
+            node = node[key]
             continue
         if draw(st.booleans()):
-            place[key] = draw(ANYTHING)
+            node[key] = draw(ANYTHING)
         else:
-            del place[key]
+            del node[key]
         break
     return "\n".join(map(json.dumps, lines)).encode()
 
 
 def attempt_all(reader, strategy: st.SearchStrategy[bytes], times: int) -> None:
-    """Each content ends in a valid object or in an error of one line."""
+    """Check that each content ends in a valid object or in an error of one line.
+
+    Args:
+        reader: The fixture ``reader``.
+        strategy: Strategy of the contents.
+        times: Number of tries.
+    """
     path, _, read, kind, _ = reader
 
-    @tried(times)
+    @fuzz_settings(times)
     @given(strategy)
     def attempt(data: bytes) -> None:
         path.write_bytes(data)
@@ -123,7 +139,9 @@ def test_mutated_files_end_in_the_error_or_a_valid_object(reader):
     path, content, _, _, times = reader
     attempt_all(
         reader,
-        mutated(content) | rearranged(content) if path.suffix.startswith(".json") else mutated(content),
+        mutations(content) | json_mutations(content)
+        if path.suffix.startswith(".json")
+        else mutations(content),
         times,
     )
 
@@ -133,7 +151,7 @@ def test_any_bytes_end_in_the_error(reader):
 
 
 class Bomb:
-    """Unpickling it would make a file."""
+    """An object that makes a file when it is unpickled."""
 
     def __init__(self, target: Path):
         self.target = target

@@ -1,4 +1,4 @@
-"""``fczoo new``: every kind of plug-in is written, passes its own test, is installed, listed and run."""
+"""``fczoo new``: every plug-in is written, passes its own test, is installed, listed and run."""
 
 import os
 import shlex
@@ -21,35 +21,61 @@ KINDS = ("method", "partitioner", "aggregator", "attack", "dataset")
 
 
 def python(*arguments: str, cwd: Path, site: Sequence[Path] = ()) -> str:
+    """Run Python with these arguments; return what it prints.
+
+    Args:
+        arguments: Words after the interpreter.
+        cwd: Folder in which it runs.
+        site: Folders of packages to import.
+    """
     environment = {**os.environ, "FCZOO_HOME": str(cwd / "home")}
     if site:
         environment["PYTHONPATH"] = os.pathsep.join(map(str, site))
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 @pytest.mark.slow
 def test_new_plugins_pass_their_tests_and_are_seen(tmp_path: Path) -> None:
     site, folders = tmp_path / "site", [tmp_path / f"fczoo-my-{kind}" for kind in KINDS]
     for kind, folder in zip(KINDS, folders, strict=True):
-        said = python("-m", "fczoo", "new", kind, f"my_{kind}", cwd=tmp_path)
+        message = python("-m", "fczoo", "new", kind, f"my_{kind}", cwd=tmp_path)
         name = folder.name
-        assert said == f"Written to {name}. Next: pip install -e {name} && pytest {name}\n"
+        assert message == f"Written to {name}. Next: pip install -e {name} && pytest {name}\n"
         files = {f"fczoo_my_{kind}.py", f"test_my_{kind}.py", "pyproject.toml"}
         assert {path.name for path in folder.iterdir()} == files
-    tests = [f"{folder.name}/test_my_{kind}.py" for kind, folder in zip(KINDS, folders, strict=True)]
-    assert " passed" in python("-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=tmp_path, site=folders)
+    tests = [
+        f"{folder.name}/test_my_{kind}.py" for kind, folder in zip(KINDS, folders, strict=True)
+    ]
+    assert " passed" in python(
+        "-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=tmp_path, site=folders
+    )
 
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    install = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(site),
+    ]
     python(*install, *map(str, folders), cwd=tmp_path)
     for kind in KINDS:
         assert f"my_{kind}" in python("-m", "fczoo", "list", f"{kind}s", cwd=tmp_path, site=[site])
-    write = "from pathlib import Path; from test_my_dataset import imitation; imitation(Path('../data'))"
+    write = (
+        "from pathlib import Path; from test_my_dataset import imitation; "
+        "imitation(Path('../data'))"
+    )
     python("-c", write, cwd=tmp_path / "fczoo-my-dataset")
-    printed = python("-m", "fczoo", "bench", *USED, cwd=tmp_path, site=[site])
-    assert "Written to run" in printed and (tmp_path / "run" / "bench.json").is_file()
+    output = python("-m", "fczoo", "bench", *USED, cwd=tmp_path, site=[site])
+    assert "Written to run" in output
+    assert (tmp_path / "run" / "bench.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +83,8 @@ def test_new_plugins_pass_their_tests_and_are_seen(tmp_path: Path) -> None:
     [
         (
             "Mine",
-            "'Mine' cannot name a partitioner; take lower-case letters, digits and single _ between them",
+            "'Mine' cannot name a partitioner; use lower-case letters, digits and single _ "
+            "between them",
         ),
         ("../mine", "'../mine' cannot name a partitioner"),
         ("mine_", "'mine_' cannot name a partitioner"),
@@ -66,17 +93,25 @@ def test_new_plugins_pass_their_tests_and_are_seen(tmp_path: Path) -> None:
         ("mine", "fczoo-mine exists already; remove it or choose another folder with --out"),
     ],
 )
-def test_what_cannot_be_written_is_refused_in_one_line(name: str, says: str, tmp_path, monkeypatch) -> None:
+def test_what_cannot_be_written_is_refused_in_one_line(
+    name: str, says: str, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("fczoo-mine").mkdir()
-    done = CliRunner().invoke(main, ["new", "partitioner", name])
-    assert done.exit_code == 1 and says in done.output and done.output.count("\n") == 1
-    assert not list(Path("fczoo-mine").iterdir()) and len(list(Path().iterdir())) == 1
+    outcome = CliRunner().invoke(main, ["new", "partitioner", name])
+    assert outcome.exit_code == 1
+    assert says in outcome.output
+    assert outcome.output.count("\n") == 1
+    assert not list(Path("fczoo-mine").iterdir())
+    assert len(list(Path().iterdir())) == 1
 
 
 @pytest.mark.parametrize(("kind", "name"), [("method", "optim"), ("dataset", "defaults")])
-def test_a_class_never_hides_what_its_module_uses(kind: str, name: str, tmp_path, monkeypatch) -> None:
+def test_a_class_never_hides_what_its_module_uses(
+    kind: str, name: str, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(main, ["new", kind, name])
-    assert done.exit_code == 1 and "means something else; choose another name" in done.output
+    outcome = CliRunner().invoke(main, ["new", kind, name])
+    assert outcome.exit_code == 1
+    assert "means something else; choose another name" in outcome.output
     assert not list(Path().iterdir())

@@ -1,9 +1,13 @@
-"""What a user of a notebook sees: results as tables and pictures, and a bar while runs go on."""
+"""A notebook shows results as tables and pictures, and a bar while runs continue."""
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="nbclient and ipykernel (extra test) are not installed")
-nbclient = pytest.importorskip("nbclient", reason="nbclient and ipykernel (extra test) are not installed")
+nbformat = pytest.importorskip(
+    "nbformat", reason="nbclient and ipykernel (extra test) are not installed"
+)
+nbclient = pytest.importorskip(
+    "nbclient", reason="nbclient and ipykernel (extra test) are not installed"
+)
 pytest.importorskip("ipykernel", reason="nbclient and ipykernel (extra test) are not installed")
 
 CELLS = (
@@ -22,15 +26,21 @@ def test_a_notebook_shows_tables_curves_and_progress(tmp_path) -> None:
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     cells[-1].metadata["tags"] = ["raises-exception"]
     book = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     _, ran, table, one, curves, wrong = (cell["outputs"] for cell in book.cells)
-    told = "".join(out["text"] for out in ran if out["output_type"] == "stream")
-    assert "run 4 of 4, fedclm seed 1: task 3 of 3" in told and "4 of 4 runs ended; best so far" in told
-    assert " % |" in told or any("widget" in kind for out in ran for kind in out.get("data", {}))
-    (shown,) = table
-    assert shown["data"]["text/html"].count("<tr>") == 3 and "fedclm" in shown["data"]["text/html"]
-    assert "on task 3" in one[0]["data"]["text/html"] and "<table>" in one[0]["data"]["text/html"]
+    log = "".join(out["text"] for out in ran if out["output_type"] == "stream")
+    assert "run 4 of 4, fedclm seed 1: task 3 of 3" in log
+    assert "4 of 4 runs ended; best so far" in log
+    assert " % |" in log or any("widget" in kind for out in ran for kind in out.get("data", {}))
+    (display,) = table
+    assert display["data"]["text/html"].count("<tr>") == 3
+    assert "fedclm" in display["data"]["text/html"]
+    assert "on task 3" in one[0]["data"]["text/html"]
+    assert "<table>" in one[0]["data"]["text/html"]
     assert sum("image/png" in out.get("data", {}) for out in curves) == 1
     (error,) = (out for out in wrong if out["output_type"] == "error")
-    assert error["ename"] == "FczooError" and "no method is called 'fedncn'; did you mean" in error["evalue"]
-    assert not list(tmp_path.iterdir())  # nothing is left where nobody asked for files
+    assert error["ename"] == "FczooError"
+    assert "no method is called 'fedncn'; did you mean" in error["evalue"]
+    assert not list(tmp_path.iterdir())  # nothing is left where no one asked for files

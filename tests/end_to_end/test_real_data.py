@@ -1,8 +1,8 @@
 """Real images with a pre-trained ViT-Ti/16, where both are at hand.
 
 ``FCZOO_TEST_DATA`` is the folder that holds ``cifar-100-python`` and, where they are to be tested,
-``tiny-imagenet-200`` and ``mini-imagenet`` (whole or in part); ``FCZOO_TEST_VIT`` is the weight file.
-All runs use fp32: on a processor without bf16 instructions, bf16 is many times slower.
+``tiny-imagenet-200`` and ``mini-imagenet`` (whole or in part); ``FCZOO_TEST_VIT`` is the weight
+file. All runs use fp32: on a processor without bf16 instructions, bf16 is many times slower.
 """
 
 import os
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(not (DATA and VIT), reason="set FCZOO_TEST_DATA 
 
 def test_cifar100_is_whole():
     stream = make_stream("cifar100", Path(DATA), tasks=10)
-    assert stream.train.pixels.shape == (50000, 32, 32, 3) and stream.test.pixels.shape == (10000, 32, 32, 3)
+    assert stream.train.pixels.shape == (50000, 32, 32, 3)
+    assert stream.test.pixels.shape == (10000, 32, 32, 3)
     assert [len(stream.positions(stream.train, t)) for t in stream.tasks] == [5000] * 10
     assert stream.classes[0] == "apple" and stream.classes[99] == "worm"
 
@@ -36,7 +37,10 @@ def test_a_corrupt_copy_is_refused_before_it_is_unpickled(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "folder", "first"),
-    [("tinyimagenet", "tiny-imagenet-200", "goldfish"), ("miniimagenet", "mini-imagenet", "n01532829")],
+    [
+        ("tinyimagenet", "tiny-imagenet-200", "goldfish"),
+        ("miniimagenet", "mini-imagenet", "n01532829"),
+    ],
 )
 def test_image_files_are_read_and_told_apart(name, folder, first, tmp_path, monkeypatch):
     if not (Path(DATA) / folder).is_dir():
@@ -52,16 +56,15 @@ def test_image_files_are_read_and_told_apart(name, folder, first, tmp_path, monk
         test_per_class=2,
         image_size=128,
     )
-    bench = fczoo.Bench.open(settings)
-    assert bench.stream.classes[0] == first and len(bench.stream.train.labels) == 5 * len(
-        bench.stream.classes
-    )
+    bench = fczoo.Benchmark.open(settings)
+    assert bench.stream.classes[0] == first
+    assert len(bench.stream.train.labels) == 5 * len(bench.stream.classes)
     assert bench.run(fczoo.create_method("fedncm")).metrics["A_N"] > 20  # chance is 0.5 or 1
 
 
 @pytest.fixture(scope="module")
 def bench():
-    """All 100 classes at 96 pixels, few images: 60 local steps a task."""
+    """Open all 100 classes at 96 pixels with few images: 60 local steps per task."""
     settings = fczoo.Settings.for_dataset(
         "cifar100",
         data_root=DATA,
@@ -76,7 +79,7 @@ def bench():
         augment="none",
         image_size=96,
     )
-    return fczoo.Bench.open(settings)
+    return fczoo.Benchmark.open(settings)
 
 
 def test_the_checkpoint_configures_itself():

@@ -1,4 +1,4 @@
-"""What users write checks: the handbook's Python with mypy, against the types that fczoo ships."""
+"""The handbook's Python, checked with mypy against the types that fczoo ships."""
 
 import os
 import re
@@ -20,14 +20,31 @@ result.accurcy
 """
 
 
-def checked(folder: Path, *options: str) -> list[str]:
-    """What mypy says of the files of a folder."""
-    command = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent", *options]
+def mypy_errors(folder: Path, *options: str) -> list[str]:
+    """Return the errors of mypy in the files of a folder.
+
+    Args:
+        folder: The folder.
+        options: Further options of mypy.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--ignore-missing-imports",
+        "--follow-imports=silent",
+        *options,
+    ]
     command += ["--check-untyped-defs", "--cache-dir", str(folder.parent / "cache"), str(folder)]
-    there = {**os.environ, "MYPYPATH": str(DOCS.parent)}  # an editable installation is not seen by mypy
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder, env=there)
-    assert done.returncode in (0, 1), done.stderr
-    return [line for line in done.stdout.splitlines() if ": error: " in line]
+    environment = {
+        **os.environ,
+        "MYPYPATH": str(DOCS.parent),
+    }  # an editable installation is not seen by mypy
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, cwd=folder, env=environment
+    )
+    assert process.returncode in (0, 1), process.stderr
+    return [line for line in process.stdout.splitlines() if ": error: " in line]
 
 
 @pytest.mark.slow
@@ -42,7 +59,7 @@ def test_python_of_the_handbook_checks_and_mistakes_are_found(tmp_path: Path) ->
         for number, code in enumerate(SNIPPET.findall(text)):
             (right / f"{page.stem}_{number}.py").write_text(code)
     assert len(list(right.iterdir())) >= 4
-    assert checked(right) == []
+    assert mypy_errors(right) == []
     (wrong / "mistaken.py").write_text(MISTAKEN)
-    found = checked(wrong)
-    assert [line.split(":")[1] for line in found] == ["4", "5"], found
+    errors = mypy_errors(wrong)
+    assert [line.split(":")[1] for line in errors] == ["4", "5"], errors

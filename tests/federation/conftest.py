@@ -14,8 +14,10 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "memory.md"
 
 @pytest.fixture(scope="session")
 def scaffold() -> Method:
-    """The method of the tutorial, which nobody has installed here."""
-    (code,) = re.findall(r"fczoo_scaffold\.py\n\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
+    """Return the method of the tutorial, which no one has installed here."""
+    (code,) = re.findall(
+        r"fczoo_scaffold\.py\n\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL
+    )
     names: dict[str, Any] = {"__name__": "fczoo_scaffold"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(METHODS, "_entries", dict(METHODS._entries))

@@ -36,22 +36,26 @@ class Momentum:
     velocity: dict = field(default_factory=dict)
 
     def __call__(self, payloads):
-        merged = uniform(payloads)
-        for name, value in merged.items():
+        mean = uniform(payloads)
+        for name, value in mean.items():
             step = value - self.before.get(name, value)
-            self.velocity[name] = self.beta * self.velocity.get(name, torch.zeros_like(value)) + step
-            merged[name] = self.before.get(name, value) + self.velocity[name]
-        self.before = dict(merged)
-        return merged
+            self.velocity[name] = (
+                self.beta * self.velocity.get(name, torch.zeros_like(value)) + step
+            )
+            mean[name] = self.before.get(name, value) + self.velocity[name]
+        self.before = dict(mean)
+        return mean
 
 
 def counting() -> Callable:
-    """A mean for five merges, then the first upload."""
+    """Return a mean for five merges, then the first upload."""
     calls = [0]
 
     def merge(payloads):
         calls[0] += 1
-        return uniform(payloads) if calls[0] <= 5 else {k: v.clone() for k, v in payloads[0].items()}
+        return (
+            uniform(payloads) if calls[0] <= 5 else {k: v.clone() for k, v in payloads[0].items()}
+        )
 
     return merge
 
@@ -62,7 +66,7 @@ def by_chance(payloads):
 
 
 def robust(merge: Callable) -> Callable:
-    """As ``merge``, from seven uploads up."""
+    """Merge as ``merge`` does, from seven uploads up."""
 
     def checked(payloads):
         if len(payloads) < 7:
@@ -100,8 +104,8 @@ def test_the_aggregator_that_a_method_names_is_checked(monkeypatch) -> None:
 def test_bench_refuses_before_it_writes(extra: list[str], tmp_path) -> None:
     AGGREGATORS.register("stateful")(Momentum)
     run = ["bench", "--methods", "fedavg", "--aggregator", "stateful", *TINY, *extra]
-    done = CliRunner().invoke(main, [*run, "--out", str(tmp_path / "run")])
-    assert (done.exit_code, done.stderr.strip()) == (1, f"Error: {REFUSED}")
+    result = CliRunner().invoke(main, [*run, "--out", str(tmp_path / "run")])
+    assert (result.exit_code, result.stderr.strip()) == (1, f"Error: {REFUSED}")
     assert not list(tmp_path.glob("run/*.json"))
 
 
@@ -116,5 +120,7 @@ def test_the_check_of_an_aggregator_says_the_same() -> None:
 def test_an_aggregator_without_state_is_run() -> None:
     for name in AGGREGATORS.names("fczoo.aggregators"):
         toy_bench(aggregator=name).check(small_method("fedavg"))
-    AGGREGATORS.register("stateful")(lambda payloads: {"usage": payloads[0]["usage"]})  # of one method
+    AGGREGATORS.register("stateful")(
+        lambda payloads: {"usage": payloads[0]["usage"]}
+    )  # of one method
     toy_bench(aggregator="stateful").check(small_method("fedavg"))

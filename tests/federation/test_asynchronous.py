@@ -1,4 +1,6 @@
-"""Runs with clients in different tasks: images come back from stage to stage, and sums count each once."""
+"""Runs with clients in different tasks: images come back from stage to stage, and sums count each
+once.
+"""
 
 from dataclasses import replace
 from unittest import mock
@@ -12,25 +14,25 @@ from hypothesis import strategies as st
 from fczoo import FczooError, create_method
 from fczoo.core.registry import METHODS
 from fczoo.core.types import Scope
-from fczoo.data.asynchronous import by_stage, staged, tasks_by_stage
+from fczoo.data.task_schedule import by_stage, stream_with_stages, tasks_by_stage
 from fczoo.data.views import ImageStore
-from fczoo.federation.benchmark import Bench
+from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.world import World
 from fczoo.security.attacks import Attackers
 from fczoo.testing import small_method
 
-# tasks of three clients, one of whom goes on at a time
+# tasks of three clients, one of whom continues at a time
 PLACES = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1], [2, 2, 1], [2, 2, 2]]
 
 
-def in_stages(bench: Bench, moving: int = 1, order_seed: int | None = None) -> Bench:
-    """The toy world with its clients going on by turns."""
+def in_stages(bench: Benchmark, moving: int = 1, order_seed: int | None = None) -> Benchmark:
+    """Return the toy world with its clients continuing alternately."""
     places = tasks_by_stage(3, 3, moving, order_seed)
     partition = by_stage(bench.partition, places)
-    stream = staged(bench.stream, partition, places)
+    stream = stream_with_stages(bench.stream, partition, places)
     stores = (ImageStore(part, bench.backbone) for part in (stream.train, stream.test))
-    return Bench(bench.settings, stream, partition, bench.backbone, *stores)
+    return Benchmark(bench.settings, stream, partition, bench.backbone, *stores)
 
 
 def test_stages_of_the_toy_world(make_bench) -> None:
@@ -40,16 +42,16 @@ def test_stages_of_the_toy_world(make_bench) -> None:
 @pytest.mark.parametrize("scope", ["task", "latest"])
 def test_each_client_is_surveyed_on_each_of_its_images_once(make_bench, scope: Scope) -> None:
     plain, bench = make_bench(), in_stages(make_bench())
-    asked: dict[int, list[int]] = {}
+    survey_indices: dict[int, list[int]] = {}
     for task in bench.stream.tasks:
         clients = bench.clients(task, scope)
         for client in clients:
             assert len(client.index.unique()) == len(client.index)
-        for client in bench.unsurveyed(clients, task, scope):
-            asked.setdefault(client.number, []).extend(client.index.tolist())
-    owned = plain.clients(plain.stream.tasks[-1], "seen")
-    once = {client.number: sorted(client.index.tolist()) for client in owned}
-    assert {number: sorted(index) for number, index in asked.items()} == once
+        for client in bench.without_counted_images(clients, task, scope):
+            survey_indices.setdefault(client.number, []).extend(client.index.tolist())
+    holders = plain.clients(plain.stream.tasks[-1], "seen")
+    once = {client.number: sorted(client.index.tolist()) for client in holders}
+    assert {number: sorted(index) for number, index in survey_indices.items()} == once
 
 
 @pytest.mark.parametrize("scope", ["seen", "pooled"])
@@ -57,7 +59,7 @@ def test_who_trains_on_all_images_so_far_is_surveyed_on_all(make_bench, scope: S
     bench = in_stages(make_bench())
     for task in bench.stream.tasks:
         clients = bench.clients(task, scope)
-        assert [c.index.tolist() for c in bench.unsurveyed(clients, task, scope)] == [
+        assert [c.index.tolist() for c in bench.without_counted_images(clients, task, scope)] == [
             c.index.tolist() for c in clients
         ]
 
@@ -66,17 +68,19 @@ def test_images_of_earlier_tasks_are_not_those_that_a_client_still_has(make_benc
     plain, bench = make_bench(), in_stages(make_bench())
     for task, places in zip(bench.stream.tasks, PLACES, strict=True):
         for client in bench.clients(task, idle=True):
-            before = plain.stream.tasks[: places[client.number]]
-            owned = [plain.clients(t, idle=True)[client.number].index for t in before]
-            assert client.earlier.tolist() == [i for part in owned for i in part.tolist()]
+            earlier_tasks = plain.stream.tasks[: places[client.number]]
+            earlier_indices = [
+                plain.clients(t, idle=True)[client.number].index for t in earlier_tasks
+            ]
+            assert client.earlier.tolist() == [i for part in earlier_indices for i in part.tolist()]
 
 
 def test_nothing_is_left_out_of_a_survey_without_stages(make_bench) -> None:
     for bench in (make_bench(), make_bench(domains=True)):
         for task in bench.stream.tasks:
             clients = bench.clients(task)
-            found = bench.unsurveyed(clients, task, "task")
-            assert [c.index.tolist() for c in found] == [c.index.tolist() for c in clients]
+            survey_clients = bench.without_counted_images(clients, task, "task")
+            assert [c.index.tolist() for c in survey_clients] == [c.index.tolist() for c in clients]
 
 
 SUMS = ["fedncm", "fedridge", "afcl", "stsa", "fedlda", "fecam"]
@@ -105,36 +109,45 @@ def test_every_method_learns_or_is_refused(make_bench) -> None:
     bench = in_stages(make_bench(rounds=1, epochs=1))
     for name in METHODS.names():
         method = small_method(name)
-        if method.returning:
+        if method.supports_recurring_classes:
             bench.check(method)
             continue
-        with pytest.raises(FczooError, match=f"^{name} holds .* with --tasks domains, --moving or"):
+        with pytest.raises(FczooError, match=f"^{name} holds .* with tasks domains, moving or"):
             bench.check(method)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedclm", "ewc", "fedlora", "joint", "ranpac", "stsae", "fedcof"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedclm", "ewc", "fedlora", "joint", "ranpac", "stsae", "fedcof"]
+)
 def test_a_run_in_stages(make_bench, name: str) -> None:
     bench = in_stages(make_bench(rounds=1, epochs=1))
     result = bench.run(small_method(name))
     assert [len(row) for row in result.accuracy] == [1, 2, 3, 4, 5, 6, 7]
     assert sum(result.test_counts) == 21 and 0 in result.test_counts  # a stage may bring no class
-    untested = {i for i, count in enumerate(result.test_counts) if not count}
-    assert all(np.isnan(row[i]) == (i in untested) for row in result.accuracy for i in range(len(row)))
+    empty_stages = {i for i, count in enumerate(result.test_counts) if not count}
+    assert all(
+        np.isnan(row[i]) == (i in empty_stages) for row in result.accuracy for i in range(len(row))
+    )
     assert np.isfinite(list(result.metrics.values())).all()
 
 
 def test_rows_of_classes_that_come_later_start_at_their_means(make_bench) -> None:
-    """FedAvg in one round without steps: a class's row is its mean at the clients that have it first."""
+    """A row starts at its class mean over the clients that have the class first.
+
+    FedAvg runs one round without steps.
+    """
     bench = in_stages(make_bench(rounds=1, epochs=1))
     method = create_method("fedavg", head_init="means", tune="head", lr=0.0)
     run = bench.start(method)
     run.run()
     weight = run.state["head.weight"]
     torch.testing.assert_close(weight.norm(dim=1), torch.ones(7).to(weight))
-    trained = in_stages(make_bench(rounds=1, epochs=1)).start(replace(method, lr=0.1))
-    for task in trained:
-        rows = trained.state["head.weight"].norm(dim=1) > 0
-        assert rows[: task.stop][bench.held(task)].all() and not rows[task.stop :].any()
+    training_run = in_stages(make_bench(rounds=1, epochs=1)).start(replace(method, lr=0.1))
+    for task in training_run:
+        rows = training_run.state["head.weight"].norm(dim=1) > 0
+        assert (
+            rows[: task.stop][bench.classes_with_images(task)].all() and not rows[task.stop :].any()
+        )
 
 
 def test_labels_of_hostile_clients_are_flipped_once(make_bench) -> None:
@@ -145,11 +158,11 @@ def test_labels_of_hostile_clients_are_flipped_once(make_bench) -> None:
     stops = [task.stop for task in stream.tasks]
     for k, parts in enumerate(zip(*bench.partition.tasks, strict=True)):
         for stage, part in enumerate(parts):
-            own = np.searchsorted(stream.train_index, part)
-            new = own if not stage else own[~np.isin(part, parts[stage - 1])]
+            positions = np.searchsorted(stream.train_index, part)
+            new = positions if not stage else positions[~np.isin(part, parts[stage - 1])]
             true = stream.train.labels[new]
-            told = stops[stage] - 1 - true if k in attackers.numbers else true
-            assert labels[new].tolist() == told.tolist()
+            expected_labels = stops[stage] - 1 - true if k in attackers.numbers else true
+            assert labels[new].tolist() == expected_labels.tolist()
 
 
 def test_a_run_that_is_stopped_after_each_round_ends_the_same(make_bench, tmp_path) -> None:
@@ -160,58 +173,73 @@ def test_a_run_that_is_stopped_after_each_round_ends_the_same(make_bench, tmp_pa
         raise Stop
 
     method, path = small_method("fedclm", tune="head"), tmp_path / "checkpoint"
-    whole, stops = in_stages(make_bench(epochs=1)).run(method), 0
+    reference, stops = in_stages(make_bench(epochs=1)).run(method), 0
     while True:
         bench = in_stages(make_bench(epochs=1))
         try:
-            resumed = bench.run(method, checkpoint=Checkpoint(path, stop))
+            result = bench.run(method, checkpoint=Checkpoint(path, stop))
             break
         except Stop:
             stops += 1
     assert stops == 7 * 2 + 6  # every round, and every stage but the last
-    assert repr(resumed.accuracy) == repr(whole.accuracy) and resumed.bytes_up == whole.bytes_up
+    assert repr(result.accuracy) == repr(reference.accuracy)
+    assert result.bytes_up == reference.bytes_up
 
 
-def test_where_few_are_drawn_each_image_counts_once_when_its_owner_has_trained(make_bench, watch) -> None:
-    """EWC asks those that trained: an image counts in the first stage in which its owner was drawn."""
+def test_where_few_are_drawn_each_image_counts_once_when_its_owner_has_trained(
+    make_bench, watch
+) -> None:
+    """An image counts in the first stage in which its owner was drawn.
+
+    EWC asks those that trained.
+    """
     bench = in_stages(make_bench(rounds=1, epochs=1, participation=0.34))
     run = watch(bench, small_method("ewc"))
     met: dict[int, set[int]] = {}
-    surveyed: dict[int, list[int]] = {}
-    by_stage = {call.ctx.task.index: call for call in run.calls if call.moment == "end"}
+    survey_indices: dict[int, list[int]] = {}
+    by_stage = {call.ctx.task.index: call for call in run.calls if call.phase == "task_end"}
     for task in bench.stream.tasks:
         (call,) = (c for c in run.rounds if c.ctx.task.index == task.index)
         for client in call.clients:
             new = set(client.index.tolist()) - met.setdefault(client.number, set())
             met[client.number] |= new
-            asked = [c.index.tolist() for c in by_stage[task.index].clients] if new else []
-            assert [set(index) for index in asked] == ([new] if new else [])
-            surveyed.setdefault(client.number, []).extend(new)
+            batches = [c.index.tolist() for c in by_stage[task.index].clients] if new else []
+            assert [set(index) for index in batches] == ([new] if new else [])
+            survey_indices.setdefault(client.number, []).extend(new)
         assert (task.index in by_stage) == bool(new)
-    assert sum(map(len, surveyed.values())) == sum(len(set(index)) for index in surveyed.values()) > 0
+    assert (
+        sum(map(len, survey_indices.values()))
+        == sum(len(set(index)) for index in survey_indices.values())
+        > 0
+    )
 
 
 @pytest.mark.parametrize("name", ["fedncm", "ewc"])
-def test_clients_that_join_where_labels_come_back_have_no_images_of_before(make_bench, name: str) -> None:
-    """The last of three clients has images of the last task alone."""
+def test_clients_that_join_where_labels_come_back_have_no_images_of_before(
+    make_bench, name: str
+) -> None:
+    """The last of three clients has images of the last task only."""
     bench = make_bench(rounds=1, epochs=1, domains=True)
     tasks = bench.partition.tasks
     late = (*((*parts[:-1], parts[-1][:0]) for parts in tasks[:-1]), tasks[-1])
     grown = replace(bench, partition=replace(bench.partition, tasks=late))
     last = grown.stream.tasks[-1]
-    before = {c.number: c for c in grown.clients(last, idle=True)}
+    clients_by_number = {c.number: c for c in grown.clients(last, idle=True)}
     with mock.patch.object(World, "clients", joined_later(World.clients, last)):
-        found = grown.unsurveyed(list(before.values()), last, "task")
-        assert found[-1].index.tolist() == before[2].index.tolist() and len(found[-1].index)
+        survey_clients = grown.without_counted_images(
+            list(clients_by_number.values()), last, "task"
+        )
+        assert survey_clients[-1].index.tolist() == clients_by_number[2].index.tolist()
+        assert len(survey_clients[-1].index)
         result = grown.run(small_method(name))
     assert len(result.accuracy[-1]) == len(tasks)
 
 
 def joined_later(clients, last):
-    """As ``World.clients``, without the last client in tasks before the last."""
+    """Wrap ``World.clients``: the last client is missing in tasks before the last."""
 
     def some(self, task, *rest, **more):
-        found = clients(self, task, *rest, **more)
-        return found if task.index == last.index else found[:2]
+        all_clients = clients(self, task, *rest, **more)
+        return all_clients if task.index == last.index else all_clients[:2]
 
     return some

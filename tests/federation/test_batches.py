@@ -1,4 +1,4 @@
-"""What the batches of the engine hold: views, query features, only what is asked for."""
+"""Batches of the engine: views, query features, and only the inputs that a method asks for."""
 
 from dataclasses import dataclass, replace
 
@@ -8,25 +8,25 @@ import torch
 from fczoo import Batch, Context, Method
 from fczoo.data.views import AUGMENTS, Augment
 from fczoo.federation.batches import Client
-from fczoo.federation.engine import Engine
-from fczoo.federation.plan import Plan
+from fczoo.federation.device import Plan
+from fczoo.federation.engine import ClientEngine
 from helpers_engine import TASK, Toy
 
 
 @dataclass(frozen=True)
 class Looking(Toy):
-    """Notes the batches of the loss and of the pass after it."""
+    """Record the batches of the loss and of the pass after it."""
 
     view: str = "test"
 
     def training(self):
-        return replace(super().training(), inputs=["images", "query"], stats=self.view)
+        return replace(super().training(), inputs=["images", "query"], statistics_view=self.view)
 
     def loss(self, backbone, train, batch, ctx):
         BATCHES.append(batch)
         return batch.mean(batch.query[:, 0] * train["w"][0]), {}
 
-    def stats(self, backbone, train, batch, ctx):
+    def statistics(self, backbone, train, batch, ctx):
         BATCHES.append(batch)
         return {"count": batch.w.sum(), "weighted": (batch.w * batch.query[:, 0]).sum()}
 
@@ -37,17 +37,22 @@ BATCHES: list[Batch] = []
 @pytest.fixture
 def look(make_bench):
     def go(method: Method, augment: Augment, cache_queries: bool = False, pass_size: int = 64):
-        """Store, batch of the only step, batches of the pass after it, payload; the client has six images."""
+        """Return store, batch of the only step, batches of the pass after it and payload.
+
+        The client has six images.
+        """
         BATCHES.clear()
         bench = make_bench()
-        engine = Engine(
+        engine = ClientEngine(
             method,
             bench.backbone,
             bench.train,
             Plan(1, 6, augment, 0, cache_queries=cache_queries, pass_size=pass_size),
         )
         state = {"w": torch.zeros(2, dtype=torch.float64)}
-        payload = engine.train(state, [Client(0, torch.arange(20, 26))], Context(TASK, 0, 1, state))[0]
+        payload = engine.train(
+            state, [Client(0, torch.arange(20, 26))], Context(TASK, 0, 1, state)
+        )[0]
         return bench.train, BATCHES[0], BATCHES[1:], payload
 
     return go
@@ -67,19 +72,21 @@ def test_training_queries_are_of_the_same_view_unless_kept(look, backbone, cache
 
 @pytest.mark.parametrize("view", ["test", "train"])
 def test_the_pass_after_training_has_the_view_asked_for(look, backbone, view):
-    store, _, (after,), payload = look(Looking(view=view), AUGMENTS["crop"])
-    same = [torch.equal(x, t) for x, t in zip(after.x, store.view(torch.arange(20, 26)), strict=True)]
+    store, _, (batch,), payload = look(Looking(view=view), AUGMENTS["crop"])
+    same = [
+        torch.equal(x, t) for x, t in zip(batch.x, store.view(torch.arange(20, 26)), strict=True)
+    ]
     assert all(same) if view == "test" else not any(same)
-    torch.testing.assert_close(after.query, backbone(after.x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(batch.query, backbone(batch.x), rtol=1e-10, atol=1e-10)
     assert payload["count"] == 6
 
 
 @pytest.mark.parametrize("view", ["test", "train"])
 def test_the_pass_after_training_may_be_cut_anywhere(look, view):
-    _, _, whole, one = look(Looking(view=view), AUGMENTS["crop"])
-    _, _, parts, other = look(Looking(view=view), AUGMENTS["crop"], pass_size=4)
-    assert [len(b.y) for b in whole] == [6] and [len(b.y) for b in parts] == [4, 2]
-    torch.testing.assert_close(one["weighted"], other["weighted"], rtol=1e-10, atol=1e-10)
+    _, _, one_batch, one = look(Looking(view=view), AUGMENTS["crop"])
+    _, _, parts, two = look(Looking(view=view), AUGMENTS["crop"], pass_size=4)
+    assert [len(b.y) for b in one_batch] == [6] and [len(b.y) for b in parts] == [4, 2]
+    torch.testing.assert_close(one["weighted"], two["weighted"], rtol=1e-10, atol=1e-10)
 
 
 def test_batches_hold_only_what_is_asked_for(make_bench, batch_of):

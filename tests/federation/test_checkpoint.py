@@ -1,4 +1,7 @@
-"""Checkpoints: a snapshot survives its file, a damaged file is named, a failed write harms nothing."""
+"""Checkpoints: a snapshot survives its file, errors name a damaged one.
+
+A failed write harms nothing.
+"""
 
 import os
 
@@ -7,7 +10,7 @@ import torch
 
 from fczoo import FczooError
 from fczoo.core.files import write_safely
-from fczoo.federation.checkpoint import Checkpoint, Snapshot, settled
+from fczoo.federation.checkpoint import Checkpoint, Snapshot, contiguous_copy
 
 SNAPSHOT = Snapshot(
     1,
@@ -24,16 +27,17 @@ def test_a_snapshot_survives_its_file(tmp_path):
     checkpoint = Checkpoint(tmp_path / "c.safetensors")
     assert checkpoint.load() is None
     checkpoint.save(SNAPSHOT)
-    found = checkpoint.load()
-    assert (found.task, found.round, found.notes) == (
+    snapshot = checkpoint.load()
+    assert (snapshot.task, snapshot.round, snapshot.notes) == (
         1,
         2,
         {"x": [1, None]},
-    ) and found.trees.keys() == SNAPSHOT.trees.keys()
+    )
+    assert snapshot.trees.keys() == SNAPSHOT.trees.keys()
     for tree, values in SNAPSHOT.trees.items():
-        assert list(found.trees[tree]) == list(values)  # in this order
+        assert list(snapshot.trees[tree]) == list(values)  # in this order
         assert all(
-            torch.equal(v, found.trees[tree][k]) and v.dtype == found.trees[tree][k].dtype
+            torch.equal(v, snapshot.trees[tree][k]) and v.dtype == snapshot.trees[tree][k].dtype
             for k, v in values.items()
         )
     checkpoint.remove()
@@ -43,7 +47,9 @@ def test_a_snapshot_survives_its_file(tmp_path):
 def test_views_of_one_tensor_are_saved(tmp_path):
     table = torch.arange(12.0).view(4, 3)
     checkpoint = Checkpoint(tmp_path / "c.safetensors")
-    checkpoint.save(Snapshot(0, 1, {"state": {"one": table[:2], "two": table[1:], "all": table}}, {}))
+    checkpoint.save(
+        Snapshot(0, 1, {"state": {"one": table[:2], "two": table[1:], "all": table}}, {})
+    )
     assert torch.equal(checkpoint.load().trees["state"]["two"], table[1:])
 
 
@@ -62,21 +68,19 @@ def test_a_damaged_checkpoint_is_named(tmp_path, part):
     path = tmp_path / "c.safetensors"
     Checkpoint(path).save(SNAPSHOT)
     content = path.read_bytes()
-    for damaged in (
+    for corrupt_bytes in (
         content[: int(part * len(content))],
         content[: int(part * len(content))] + b"\x7f" + content[int(part * len(content)) + 1 :],
     ):
-        path.write_bytes(damaged)
-        with pytest.raises(FczooError, match="no valid checkpoint"):
+        path.write_bytes(corrupt_bytes)
+        with pytest.raises(FczooError, match="not a valid checkpoint"):
             Checkpoint(path).load()
 
 
 def test_state_has_memory_of_its_own():
     table = torch.arange(12.0).view(4, 3)
-    assert settled(table) is table
+    assert contiguous_copy(table) is table
     for view in (table[1:], table.mT):
-        assert (
-            torch.equal(settled(view), view)
-            and settled(view).is_contiguous()
-            and not settled(view).storage_offset()
-        )
+        assert torch.equal(contiguous_copy(view), view)
+        assert contiguous_copy(view).is_contiguous()
+        assert not contiguous_copy(view).storage_offset()

@@ -1,19 +1,25 @@
-"""Clients over time: who is drawn, who holds data, what a round without data leaves behind."""
+"""Clients over time: which are drawn, which hold data, and the effects of a round without data."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from fczoo import Bench, FczooError, Settings, create_method
-from fczoo.data.population import Population
-from fczoo.federation.observer import Silent
+from fczoo import Benchmark, FczooError, Settings, create_method
+from fczoo.data.client_index import ClientGrowth
+from fczoo.federation.callbacks import Callback
 
-SMALL = {"train_per_class": 8, "test_per_class": 2, "epochs": 1, "partition": "overlap:0.6", "rounds": 6}
+SMALL = {
+    "train_per_class": 8,
+    "test_per_class": 2,
+    "epochs": 1,
+    "partition": "overlap:0.6",
+    "rounds": 6,
+}
 
 
-class Rounds(Silent):
-    """Keeps every round's record."""
+class Rounds(Callback):
+    """Keep every round's record."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
@@ -22,62 +28,72 @@ class Rounds(Silent):
         self.records.append(record)
 
 
-def rounds(**settings: Any) -> tuple[Bench, list[dict[str, Any]]]:
-    """A bench of a head on frozen features, and what its rounds recorded."""
-    bench, seen = Bench.open(Settings.for_dataset("digits", **{**SMALL, **settings})), Rounds()
-    bench.run(create_method("fedavg", tune="head"), observer=seen)
-    return bench, seen.records
+def rounds(**settings: Any) -> tuple[Benchmark, list[dict[str, Any]]]:
+    """Return a bench of a head on frozen features, and the records of its rounds."""
+    bench, observer = (
+        Benchmark.open(Settings.for_dataset("digits", **{**SMALL, **settings})),
+        Rounds(),
+    )
+    bench.run(create_method("fedavg", tune="head"), observer=observer)
+    return bench, observer.records
 
 
-def drawn(records: Sequence[dict[str, Any]], task: int) -> list[tuple[int, ...]]:
+def participants_by_round(records: Sequence[dict[str, Any]], task: int) -> list[tuple[int, ...]]:
     return [tuple(r["clients"]) for r in records if r["task"] == task]
 
 
 def test_participants_are_drawn_for_each_round() -> None:
     _, records = rounds(clients=20, participation=0.1)
     for task in range(5):
-        assert all(len(c) == 2 for c in drawn(records, task)) and len(set(drawn(records, task))) > 1
+        assert all(len(c) == 2 for c in participants_by_round(records, task))
+        assert len(set(participants_by_round(records, task))) > 1
 
 
 def test_a_fixed_number_is_drawn() -> None:
     _, records = rounds(clients=8, participation=3)
-    assert {len(c) for t in range(5) for c in drawn(records, t)} == {3}
+    assert {len(c) for t in range(5) for c in participants_by_round(records, t)} == {3}
 
 
 def test_participants_can_be_drawn_once_a_task() -> None:
     _, records = rounds(clients=20, participation=0.1, client_draw="task")
-    chosen = [set(drawn(records, t)) for t in range(5)]
+    chosen = [set(participants_by_round(records, t)) for t in range(5)]
     assert all(len(c) == 1 for c in chosen) and len(set.union(*chosen)) > 1
 
 
 def test_only_clients_with_data_are_drawn() -> None:
-    """Two of five clients get data of a later task; three are asked for."""
+    """Draw only clients with data.
+
+    Two of five clients get data of a later task; three are asked for.
+    """
     bench, records = rounds(clients=5, transition=0.4, participation=3)
     for task in range(1, 5):
-        receivers = Population(5, 0, 0.4).receivers(task, 0).tolist()
-        assert [c.number for c in bench.clients(bench.stream.tasks[task])] == receivers and len(
-            receivers
-        ) == 2
-        assert set(drawn(records, task)) == {tuple(receivers)}
-    assert {len(c) for c in drawn(records, 0)} == {3}
+        receivers = ClientGrowth(5, 0, 0.4).receivers(task, 0).tolist()
+        assert [c.number for c in bench.clients(bench.stream.tasks[task])] == receivers
+        assert len(receivers) == 2
+        assert set(participants_by_round(records, task)) == {tuple(receivers)}
+    assert {len(c) for c in participants_by_round(records, 0)} == {3}
 
 
 def test_the_latest_images_of_every_client() -> None:
     """A client that gets nothing of a task still has those of the last one that gave it any."""
     bench, _ = rounds(clients=5, transition=0.4, rounds=1)
-    owned = bench.partition.tasks
+    partition_tasks = bench.partition.tasks
     for task in bench.stream.tasks:
-        last = [max(t for t in range(task.index + 1) if len(owned[t][k])) for k in range(5)]
-        found = bench.clients(task, "latest")
-        assert [c.number for c in found] == [0, 1, 2, 3, 4]
-        assert [bench.stream.train_index[c.index].tolist() for c in found] == [
-            owned[t][k].tolist() for k, t in enumerate(last)
+        last = [
+            max(t for t in range(task.index + 1) if len(partition_tasks[t][k])) for k in range(5)
+        ]
+        clients = bench.clients(task, "latest")
+        assert [c.number for c in clients] == [0, 1, 2, 3, 4]
+        assert [bench.stream.train_index[c.index].tolist() for c in clients] == [
+            partition_tasks[t][k].tolist() for k, t in enumerate(last)
         ]
 
 
 def test_a_growing_population_by_hand() -> None:
-    """6 clients, 2 more a task, half of the earlier ones get new data: 6, 3 + 2, 4 + 2, 5 + 2,
-    6 + 2 of 6, 8, 10, 12, 14.
+    """The population grows as worked out by hand.
+
+    6 clients, 2 more a task, half of the earlier ones get new data: 6, 3 + 2, 4 + 2, 5 + 2, 6 + 2
+    of 6, 8, 10, 12, 14.
     """
     bench, records = rounds(
         clients=6, joining=2, transition=0.5, participation=4, draw_among="joined", rounds=8
@@ -86,43 +102,52 @@ def test_a_growing_population_by_hand() -> None:
     assert [len(bench.clients(t, idle=True)) for t in bench.stream.tasks] == [6, 8, 10, 12, 14]
     for task in bench.stream.tasks:
         holders = {c.number for c in bench.clients(task)}
-        trained = drawn(records, task.index)
-        assert all(set(c) <= holders and len(c) <= 4 for c in trained)
-        assert {len(c) for c in trained} == {4} if task.index == 0 else len({len(c) for c in trained}) > 1
+        participants = participants_by_round(records, task.index)
+        assert all(set(c) <= holders and len(c) <= 4 for c in participants)
+        assert (
+            {len(c) for c in participants} == {4}
+            if task.index == 0
+            else len({len(c) for c in participants}) > 1
+        )
 
 
 def test_old_clients_get_the_model_but_send_nothing() -> None:
-    """At the first round of a task nobody has its broadcast: bytes down count everyone drawn,
-    bytes up those with data.
+    """Count bytes down of everyone drawn, and bytes up of those with data.
+
+    At the first round of a task no one has its broadcast.
     """
-    _, records = rounds(clients=6, joining=2, transition=0.5, participation=4, draw_among="joined", rounds=8)
+    _, records = rounds(
+        clients=6, joining=2, transition=0.5, participation=4, draw_among="joined", rounds=8
+    )
     up, down = (
         {r["bytes_" + way] / 4 for r in records if r["task"] == 0 and len(r["clients"]) == 4}
         for way in ("up", "down")
     )
-    assert len(up) == 1 and all(r["bytes_up"] == len(r["clients"]) * max(up) for r in records)
+    assert len(up) == 1
+    assert all(r["bytes_up"] == len(r["clients"]) * max(up) for r in records)
     assert records[0]["bytes_down"] == max(down) * 4
     later = next(r for r in records if r["task"] and len(r["clients"]) < 4)
     assert later["bytes_down"] > len(later["clients"]) * max(down)
 
 
 def test_a_round_in_which_nobody_drawn_has_data() -> None:
-    """One of five clients has data of a later task and one is drawn:
-    the other rounds leave the state as it is.
+    """Rounds without data leave the state as it is.
+
+    One of five clients has data of a later task and one is drawn.
     """
     _, records = rounds(clients=5, transition=0.2, participation=0.2, draw_among="joined")
     empty = [r for r in records if not r["clients"]]
-    assert empty and all(r["loss"] is None and r["bytes_up"] == 0 and r["task"] for r in empty)
-    assert any(r["bytes_down"] for r in empty) and not all(
-        r["bytes_down"] for r in empty
-    )  # who has the model is not sent it again
+    assert empty
+    assert all(r["loss"] is None and r["bytes_up"] == 0 and r["task"] for r in empty)
+    assert any(r["bytes_down"] for r in empty)
+    assert not all(r["bytes_down"] for r in empty)  # who has the model is not sent it again
     assert any(r["clients"] for r in records if r["task"])
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"participation": 0}, "nobody would train"),
+        ({"participation": 0}, "no one would train"),
         ({"participation": 2.5}, "a part up to 1 or a whole number"),
         ({"participation": 6}, "more than the 5 clients at the start"),
         ({"transition": 1.1}, "transition"),
@@ -134,4 +159,4 @@ def test_a_round_in_which_nobody_drawn_has_data() -> None:
 )
 def test_requests_that_cannot_be_met(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(FczooError, match=complaint.replace("|", r"\|")):
-        Bench.open(Settings.for_dataset("digits", clients=5, partition="iid", **changes))
+        Benchmark.open(Settings.for_dataset("digits", clients=5, partition="iid", **changes))

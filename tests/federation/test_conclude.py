@@ -1,4 +1,4 @@
-"""The end of a task: clients settle what they keep, train on it alone, and are surveyed with it."""
+"""The end of a task: clients choose exemplars, train only on these, and are surveyed with them."""
 
 from dataclasses import dataclass, replace
 
@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from fczoo import Optim, Training
-from fczoo.core.payload import Payload, per_class, per_seen_class, whole
+from fczoo.core.payload import Payload, per_class, per_seen_class, whole_tensors
 from fczoo.core.types import Task
-from fczoo.federation.carried import memory_bytes
-from fczoo.federation.observer import Silent
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.checkpoint import memory_bytes
 from fczoo.functional.exemplars import Rehearsal
 from fczoo.functional.heads import head_logits, linear_head
-from fczoo.security.guard import sift
 from fczoo.security.outliers import means_of
+from fczoo.security.upload_validation import validate_uploads
 
 
 @dataclass(frozen=True)
 class Keeper(Rehearsal):
-    """Keeps the first images; notes how many images of each class are in a batch, wherever it sees one."""
+    """Keep the first images, and count the images of each class in every batch."""
 
     name = "keeper"
     paper = "by hand"
@@ -26,9 +26,15 @@ class Keeper(Rehearsal):
     choice: str = "first"
 
     def training(self):
-        uploads = {"seen": whole("counts"), "kept": whole("counts"), "images": whole("counts")}
+        uploads = {
+            "seen": whole_tensors("counts"),
+            "kept": whole_tensors("counts"),
+            "images": whole_tensors("counts"),
+        }
         optims = {"head.": Optim("sgd", lr=0.1)}
-        training = Training(optims, inputs=["query"], uploads=uploads, balanced={"head.weight": Optim()})
+        training = Training(
+            optims, inputs=["query"], uploads=uploads, balanced={"head.weight": Optim()}
+        )
         return self.rehearsing(training)
 
     def features(self, backbone, tree, batch):
@@ -40,24 +46,26 @@ class Keeper(Rehearsal):
 
     def loss(self, backbone, train, batch, ctx):
         train = {**ctx.shared, **train}
-        loss = torch.nn.functional.cross_entropy(head_logits(train, batch.query), batch.y, reduction="none")
+        loss = torch.nn.functional.cross_entropy(
+            head_logits(train, batch.query), batch.y, reduction="none"
+        )
         return batch.mean(loss), {"seen": classes(batch)}
 
-    def conclude(self, backbone, data, ctx):
-        memory, _ = super().conclude(backbone, data, ctx)
+    def end_task_client(self, backbone, data, ctx):
+        memory, _ = super().end_task_client(backbone, data, ctx)
         labels = data.labels(memory["exemplar.index"])
         return memory, {"kept": torch.bincount(labels, minlength=7).double()}
 
-    def concluded(self, state, sums, ctx):
+    def end_task_server(self, state, sums, ctx):
         return {**state, "kept": sums["kept"]}
 
-    def surveys(self):
-        return frozenset({"end"})
+    def collect_phases(self):
+        return frozenset({"task_end"})
 
-    def survey(self, moment, backbone, state, batch, task):
+    def collect(self, phase, backbone, state, batch, task):
         return {"images": classes(batch)}
 
-    def absorb(self, moment, state, sums, ctx):
+    def update_from(self, phase, state, sums, ctx):
         return {**state, "images": sums["images"]}
 
     def predict(self, backbone, state, batch, task):
@@ -77,28 +85,28 @@ def run(make_bench, watch):
 def test_exemplars_join_the_training_of_the_next_task(make_bench, watch, together):
     run = watch(make_bench(epochs=1, together=together), Keeper())
     for call in run.calls:
-        if call.moment != "train":
+        if call.phase != "train":
             continue
         task = call.ctx.task
         for client, payload in zip(call.clients, call.payloads, strict=True):
-            own = torch.bincount(run.bench.train.labels[client.index], minlength=7)
-            seen = payload["seen"]
-            assert torch.equal(seen[task.start :], own[task.start :].double())
-            assert bool(seen[: task.start].any()) == (task.index > 0)
-            assert seen[: task.start].sum() <= 6
+            class_counts = torch.bincount(run.bench.train.labels[client.index], minlength=7)
+            batch_counts = payload["seen"]
+            assert torch.equal(batch_counts[task.start :], class_counts[task.start :].double())
+            assert bool(batch_counts[: task.start].any()) == (task.index > 0)
+            assert batch_counts[: task.start].sum() <= 6
 
 
 def test_the_round_after_the_last_is_on_exemplars_alone(run, make_bench, watch):
-    moments = [(call.ctx.task.index, call.moment) for call in run.calls]
-    one = ["train", "train", "conclude", "balanced", "end"]
+    moments = [(call.ctx.task.index, call.phase) for call in run.calls]
+    one = ["train", "train", "after_rounds", "balanced", "task_end"]
     assert moments == [(t, m) for t in range(3) for m in one if t or m != "balanced"]
     for call in run.calls:
-        if call.moment == "balanced":
+        if call.phase == "balanced":
             assert [p.num_samples for p in call.payloads] == [len(c.index) for c in call.clients]
             assert all("head.bias" not in p and p["seen"].sum() <= 6 for p in call.payloads)
     rounds: list[dict] = []
 
-    class Noting(Silent):
+    class Noting(Callback):
         def round(self, record):
             rounds.append(record)
 
@@ -108,22 +116,31 @@ def test_the_round_after_the_last_is_on_exemplars_alone(run, make_bench, watch):
 
 
 def test_a_client_without_new_images_concludes_with_what_it_keeps(run):
-    """The third client has nothing in the second task; its exemplars are counted there all the same."""
-    second = next(c for c in run.calls if c.moment == "conclude" and c.ctx.task.index == 1)
-    assert [c.number for c in second.clients] == [0, 1, 2] and not len(second.clients[2].index)
+    """Exemplars count in a task in which their client has no images.
+
+    The third client has nothing in the second task.
+    """
+    second = next(c for c in run.calls if c.phase == "after_rounds" and c.ctx.task.index == 1)
+    assert [c.number for c in second.clients] == [0, 1, 2]
+    assert not len(second.clients[2].index)
     assert second.payloads[2].num_samples == 6 == int(second.payloads[2]["kept"].sum())
     assert torch.equal(run.states[1]["kept"], sum(p["kept"] for p in second.payloads))
 
 
 def test_the_survey_at_the_end_sees_new_images_and_exemplars_once(run):
-    owned = torch.bincount(run.bench.train.labels, minlength=7).double()
-    images, kept = run.states[1]["images"], run.states[1]["kept"]
-    assert torch.equal(images[3:5], owned[3:5]) and torch.equal(images[:3], kept[:3]) and kept[:3].any()
+    class_counts = torch.bincount(run.bench.train.labels, minlength=7).double()
+    images, exemplars = run.states[1]["images"], run.states[1]["kept"]
+    assert torch.equal(images[3:5], class_counts[3:5])
+    assert torch.equal(images[:3], exemplars[:3])
+    assert exemplars[:3].any()
 
 
 def test_each_class_has_an_equal_share_of_the_memory(run):
-    """Six images over the classes that a client has ever held; lists are shortened from their end."""
-    first, second = (c for c in run.calls if c.moment == "conclude" and c.ctx.task.index < 2)
+    """Six images are split over the classes that a client has ever held.
+
+    Lists are shortened from their end.
+    """
+    first, second = (c for c in run.calls if c.phase == "after_rounds" and c.ctx.task.index < 2)
     assert first.payloads[0]["kept"].tolist()[:3] == [2, 2, 2]
     assert second.payloads[0]["kept"].tolist()[:5] == [1, 1, 1, 1, 1]
 
@@ -137,7 +154,7 @@ def test_a_method_may_choose_on_what_clients_train(make_bench, watch):
             return replace(super().training(), trains_on=chosen)
 
     run = watch(make_bench(epochs=1), Choosy())
-    for call in (c for c in run.calls if c.moment == "train"):
+    for call in (c for c in run.calls if c.phase == "train"):
         for client, payload in zip(call.clients, call.payloads, strict=True):
             kept = len(call.memories.get(client.number, {}).get("exemplar.index", ()))
             assert payload["seen"].sum() == 1 + 2 * kept
@@ -149,11 +166,11 @@ def test_an_interrupted_run_keeps_its_memories(make_bench, tmp_path, run):
     class Enough(Exception):
         pass
 
-    saved: list[int] = []
+    saves: list[int] = []
 
     def stop() -> None:
-        saved.append(1)
-        if len(saved) == 5:
+        saves.append(1)
+        if len(saves) == 5:
             raise Enough
 
     bench, path = make_bench(epochs=1), tmp_path / "checkpoint"
@@ -172,10 +189,12 @@ def test_rows_of_all_classes_seen_are_checked_and_named():
     training = Training(uploads={"kept.": group, "class.": per_class("count")})
 
     def upload(classes: int) -> Payload:
-        return Payload({"kept.count": torch.ones(classes), "kept.sum": torch.ones(classes, 4)}, 0, 9)
+        return Payload(
+            {"kept.count": torch.ones(classes), "kept.sum": torch.ones(classes, 4)}, 0, 9
+        )
 
-    assert sift({0: upload(5)}, {}, training, task, {0: 9})[1] == {}
-    reason = sift({0: upload(3)}, {}, training, task, {0: 9})[1][0]
+    assert validate_uploads({0: upload(5)}, {}, training, task, {0: 9})[1] == {}
+    reason = validate_uploads({0: upload(3)}, {}, training, task, {0: 9})[1][0]
     assert reason == "kept.count has shape (3,), expected (5,)"
     means = means_of(upload(5), "kept.", group, task)
     assert means is not None and means.labels.tolist() == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""Numbers too small to be normal, on which processors are slow, are zero while one thread trains."""
+"""Subnormal numbers, on which processors are slow, count as zero while one thread trains."""
 
 from collections.abc import Iterator
 
@@ -12,20 +12,20 @@ SMALLEST = torch.finfo(torch.float32).tiny  # the smallest normal number
 
 
 def tenth() -> float:
-    """A tenth of the smallest normal number, as torch computes it here."""
+    """Return a tenth of the smallest normal number, as torch computes it here."""
     return (torch.tensor(SMALLEST) / 10).item()
 
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(thread_count)
 
 
 @pytest.fixture
 def flushes(threads) -> None:
-    """Skips where the processor has no such mode."""
+    """Skip where the processor has no such mode."""
     torch.set_num_threads(1)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot")
@@ -59,16 +59,16 @@ def test_several_threads_are_left_alone(threads):
 
 
 def test_clients_train_so_and_the_server_does_not(flushes):
-    seen: dict[str, set[float]] = {"loss": set(), "server": set()}
+    values: dict[str, set[float]] = {"loss": set(), "server": set()}
 
     class Watched(type(small_method("fedproto"))):
         def loss(self, *args):
-            seen["loss"].add(tenth())
+            values["loss"].add(tenth())
             return super().loss(*args)
 
         def server_update(self, *args):
-            seen["server"].add(tenth())
+            values["server"].add(tenth())
             return super().server_update(*args)
 
     toy_bench(torch.float32).run(Watched(), 0)
-    assert seen["loss"] == {0.0} and min(seen["server"]) > 0
+    assert values["loss"] == {0.0} and min(values["server"]) > 0

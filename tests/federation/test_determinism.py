@@ -10,16 +10,15 @@ import math
 import pytest
 import torch
 
-from fczoo import Bench, Settings, create_method
+from fczoo import Benchmark, Settings, create_method
 from fczoo.core.registry import METHODS
-from fczoo.federation.observer import Silent
+from fczoo.federation.callbacks import Callback
 
-THREADS = (
-    1e-4  # relative, in float32: threads split sums, and Adam turns the last bit of a tiny gradient into more
-)
+# relative, in float32: threads split sums, and Adam turns the last bit of a tiny gradient into more
+THREADS = 1e-4
 
 
-class Losses(Silent):
+class Losses(Callback):
     def __init__(self):
         self.values = []
 
@@ -27,25 +26,31 @@ class Losses(Silent):
         self.values.append(record["loss"])
 
 
-def trained(bench, method, threads: int = 1):
-    log, before = Losses(), torch.get_num_threads()
+def train_run(bench, method, threads: int = 1):
+    log, thread_count = Losses(), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         return bench.run(method, 0, log).accuracy, log.values
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(thread_count)
 
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_a_run_repeats_itself_with_deterministic_operations_only(make_bench, small_method, name):
     small = {"rounds": 1, "epochs": 1}
-    plain = trained(make_bench(torch.float32, **small), small_method(name))
-    assert trained(make_bench(torch.float32, deterministic=True, **small), small_method(name)) == plain
+    plain = train_run(make_bench(torch.float32, **small), small_method(name))
+    assert (
+        train_run(make_bench(torch.float32, deterministic=True, **small), small_method(name))
+        == plain
+    )
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_two_threads_agree_with_one():
-    """On the bundled backbone, whose products are large enough for torch to share them out."""
+    """Two threads give the numbers of one.
+
+    The bundled backbone has products large enough for torch to share them out.
+    """
     small = {
         "tasks": 2,
         "clients": 2,
@@ -55,8 +60,8 @@ def test_two_threads_agree_with_one():
         "test_per_class": 2,
         "device": "cpu",
     }
-    bench = Bench.open(Settings.for_dataset("digits", **small))
-    one, two = (trained(bench, create_method("pilora", "digits"), threads) for threads in (1, 2))
+    bench = Benchmark.open(Settings.for_dataset("digits", **small))
+    one, two = (train_run(bench, create_method("pilora", "digits"), threads) for threads in (1, 2))
     assert all(math.isclose(a, b, rel_tol=THREADS) for a, b in zip(one[1], two[1], strict=True))
     assert all(
         abs(a - b) <= 5
@@ -66,13 +71,13 @@ def test_two_threads_agree_with_one():
 
 
 def test_deterministic_operations_are_asked_for(make_bench, small_method, monkeypatch):
-    seen = []
+    flags = []
     monkeypatch.setattr(
         type(small_method("fedncm")),
-        "absorb",
-        lambda self, moment, state, sums, task: seen.append(flag()) or dict(state),
+        "update_from",
+        lambda self, phase, state, sums, task: flags.append(flag()) or dict(state),
     )
     flag = torch.are_deterministic_algorithms_enabled
-    for wanted in (True, False):
-        make_bench(deterministic=wanted).run(small_method("fedncm"))
-    assert seen == [True] * 3 + [False] * 3
+    for deterministic in (True, False):
+        make_bench(deterministic=deterministic).run(small_method("fedncm"))
+    assert flags == [True] * 3 + [False] * 3

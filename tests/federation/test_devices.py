@@ -1,4 +1,6 @@
-"""Every method on a device that is not the CPU, played by ``helpers_device``: nothing mixed, few waits."""
+"""Every method on a device that is not the CPU, played by ``helpers_device``: nothing mixed, few
+waits.
+"""
 
 import json
 import subprocess
@@ -14,15 +16,15 @@ from unittest import mock
 import pytest
 import torch
 
-from fczoo import Bench, FczooError, Method
+from fczoo import Benchmark, FczooError, Method
 from fczoo.core.registry import AGGREGATORS, ATTACKS, METHODS
-from fczoo.federation import rounds
+from fczoo.federation import run
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.diagnostics import Probe
-from fczoo.federation.learning import Learning
+from fczoo.federation.local_trainer import LocalTrainer
 from fczoo.federation.uplink import Uplink
 from fczoo.testing.world import small_method, toy_bench
-from helpers_device import PRETEND, PretendDevice, moved, pretend_device
+from helpers_device import PRETEND, PretendDevice, pretend_device, to_pretend_device
 
 REBUILT = {"inversion_steps": 1, "inversion_inner": 2, "detector": "oracle"}
 SHORT: dict[str, dict[str, Any]] = {"glfc": REBUILT, "lga": REBUILT}
@@ -32,7 +34,13 @@ PROTECTION: tuple[dict[str, Any], ...] = (
     {"dp_clip": 1.0, "dp_noise": 0.01},
 )
 FEW = {"krum": "krum:0", "multi_krum": "multi_krum:0"}  # the toy world has three clients
-TEACHER = {("to the host", "learning.py:_with_teacher")}
+TEACHER = {("to the host", "local_trainer.py:_with_teacher")}
+CASES = [(name, 3, "crop") for name in METHODS.names()]
+"""Clients that train together, on views that change: what most of the code on a device is for."""
+CASES += [
+    (name, 1, "none") for name in METHODS.names() if hasattr(METHODS.get(name), "teacher_outputs")
+]
+"""Fixed views make a difference for teachers, whose outputs are then looked up."""
 ROBUST = [FEW.get(name, name) for name in AGGREGATORS.names()]
 
 
@@ -48,12 +56,14 @@ def method_of(name: str) -> Method:
     return small_method(name, **SHORT.get(name, {}))
 
 
-def bench_of(method: Method, tasks: int = 2, **settings: Any) -> Bench:
+def bench_of(method: Method, tasks: int = 2, **settings: Any) -> Benchmark:
     """The first tasks of the toy world, in one round each unless ``settings`` say otherwise."""
     bench = toy_bench(**{"rounds": 1, "epochs": 1, "batch_size": 8, **settings})
     stream = replace(bench.stream, tasks=bench.stream.tasks[:tasks])
     return replace(
-        bench, stream=stream, partition=replace(bench.partition, tasks=bench.partition.tasks[:tasks])
+        bench,
+        stream=stream,
+        partition=replace(bench.partition, tasks=bench.partition.tasks[:tasks]),
     )
 
 
@@ -121,33 +131,39 @@ def test_everything_that_waits_is_counted() -> None:
 def waits_of_steps(device: PretendDevice) -> Iterator[Counter[tuple[str, str]]]:
     """Where training steps wait for the device."""
     found = Counter[tuple[str, str]]()
-    steps = Learning.steps
+    steps = LocalTrainer.steps
 
     def watched(*args: Any) -> None:
         before = device.waits.copy()
         steps(*args)
         found.update(device.waits - before)
 
-    with mock.patch.object(Learning, "steps", watched):
+    with mock.patch.object(LocalTrainer, "steps", watched):
         yield found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("together, augment", [(1, "none"), (3, "crop")])
-@pytest.mark.parametrize("name", METHODS.names())
+@pytest.mark.parametrize("name, together, augment", CASES)
 def test_method_mixes_no_devices(name: str, together: int, augment: str, tmp_path: Path) -> None:
-    """Attacked, guarded, protected, killed after the first round and resumed: the accuracy is the CPU's.
+    """Attacked, guarded, protected, killed after the first round and resumed: the accuracy is the
+    CPU's.
 
-    A training step waits for nothing: the host only queues work, even the loss is read once a round. Where
-    views are fixed, a remembered teacher's outputs are looked up, as the test below says.
+    A training step waits for nothing: the host only queues work, even the loss is read once a
+    round. Where views are fixed, a remembered teacher's outputs are looked up, as the test below
+    says.
     """
     method = method_of(name)
-    settings = {"attack": "gaussian:1", "attackers": 0.34, "together": together, **protection(method)}
+    settings = {
+        "attack": "gaussian:1",
+        "attackers": 0.34,
+        "together": together,
+        **protection(method),
+    }
     bench = bench_of(method, augment=augment, **settings)
     expected = bench.run(method)
     path = tmp_path / "checkpoint.safetensors"
     with pretend_device() as device, waits_of_steps(device) as waits:
-        there = moved(bench)
+        there = to_pretend_device(bench)
         there.train.query(torch.arange(len(there.train.labels)))
         with pytest.raises(Killed):
             there.run(method, checkpoint=Checkpoint(path, kill), probe=Probe(tmp_path))
@@ -164,26 +180,32 @@ def test_aggregators_and_attacks_mix_no_devices(spec: str) -> None:
     settings = {"aggregator": spec} if attack == spec else {"attack": attack, "attackers": 0.34}
     bench = bench_of(method, 1, **settings)
     with pretend_device():
-        assert moved(bench).run(method).accuracy == bench.run(method).accuracy
+        assert to_pretend_device(bench).run(method).accuracy == bench.run(method).accuracy
 
 
 @pytest.mark.parametrize("waiting", ["host", "disk"])
 def test_uploads_that_wait_elsewhere_mix_no_devices(waiting: str) -> None:
     """What an accelerator does with large uploads."""
-    method, plan = small_method("hgp"), rounds.Run._plan
-    bench = bench_of(method, 1, attack="gaussian:1", attackers=0.34, outliers=3.0, aggregator="norm_clip")
+    method, plan = small_method("hgp"), run.FederatedRun._plan
+    bench = bench_of(
+        method, 1, attack="gaussian:1", attackers=0.34, outliers=3.0, aggregator="norm_clip"
+    )
     with (
         pretend_device(),
-        mock.patch.object(rounds.Run, "_plan", lambda run: replace(plan(run), waiting=waiting)),
+        mock.patch.object(
+            run.FederatedRun, "_plan", lambda run: replace(plan(run), waiting=waiting)
+        ),
     ):
-        assert moved(bench).run(method).accuracy == bench.run(method).accuracy
+        assert to_pretend_device(bench).run(method).accuracy == bench.run(method).accuracy
 
 
 def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
-    """Where the view is fixed, the teacher's outputs are looked up image by image: the one wait left."""
+    """Where the view is fixed, the teacher's outputs are looked up image by image: the one wait
+    left.
+    """
     method = method_of("lwf")
     with pretend_device() as device, waits_of_steps(device) as waits:
-        moved(bench_of(method, augment="none")).run(method)
+        to_pretend_device(bench_of(method, augment="none")).run(method)
     assert set(waits) == TEACHER
 
 
@@ -191,7 +213,9 @@ def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
 def test_script_for_a_first_gpu_runs(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
     words = ["--device", "cpu", "--small", "--methods", "fedncm,fedproto", "--out", str(tmp_path)]
-    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        [sys.executable, str(script), *words], capture_output=True, text=True, timeout=500
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert found["parts"] == {"same numbers": True, "whole runs": True, "steps": True, "HGP": True}

@@ -1,4 +1,6 @@
-"""Diagnostics: each number worked out by hand, no influence on the run, and nothing at all when off."""
+"""Diagnostics: each number worked out by hand, no influence on the run, and nothing at all when
+off.
+"""
 
 import json
 import math
@@ -30,49 +32,59 @@ SECOND = Task(1, 3, 5, 7, 3)  # classes 3 and 4
 
 def test_evenness_by_hand():
     assert evenness(torch.tensor([3, 4, 3, 4]), SECOND) == pytest.approx(1)
-    assert (
-        evenness(torch.tensor([3, 3, 3]), SECOND) == 0
-        and math.copysign(1, evenness(torch.tensor([3, 3]), SECOND)) == 1
-    )
-    # 3 of 4 answers name class 3: H = -(3/4 ln 3/4 + 1/4 ln 1/4), over ln 2; answer 0 is of another task
+    assert evenness(torch.tensor([3, 3, 3]), SECOND) == 0
+    assert math.copysign(1, evenness(torch.tensor([3, 3]), SECOND)) == 1
+    # 3 of 4 answers name class 3: H = -(3/4 ln 3/4 + 1/4 ln 1/4), over ln 2; answer 0 is of another
+    # task
     assert evenness(torch.tensor([3, 3, 3, 4, 0]), SECOND) == pytest.approx(0.811278, abs=1e-6)
     assert evenness(torch.tensor([0, 1]), SECOND) == 0  # no answer names a class of the task
     assert histogram(torch.tensor([3, 3, 0]), 5) == [1, 0, 0, 2, 0]
 
 
 def test_movement_by_hand():
-    before, after = (
+    old_state, new_state = (
         {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])},
         {"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([[4.0]]), "c": torch.ones(9)},
     )
-    assert movement(before, after) == pytest.approx(0.2)  # |(0, 1, 0)| / |(3, 0, 4)| = 1 / 5
-    assert (
-        movement({"a": torch.zeros(2)}, {"a": torch.zeros(2)}) == 0
-        and movement({"a": torch.zeros(2)}, {"a": torch.ones(2)}) == math.inf
-    )
+    assert movement(old_state, new_state) == pytest.approx(0.2)  # |(0, 1, 0)| / |(3, 0, 4)| = 1 / 5
+    assert movement({"a": torch.zeros(2)}, {"a": torch.zeros(2)}) == 0
+    assert movement({"a": torch.zeros(2)}, {"a": torch.ones(2)}) == math.inf
 
 
 def test_lora_cosines_by_hand():
-    """One layer, rank 1, D = 2: updates e1 e1^T, e1 e2^T, e1 (e1 + e2)^T; cosines 0 and 1 / sqrt 2."""
+    """Cosines between LoRA updates are those worked out by hand.
+
+    One layer, rank 1, D = 2: updates e1 e1^T, e1 e2^T, e1 (e1 + e2)^T; cosines 0 and 1 / sqrt 2.
+    """
     e1, e2 = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
     past = {
         "past.0.q.a": torch.stack([e1[None], e2[None]]),
         "past.0.q.b": torch.stack([e1[:, None], e1[:, None]]),
     }
-    found = lora_cosines(
-        {**past, "lora.0.q.a": (e1 + e2)[None], "lora.0.q.b": 5 * e1[:, None], "prototype": torch.ones(3, 2)}
+    cosines = lora_cosines(
+        {
+            **past,
+            "lora.0.q.a": (e1 + e2)[None],
+            "lora.0.q.b": 5 * e1[:, None],
+            "prototype": torch.ones(3, 2),
+        }
     )
     root = 2**-0.5
     assert torch.allclose(
-        found, torch.tensor([[1, 0, root], [0, 1, root], [root, root, 1]], dtype=found.dtype)
+        cosines, torch.tensor([[1, 0, root], [0, 1, root], [root, root, 1]], dtype=cosines.dtype)
     )
 
 
 def test_choice_shares_by_hand(record):
-    """Each image takes prompt 3 and the prompt of its label's number; a balanced task of classes 0 to 2."""
+    """Shares of chosen prompts are those worked out by hand.
+
+    Each image takes prompt 3 and the prompt of its label's number; a balanced task of classes 0 to
+    2.
+    """
     run = record("l2p")
     world, tasks = run.bench, run.bench.stream.tasks
-    assert (tasks[0].start, tasks[0].stop) == (0, 3) and run.result.test_counts[0] % 3 == 0
+    assert (tasks[0].start, tasks[0].stop) == (0, 3)
+    assert run.result.test_counts[0] % 3 == 0
 
     def images(task):
         index = torch.from_numpy(world.stream.positions(world.stream.test, task))
@@ -82,8 +94,8 @@ def test_choice_shares_by_hand(record):
         return torch.stack([batch.y, torch.full_like(batch.y, 3)], 1)
 
     evidence = Evidence(tasks[0], tasks, {}, [], world.backbone, images)
-    found = choice_shares(evidence, chosen, 5)
-    assert found["choices"]["share"] == [pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2, 0])]
+    shares = choice_shares(evidence, chosen, 5)
+    assert shares["choices"]["share"] == [pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2, 0])]
     assert choice_shares(replace(evidence, payloads=[Payload({})]), chosen, 5) == {}
 
 
@@ -99,28 +111,36 @@ OWN = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_probe_changes_nothing_and_says_what_it_may(name, record, tmp_path):
-    """The run has the same matrix and the same bytes with a probe, and its records fit their meaning."""
+    """A probe changes neither matrix nor bytes, and its records fit their meaning."""
     plain = record(name)
-    probed = plain.bench.run(plain.method, 0, probe=Probe(tmp_path))
-    assert probed.accuracy == plain.result.accuracy and (probed.bytes_up, probed.bytes_down) == (
+    result = plain.bench.run(plain.method, 0, probe=Probe(tmp_path))
+    assert result.accuracy == plain.result.accuracy
+    assert (result.bytes_up, result.bytes_down) == (
         plain.result.bytes_up,
         plain.result.bytes_down,
     )
     records: dict[str, list] = defaultdict(list)
     for r in read(tmp_path):
         records[r["kind"]].append(r)
-    trained = {"clients", "client drift", "task drift"} if plain.method.training().optims else set()
-    assert {kind for kind, found in records.items() if found} == {"confusion", *trained, *OWN[name]}
-    confusion = [r["matrix"] for r in records["confusion"]]
-    assert [len(m) for m in confusion] == [1, 2, 3] and all(
-        sum(row) == pytest.approx(1) for m in confusion for row in m
+    training_kinds = (
+        {"clients", "client drift", "task drift"} if plain.method.training().optims else set()
     )
+    assert {kind for kind, entries in records.items() if entries} == {
+        "confusion",
+        *training_kinds,
+        *OWN[name],
+    }
+    confusion = [r["matrix"] for r in records["confusion"]]
+    assert [len(m) for m in confusion] == [1, 2, 3]
+    assert all(sum(row) == pytest.approx(1) for m in confusion for row in m)
     right_task = [confusion[-1][i][i] * 100 for i in range(3)]
     assert all(
         a <= b + 1e-9 for a, b in zip(plain.result.accuracy[-1], right_task, strict=True)
     )  # a right answer names the right task
     for r in records["clients"]:
-        assert all(0 <= c["accuracy"] <= 100 and 0 <= c["entropy"] <= 1 + 1e-9 for c in r["clients"])
+        assert all(
+            0 <= c["accuracy"] <= 100 and 0 <= c["entropy"] <= 1 + 1e-9 for c in r["clients"]
+        )
         assert all(sum(c["histogram"]) == plain.result.test_counts[r["task"]] for c in r["clients"])
     assert all(sum(row) == pytest.approx(1) for r in records["choices"] for row in r["share"])
     for table in (r[key] for r in records["reweight"] for key in ("weights", "share")):
@@ -144,7 +164,10 @@ def test_the_command_records_and_draws_them_only_when_asked(tmp_path):
         ]
         assert CliRunner().invoke(main, bench).exit_code == 0
         page = tmp_path / f"{out}.html"
-        assert CliRunner().invoke(main, ["report", str(tmp_path / out), "--html", str(page)]).exit_code == 0
+        assert (
+            CliRunner().invoke(main, ["report", str(tmp_path / out), "--html", str(page)]).exit_code
+            == 0
+        )
         assert (
             ("<h2>Diagnostics</h2>" in page.read_text())
             == (flag is not None)
@@ -158,10 +181,24 @@ def test_the_command_records_and_draws_them_only_when_asked(tmp_path):
 
 
 def test_movement_from_zero_is_null_in_the_records(tmp_path):
-    """The head of this run starts at zero, so that its relative movement is infinite."""
-    options = ["--methods", "fedavg", "--set", "fedavg.tune=head", "--set", "fedavg.head_init=zeros"]
+    """An infinite movement is null in the records.
+
+    The head of this run starts at zero, so that its relative movement is infinite.
+    """
+    options = [
+        "--methods",
+        "fedavg",
+        "--set",
+        "fedavg.tune=head",
+        "--set",
+        "fedavg.head_init=zeros",
+    ]
     bench = ["bench", *options, *TINY, "--diagnostics", "--out", str(tmp_path / "out")]
     assert CliRunner().invoke(main, bench).exit_code == 0
     text = (tmp_path / "out" / "fedavg" / "seed0" / FILE).read_text()
-    drift = [r["by prefix"] for r in map(json.loads, text.splitlines()) if r["kind"] == "client drift"]
-    assert drift[0]["head."] is None and drift[1]["head."] > 0 and "Infinity" not in text
+    drift = [
+        r["by prefix"] for r in map(json.loads, text.splitlines()) if r["kind"] == "client drift"
+    ]
+    assert drift[0]["head."] is None
+    assert drift[1]["head."] > 0
+    assert "Infinity" not in text

@@ -14,16 +14,18 @@ from fczoo.core.schedules import SCHEDULES
 from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
-from fczoo.federation.engine import Engine
-from fczoo.federation.plan import Plan
+from fczoo.federation.device import Plan
+from fczoo.federation.engine import ClientEngine
 from helpers_engine import TASK, Toy
 
 
-class Given(ImageStore):
-    """A store with features given by hand."""
+class FeatureStore(ImageStore):
+    """Hold features given by hand as a store."""
 
     def __init__(self, backbone, features: list[list[float]], labels: list[int]):
-        super().__init__(Images(np.zeros((len(labels), 16, 16, 3), np.uint8), np.array(labels)), backbone)
+        super().__init__(
+            Images(np.zeros((len(labels), 16, 16, 3), np.uint8), np.array(labels)), backbone
+        )
         self.features = torch.tensor(features, dtype=torch.float64)
 
     def query(self, index: Tensor) -> Tensor:
@@ -32,7 +34,10 @@ class Given(ImageStore):
 
 @pytest.fixture
 def train(backbone) -> Callable[..., list[Tree]]:
-    """``train(method, [(features, labels) of every client], ...)``: payloads of a round that starts at 0."""
+    """Return ``train(method, [(features, labels) of every client], ...)``.
+
+    It gives the payloads of a round that starts at 0.
+    """
 
     def go(
         method: Method,
@@ -45,12 +50,16 @@ def train(backbone) -> Callable[..., list[Tree]]:
         start=(0.0, 0.0),
         tick=lambda *_: None,
     ):
-        store = Given(
-            backbone, [q for rows, _ in data for q in rows], [y for _, labels in data for y in labels]
+        store = FeatureStore(
+            backbone,
+            [q for rows, _ in data for q in rows],
+            [y for _, labels in data for y in labels],
         )
         ends = np.cumsum([len(labels) for _, labels in data])
-        clients = [Client(10 + k, torch.arange(end - len(data[k][1]), end)) for k, end in enumerate(ends)]
-        engine = Engine(
+        clients = [
+            Client(10 + k, torch.arange(end - len(data[k][1]), end)) for k, end in enumerate(ends)
+        ]
+        engine = ClientEngine(
             method, backbone, store, Plan(epochs, batch_size, Augment(), seed=0, together=together)
         )
         state = {"w": torch.tensor(start, dtype=torch.float64), "shared": torch.zeros(1)}
@@ -59,7 +68,8 @@ def train(backbone) -> Callable[..., list[Tree]]:
     return go
 
 
-# With one sample q = (1, 0), y = 1 the gradient is 2 (w1 - 1) on the first weight and 0 on the second.
+# With one sample q = (1, 0), y = 1 the gradient is 2 (w1 - 1) on the first weight and 0 on the
+# second.
 ONE = ([[1.0, 0.0]], [1])
 FOUR = ([[1.0, 0.0]] * 4, [1] * 4)  # four steps of the same kind with batch size 1
 
@@ -72,15 +82,21 @@ def w(payload: Tree) -> list[float]:
 
 
 def test_one_step_of_gradient_descent(train):
-    """Residuals -1 and -2, gradient (2 (-1) 1, 2 (-2) 2) / 2 = (-1, -4)."""
-    payload, *rest = train(Toy(), [([[1.0, 0.0], [0.0, 2.0]], [1, 2])])
+    """One step follows the gradient worked out by hand.
+
+    Residuals -1 and -2, gradient (2 (-1) 1, 2 (-2) 2) / 2 = (-1, -4).
+    """
+    payload, *further_payloads = train(Toy(), [([[1.0, 0.0], [0.0, 2.0]], [1, 2])])
     assert w(payload) == pytest.approx([0.1, 0.4], abs=1e-15)
-    assert not rest and (payload.num_samples, payload.client) == (2, 10)
+    assert not further_payloads and (payload.num_samples, payload.client) == (2, 10)
     assert payload.keys() == {"w", "seen", "labels"}
 
 
 def test_momentum_and_weight_decay(train):
-    """g = 2 (w - 1) + 0.5 w; v = 0.9 v + g; w -= 0.1 v: 0, 0.2, 0.53; in the first step v = g = -2."""
+    """Momentum and weight decay take the steps worked out by hand.
+
+    g = 2 (w - 1) + 0.5 w; v = 0.9 v + g; w -= 0.1 v: 0, 0.2, 0.53; in the first step v = g = -2.
+    """
     method = Toy(Optim("sgd", lr=0.1, momentum=0.9, weight_decay=0.5))
     assert w(train(method, [ONE], epochs=1)[0])[0] == pytest.approx(0.2)
     assert w(train(method, [ONE], epochs=2)[0])[0] == pytest.approx(
@@ -88,13 +104,19 @@ def test_momentum_and_weight_decay(train):
     )
 
 
-@pytest.mark.parametrize(("name", "expected"), [("adam", 1 - 0.1), ("adamw", 1 - 0.1 * 0.5 * 1 - 0.1)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("adam", 1 - 0.1), ("adamw", 1 - 0.1 * 0.5 * 1 - 0.1)]
+)
 def test_adam_steps_by_the_sign_first_and_adamw_decays_apart(train, name, expected):
-    """From w = 1 with label 0: gradient 2, so Adam's first step is the rate.
+    """Adam's first step is the rate.
+
+    From w = 1 with label 0 the gradient is 2.
 
     Adam adds the decay to the gradient, AdamW to w.
     """
-    payload = train(Toy(Optim(name, lr=0.1, weight_decay=0.5)), [([[1.0, 0.0]], [0])], start=(1.0, 0.0))[0]
+    payload = train(
+        Toy(Optim(name, lr=0.1, weight_decay=0.5)), [([[1.0, 0.0]], [0])], start=(1.0, 0.0)
+    )[0]
     assert w(payload)[0] == pytest.approx(expected, abs=1e-6)
 
 
@@ -119,10 +141,14 @@ def test_every_sample_is_seen_once_an_epoch_in_another_order_each_time(backbone)
             steps.append(batch.query[:, 1].tolist())
             return super().loss(backbone, train, batch, ctx)
 
-    store = Given(backbone, [[0.0, float(i)] for i in range(7)], [0] * 7)
-    engine = Engine(Noting(), backbone, store, Plan(epochs=3, batch_size=3, augment=Augment(), seed=0))
+    store = FeatureStore(backbone, [[0.0, float(i)] for i in range(7)], [0] * 7)
+    engine = ClientEngine(
+        Noting(), backbone, store, Plan(epochs=3, batch_size=3, augment=Augment(), seed=0)
+    )
     engine.train(
-        {"w": torch.zeros(2, dtype=torch.float64)}, [Client(0, torch.arange(7))], Context(TASK, 0, 1, {})
+        {"w": torch.zeros(2, dtype=torch.float64)},
+        [Client(0, torch.arange(7))],
+        Context(TASK, 0, 1, {}),
     )
     assert [len(s) for s in steps] == [3, 3, 1] * 3
     epochs = [[*steps[i], *steps[i + 1], *steps[i + 2]] for i in (0, 3, 6)]
@@ -132,7 +158,10 @@ def test_every_sample_is_seen_once_an_epoch_in_another_order_each_time(backbone)
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_the_tick_gets_each_clients_mean_loss_over_its_own_steps(train, together):
-    """Losses 1 and (0.2 - 1)^2 for one client; 1, 0.8^2, 0.8^4, ... for the other: a step leaves 0.8."""
+    """The tick callback gets each client's mean loss over its steps.
+
+    Losses 1 and (0.2 - 1)^2 for one client; 1, 0.8^2, 0.8^4, ... for the other: a step leaves 0.8.
+    """
     losses: list[float] = []
     train(
         Toy(),
@@ -159,19 +188,25 @@ def test_the_tick_gets_each_clients_mean_loss_over_its_own_steps(train, together
     ids=lambda o: o.name,
 )
 def test_a_finished_client_stands_still(train, optim, together):
-    """The client with one batch is done after its own step, whatever momentum or decay would do later."""
-    payloads = train(Toy(optim), [ONE, FOUR, ([[0.0, 1.0]] * 3, [1] * 3)], batch_size=1, together=together)
+    """A client with one batch stops after its step, whatever momentum or decay would add later."""
+    payloads = train(
+        Toy(optim), [ONE, FOUR, ([[0.0, 1.0]] * 3, [1] * 3)], batch_size=1, together=together
+    )
     assert [p.client for p in payloads] == [10, 11, 12]
     first = {"sgd": 0.2, "adam": 0.1, "adamw": 0.1}[optim.name]
     assert w(payloads[0]) == pytest.approx([first, 0.0], abs=1e-6)
-    alone = train(Toy(optim), [FOUR], batch_size=1)[0]
-    assert w(payloads[1]) == pytest.approx(w(alone), abs=1e-12) and w(alone)[0] > 1.9 * first
+    single = train(Toy(optim), [FOUR], batch_size=1)[0]
+    assert w(payloads[1]) == pytest.approx(w(single), abs=1e-12)
+    assert w(single)[0] > 1.9 * first
     assert w(payloads[2])[0] == 0.0
 
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_each_clients_gradient_is_clipped_by_its_own_norm(train, together):
-    """Gradients (-30, -40) and (-0.3, -0.4): the first is cut to norm 1, the second is below it."""
+    """Clip each client's gradient by its own norm.
+
+    Gradients (-30, -40) and (-0.3, -0.4): the first is cut to norm 1, the second is below it.
+    """
     large, small = ([[3.0, 4.0]], [5]), ([[0.03, 0.04]], [5])
     payloads = train(Toy(clip=1.0), [large, small], together=together)
     assert w(payloads[0]) == pytest.approx([0.06, 0.08], abs=1e-6)
@@ -180,7 +215,8 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(train, together):
 
 def test_random_views_do_not_depend_on_who_trains_together(make_bench, small_method, watch):
     one, together = (
-        watch(make_bench(augment="crop", together=k, rounds=1, epochs=1), small_method("hgp")) for k in (1, 3)
+        watch(make_bench(augment="crop", together=k, rounds=1, epochs=1), small_method("hgp"))
+        for k in (1, 3)
     )
     for a, b in zip(one.calls, together.calls, strict=True):
         for ours, theirs in zip(a.payloads, b.payloads, strict=True):
@@ -222,20 +258,26 @@ def test_rates_follow_the_round(train, schedule, number, factor):
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_local_rates_follow_each_clients_own_progress(train, together):
-    """Two steps at factors 1 and 1/2; four steps at (1 + cos(pi i / 4)) / 2."""
+    """Local rates follow each client's progress.
+
+    Two steps at factors 1 and 1/2; four steps at (1 + cos(pi i / 4)) / 2.
+    """
     two = ([[1.0, 0.0]] * 2, [1] * 2)
     payloads = train(
-        Toy(Optim("sgd", lr=0.1, schedule="cosine_local")), [two, FOUR], batch_size=1, together=together
+        Toy(Optim("sgd", lr=0.1, schedule="cosine_local")),
+        [two, FOUR],
+        batch_size=1,
+        together=together,
     )
     for payload, steps in zip(payloads, (2, 4), strict=True):
-        left = math.prod(
+        gap = math.prod(
             1 - 0.2 * (1 + math.cos(math.pi * i / steps)) / 2 for i in range(steps)
         )  # each step takes 2 lr of the gap
-        assert w(payload)[0] == pytest.approx(1 - left, abs=1e-12)
+        assert w(payload)[0] == pytest.approx(1 - gap, abs=1e-12)
 
 
 def test_prefixes_have_optimizers_of_their_own(backbone):
-    """The longest prefix that fits decides: w.slow has its own rate."""
+    """The longest prefix that fits decides the optimizer: w.slow has its own rate."""
 
     @dataclass(frozen=True)
     class Two(Toy):
@@ -245,8 +287,13 @@ def test_prefixes_have_optimizers_of_their_own(backbone):
         def loss(self, backbone, train, batch, ctx):
             return batch.mean(-(train["w.fast"] + train["w.slow"]) * batch.query[:, 0]), {}
 
-    state = {"w.fast": torch.zeros((), dtype=torch.float64), "w.slow": torch.zeros((), dtype=torch.float64)}
-    engine = Engine(Two(), backbone, Given(backbone, [[1.0, 0.0]], [0]), Plan(1, 1, Augment(), 0))
+    state = {
+        "w.fast": torch.zeros((), dtype=torch.float64),
+        "w.slow": torch.zeros((), dtype=torch.float64),
+    }
+    engine = ClientEngine(
+        Two(), backbone, FeatureStore(backbone, [[1.0, 0.0]], [0]), Plan(1, 1, Augment(), 0)
+    )
     payload = engine.train(state, [Client(0, torch.arange(1))], Context(TASK, 0, 1, {}))[0]
     assert (float(payload["w.fast"]), float(payload["w.slow"])) == pytest.approx((0.1, 0.01))
 
@@ -262,7 +309,9 @@ def test_a_client_whose_loss_is_no_number_has_nothing_to_say(train, together):
         losses[client] = loss
 
     payloads = train(Toy(), [ONE, ([[float("nan"), 0.0]], [1])], together=together, tick=tick)
-    assert not payloads[1] and payloads[0]["w"].isfinite().all() and payloads[0].client == 10
+    assert not payloads[1]
+    assert payloads[0]["w"].isfinite().all()
+    assert payloads[0].client == 10
     assert math.isfinite(losses[10]) and math.isnan(losses[11])
 
 
@@ -277,5 +326,7 @@ def test_a_method_that_trains_nothing_it_has_is_told(train):
         def training(self):
             return Training({"v.": Optim()}, ["query"])
 
-    with pytest.raises(TypeError, match=r"training\(\) trains 'v\.', but the state has no such tensor"):
+    with pytest.raises(
+        TypeError, match=r"training\(\) trains 'v\.', but the state has no such tensor"
+    ):
         train(Wrong(), [ONE])

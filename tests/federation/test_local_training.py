@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fczoo import Bench, FczooError, Method, Optim, Settings, Training, create_method
+from fczoo import Benchmark, FczooError, Method, Optim, Settings, Training, create_method
 from fczoo.core.payload import Payload
 from fczoo.core.registry import AGGREGATORS, LOCAL_TRAINING
 from fczoo.core.tree import nbytes, select
@@ -15,13 +15,12 @@ from fczoo.core.types import Context, Exchange, Task
 from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
+from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import Checkpoint
-from fczoo.federation.controls import Controls
-from fczoo.federation.engine import Engine
-from fczoo.federation.local_training import CONTROL, make_local_training
-from fczoo.federation.observer import Silent
-from fczoo.federation.plan import Plan
-from fczoo.federation.rounds import Run
+from fczoo.federation.device import Plan
+from fczoo.federation.engine import ClientEngine
+from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_training
+from fczoo.federation.run import FederatedRun
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.testing import check_local_training
@@ -32,7 +31,7 @@ FOUR = Task(0, 0, 4, 4, 1)
 
 @dataclass(frozen=True)
 class Linear(Method):
-    """A linear head on frozen features by plain gradient descent."""
+    """Train a linear head on frozen features by plain gradient descent."""
 
     name = "linear"
 
@@ -45,15 +44,17 @@ class Linear(Method):
     def loss(self, backbone, train, batch, ctx):
         return task_cross_entropy(head_logits(train, batch.query), batch, ctx.task), {}
 
-    def pack(self, train, sums, ctx):
+    def make_upload(self, train, sums, ctx):
         return dict(train)
 
     def predict(self, backbone, state, batch, task):
         return head_logits(state, batch.query)[:, : task.stop]
 
 
-def finished(bench: Bench, method: Method, checkpoint: Checkpoint | None = None) -> Run:
-    run = Run(bench, method, 0, Silent(), checkpoint, None)
+def run_to_end(
+    bench: Benchmark, method: Method, checkpoint: Checkpoint | None = None
+) -> FederatedRun:
+    run = FederatedRun(bench, method, 0, Callback(), checkpoint, None)
     run.run()
     return run
 
@@ -68,46 +69,56 @@ def test_every_rule_keeps_the_rules(spec):
     check_local_training(spec)
 
 
-# --- by hand: the loss (w - y)^2 at rate 0.1, two steps a round
+# --- by hand: the loss (w - y)^2 at rate 0.1, two steps per round
 
 
-def rounds(backbone, controls: Controls, number: int, together: int = 1) -> list[list[Payload]]:
-    """Two clients with one image each, labelled 1 and 3, and the payloads of their rounds."""
+def rounds(
+    backbone, controls: ControlVariates, number: int, together: int = 1
+) -> list[list[Payload]]:
+    """Return the payloads of the rounds of two clients with one image each, labelled 1 and 3."""
     store = ImageStore(Images(np.zeros((2, 16, 16, 3), np.uint8), np.array([1, 3])), backbone)
     store.query = lambda index: torch.tensor([[1.0, 0.0]] * 2, dtype=torch.float64)[index]
     plan = Plan(2, 1, Augment(), seed=0, together=together)
-    engine = Engine(Toy(), backbone, store, plan, controls=controls)
+    engine = ClientEngine(Toy(), backbone, store, plan, controls=controls)
     clients = [Client(k, torch.tensor([k])) for k in range(2)]
-    state, seen = {"w": torch.zeros(2, dtype=torch.float64)}, []
+    state, payloads = {"w": torch.zeros(2, dtype=torch.float64)}, []
     for r in range(number):
-        seen.append(engine.train(state, clients, Context(FOUR, r, number, state)))
-        controls.absorb(seen[-1], 2, AGGREGATORS.get("uniform"))
-        state = {"w": sum(p["w"] for p in seen[-1]) / 2}
-    return seen
+        payloads.append(engine.train(state, clients, Context(FOUR, r, number, state)))
+        controls.absorb(payloads[-1], 2, AGGREGATORS.get("uniform"))
+        state = {"w": sum(p["w"] for p in payloads[-1]) / 2}
+    return payloads
 
 
 def test_fedprox_by_hand(backbone):
-    """Steps of the first client: 0 - 0.1 (-2) = 0.2; 0.2 - 0.1 (2 (0.2 - 1) + 5 (0.2 - 0)) = 0.26."""
-    (sent,) = rounds(backbone, Controls(make_local_training("fedprox:5")), 1)
-    assert sent[0]["w"].tolist() == pytest.approx([0.26, 0])
-    assert sent[0].keys() == {"w", "seen", "labels"}
+    """FedProx takes the steps worked out by hand.
+
+    Steps of the first client: 0 - 0.1 (-2) = 0.2; 0.2 - 0.1 (2 (0.2 - 1) + 5 (0.2 - 0)) = 0.26.
+    """
+    (payloads,) = rounds(backbone, ControlVariates(make_local_training("fedprox:5")), 1)
+    assert payloads[0]["w"].tolist() == pytest.approx([0.26, 0])
+    assert payloads[0].keys() == {"w", "seen", "labels"}
 
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_scaffold_by_hand(backbone, together):
-    """Round 1: gradients -2, -1.6 and -6, -4.8, so c_i = -1.8 and -5.4, c = -3.6, x = (0.36 + 1.08) / 2.
+    """SCAFFOLD takes the steps worked out by hand.
+
+    Round 1: gradients -2, -1.6 and -6, -4.8, so c_i = -1.8 and -5.4, c = -3.6, x = (0.36 + 1.08) /
+    2.
 
     Round 2 of the first client, which adds c - c_i = -1.8: 0.72 - 0.1 (-0.56 - 1.8) = 0.956, then
     0.956 - 0.1 (-0.088 - 1.8) = 1.1448; c_i = -1.8 + 3.6 + (0.72 - 1.1448) / (2 0.1) = -0.324.
     """
-    controls = Controls(make_local_training("scaffold"))
+    controls = ControlVariates(make_local_training("scaffold"))
     first, second = rounds(backbone, controls, 2, together)
     assert [p["w"][0].item() for p in first] == pytest.approx([0.36, 1.08])
     assert [p[f"{CONTROL}w"][0].item() for p in first] == pytest.approx([-1.8, -5.4])
     assert second[0]["w"][0].item() == pytest.approx(1.1448)
     assert controls.clients[0]["w"][0].item() == pytest.approx(-0.324)
     assert second[0][f"{CONTROL}w"][0].item() == pytest.approx(-0.324 + 1.8)
-    assert torch.allclose(controls.server["w"], (controls.clients[0]["w"] + controls.clients[1]["w"]) / 2)
+    assert torch.allclose(
+        controls.server["w"], (controls.clients[0]["w"] + controls.clients[1]["w"]) / 2
+    )
 
 
 # --- against the same written as methods
@@ -115,8 +126,8 @@ def test_scaffold_by_hand(backbone, together):
 
 @pytest.mark.parametrize("participation", [1.0, 2.0])
 def test_scaffold_is_what_the_tutorial_writes_as_a_method(make_bench, scaffold, participation):
-    ours = finished(make_bench(local="scaffold", participation=participation), Linear())
-    theirs = finished(make_bench(participation=participation), scaffold)
+    ours = run_to_end(make_bench(local="scaffold", participation=participation), Linear())
+    theirs = run_to_end(make_bench(participation=participation), scaffold)
     assert same(ours.state, select(theirs.state, "head."), 1e-11)
 
 
@@ -126,28 +137,37 @@ def test_fedprox_is_the_term_in_the_loss(make_bench):
             loss, sums = super().loss(backbone, train, batch, ctx)
             return loss + 0.35 * sum((train[k] - ctx.shared[k]).square().sum() for k in train), sums
 
-    ours, theirs = finished(make_bench(local="fedprox:0.7"), Linear()), finished(make_bench(), Near())
+    ours, theirs = (
+        run_to_end(make_bench(local="fedprox:0.7"), Linear()),
+        run_to_end(make_bench(), Near()),
+    )
     assert same(ours.state, theirs.state, 1e-11)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "l2p", "lorm", "podnet"])
 def test_fedprox_of_weight_zero_changes_no_bit(make_bench, small_method, name):
-    """Whole weights, prompts with clipped gradients, factors in turn, a round on exemplars alone."""
+    """FedProx of weight 0 changes no bit.
+
+    Whole weights, prompts with clipped gradients, factors one after another, a round on exemplars
+    only.
+    """
     method, once = small_method(name), {"epochs": 1, "rounds": 1}
     specs = None, "fedprox:0", "fedprox:5"
-    plain, zero, near = (finished(make_bench(local=spec, **once), method) for spec in specs)
-    assert same(zero.state, plain.state) and not same(near.state, plain.state)
+    plain, zero, proximal = (run_to_end(make_bench(local=spec, **once), method) for spec in specs)
+    assert same(zero.state, plain.state) and not same(proximal.state, plain.state)
 
 
 def test_scaffold_with_one_client_changes_no_bit():
     small = {"train_per_class": 8, "test_per_class": 2, "tasks": 2, "clients": 1, "epochs": 1}
     method = create_method("fedavg", tune="head")  # Adam
     plain, ours = (
-        finished(Bench.open(Settings.for_dataset("digits", local=local, **small)), method)
+        run_to_end(Benchmark.open(Settings.for_dataset("digits", local=local, **small)), method)
         for local in (None, "scaffold")
     )
-    assert same(ours.state, plain.state) and ours.result.accuracy == plain.result.accuracy
-    assert "control variates with adam" in ours.result.remark and not plain.result.remark
+    assert same(ours.state, plain.state)
+    assert ours.result.accuracy == plain.result.accuracy
+    assert "control variates with adam" in ours.result.remark
+    assert not plain.result.remark
 
 
 # --- with what else a run has
@@ -155,39 +175,59 @@ def test_scaffold_with_one_client_changes_no_bit():
 
 @pytest.mark.parametrize(("name", "together"), [("glfc", 1), ("lorm", 3), ("podnet", 3)])
 def test_scaffold_is_local_training_of_any_method(make_bench, small_method, name, together):
-    """Memories of its own, factors in turn, a round on exemplars alone."""
+    """SCAFFOLD trains any method.
+
+    The methods have memories, factors trained one after another, and a round on exemplars only.
+    """
     options = {"proxy": "last", "tune": "head"} if name == "glfc" else {}
-    run = finished(make_bench(local="scaffold", epochs=1, together=together), small_method(name, **options))
-    assert not run.result.rejected and run.controls.server
-    for variate, value in run.controls.server.items():
-        mean = sum(t.get(variate, torch.zeros(())) for t in run.controls.clients.values()) / 3
+    run = run_to_end(
+        make_bench(local="scaffold", epochs=1, together=together), small_method(name, **options)
+    )
+    assert not run.result.rejected and run.server.controls.server
+    for variate, value in run.server.controls.server.items():
+        mean = (
+            sum(t.get(variate, torch.zeros(())) for t in run.server.controls.clients.values()) / 3
+        )
         torch.testing.assert_close(value, mean, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("saved", [1, 2, 3])
 def test_a_killed_run_goes_on_with_its_control_variates(make_bench, tmp_path, saved):
-    seen: list[int] = []
+    saves: list[int] = []
 
     class Killed(Exception):
         pass
 
     def kill() -> None:
-        seen.append(1)
-        if len(seen) == saved:
+        saves.append(1)
+        if len(saves) == saved:
             raise Killed
 
     bench, path = make_bench(local="scaffold", participation=2, rounds=3), tmp_path / "checkpoint"
     with pytest.raises(Killed):
-        finished(bench, Linear(), Checkpoint(path, kill))
-    whole, resumed = finished(bench, Linear()), finished(bench, Linear(), Checkpoint(path))
-    assert same(resumed.state, whole.state) and same(resumed.controls.server, whole.controls.server)
-    assert all(same(v, whole.controls.clients[k]) for k, v in resumed.controls.clients.items())
-    assert resumed.result.bytes_down == whole.result.bytes_down
+        run_to_end(bench, Linear(), Checkpoint(path, kill))
+    reference, continuation = (
+        run_to_end(bench, Linear()),
+        run_to_end(bench, Linear(), Checkpoint(path)),
+    )
+    assert same(continuation.state, reference.state)
+    assert same(continuation.controls.server, reference.controls.server)
+    assert all(
+        same(v, reference.controls.clients[k]) for k, v in continuation.controls.clients.items()
+    )
+    assert continuation.result.bytes_down == reference.result.bytes_down
 
 
 def test_control_variates_count_in_bytes(make_bench):
-    """Up as much as what is trained; down from the second round of a task on, when they are not zero."""
-    plain, ours = finished(make_bench(), Linear()), finished(make_bench(local="scaffold"), Linear())
+    """Count the bytes of control variates.
+
+    Up they are as many as what is trained; down they count from the second round of a task on, when
+    they are not zero.
+    """
+    plain, ours = (
+        run_to_end(make_bench(), Linear()),
+        run_to_end(make_bench(local="scaffold"), Linear()),
+    )
     size, uploads = nbytes(plain.state), plain.result.client_rounds
     assert ours.result.bytes_up - plain.result.bytes_up == size * uploads
     second = sum(len(plain.world.clients(task)) for task in plain.stream.tasks)
@@ -200,26 +240,31 @@ def test_hostile_clients_forge_their_control_variates(make_bench, watch):
     uplink = bench.uplink(Linear(), 0)
     (hostile,) = uplink.attackers.numbers
     change = {"head.weight": torch.ones(2), f"{CONTROL}head.weight": torch.ones(2)}
-    shared = {"head.weight": torch.zeros(2)}
-    (sent,) = uplink.attackers.forge([Payload(change, hostile)], shared, Exchange(TASK, 0))
-    assert sent["head.weight"].tolist() == sent[f"{CONTROL}head.weight"].tolist() == [-2, -2]
+    broadcast = {"head.weight": torch.zeros(2)}
+    (forgery,) = uplink.attackers.forge([Payload(change, hostile)], broadcast, Exchange(TASK, 0))
+    assert forgery["head.weight"].tolist() == forgery[f"{CONTROL}head.weight"].tolist() == [-2, -2]
 
 
 def test_what_is_no_control_variate_is_turned_away(make_bench):
     uplink, bench = make_bench(local="scaffold").uplink(Linear(), 0), make_bench()
-    trained = {"head.weight": torch.zeros(2, 3)}
-    whole = {**trained, f"{CONTROL}head.weight": torch.zeros(2, 3)}
-    odd = [{**whole, f"{CONTROL}head.weight": t} for t in (torch.zeros(3), torch.full((2, 3), torch.nan))]
-    trees = [whole, whole, whole, *odd, trained]
-    sent = [Payload(tree, k) for k, tree in enumerate(trees)]
-    asked = [Client(k, torch.arange(1)) for k in range(len(trees))]
-    arrival = uplink.arrive(sent, asked, trained, Exchange(bench.stream.tasks[0], 0))
+    head = {"head.weight": torch.zeros(2, 3)}
+    valid = {**head, f"{CONTROL}head.weight": torch.zeros(2, 3)}
+    invalid = [
+        {**valid, f"{CONTROL}head.weight": t}
+        for t in (torch.zeros(3), torch.full((2, 3), torch.nan))
+    ]
+    trees = [valid, valid, valid, *invalid, head]
+    payloads = [Payload(tree, k) for k, tree in enumerate(trees)]
+    clients = [Client(k, torch.arange(1)) for k in range(len(trees))]
+    arrival = uplink.arrive(payloads, clients, head, Exchange(bench.stream.tasks[0], 0))
     assert [p.client for p in arrival.payloads] == [0, 1, 2]
-    assert [r["reason"].split()[0] for r in arrival.rejected] == [f"{CONTROL}head.weight"] * 2 + ["lacks"]
+    assert [r["reason"].split()[0] for r in arrival.rejected] == [f"{CONTROL}head.weight"] * 2 + [
+        "lacks"
+    ]
 
 
 def test_a_robust_aggregator_merges_control_variates_too():
-    controls = Controls(make_local_training("scaffold"))
+    controls = ControlVariates(make_local_training("scaffold"))
     values = [1.0, 2.0, 900.0]
     payloads = [Payload({f"{CONTROL}w": torch.tensor([v])}, k, 10**k) for k, v in enumerate(values)]
     controls.absorb(payloads, 6, AGGREGATORS.get("median"))
@@ -232,7 +277,11 @@ def test_a_robust_aggregator_merges_control_variates_too():
 @pytest.mark.parametrize(
     ("method", "settings", "says"),
     [
-        ("fedavg", {"local": "scaffold", "dp_clip": 1.0}, "--local scaffold also uploads control variates"),
+        (
+            "fedavg",
+            {"local": "scaffold", "dp_clip": 1.0},
+            "local scaffold also uploads control variates",
+        ),
         ("fedncm", {"local": "fedprox:0.1"}, "is about training, and fedncm trains nothing"),
         ("fedavg", {"local": "fedprux"}, "no local training is called 'fedprux'"),
         ("fedavg", {"local": "fedprox:-1"}, "mu"),

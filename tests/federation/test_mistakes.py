@@ -1,4 +1,4 @@
-"""What the author of a method gets wrong at first ends in a sentence that names the function."""
+"""First mistakes of a method's author end in a sentence that names the function."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from fczoo.testing.world import toy_bench
 
 @dataclass(frozen=True)
 class Linear(Method):
-    """A linear head on frozen features; ``name`` is the part that is spoiled."""
+    """Train a linear head on frozen features; ``name`` is the part to spoil."""
 
     name = "linear"
 
@@ -35,8 +35,8 @@ class Linear(Method):
         return head_logits(state, batch.query)[:, : task.stop]
 
 
-def spoiled(function: str, changed) -> Method:
-    """Linear, one of whose functions returns ``changed`` of what it should."""
+def spoil_function(function: str, changed) -> Method:
+    """Return Linear, one of whose functions returns ``changed`` of its right result."""
     right = getattr(Linear, function)
     return type("Linear", (Linear,), {function: lambda *given: changed(right(*given))})()
 
@@ -48,7 +48,11 @@ def spoiled(function: str, changed) -> Method:
         ("loss", lambda found: found[0], "returns Tensor, expected"),
         ("loss", lambda found: (1.5, {}), "a loss a float, expected a tensor that is one number"),
         ("loss", lambda found: (found[0].expand(3), {}), r"a loss of shape \(3,\), expected"),
-        ("loss", lambda found: (found[0], {"count": 1.0}), "the sum 'count' as float, expected a tensor"),
+        (
+            "loss",
+            lambda found: (found[0], {"count": 1.0}),
+            "the sum 'count' as float, expected a tensor",
+        ),
         (
             "loss",
             lambda found: (found[0].detach(), {}),
@@ -57,35 +61,41 @@ def spoiled(function: str, changed) -> Method:
         ("predict", lambda logits: logits * torch.nan, "gives NaN after task 1"),
     ],
 )
-def test_a_run_stops_where_a_function_returns_what_it_should_not(function, changed, says, together) -> None:
+def test_a_run_stops_where_a_function_returns_what_it_should_not(
+    function, changed, says, together
+) -> None:
     with pytest.raises((TypeError, FczooError), match=rf"linear\.{function} .*{says}"):
-        toy_bench(torch.float64, together=together).run(spoiled(function, changed))
+        toy_bench(torch.float64, together=together).run(spoil_function(function, changed))
 
 
 def test_nan_of_a_class_that_nobody_holds_is_no_answer_and_no_fault(monkeypatch) -> None:
     bench = toy_bench(torch.float64)
     run = bench.start(Linear())
     list(run)
-    monkeypatch.setattr(World, "held", lambda world, task: torch.arange(task.stop) > 0)
-    asked = bench, run.state, torch.arange(len(bench.test.labels)), bench.stream.tasks[-1], 100
+    monkeypatch.setattr(
+        World, "classes_with_images", lambda world, task: torch.arange(task.stop) > 0
+    )
+    arguments = bench, run.state, torch.arange(len(bench.test.labels)), bench.stream.tasks[-1], 100
 
     def first_is_nan(logits):
         return logits.index_fill(1, torch.tensor([0]), torch.nan)
 
-    found, _ = predictions(spoiled("predict", first_is_nan), *asked)
-    assert found.equal(predictions(Linear(), *asked)[0]) and 0 not in found
+    answers, _ = predictions(spoil_function("predict", first_is_nan), *arguments)
+    assert answers.equal(predictions(Linear(), *arguments)[0]) and 0 not in answers
 
 
 @pytest.mark.parametrize("changed", [lambda found: None, lambda found: dict(found.optims)])
 def test_training_returns_a_training(changed) -> None:
     with pytest.raises(FczooError, match=r"linear\.training returns \w+; return a fczoo\.Training"):
-        toy_bench(torch.float64).check(spoiled("training", changed))
+        toy_bench(torch.float64).check(spoil_function("training", changed))
 
 
 def test_what_training_asks_for_exists() -> None:
-    with pytest.raises(FczooError, match="optimizer 'adamm'; there are adam, adamw, sgd"):
+    with pytest.raises(FczooError, match="optimizer 'adamm'; known: adam, adamw, sgd"):
         Optim("adamm")
-    with pytest.raises(FczooError, match="schedule of a learning rate 'cosin'; there are constant, cosine"):
+    with pytest.raises(
+        FczooError, match="schedule of a learning rate 'cosin'; there are constant, cosine"
+    ):
         Optim(schedule="cosin")
     with pytest.raises(FczooError, match="input of a batch 'features'; there are images, query"):
         Training(inputs=["features"])
@@ -97,7 +107,9 @@ def test_a_class_that_lacks_a_function_is_named() -> None:
         def training(self):
             return Training()
 
-    with pytest.raises(FczooError, match=r"Half in .* does not define begin_task, predict; define them"):
+    with pytest.raises(
+        FczooError, match=r"Half in .* does not define begin_task, predict; define them"
+    ):
         build(Half, "half", {})
 
 
@@ -105,7 +117,7 @@ def test_a_class_with_options_that_is_no_dataclass_is_named() -> None:
     class Bare(Method):
         rate: float = option(0.1, "a rate")
 
-    says = r"Bare in .* is no dataclass; write @dataclass\(frozen=True\) above the class"
+    says = r"Bare in .* is not a dataclass; write @dataclass\(frozen=True\) above the class"
     with pytest.raises(FczooError, match=says):
         register_method("bare")(Bare)
     assert "bare" not in METHODS.names()

@@ -8,25 +8,32 @@ import torch
 from torch import Tensor
 
 import fczoo
-from fczoo import Method, Optim, Training, Tree, create_method, whole
+from fczoo import Method, Optim, Training, Tree, create_method, whole_tensors
 from fczoo.core.errors import FczooError
-from fczoo.federation.observer import Silent
-from fczoo.federation.plan import Plan
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.device import Plan
 from fczoo.testing.world import small_method, toy_bench
 
 
 @dataclass(frozen=True)
-class Counted(Method):
-    """Trains ``w`` [2]; broadcasts ``fixed`` [5] and, every round, ``moving`` [3]; keeps ``secret`` [100]."""
+class ByteCountingMethod(Method):
+    """Train ``w`` [2], broadcast ``fixed`` [5], and ``moving`` [3] every round.
+
+    Keep ``secret`` [100].
+    """
 
     name = "counted"
-    private = ("secret",)
+    server_only = ("secret",)
 
     def inputs(self) -> frozenset[str]:
         return frozenset({"query"})
 
     def training(self) -> Training:
-        uploads = {"count": whole("counts"), "labels": whole("counts"), "query": whole("parameters")}
+        uploads = {
+            "count": whole_tensors("counts"),
+            "labels": whole_tensors("counts"),
+            "query": whole_tensors("parameters"),
+        }
         return Training({"w": Optim("sgd", lr=0.1)}, ["query"], uploads)
 
     def begin_task(self, state, task, backbone, rng) -> Tree:
@@ -38,11 +45,9 @@ class Counted(Method):
         }
 
     def loss(self, backbone, train, batch, ctx) -> tuple[Tensor, Tree]:
-        assert (
-            {"w", "fixed", "moving"} <= ctx.shared.keys()
-            and "secret" not in ctx.shared
-            and train.keys() == {"w"}
-        )
+        assert {"w", "fixed", "moving"} <= ctx.shared.keys()
+        assert "secret" not in ctx.shared
+        assert train.keys() == {"w"}
         return batch.mean(batch.query[:, :2] @ train["w"]), {}
 
     def server_update(self, state, merged, ctx) -> Tree:
@@ -58,7 +63,7 @@ class Counted(Method):
         return torch.zeros(len(batch.y), task.stop)
 
 
-class Rounds(Silent):
+class Rounds(Callback):
     def __init__(self):
         self.records = []
 
@@ -66,34 +71,38 @@ class Rounds(Silent):
         self.records.append(record)
 
 
-def observed(bench, method: Method, seed: int = 0) -> tuple[list[dict], object]:
+def run_with_records(bench, method: Method, seed: int = 0) -> tuple[list[dict], object]:
     rounds = Rounds()
     result = bench.run(method, seed, rounds)
     return rounds.records, result
 
 
 def test_a_tensor_is_sent_again_only_when_it_changed(make_bench):
-    """float64: w 16, fixed 40, moving 24 bytes; never the private 800. Client 2 has no data in task 2."""
-    records, result = observed(make_bench(), Counted())
-    everything, changed = 16 + 40 + 24, 16 + 24
+    """Send a tensor again only when it changed.
+
+    float64: w 16, fixed 40, moving 24 bytes; never the private 800. Client 2 has no data in task 2.
+    """
+    records, result = run_with_records(make_bench(), ByteCountingMethod())
+    everything, update = 16 + 40 + 24, 16 + 24
     assert [r["bytes_down"] for r in records] == [
         3 * everything,
-        3 * changed,
-        2 * changed,
-        2 * changed,
-        3 * changed,
-        3 * changed,
+        3 * update,
+        2 * update,
+        2 * update,
+        3 * update,
+        3 * update,
     ]
     assert result.bytes_down == sum(r["bytes_down"] for r in records)
     assert [r["bytes_up"] for r in records] == [
         k * (16 + 8 + 8) for k in (3, 3, 2, 2, 3, 3)
     ]  # w, num_samples, client
-    assert result.bytes_up == sum(r["bytes_up"] for r in records) and result.client_rounds == 16
+    assert result.bytes_up == sum(r["bytes_up"] for r in records)
+    assert result.client_rounds == 16
     assert result.trained_scalars == 2
 
 
 def test_records_name_the_clients_that_have_data(make_bench):
-    records, _ = observed(make_bench(), Counted())
+    records, _ = run_with_records(make_bench(), ByteCountingMethod())
     assert [(r["task"], r["round"], r["clients"]) for r in records] == [
         (0, 0, [0, 1, 2]),
         (0, 1, [0, 1, 2]),
@@ -105,37 +114,52 @@ def test_records_name_the_clients_that_have_data(make_bench):
 
 
 @pytest.mark.parametrize(
-    ("participation", "counts"), [(0.01, [1, 1, 1]), (0.5, [2, 1, 2]), (0.67, [2, 1, 2]), (1.0, [3, 2, 3])]
+    ("participation", "counts"),
+    [(0.01, [1, 1, 1]), (0.5, [2, 1, 2]), (0.67, [2, 1, 2]), (1.0, [3, 2, 3])],
 )
 def test_participation_rounds_the_number_of_clients_with_data(make_bench, participation, counts):
-    """Of 3, 2 and 3 clients; a half of three rounds to two, of two to one."""
-    records, result = observed(make_bench(participation=participation, rounds=5), Counted())
+    """Round the number of participants: a half of three clients to two, of two to one.
+
+    The tasks have 3, 2 and 3 clients with data.
+
+    Of 3, 2 and 3 clients a half is 1.5, 1 and 1.5: two, one and two.
+    """
+    records, result = run_with_records(
+        make_bench(participation=participation, rounds=5), ByteCountingMethod()
+    )
     assert [len(r["clients"]) for r in records] == [n for n in counts for _ in range(5)]
     assert all(r["clients"] == sorted(set(r["clients"])) for r in records)
     if participation == 0.5:
-        assert len({tuple(r["clients"]) for r in records[:5]}) > 1, "the same clients in every round"
+        assert len({tuple(r["clients"]) for r in records[:5]}) > 1, (
+            "the same clients in every round"
+        )
     assert result.client_rounds == 5 * sum(counts)
 
 
 def test_participants_depend_on_the_seed_alone(make_bench):
-    drawn = [
-        [r["clients"] for r in observed(make_bench(participation=0.5, rounds=5), Counted(), seed)[0]]
+    participants = [
+        [
+            r["clients"]
+            for r in run_with_records(
+                make_bench(participation=0.5, rounds=5), ByteCountingMethod(), seed
+            )[0]
+        ]
         for seed in (0, 0, 1)
     ]
-    assert drawn[0] == drawn[1] != drawn[2]
+    assert participants[0] == participants[1] != participants[2]
 
 
 @dataclass(frozen=True)
-class Surveying(Counted):
-    """Asks for sums over all data at both ends of a task."""
+class Surveying(ByteCountingMethod):
+    """Ask for sums over all data at both ends of a task."""
 
     name = "surveying"
 
-    def surveys(self):
-        return frozenset({"begin", "end"})
+    def collect_phases(self):
+        return frozenset({"task_start", "task_end"})
 
-    def survey(self, moment, backbone, state, batch, task) -> Tree:
-        assert state.keys() - {"seen.begin", "seen.end", "labels"} == {
+    def collect(self, phase, backbone, state, batch, task) -> Tree:
+        assert state.keys() - {"seen.task_start", "seen.task_end", "labels"} == {
             "w",
             "fixed",
             "moving",
@@ -146,26 +170,32 @@ class Surveying(Counted):
             "query": (batch.query * batch.w[:, None]).sum(0),
         }
 
-    def absorb(self, moment, state, sums, ctx) -> Tree:
+    def update_from(self, phase, state, sums, ctx) -> Tree:
         assert sums["count"] == ctx.num_samples
-        return {**state, f"seen.{moment}": sums["query"], "labels": sums["labels"]}
+        return {**state, f"seen.{phase}": sums["query"], "labels": sums["labels"]}
 
 
 @pytest.mark.parametrize("pass_size", [64, 3])
 def test_surveyed_sums_are_those_of_the_data_in_one_place(
     make_bench, watch, batch_of, monkeypatch, pass_size
 ):
-    monkeypatch.setattr("fczoo.federation.plan.Plan", lambda *a: replace(Plan(*a), pass_size=pass_size))
+    monkeypatch.setattr(
+        "fczoo.federation.device.Plan", lambda *a: replace(Plan(*a), pass_size=pass_size)
+    )
     method, bench = Surveying(), make_bench()
     run = watch(bench, method)
-    assert [c.moment for c in run.calls] == ["begin", "train", "train", "end"] * 3
+    assert [c.phase for c in run.calls] == ["task_start", "train", "train", "task_end"] * 3
     for task, state in run.states.items():
-        index = torch.from_numpy(bench.stream.positions(bench.stream.train, bench.stream.tasks[task]))
+        index = torch.from_numpy(
+            bench.stream.positions(bench.stream.train, bench.stream.tasks[task])
+        )
         batch = batch_of(method, bench.train, index)
-        for moment in ("begin", "end"):
-            torch.testing.assert_close(state[f"seen.{moment}"], batch.query.sum(0), rtol=1e-12, atol=1e-12)
+        for phase in ("task_start", "task_end"):
+            torch.testing.assert_close(
+                state[f"seen.{phase}"], batch.query.sum(0), rtol=1e-12, atol=1e-12
+            )
         assert state["labels"] == batch.y.sum()
-    counts = [[int(p["count"]) for p in c.payloads] for c in run.calls if c.moment == "begin"]
+    counts = [[int(p["count"]) for p in c.payloads] for c in run.calls if c.phase == "task_start"]
     assert counts == [[13, 10, 7], [12, 8], [5, 1, 14]]
 
 
@@ -175,14 +205,16 @@ def test_a_survey_sees_the_state_before_and_after_the_rounds(make_bench, watch):
 
 
 def test_methods_that_promise_more_than_they_define_are_told(make_bench):
-    with pytest.raises(TypeError, match=r"Empty defines surveys\(\) but not absorb\(\), survey\(\)"):
+    with pytest.raises(
+        TypeError, match=r"Empty defines collect_phases\(\) but not collect\(\), update_from\(\)"
+    ):
 
-        class Empty(Counted):
-            def surveys(self):
-                return frozenset({"begin"})
+        class Empty(ByteCountingMethod):
+            def collect_phases(self):
+                return frozenset({"task_start"})
 
     @dataclass(frozen=True)
-    class Lossless(Counted):
+    class Lossless(ByteCountingMethod):
         loss = Method.loss
 
     with pytest.raises(TypeError, match=r"Lossless trains something but does not define loss\(\)"):
@@ -191,7 +223,7 @@ def test_methods_that_promise_more_than_they_define_are_told(make_bench):
 
 def test_logits_must_cover_the_classes_seen(make_bench):
     @dataclass(frozen=True)
-    class Wide(Counted):
+    class Wide(ByteCountingMethod):
         def predict(self, backbone, state, batch, task):
             return torch.zeros(len(batch.y), task.classes)
 
@@ -200,17 +232,28 @@ def test_logits_must_cover_the_classes_seen(make_bench):
 
 
 def test_a_method_without_the_data_sets_values_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """HGP's rate on the server differs on digits: said where it was left alone, not where it was chosen."""
-    small = {"tasks": 2, "clients": 2, "rounds": 1, "epochs": 1, "train_per_class": 2, "test_per_class": 1}
+    """Warn where a method lacks the data set's values, but not where these were chosen.
+
+    HGP's rate on the server differs on digits.
+    """
+    small = {
+        "tasks": 2,
+        "clients": 2,
+        "rounds": 1,
+        "epochs": 1,
+        "train_per_class": 2,
+        "test_per_class": 1,
+    }
     for method in (
         create_method("hgp", prefix_len=1),
         create_method("hgp", prefix_len=1, server_lr=0.02),
         create_method("hgp", "digits"),
     ):
         fczoo.run(method, dataset="digits", **small)
-    told = [r.message for r in caplog.records if "create_method" in r.message]
-    assert told == [
-        "hgp has server_lr=0.001 on digits; fczoo.create_method('hgp', 'digits') takes the data set's values"
+    messages = [r.message for r in caplog.records if "create_method" in r.message]
+    assert messages == [
+        "hgp has server_lr=0.001 on digits; fczoo.create_method('hgp', 'digits') takes the data "
+        "set's values"
     ]
 
 
@@ -232,7 +275,7 @@ def test_too_few_clients_are_named_before_a_run(settings, method, most: int, tas
     if not task:
         bench.check(small_method(method))
         return
-    least = f"--min-clients is {settings['min_clients']}"
+    least = f"min_clients is {settings['min_clients']}"
     says = f"{least}, but at most {most} of the clients can upload in task {task} of {method}; "
     with pytest.raises(FczooError, match=re.escape(says)):
         bench.check(small_method(method))

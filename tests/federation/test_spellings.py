@@ -1,4 +1,6 @@
-"""Partitions, aggregators, attacks and local rules have one canonical spelling, in old folders as well."""
+"""Partitions, aggregators, attacks and local rules have one canonical spelling, in old folders as
+well.
+"""
 
 import hashlib
 import json
@@ -28,13 +30,22 @@ HASHES = {  # of version 0.2.0.dev0 before canonical spellings: digits, five cli
     "iid": "7ff08333",
 }
 SPELLINGS = [
-    ("partition", "dirichlet:0.5", "dirichlet dirichlet:beta=0.5 dirichlet:.5 dirichlet:0.50 dirichlet:5e-1"),
-    ("partition", "dirichlet:1", "dirichlet:1.0 dirichlet:1. dirichlet:+1 dirichlet:beta=1,min_size=6"),
+    (
+        "partition",
+        "dirichlet:0.5",
+        "dirichlet dirichlet:beta=0.5 dirichlet:.5 dirichlet:0.50 dirichlet:5e-1",
+    ),
+    (
+        "partition",
+        "dirichlet:1",
+        "dirichlet:1.0 dirichlet:1. dirichlet:+1 dirichlet:beta=1,min_size=6",
+    ),
     ("partition", "dirichlet:0.5,cap=on", "dirichlet:cap=true dirichlet:0.5,draw=split,cap=ON"),
     (
         "partition",
         "dirichlet:0.5,scope=dataset,cap=on,min_size=10",
-        "dirichlet:min_size=10,cap=true,scope=dataset dirichlet:.5,cap=on,min_size=10,scope=dataset",
+        "dirichlet:min_size=10,cap=true,scope=dataset "
+        "dirichlet:.5,cap=on,min_size=10,scope=dataset",
     ),
     (
         "partition",
@@ -64,7 +75,9 @@ def test_all_spellings_give_equal_settings(setting: str, canonical: str, spellin
         assert settings == Settings.for_dataset("digits", **{setting: canonical})
 
 
-@pytest.mark.parametrize("spec", ["dirichlet", "dirichlet: 5e-1", "dirichlet:.5", "dirichlet:beta= 0.5"])
+@pytest.mark.parametrize(
+    "spec", ["dirichlet", "dirichlet: 5e-1", "dirichlet:.5", "dirichlet:beta= 0.5"]
+)
 def test_the_default_partition_keeps_its_hash(spec: str) -> None:
     partition = open_stream(Settings.for_dataset("digits", partition=spec), pixels=False)[1]
     assert (partition.spec, partition.sha256[:8]) == ("dirichlet:0.5", "75c409b4")
@@ -89,7 +102,9 @@ def test_all_splits_of_protocols_and_data_sets_are_canonical() -> None:
     for name in PROTOCOLS.names("fczoo.papers"):
         splits |= {split for some in PROTOCOLS.get(name).partitions.values() for split in some}
     assert {"dirichlet:1", "quantity:6", "dirichlet:0.5,scope=dataset,cap=on,min_size=10"} <= splits
-    assert {split: PARTITIONERS.canonical(split) for split in splits} == {split: split for split in splits}
+    assert {split: PARTITIONERS.canonical(split) for split in splits} == {
+        split: split for split in splits
+    }
 
 
 def test_a_registered_thing_of_somebody_else_has_one_spelling() -> None:
@@ -104,7 +119,10 @@ def test_a_registered_thing_of_somebody_else_has_one_spelling() -> None:
     registry = Registry("thing", "register_thing")
     registry.register("sliced")(Sliced)
     assert registry.canonical("sliced") == "sliced"
-    assert registry.canonical("sliced:even=false,rate=2,parts=3.") == "sliced:even=false,rate=2,parts=3."
+    assert (
+        registry.canonical("sliced:even=false,rate=2,parts=3.")
+        == "sliced:even=false,rate=2,parts=3."
+    )
     assert registry.canonical("sliced:even=FALSE,rate=2,parts=3") == "sliced:parts=3,even=off"
     assert registry.canonical("sliced:v1.0, rate = 3.0,parts=none") == "sliced:v1.0,rate=3"
     for spec in ("sliced:v1.0,rate=3", "sliced:parts=3,even=off"):
@@ -127,14 +145,14 @@ def respell(folder: Path, typed: str) -> str:
 
     Return its hash of the partition.
     """
-    saved = {**read_json(folder / "partition.json", "file"), "spec": typed}
-    content = {name: value for name, value in saved.items() if name not in ("format", "sha256")}
+    record = {**read_json(folder / "partition.json", "file"), "spec": typed}
+    content = {name: value for name, value in record.items() if name not in ("format", "sha256")}
     sha256 = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    spelled = {"spec": typed, "sha256": sha256}
+    spelling = {"spec": typed, "sha256": sha256}
     for path, fields in [
-        (folder / "partition.json", spelled),
-        (folder / "bench.json", {"partition": spelled}),
-        *((p, {"partition": {**spelled, "seed": 0}}) for p in folder.glob("*/seed*/result.json")),
+        (folder / "partition.json", spelling),
+        (folder / "bench.json", {"partition": spelling}),
+        *((p, {"partition": {**spelling, "seed": 0}}) for p in folder.glob("*/seed*/result.json")),
     ]:
         content = read_json(path, "file") | fields
         if "settings" in content:
@@ -155,15 +173,21 @@ def old(tmp_path: Path) -> Path:
 def test_an_old_folder_shares_a_table_with_a_new_one(old: Path, tmp_path: Path) -> None:
     options = ["--methods", "fedridge", *TINY, "--partition", "dirichlet:beta=.5"]
     run("bench", *options, "--out", str(tmp_path / "new"))
-    printed = run("report", str(tmp_path))
-    assert printed.count("digits: 3 tasks") == 1 and "clients, dirichlet:0.5 (seed 0, " in printed
+    output = run("report", str(tmp_path))
+    assert output.count("digits: 3 tasks") == 1
+    assert "clients, dirichlet:0.5 (seed 0, " in output
     (experiment,) = load_results(tmp_path).experiments
     assert sorted(line.label for line in experiment.lines) == ["fedncm", "fedridge"]
-    assert json.loads((tmp_path / "new/bench.json").read_text())["settings"]["partition"] == "dirichlet:0.5"
+    assert (
+        json.loads((tmp_path / "new/bench.json").read_text())["settings"]["partition"]
+        == "dirichlet:0.5"
+    )
 
 
 @pytest.mark.parametrize("typed", ["dirichlet:1.0", "dirichlet:1", "dirichlet:beta=1"])
-def test_an_old_folder_of_a_default_of_1_shares_a_table_with_a_new_one(typed: str, tmp_path: Path) -> None:
+def test_an_old_folder_of_a_default_of_1_shares_a_table_with_a_new_one(
+    typed: str, tmp_path: Path
+) -> None:
     for method, out in (("fedncm", "old"), ("fedridge", "new")):
         run("bench", "--methods", method, *TINY, "--partition", typed, "--out", str(tmp_path / out))
     new = load_partition(tmp_path / "new/partition.json")
@@ -173,28 +197,31 @@ def test_an_old_folder_of_a_default_of_1_shares_a_table_with_a_new_one(typed: st
     assert experiment.about.partition == {"spec": "dirichlet:1", "sha256": new.sha256}
 
 
-@pytest.mark.parametrize("spec", [[], ["--partition", "dirichlet"], ["--partition", "dirichlet:5e-1"]])
+@pytest.mark.parametrize(
+    "spec", [[], ["--partition", "dirichlet"], ["--partition", "dirichlet:5e-1"]]
+)
 def test_an_old_folder_is_continued_in_any_spelling(spec: list[str], old: Path) -> None:
     (old / "fedncm/seed0/result.json").unlink()
-    before = load_partition(old / "partition.json").sha256
+    sha256 = load_partition(old / "partition.json").sha256
     run("bench", "--methods", "fedncm", *TINY, *spec, "--seeds", "0,1", "--out", str(old))
     assert len(load_results(old)) == 2
     about = json.loads((old / "bench.json").read_text())
-    assert about["partition"] == {"spec": "dirichlet:0.5", "sha256": before}
+    assert about["partition"] == {"spec": "dirichlet:0.5", "sha256": sha256}
 
 
 def test_an_old_grid_is_resumed_in_folders_of_another_spelling(old: Path, tmp_path: Path) -> None:
     (tmp_path / "grid").mkdir()
-    place = old.rename(tmp_path / "grid/dirichlet")
-    (place / "fedncm/seed0/result.json").unlink()
+    folder = old.rename(tmp_path / "grid/dirichlet")
+    (folder / "fedncm/seed0/result.json").unlink()
     run("bench", "--resume", "--out", str(tmp_path / "grid"))
     assert sorted(p.name for p in (tmp_path / "grid").iterdir() if p.is_dir()) == ["dirichlet"]
-    assert len(load_results(place)) == 1
+    assert len(load_results(folder)) == 1
 
 
 def test_an_old_folder_may_be_submitted(old: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["submit", str(old), "--dry-run"])
-    assert "has no hashes of the code" not in done.output and "differs from" not in done.output
+    result = CliRunner().invoke(main, ["submit", str(old), "--dry-run"])
+    assert "has no hashes of the code" not in result.output
+    assert "differs from" not in result.output
 
 
 def test_an_old_partition_file_is_read(old: Path) -> None:

@@ -1,4 +1,4 @@
-"""What surveys give the server: totals or rows, draws for their images, and classes that nobody held."""
+"""Sums of surveys: totals or rows, random draws for their images, and classes without any image."""
 
 import weakref
 from collections.abc import Iterator
@@ -10,48 +10,58 @@ import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Bench, Method, Payload, Training, Tree, whole
+from fczoo import Batch, Benchmark, Method, Payload, Training, Tree, whole_tensors
 from fczoo.cli.show import show
 from fczoo.federation.batches import image_draws
-from fczoo.federation.engine import Engine
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.engine import ClientEngine
 from fczoo.federation.evaluate import accuracy_row
-from fczoo.federation.observer import Silent
-from fczoo.federation.rounds import Run
-from fczoo.federation.sums import gathered
-from fczoo.federation.uplink import Uplink
-from fczoo.security.guard import Stopped
+from fczoo.federation.run import FederatedRun
+from fczoo.federation.uplink import Uplink, sum_or_stack
+from fczoo.security.upload_validation import RunStoppedError
 from fczoo.testing.world import TASKS, toy_bench
 from helpers_engine import DESCENT
 
 
 @dataclass(frozen=True)
 class Asking(Method):
-    """Sends its number of images and the sum of what is drawn for them; answers class 0."""
+    """Send the number of images and the sum of the draws for them; answer class 0."""
 
     name = "asking"
     separate: bool = False
     even: bool = False
 
     def __post_init__(self) -> None:
-        """Not for users: the options need no check."""
+        """Skip the checks of options, since no user gives them."""
 
     def training(self) -> Training:
-        uploads = {"images": whole("counts"), "drawn": whole("counts"), "parts": whole("counts")}
-        return Training({}, ["query"], uploads, draws=2, even_draws=self.even, separate=self.separate)
+        uploads = {
+            "images": whole_tensors("counts"),
+            "drawn": whole_tensors("counts"),
+            "parts": whole_tensors("counts"),
+        }
+        return Training(
+            {},
+            ["query"],
+            uploads,
+            draws=2,
+            stratified_draws=self.even,
+            per_client_statistics=self.separate,
+        )
 
-    def surveys(self):
-        return frozenset({"begin"})
+    def collect_phases(self):
+        return frozenset({"task_start"})
 
     def begin_task(self, state, task, backbone, rng) -> Tree:
         return state or {"images": torch.zeros(1), "drawn": torch.zeros(2), "parts": torch.zeros(2)}
 
-    def survey(self, moment, backbone, state, batch: Batch, task) -> Tree:
+    def collect(self, phase, backbone, state, batch: Batch, task) -> Tree:
         parts = torch.nn.functional.one_hot((2 * batch.draws[:, 0]).long(), 2)
-        weighted = batch.w[:, None]
-        sums = {"images": batch.w.sum()[None], "drawn": (batch.draws * weighted).sum(0)}
-        return {**sums, "parts": (parts * weighted).sum(0)}
+        weights = batch.w[:, None]
+        sums = {"images": batch.w.sum()[None], "drawn": (batch.draws * weights).sum(0)}
+        return {**sums, "parts": (parts * weights).sum(0)}
 
-    def absorb(self, moment, state, sums, ctx) -> Tree:
+    def update_from(self, phase, state, sums, ctx) -> Tree:
         return sums
 
     def predict(self, backbone, state, batch: Batch, task) -> Tensor:
@@ -59,51 +69,63 @@ class Asking(Method):
 
 
 def test_the_total_is_added_up_in_float64() -> None:
-    """1 + 2^-24 is 1 in float32, however often it is added; the counts stay whole numbers."""
+    """Totals are sums in float64.
+
+    1 + 2^-24 is 1 in float32, however often it is added; the counts stay whole numbers.
+    """
     small = Payload({"x": torch.tensor([2.0**-24]), "n": torch.tensor([3])})
     payloads = [Payload({"x": torch.ones(1), "n": torch.tensor([1])}), small, small]
-    assert gathered(payloads, separate=False) == {"x": torch.tensor([1 + 2.0**-23]), "n": torch.tensor([7])}
-    rows = gathered(payloads, separate=True)
+    assert sum_or_stack(payloads, separate=False) == {
+        "x": torch.tensor([1 + 2.0**-23]),
+        "n": torch.tensor([7]),
+    }
+    rows = sum_or_stack(payloads, separate=True)
     assert rows["x"].shape == (3, 1) and rows["n"].tolist() == [[1], [3], [3]]
 
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_a_survey_gives_a_total_or_rows(watch, separate) -> None:
     run = watch(toy_bench(), Asking(separate=separate))
-    owned = [[13.0], [10.0], [7.0]]
-    assert run.states[0]["images"].tolist() == (owned if separate else [30.0])
+    counts = [[13.0], [10.0], [7.0]]
+    assert run.states[0]["images"].tolist() == (counts if separate else [30.0])
 
 
 def test_draws_of_a_survey_belong_to_the_image(watch) -> None:
-    """Whoever holds it, and in whatever batch it comes."""
+    """An image has the same draws at every owner and in every batch."""
     bench = toy_bench()
-    pooled = replace(
+    pool = replace(
         bench.partition,
-        tasks=tuple(tuple([np.sort(np.concatenate(p))] + [p[0][:0]] * 2) for p in bench.partition.tasks),
+        tasks=tuple(
+            tuple([np.sort(np.concatenate(p))] + [p[0][:0]] * 2) for p in bench.partition.tasks
+        ),
     )
     ours = watch(bench, Asking()).states[2]
-    theirs = watch(replace(bench, partition=pooled), Asking()).states[2]
+    theirs = watch(replace(bench, partition=pool), Asking()).states[2]
     torch.testing.assert_close(ours["drawn"], theirs["drawn"])
-    other = watch(bench, Asking(), 1).states[2]
-    assert not torch.allclose(ours["drawn"], other["drawn"])
+    other_seed = watch(bench, Asking(), 1).states[2]
+    assert not torch.allclose(ours["drawn"], other_seed["drawn"])
 
 
 def test_even_draws_cut_a_client_into_equal_parts(watch) -> None:
     run = watch(toy_bench(), Asking(separate=True, even=True))
-    assert [sorted(row) for row in run.states[0]["parts"].tolist()] == [[6.0, 7.0], [5.0, 5.0], [3.0, 4.0]]
-    drawn = image_draws(Asking(even=True).training(), 30, torch.tensor([4, 9, 2, 7]), "key")
-    assert drawn[:, 0].sort().values.tolist() == [0.125, 0.375, 0.625, 0.875]
+    assert [sorted(row) for row in run.states[0]["parts"].tolist()] == [
+        [6.0, 7.0],
+        [5.0, 5.0],
+        [3.0, 4.0],
+    ]
+    draws = image_draws(Asking(even=True).training(), 30, torch.tensor([4, 9, 2, 7]), "key")
+    assert draws[:, 0].sort().values.tolist() == [0.125, 0.375, 0.625, 0.875]
 
 
 @dataclass(frozen=True)
 class Noisy(Asking):
-    """Trains; its loss notes what is drawn for it."""
+    """Train with a loss that uploads the draws for it."""
 
     def training(self) -> Training:
-        uploads = {"drawn": whole("counts")}
+        uploads = {"drawn": whole_tensors("counts")}
         return Training({"w": DESCENT}, ["query"], uploads, draws=2)
 
-    def surveys(self):
+    def collect_phases(self):
         return frozenset()
 
     def begin_task(self, state, task, backbone, rng) -> Tree:
@@ -116,27 +138,37 @@ class Noisy(Asking):
 
 def test_draws_of_a_loss_are_the_clients_own_and_the_same_together(watch) -> None:
     one, together = watch(toy_bench(), Noisy()), watch(toy_bench(together=3), Noisy())
-    sent = [[p["drawn"].tolist() for p in call.payloads] for call in one.calls]
+    draws_by_round = [[p["drawn"].tolist() for p in call.payloads] for call in one.calls]
     for ours, theirs in zip(one.calls, together.calls, strict=True):
         for a, b in zip(ours.payloads, theirs.payloads, strict=True):
             torch.testing.assert_close(a["drawn"], b["drawn"])
-    assert len({str(drawn) for call in sent for drawn in call}) == sum(map(len, sent))  # new in every round
+    assert len({str(draws) for call in draws_by_round for draws in call}) == sum(
+        map(len, draws_by_round)
+    )  # new in every round
 
 
 def test_a_class_that_nobody_held_is_no_answer() -> None:
-    """All logits are equal, so the answer is the first class that was held: 1, which is right in a third."""
+    """Never answer a class that no client held.
+
+    All logits are equal, so the answer is the first class that was held: 1, which is right in a
+    third.
+    """
     bench = toy_bench()
     labels = bench.stream.train.labels
-    kept = bench.stream.train_index[labels != 0]
-    without = tuple(tuple(np.intersect1d(part, kept) for part in parts) for parts in bench.partition.tasks)
+    positions = bench.stream.train_index[labels != 0]
+    without = tuple(
+        tuple(np.intersect1d(part, positions) for part in parts) for parts in bench.partition.tasks
+    )
     bench = replace(bench, partition=replace(bench.partition, tasks=without))
-    assert bench.held(TASKS[1]).tolist() == [False, True, True, True, True]
+    assert bench.classes_with_images(TASKS[1]).tolist() == [False, True, True, True, True]
     assert accuracy_row(Asking(), bench, {}, TASKS[0], 10) == [pytest.approx(100 / 3)]
 
 
 def test_show_says_that_rows_stay_apart() -> None:
     assert "secure aggregation" not in show("fedncm", "digits")
-    assert "secure aggregation, which shows it only totals, cannot hide them" in show("fedcof", "digits")
+    assert "secure aggregation, which shows it only totals, cannot hide them" in show(
+        "fedcof", "digits"
+    )
 
 
 # --- added up as they arrive
@@ -146,32 +178,40 @@ ANALYTIC = {"fedridge": "gram", "ranpac": "judge_gram", "slca": "moment.products
 
 
 @pytest.mark.parametrize(("name", "tensor"), ANALYTIC.items())
-def test_second_moments_of_one_client_are_alive_at_a_time(monkeypatch, small_method, name, tensor) -> None:
-    """Not those of all clients at once; and the sums are the same bits."""
-    survey, alive, seen = Engine.survey, [], []
+def test_second_moments_of_one_client_are_alive_at_a_time(
+    monkeypatch, small_method, name, tensor
+) -> None:
+    """Hold the second moments of one client at a time; the sums are the same bits."""
+    survey, alive, alive_counts = ClientEngine.collect, [], []
 
     def watched(*arguments: Any) -> Iterator[Payload]:
         for payload in survey(*arguments):
             alive.append(weakref.ref(payload[tensor]))
-            seen.append(sum(reference() is not None for reference in alive))
+            alive_counts.append(sum(reference() is not None for reference in alive))
             yield payload
             del payload
 
     method, options = small_method(name), {"epochs": 1, "rounds": 1}
-    monkeypatch.setattr(Engine, "survey", watched)
-    folded = finished(toy_bench(**options), method)
-    assert len(seen) == 8 and set(seen) == {1}
+    monkeypatch.setattr(ClientEngine, "collect", watched)
+    folding_run = run_to_end(toy_bench(**options), method)
+    assert len(alive_counts) == 8 and set(alive_counts) == {1}
     monkeypatch.setattr(Uplink, "folds", False)
-    held = finished(toy_bench(**options), method)
-    assert max(seen) == 3  # else all clients' at once
-    assert folded.state.keys() == held.state.keys()
-    assert all(torch.equal(value, held.state[key]) for key, value in folded.state.items())
-    ours, theirs = folded.result, held.result
-    assert (ours.bytes_up, ours.uploaded, ours.far) == (theirs.bytes_up, theirs.uploaded, theirs.far)
+    storing_run = run_to_end(toy_bench(**options), method)
+    assert max(alive_counts) == 3  # else all clients' at once
+    assert folding_run.state.keys() == storing_run.state.keys()
+    assert all(
+        torch.equal(value, storing_run.state[key]) for key, value in folding_run.state.items()
+    )
+    ours, theirs = folding_run.result, storing_run.result
+    assert (ours.bytes_up, ours.uploaded, ours.far) == (
+        theirs.bytes_up,
+        theirs.uploaded,
+        theirs.far,
+    )
 
 
-def finished(bench: Bench, method: Method) -> Run:
-    run = Run(bench, method, 0, Silent(), None, None)
+def run_to_end(bench: Benchmark, method: Method) -> FederatedRun:
+    run = FederatedRun(bench, method, 0, Callback(), None, None)
     run.run()
     return run
 
@@ -187,20 +227,25 @@ SPOILT = {
 
 @pytest.mark.parametrize("reason", SPOILT)
 def test_what_is_broken_is_left_out_of_the_sum(monkeypatch, small_method, reason) -> None:
-    """Whatever is wrong with the second client's, nothing of it is added; without enough others it stops."""
-    survey = Engine.survey
+    """Add nothing of a broken upload, and stop without enough others.
+
+    The second client's upload is the broken one.
+    """
+    survey = ClientEngine.collect
 
     def spoilt(*arguments: Any) -> Iterator[Payload]:
         for payload in survey(*arguments):
-            yield payload.holding(SPOILT[reason](payload.tensors)) if payload.client == 1 else payload
+            yield (
+                payload.holding(SPOILT[reason](payload.tensors)) if payload.client == 1 else payload
+            )
 
     bench, method = toy_bench(), small_method("fedridge")
-    owned = [(a, b[:0], *rest) for a, b, *rest in bench.partition.tasks]
-    without = replace(bench, partition=replace(bench.partition, tasks=tuple(owned)))
-    expected = finished(without, method).state
-    monkeypatch.setattr(Engine, "survey", spoilt)
-    run = finished(bench, method)
+    parts = [(a, b[:0], *others) for a, b, *others in bench.partition.tasks]
+    without = replace(bench, partition=replace(bench.partition, tasks=tuple(parts)))
+    expected_state = run_to_end(without, method).state
+    monkeypatch.setattr(ClientEngine, "collect", spoilt)
+    run = run_to_end(bench, method)
     assert [(r["client"], r["reason"]) for r in run.result.rejected] == [(1, reason)] * 3
-    assert all(torch.equal(value, run.state[name]) for name, value in expected.items())
-    with pytest.raises(Stopped, match=r"2 of 3 uploads are sound, 3 needed; client 1"):
-        finished(toy_bench(min_clients=3), method)
+    assert all(torch.equal(value, run.state[name]) for name, value in expected_state.items())
+    with pytest.raises(RunStoppedError, match=r"2 of 3 uploads are valid, 3 needed; client 1"):
+        run_to_end(toy_bench(min_clients=3), method)

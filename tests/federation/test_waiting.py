@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fczoo import Payload, Settings
-from fczoo.federation import rounds
-from fczoo.federation.plan import plan_of
-from fczoo.federation.waiting import on_disk
+from fczoo.federation import run
+from fczoo.federation.device import plan_of
+from fczoo.federation.engine import on_disk
 from fczoo.testing.world import small_method, toy_bench
 
 KINDS = {
@@ -41,37 +41,47 @@ def test_nothing_waits_as_nothing(monkeypatch, tmp_path: Path):
     assert not on_disk(Payload({}, client=1))
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says how much memory is of no file")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="Linux says how much memory is of no file"
+)
 def test_what_waits_takes_no_memory(monkeypatch, tmp_path: Path):
-    """Six uploads of 40 MB: less than two of them are in memory that no file backs."""
+    """Waiting uploads take no memory.
+
+    Of six uploads of 40 MB, less than two are in memory that no file backs.
+    """
 
     def anonymous() -> int:
-        said = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return int(said["RssAnon"].split()[0]) * 1024
+        status = dict(
+            line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
+        )
+        return int(status["RssAnon"].split()[0]) * 1024
 
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
-    before = anonymous()
-    kept = [on_disk(Payload({"w": torch.full((10_000_000,), float(k))}, k)) for k in range(6)]
-    assert sum(float(p["w"].mean()) for p in kept) == 15
-    assert anonymous() - before < 2 * 40_000_000
+    start = anonymous()
+    payloads = [on_disk(Payload({"w": torch.full((10_000_000,), float(k))}, k)) for k in range(6)]
+    assert sum(float(p["w"].mean()) for p in payloads) == 15
+    assert anonymous() - start < 2 * 40_000_000
 
 
 def test_a_run_is_the_same(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
-    method, plan = small_method("hgp"), rounds.Run._plan
+    method, plan = small_method("hgp"), run.FederatedRun._plan
     settings = {"aggregator": "median", "outliers": 3.0}
-    expected = toy_bench(**settings).run(method)
+    in_memory = toy_bench(**settings).run(method)
     with (
-        mock.patch.object(rounds.Run, "_plan", lambda run: replace(plan(run), waiting="disk")),
-        mock.patch("fczoo.federation.engine.on_disk", side_effect=on_disk) as waited,
+        mock.patch.object(
+            run.FederatedRun, "_plan", lambda run: replace(plan(run), waiting="disk")
+        ),
+        mock.patch("fczoo.federation.engine.on_disk", side_effect=on_disk) as disk_writes,
     ):
-        found = toy_bench(**settings).run(method)
-    assert waited.called
-    assert found.accuracy == expected.accuracy
+        from_disk = toy_bench(**settings).run(method)
+    assert disk_writes.called
+    assert from_disk.accuracy == in_memory.accuracy
 
 
 @pytest.mark.parametrize(
-    "participants, scalars, waits", [(10, 25_000_000, "device"), (11, 25_000_000, "disk"), (10, 0, "device")]
+    "participants, scalars, waits",
+    [(10, 25_000_000, "device"), (11, 25_000_000, "disk"), (10, 0, "device")],
 )
 def test_a_gigabyte_waits_on_a_disk(participants: int, scalars: int, waits: str):
     settings = Settings(dataset="digits", clients=100, participation=float(participants))

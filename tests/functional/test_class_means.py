@@ -15,46 +15,58 @@ from helpers_payload import server_context
 def test_fedncm_is_the_nearest_mean_of_all_images(make_bench, watch, batch_of, distance):
     run = watch(make_bench(), create_method("fedncm", distance=distance))
     train, test = run.bench.train, run.bench.test
-    data, asked = (batch_of(run.method, store, torch.arange(len(store.labels))) for store in (train, test))
+    data, queries = (
+        batch_of(run.method, store, torch.arange(len(store.labels))) for store in (train, test)
+    )
     means = torch.stack([data.query[data.y == c].mean(0) for c in range(7)])
     torch.testing.assert_close(run.states[2]["mean"], means, rtol=1e-9, atol=1e-9)
-    logits = run.method.predict(run.bench.backbone, run.states[2], asked, run.bench.stream.tasks[2])
-    near = (
-        F.cosine_similarity(asked.query[:, None], means[None], dim=-1)
-        if distance == "cosine"
-        else -torch.cdist(asked.query, means)
+    logits = run.method.predict(
+        run.bench.backbone, run.states[2], queries, run.bench.stream.tasks[2]
     )
-    assert torch.equal(logits.argmax(1), near.argmax(1))
+    scores = (
+        F.cosine_similarity(queries.query[:, None], means[None], dim=-1)
+        if distance == "cosine"
+        else -torch.cdist(queries.query, means)
+    )
+    assert torch.equal(logits.argmax(1), scores.argmax(1))
 
 
 def test_fedncm_never_answers_a_class_without_images(backbone, tasks):
-    state = {"mean": torch.zeros(7, DIM, dtype=torch.float64), "count": torch.tensor([1.0, 0, 1, 0, 0, 0, 0])}
+    state = {
+        "mean": torch.zeros(7, DIM, dtype=torch.float64),
+        "count": torch.tensor([1.0, 0, 1, 0, 0, 0, 0]),
+    }
     state["mean"][0] = 100.0
     state["mean"][2] = -100.0
-    asked = Batch(
-        torch.empty(1, 0), torch.tensor([0]), torch.ones(1), torch.zeros(1, DIM, dtype=torch.float64)
+    batch = Batch(
+        torch.empty(1, 0),
+        torch.tensor([0]),
+        torch.ones(1),
+        torch.zeros(1, DIM, dtype=torch.float64),
     )
-    assert create_method("fedncm").predict(backbone, state, asked, tasks[0]).argmax() in (0, 2)
+    assert create_method("fedncm").predict(backbone, state, batch, tasks[0]).argmax() in (0, 2)
 
 
 def test_class_means_do_not_depend_on_the_split(record, batch_of):
-    """FedNCM and FedCLM hold the centralised class means exactly, whoever owns what."""
+    """FedNCM and FedCLM hold exactly the centralised class means, for every split."""
     for name, key in (("fedncm", "mean"), ("fedclm", "mean")):
         run = record(name)
         store, last = run.bench.train, run.states[2]
         data = batch_of(run.method, store, torch.arange(len(store.labels)))
-        features = data.query if name == "fedncm" else run.method.features(run.bench.backbone, last, data)
+        features = (
+            data.query if name == "fedncm" else run.method.features(run.bench.backbone, last, data)
+        )
         for c in (5, 6) if name == "fedclm" else range(7):
             torch.testing.assert_close(last[key][c], features[data.y == c].mean(0), **CLOSE)
 
 
 def test_fedproto_prototypes_are_pooled_class_means(noise, tasks):
-    """If all clients share one model."""
+    """Prototypes are pooled class means if all clients share one model."""
     method, task = create_method("fedproto", tune="head"), tasks[0]
     x, y = noise(9, DIM), torch.tensor([0, 0, 1, 1, 1, 0, 1, 0, 0])
     payloads = []
     for k, part in enumerate((slice(0, 2), slice(2, 5), slice(5, 9))):
-        sums = method.stats(None, {}, batch(x[part], y[part]), Context(task, 0, 1, {}))
+        sums = method.statistics(None, {}, batch(x[part], y[part]), Context(task, 0, 1, {}))
         payloads.append(Payload(sums, k))
     start = {"all.mean": torch.zeros(7, DIM, dtype=torch.float64), "all.known": torch.zeros(7)}
     forward, backward = (
@@ -64,12 +76,14 @@ def test_fedproto_prototypes_are_pooled_class_means(noise, tasks):
     for c in (0, 1):
         torch.testing.assert_close(forward["prototype.mean"][c], x[y == c].mean(0), **CLOSE)
     torch.testing.assert_close(forward["prototype.mean"], backward["prototype.mean"], **CLOSE)
-    assert forward["prototype.known"].tolist() == [1, 1, 0] and forward["prototype.mean"].isfinite().all()
+    assert forward["prototype.known"].tolist() == [1, 1, 0]
+    assert forward["prototype.mean"].isfinite().all()
 
 
 def test_fedproto_forgets_prototypes_of_the_last_task_but_for_ncm(record):
     run = record("fedproto")
     for call in run.rounds:
-        known = call.state["prototype.known"]
-        assert len(known) == call.ctx.task.size and bool(known.any()) == (call.ctx.round > 0)
+        mask = call.state["prototype.known"]
+        assert len(mask) == call.ctx.task.size
+        assert bool(mask.any()) == (call.ctx.round > 0)
     assert run.states[2]["all.known"].tolist() == [1.0] * 7

@@ -1,4 +1,6 @@
-"""Rows gathered from a pool of prompts: indexing's values, and a gradient that is the same in every run."""
+"""Rows gathered from a pool of prompts: indexing's values, and a gradient that is the same in every
+run.
+"""
 
 from collections.abc import Iterator
 
@@ -13,14 +15,14 @@ CLIENTS, IMAGES, CHOSEN, POOL, LENGTH, DIM = 3, 16, 5, 10, 5, 192
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(thread_count)
 
 
 def world(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Tables and weights of three clients, and positions that repeat."""
+    """Return tables and weights of three clients, and positions that repeat."""
     rng = torch.Generator().manual_seed(0)
     table = torch.randn(CLIENTS, POOL, LENGTH, DIM, generator=rng, dtype=dtype)
     index = torch.randint(POOL, (CLIENTS, IMAGES, CHOSEN), generator=rng)
@@ -29,7 +31,7 @@ def world(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gradient(gather, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """As the engine takes it: a loss of stacked clients, then one backward."""
+    """Return the gradient as the engine takes it: a loss of stacked clients, then one backward."""
     leaf = table.clone().requires_grad_()
     torch.vmap(lambda t, i, w: (gather(t, i) * w).sum())(leaf, index, weight).sum().backward()
     return leaf.grad
@@ -41,11 +43,13 @@ def test_it_gathers_what_indexing_gathers() -> None:
         assert torch.equal(gather_prompts(t, i), t[i])
     assert torch.equal(gather_prompts(table[0], index[0, 0, 0]), table[0, index[0, 0, 0]])
     by_indexing = gradient(lambda t, i: t[i], table, index, weight)
-    torch.testing.assert_close(gradient(gather_prompts, table, index, weight), by_indexing, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        gradient(gather_prompts, table, index, weight), by_indexing, rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("clients", [1, CLIENTS])
 def test_its_gradient_is_the_same_in_every_run(two_threads: None, clients: int) -> None:
-    stacked = [part[:clients] for part in world(torch.float32)]
-    first = gradient(gather_prompts, *stacked)
-    assert all(torch.equal(gradient(gather_prompts, *stacked), first) for _ in range(50))
+    tensors = [part[:clients] for part in world(torch.float32)]
+    first = gradient(gather_prompts, *tensors)
+    assert all(torch.equal(gradient(gather_prompts, *tensors), first) for _ in range(50))

@@ -14,8 +14,10 @@ PROMPTED = ["l2p", "dualprompt", "codap", "fcilpt", "fppl", "hgp", "pip", "fedcp
 
 
 def test_every_method_that_trains_a_head_has_its_options():
-    trained = {name for name in METHODS.names() if "head." in create_method(name).training().optims}
-    assert trained == set(HEADED)
+    head_methods = {
+        name for name in METHODS.names() if "head." in create_method(name).training().optims
+    }
+    assert head_methods == set(HEADED)
     assert {name for name in HEADED if issubclass(METHODS.get(name), PromptedHead)} == set(PROMPTED)
 
 
@@ -33,10 +35,13 @@ def test_the_head_starts_at_zero_or_as_pytorch_does(small_method, backbone, task
 def test_the_head_starts_at_the_means_of_the_features_that_it_reads(
     make_bench, small_method, watch, batch_of, name
 ):
-    """And the rows of the classes before stay as the last task left them."""
+    """New rows start at class means of the features that the head reads.
+
+    Rows of earlier classes stay as the last task left them.
+    """
     run = watch(make_bench(rounds=1, epochs=1), small_method(name, head_init="means"))
     call = next(c for c in run.rounds if c.ctx.task.index == 1)
-    begin = next(c for c in run.calls if c.ctx.task.index == 1 and c.moment == "begin")
+    begin = next(c for c in run.calls if c.ctx.task.index == 1 and c.phase == "task_start")
     data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
     features = run.method.trained_features(run.bench.backbone, begin.state, data)
     for c in (3, 4):
@@ -49,24 +54,30 @@ def test_the_head_starts_at_the_means_of_the_features_that_it_reads(
 
 @pytest.mark.parametrize("name", PROMPTED)
 def test_the_head_has_a_rate_of_its_own(small_method, name):
-    """Without one it is trained as the prompts are."""
-    for given, expected in ((None, 0.25), (0.5, 0.5), (0.0, 0.0)):
-        optims = small_method(name, lr=0.25, head_lr=given).training().optims
+    """The head has its own rate, or without one that of the prompts."""
+    for head_lr, rate in ((None, 0.25), (0.5, 0.5), (0.0, 0.0)):
+        optims = small_method(name, lr=0.25, head_lr=head_lr).training().optims
         assert {o.lr for prefix, o in optims.items() if prefix != "head."} == {0.25}
-        assert optims["head."].lr == expected
+        assert optims["head."].lr == rate
 
 
-@pytest.mark.parametrize("protocol", [p for p in PROTOCOLS.names("fczoo.papers.protocols") if p != "quick"])
+@pytest.mark.parametrize(
+    "protocol", [p for p in PROTOCOLS.names("fczoo.papers.protocols") if p != "quick"]
+)
 def test_papers_keep_the_start_of_their_code(protocol):
-    """Outside of a protocol the head starts at zero."""
-    cls, seen = PROTOCOLS.get(protocol), set()
+    """Protocols keep the head's start of the papers' code.
+
+    Outside of a protocol the head starts at zero.
+    """
+    cls, names = PROTOCOLS.get(protocol), set()
     for dataset in cls.datasets:
         for name in HEADED:
-            stated = cls.hyperparameters(name, dataset)
-            if stated:
-                seen.add(name)
-                assert stated["head_init"].value == "default" and stated["head_init"].source
-    assert seen
+            values = cls.hyperparameters(name, dataset)
+            if values:
+                names.add(name)
+                assert values["head_init"].value == "default"
+                assert values["head_init"].source
+    assert names
     assert PROTOCOLS.get("quick").hyperparameters("hgp", "digits") == {}
 
 
@@ -75,5 +86,7 @@ def test_the_optimizer_is_an_option_of_all_that_is_trained(name):
     method = create_method(name, optimizer="sgd", momentum=0.9, weight_decay=0.01)
     for optim in method.training().optims.values():
         assert (optim.name, optim.momentum, optim.weight_decay) == ("sgd", 0.9, 0.01)
-    with pytest.raises(FczooError, match=f"{name}.momentum is for {name}.optimizer=sgd, adam has its own"):
+    with pytest.raises(
+        FczooError, match=f"{name}.momentum is for {name}.optimizer=sgd, adam has its own"
+    ):
         create_method(name, optimizer="adam", momentum=0.9)

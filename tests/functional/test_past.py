@@ -1,13 +1,13 @@
-"""What finished tasks leave behind, joined task by task."""
+"""Tensors that finished tasks leave behind, joined task by task."""
 
 import torch
 
-from fczoo.functional.past import joined_past
+from fczoo.core.tree import stack_past
 
 
 def test_values_of_finished_tasks_are_joined_in_the_order_of_tasks():
     state = {"lora.0.a": torch.tensor([1.0, 2.0]), "head.bias": torch.zeros(3)}
-    first = joined_past(state, "lora.", "past.")
+    first = stack_past(state, "lora.", "past.")
     assert {k: v.tolist() for k, v in first.items()} == {"past.0.a": [[1, 2]]}
-    second = joined_past({**first, "lora.0.a": torch.tensor([3.0, 4.0])}, "lora.", "past.")
+    second = stack_past({**first, "lora.0.a": torch.tensor([3.0, 4.0])}, "lora.", "past.")
     assert {k: v.tolist() for k, v in second.items()} == {"past.0.a": [[1, 2], [3, 4]]}

@@ -1,5 +1,6 @@
 """Baselines that learn prompts: L2P, DualPrompt, CODA-Prompt."""
 
+from dataclasses import asdict
 from itertools import product
 
 import pytest
@@ -7,16 +8,19 @@ import torch
 import torch.nn.functional as F
 
 from fczoo import Batch, FczooError, create_method
+from fczoo.baselines.codap import gram_schmidt, orthonormal
 from fczoo.core.backbone import Backbone
 from fczoo.core.tree import drop, select
-from fczoo.functional.orthogonal import gram_schmidt, orthonormal
 from helpers_methods import CLOSE, DIM, batch
 
 # --- L2P
 
 
 def test_l2p_unchosen_slots_stay(make_bench, small_method, watch, batch_of):
-    """Gradient zero, so Adam does not move them, nor does averaging."""
+    """Slots that no image chooses stay.
+
+    Their gradient is zero, so Adam does not move them, nor does averaging.
+    """
     run = watch(make_bench(), small_method("l2p", size=6, chosen=1))
     used = set()
     for call in run.rounds:
@@ -25,10 +29,10 @@ def test_l2p_unchosen_slots_stay(make_bench, small_method, watch, batch_of):
                 used.add(m)
         for client in call.clients:
             assert batch_of(run.method, run.bench.train, client.index).query.shape[1] == DIM
-    untouched = set(range(6)) - used
+    idle_slots = set(range(6)) - used
     start = run.rounds[0].state
-    assert used and untouched
-    for m in untouched:
+    assert used and idle_slots
+    for m in idle_slots:
         assert torch.equal(run.states[2]["pool.prompt"][m], start["pool.prompt"][m])
 
 
@@ -38,11 +42,14 @@ def test_l2p_key_loss_moves_keys_towards_their_queries(noise, tasks):
     data = batch(query.expand(4, -1), [0, 1, 2, 0])
     leaf = keys.clone().requires_grad_()
     similarity, chosen = method.choose({"pool.key": leaf}, data)
-    (gradient,) = torch.autograd.grad(-method.pull * similarity.gather(1, chosen).sum(-1).mean(), leaf)
+    (gradient,) = torch.autograd.grad(
+        -method.pull * similarity.gather(1, chosen).sum(-1).mean(), leaf
+    )
     best = int(chosen[0, 0])
-    assert gradient[best].any() and not gradient[[i for i in range(3) if i != best]].any()
-    after = F.cosine_similarity(keys[best] - 0.1 * gradient[best], query[0], dim=0)
-    assert after > F.cosine_similarity(keys[best], query[0], dim=0)
+    assert gradient[best].any()
+    assert not gradient[[i for i in range(3) if i != best]].any()
+    new_similarity = F.cosine_similarity(keys[best] - 0.1 * gradient[best], query[0], dim=0)
+    assert new_similarity > F.cosine_similarity(keys[best], query[0], dim=0)
 
 
 def test_l2p_without_key_loss_keeps_its_random_keys(make_bench, small_method, watch):
@@ -52,20 +59,28 @@ def test_l2p_without_key_loss_keeps_its_random_keys(make_bench, small_method, wa
 
 
 def test_l2p_puts_25_tokens_in_front_of_the_image(backbone, noise, tasks, rng, monkeypatch):
-    """With its defaults: 222 tokens on ViT-B/16 at 224 px, 25 and 197; here 25 and 5."""
-    method, seen = create_method("l2p"), []
+    """L2P puts 25 tokens in front of the image.
+
+    With its defaults: 222 tokens on ViT-B/16 at 224 px, 25 and 197; here 25 and 5.
+    """
+    method, token_counts = create_method("l2p"), []
     state = {k: v.double() for k, v in method.begin_task({}, tasks[0], backbone, rng).items()}
     attention = Backbone._attention
     monkeypatch.setattr(
         Backbone,
         "_attention",
-        lambda self, hidden, *rest: seen.append(hidden.shape[1]) or attention(self, hidden, *rest),
+        lambda self, hidden, *rest: (
+            token_counts.append(hidden.shape[1]) or attention(self, hidden, *rest)
+        ),
     )
     data = Batch(
-        noise(2, 3, 16, 16), torch.zeros(2, dtype=torch.int64), torch.ones(2).double(), noise(2, DIM)
+        noise(2, 3, 16, 16),
+        torch.zeros(2, dtype=torch.int64),
+        torch.ones(2).double(),
+        noise(2, DIM),
     )
     assert method.predict(backbone, state, data, tasks[0]).shape == (2, 3)
-    assert set(seen) == {25 + 5}
+    assert set(token_counts) == {25 + 5}
 
 
 def test_l2p_refuses_more_choices_than_prompts():
@@ -75,9 +90,9 @@ def test_l2p_refuses_more_choices_than_prompts():
 
 def test_backbone_pools_class_token_and_prompts(backbone: Backbone, noise):
     x, tokens = noise(2, 3, 16, 16), noise(4, DIM)
-    both = backbone(x, {"tokens": tokens}, pool="cls+prompt")
+    mean = backbone(x, {"tokens": tokens}, pool="cls+prompt")
     cls, prompt = (backbone(x, {"tokens": tokens}, pool=p) for p in ("cls", "prompt"))
-    torch.testing.assert_close(both, (cls + 4 * prompt) / 5, **CLOSE)
+    torch.testing.assert_close(mean, (cls + 4 * prompt) / 5, **CLOSE)
 
 
 # --- DualPrompt
@@ -98,7 +113,7 @@ def test_dualprompt_trains_the_slot_of_the_task_whatever_the_query(record, batch
     call = next(c for c in run.rounds if c.ctx.task.index == 1)
     data = batch_of(run.method, run.bench.train, call.clients[0].index[:3])
     train = select(call.state, *run.method.training().optims)
-    quirk = create_method("dualprompt", **{**vars(run.method), "no_key_loss": True})
+    quirk = create_method("dualprompt", **{**asdict(run.method), "no_key_loss": True})
     a, b = (
         quirk.loss(run.bench.backbone, train, data._replace(query=q), call.ctx)[0]
         for q in (data.query, -data.query)
@@ -110,10 +125,9 @@ def test_dualprompt_matches_trained_slots_only(record, noise):
     run = record("dualprompt")
     state = {k: v.clone() for k, v in run.states[1].items()}
     query = torch.stack([state["past.key"][0], state["expert.key"], state["next.key"][0]])
-    assert (
-        run.method.match(state, query)[:2].tolist() == [0, 1] and int(run.method.match(state, query)[2]) < 2
-    )
-    quirk = create_method("dualprompt", **{**vars(run.method), "match_all_slots": True})
+    assert run.method.match(state, query)[:2].tolist() == [0, 1]
+    assert int(run.method.match(state, query)[2]) < 2
+    quirk = create_method("dualprompt", **{**asdict(run.method), "match_all_slots": True})
     assert quirk.match(state, query).tolist() == [0, 1, 2]
     assert run.method.match(run.states[0], query).tolist() == [0, 0, 0]
 
@@ -124,7 +138,9 @@ def test_dualprompt_warm_start_copies_prefixes_but_not_the_key(small_method, bac
         first = method.begin_task({}, tasks[0], backbone, rng)
         second = method.begin_task(first, tasks[1], backbone, rng)
         same = {k for k in select(first, "expert.") if torch.equal(first[k], second[k])}
-        assert same == ({k for k in select(first, "expert.") if k != "expert.key"} if warm else set())
+        assert same == (
+            {k for k in select(first, "expert.") if k != "expert.key"} if warm else set()
+        )
 
 
 def test_dualprompt_reshape_bug_is_right_for_one_image_only(noise):
@@ -138,22 +154,20 @@ def test_dualprompt_reshape_bug_is_right_for_one_image_only(noise):
             strict=True,
         )
     )
-    shared = key[:1].expand(4, -1, -1), value[:1].expand(4, -1, -1)
-    wrong = quirk.prefixes(*shared, torch.ones(4))
-    assert torch.equal(wrong[0][:2], shared[0][:2]) and torch.equal(
-        wrong[1][:2], shared[0][:2]
-    )  # first half: keys as both
-    assert torch.equal(wrong[0][2:], shared[1][2:]) and torch.equal(
-        wrong[1][2:], shared[1][2:]
-    )  # second half: values as both
+    pair = key[:1].expand(4, -1, -1), value[:1].expand(4, -1, -1)
+    wrong = quirk.prefixes(*pair, torch.ones(4))
+    assert torch.equal(wrong[0][:2], pair[0][:2])
+    assert torch.equal(wrong[1][:2], pair[0][:2])  # first half: keys as both
+    assert torch.equal(wrong[0][2:], pair[1][2:])
+    assert torch.equal(wrong[1][2:], pair[1][2:])  # second half: values as both
 
 
 def test_dualprompt_reshape_bug_does_not_depend_on_padding(noise):
     key, value = noise(5, 3, DIM), noise(5, 3, DIM)
     quirk = create_method("dualprompt", reshape_bug=True)
     plain = quirk.prefixes(key[:3], value[:3], torch.ones(3))
-    padded = quirk.prefixes(key, value, torch.tensor([1.0, 1, 1, 0, 0]))
-    assert all(torch.equal(a, b[:3]) for a, b in zip(plain, padded, strict=True))
+    with_padding = quirk.prefixes(key, value, torch.tensor([1.0, 1, 1, 0, 0]))
+    assert all(torch.equal(a, b[:3]) for a, b in zip(plain, with_padding, strict=True))
 
 
 # --- CODA-Prompt
@@ -177,23 +191,32 @@ def test_codap_draws_new_rows_orthogonal_to_the_old(record):
 def test_codap_classical_gram_schmidt_is_orthogonal_to_orthonormal_rows_only(noise):
     old, draws = orthonormal(noise(0, DIM), noise(3, DIM)), noise(2, DIM)
     torch.testing.assert_close(gram_schmidt(old, draws), orthonormal(old, draws), **CLOSE)
-    trained = old + 0.3 * noise(3, DIM)
-    assert (gram_schmidt(trained, draws) @ trained.T).abs().max() > 1e-3
-    assert (orthonormal(trained, draws) @ trained.T).abs().max() < 1e-9
+    rows = old + 0.3 * noise(3, DIM)
+    assert (gram_schmidt(rows, draws) @ rows.T).abs().max() > 1e-3
+    assert (orthonormal(rows, draws) @ rows.T).abs().max() < 1e-9
 
 
 def test_codap_by_hand_classical_gram_schmidt():
-    """Old row (2, 0), draws (1, 1): shadow (1, 0), remainder (0, 1)."""
-    assert gram_schmidt(torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 1.0]])).tolist() == [[0.0, 1.0]]
+    """Gram-Schmidt gives the remainder worked out by hand.
+
+    Old row (2, 0), draws (1, 1): shadow (1, 0), remainder (0, 1).
+    """
+    assert gram_schmidt(torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 1.0]])).tolist() == [
+        [0.0, 1.0]
+    ]
 
 
 def test_codap_old_components_are_frozen_and_contribute(record, batch_of):
     run = record("codap")
     for t in (1, 2):
         for name, value in select(run.states[t], "past.").items():
-            before = run.states[t - 1]
-            known = [before[k] for k in (name, name.replace("past.", "component.", 1)) if k in before]
-            assert torch.equal(value, torch.cat(known))
+            old_state = run.states[t - 1]
+            parts = [
+                old_state[k]
+                for k in (name, name.replace("past.", "component.", 1))
+                if k in old_state
+            ]
+            assert torch.equal(value, torch.cat(parts))
     data, state = batch_of(run.method, run.bench.test, torch.arange(4)), run.states[2]
     with_old, without = (
         run.method.prefixes(state, data.query),
@@ -207,7 +230,9 @@ def test_codap_weights_are_cosines(record, batch_of):
     data = batch_of(run.method, run.bench.test, torch.arange(4))
     weights = run.method.weights(run.states[2], 0, data.query)
     assert weights.abs().max() <= 1 + 1e-12
-    torch.testing.assert_close(run.method.weights(run.states[2], 0, 7 * data.query), weights, **CLOSE)
+    torch.testing.assert_close(
+        run.method.weights(run.states[2], 0, 7 * data.query), weights, **CLOSE
+    )
 
 
 def test_codap_refuses_components_that_cannot_be_orthogonal(backbone, tasks, rng):

@@ -1,4 +1,4 @@
-"""Adapters that clients train in the first task alone, for methods that are solved from sums."""
+"""Adapters that clients train in the first task only, for methods that are solved from sums."""
 
 import pytest
 import torch
@@ -7,13 +7,16 @@ from fczoo.core.backbone import ViTConfig
 from fczoo.core.tree import select
 from fczoo.functional.adapters import adapters
 from fczoo.testing import check_method
-from fczoo.testing.subject import batch_of
+from fczoo.testing.method_under_test import batch_of
 
 ADAPTED = ["stsa", "stsae", "ranpac"]
 
 
 def test_the_number_of_parameters_of_the_paper():
-    """64-wide adapters in all twelve blocks of ViT-B: 1,189,632."""
+    """Adapters have the paper's number of parameters.
+
+    64-wide adapters in all twelve blocks of ViT-B: 1,189,632.
+    """
     config = ViTConfig("vit_b", 224, 16, dim=768, depth=12, heads=12, mlp_dim=3072)
     plugs = adapters(config, 64, torch.Generator().manual_seed(0))
     assert sum(value.numel() for value in plugs.values()) == 1_189_632
@@ -29,9 +32,18 @@ def test_an_adapted_method_keeps_the_rules(small_method, name):
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_clients_train_in_the_first_task_alone(make_bench, small_method, watch, name):
-    run = watch(make_bench(rounds=2, epochs=1, together=3), small_method(name, adapt="adapter", bottleneck=4))
-    moments = [(call.ctx.task.index, call.moment) for call in run.calls]
-    assert moments == [(0, "train"), (0, "train"), (0, "end"), (1, "end"), (2, "end")]
+    run = watch(
+        make_bench(rounds=2, epochs=1, together=3),
+        small_method(name, adapt="adapter", bottleneck=4),
+    )
+    moments = [(call.ctx.task.index, call.phase) for call in run.calls]
+    assert moments == [
+        (0, "train"),
+        (0, "train"),
+        (0, "task_end"),
+        (1, "task_end"),
+        (2, "task_end"),
+    ]
     first, *later = (select(run.states[t], "adapter.") for t in range(3))
     assert first.keys() == adapters(run.bench.backbone.config, 4, torch.Generator()).keys()
     assert all(value.any() for value in first.values())
@@ -55,7 +67,10 @@ def test_adapters_that_learn_nothing_change_nothing(make_bench, small_method, wa
 
 
 def test_the_first_task_trains_its_classes_by_cosines(make_bench, small_method, watch):
-    """The first step's loss is the cross-entropy of the starting cosines; all is averaged uniformly."""
+    """The first step's loss is the cross-entropy of the starting cosines.
+
+    All is averaged uniformly.
+    """
     run = watch(make_bench(rounds=1, epochs=1), small_method("stsa", adapt="adapter", bottleneck=3))
     call = run.calls[0]
     for name in select(call.state, "adapter.", "head."):
@@ -66,5 +81,5 @@ def test_the_first_task_trains_its_classes_by_cosines(make_bench, small_method, 
     loss, _ = method.loss(run.bench.backbone, call.state, batch, call.ctx)
     features = torch.nn.functional.normalize(run.bench.backbone(batch.x), dim=1)
     rows = torch.nn.functional.normalize(call.state["head.weight"].double(), dim=1)
-    expected = torch.nn.functional.cross_entropy(features @ rows.mT, batch.y)
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
+    cross_entropy = torch.nn.functional.cross_entropy(features @ rows.mT, batch.y)
+    torch.testing.assert_close(loss.double(), cross_entropy, rtol=1e-6, atol=1e-6)

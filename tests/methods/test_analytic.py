@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fczoo import FczooError, Task, create_method
 from fczoo.functional.ridge import best_ridge, gram_of_groups
-from helpers_analytic import Wide, asked, images, learned, surveyed
+from helpers_analytic import Wide, images, query_batch, states_after_tasks, survey_sums
 from helpers_golden import golden
 from helpers_payload import server_context
 
@@ -30,21 +30,26 @@ RIDGED = {  # method with options -> how many of its columns the ridge holds bac
 TASKS = [Task(0, 0, 2, 5, 2), Task(1, 2, 5, 5, 2)]
 
 
-def owned(x: Tensor, y: Tensor, owner: Tensor, clients: list[int]) -> list[list[tuple[Tensor, Tensor]]]:
-    """The images of each of ``clients`` in each task."""
+def split_by_owner(
+    x: Tensor, y: Tensor, owner: Tensor, clients: list[int]
+) -> list[list[tuple[Tensor, Tensor]]]:
+    """Return the images of each of ``clients`` in each task."""
     parts = []
     for task in TASKS:
-        now = (y >= task.start) & (y < task.stop)
-        parts.append([(x[now & (owner == k)], y[now & (owner == k)]) for k in clients])
+        in_task = (y >= task.start) & (y < task.stop)
+        parts.append([(x[in_task & (owner == k)], y[in_task & (owner == k)]) for k in clients])
     return parts
 
 
 def joint(phi: Tensor, y: Tensor, ridge: float, bias: str) -> Tensor:
-    """One least-squares problem over all images, with sqrt(ridge) rows below it for the columns held back."""
+    """Solve one least-squares problem over all images.
+
+    Rows of sqrt(ridge) below it hold columns back.
+    """
     ones = torch.ones(len(phi), 1, dtype=phi.dtype)
     rows = phi if bias == "none" else torch.cat([phi, ones], 1)
-    held = torch.eye(rows.shape[1], dtype=phi.dtype)
-    below = ridge**0.5 * (held[:-1] if bias == "free" else held)
+    identity = torch.eye(rows.shape[1], dtype=phi.dtype)
+    below = ridge**0.5 * (identity[:-1] if bias == "free" else identity)
     hot = torch.cat([torch.nn.functional.one_hot(y, 5).to(phi), torch.zeros(len(below), 5).to(phi)])
     return torch.linalg.lstsq(torch.cat([rows, below]), hot).solution
 
@@ -60,20 +65,22 @@ def joint(phi: Tensor, y: Tensor, ridge: float, bias: str) -> Tensor:
 )
 def test_any_split_gives_the_joint_solution(which, seed, clients, backwards, size, ridge):
     options = RIDGED[which]
-    method = create_method(which[0], **{"gamma" if which[0] == "afcl" else "ridge": ridge}, **options)
+    method = create_method(
+        which[0], **{"gamma" if which[0] == "afcl" else "ridge": ridge}, **options
+    )
     rng = torch.Generator().manual_seed(seed)
     (x, y), owner = images(seed), torch.randint(0, 4, (30,), generator=rng)
     start = method.begin_task({}, TASKS[0], Wide(4), rng)
-    parts, tasks = owned(x, y, owner, clients), TASKS
+    parts, tasks = split_by_owner(x, y, owner, clients), TASKS
     if backwards:
         parts, tasks = parts[::-1], tasks[::-1]
-    state = learned(method, parts, tasks, start, size)[-1]
+    state = states_after_tasks(method, parts, tasks, start, size)[-1]
     phi = (x @ start["projection"].double()).relu() if "projection" in start else x
     bias = options.get("bias", "none")
-    found = state["answer.weight"].mT
+    weights = state["answer.weight"].mT
     if bias == "free":
-        found = torch.cat([found, state["answer.bias"][None]])
-    torch.testing.assert_close(found, joint(phi, y, ridge, bias), **TIGHT)
+        weights = torch.cat([weights, state["answer.bias"][None]])
+    torch.testing.assert_close(weights, joint(phi, y, ridge, bias), **TIGHT)
 
 
 @pytest.mark.parametrize("name", ["fedlda", "fecam"])
@@ -83,9 +90,11 @@ def test_any_split_gives_the_same_classifier(name, seed, clients, size):
     method, rng = create_method(name), torch.Generator().manual_seed(seed)
     (x, y), owner = images(seed), torch.randint(0, 4, (30,), generator=rng)
     start = method.begin_task({}, TASKS[0], Wide(4), rng)
-    split = learned(method, owned(x, y, owner, clients), TASKS, start, size)[-1]
-    whole = learned(method, owned(x, y, torch.zeros(30), [0]), TASKS, start)[-1]
-    for key, value in whole.items():
+    split = states_after_tasks(method, split_by_owner(x, y, owner, clients), TASKS, start, size)[-1]
+    joint_state = states_after_tasks(
+        method, split_by_owner(x, y, torch.zeros(30), [0]), TASKS, start
+    )[-1]
+    for key, value in joint_state.items():
         torch.testing.assert_close(split[key], value, rtol=1e-8, atol=1e-8)
 
 
@@ -96,15 +105,18 @@ DOMAINS = [Task(t, 0, 5, 5, 3) for t in range(3)]
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(3)), size=st.integers(1, 30))
 def test_labels_that_come_back_give_the_joint_classifier(which, seed, order, size):
-    """Three domains with all classes, two clients: the same as all images in one place at once."""
+    """Labels that come back give the classifier of all images in one place at once.
+
+    Three domains have all classes; there are two clients.
+    """
     options = {**RIDGED.get(which, {}), **({"ridge": 1.0} if which[0] == "ranpac" else {})}
     method, rng = create_method(which[0], **options), torch.Generator().manual_seed(seed)
     (x, y), owner = images(seed), torch.randint(0, 6, (30,), generator=rng)
     start = method.begin_task({}, DOMAINS[0], Wide(4), rng)
     parts = [[(x[owner == k], y[owner == k]) for k in (2 * d, 2 * d + 1)] for d in order]
-    split = learned(method, parts, DOMAINS, start, size)[-1]
-    whole = learned(method, [[(x, y)]], DOMAINS[:1], start)[-1]
-    for key, value in whole.items():
+    split = states_after_tasks(method, parts, DOMAINS, start, size)[-1]
+    joint_state = states_after_tasks(method, [[(x, y)]], DOMAINS[:1], start)[-1]
+    for key, value in joint_state.items():
         torch.testing.assert_close(split[key], value, rtol=1e-7, atol=1e-8)
 
 
@@ -115,7 +127,7 @@ def test_class_means_over_domains_are_those_of_all_images(seed, order):
     domain = torch.randint(0, 3, (30,), generator=torch.Generator().manual_seed(seed))
     start = method.begin_task({}, DOMAINS[0], Wide(4), torch.Generator())
     parts = [[(x[domain == d], y[domain == d])] for d in order]
-    state = learned(method, parts, DOMAINS, start)[-1]
+    state = states_after_tasks(method, parts, DOMAINS, start)[-1]
     means = torch.stack([x[y == c].mean(0) for c in range(5)])
     torch.testing.assert_close(state["mean"].double(), means, rtol=1e-5, atol=1e-6)
     assert state["count"].tolist() == [6] * 5
@@ -127,7 +139,11 @@ def test_class_means_over_domains_are_those_of_all_images(seed, order):
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(6)))
 def test_afcl_is_where_the_papers_recursion_ends(seed, order):
-    """R <- R - R X^T (I + X R X^T)^-1 X R, W <- [W 0] + R X^T (Y - X [W 0]), over arrivals in any order."""
+    """AFCL equals the end of its paper's recursion.
+
+    R <- R - R X^T (I + X R X^T)^-1 X R, W <- [W 0] + R X^T (Y - X [W 0]), over arrivals in any
+    order.
+    """
     (x, y), gamma, eye = images(seed), 0.7, torch.eye(4, dtype=torch.float64)
     inverse, weight = eye / gamma, torch.zeros(4, 5, dtype=torch.float64)
     hot = torch.nn.functional.one_hot(y, 5).double()
@@ -138,28 +154,36 @@ def test_afcl_is_where_the_papers_recursion_ends(seed, order):
         weight = weight + inverse @ rows.mT @ (goal - rows @ weight)
     method = create_method("afcl", gamma=gamma)
     start = method.begin_task({}, TASKS[0], Wide(4), torch.Generator())
-    state = learned(method, owned(x, y, torch.arange(30) % 3, [0, 1, 2]), TASKS, start)[-1]
+    state = states_after_tasks(
+        method, split_by_owner(x, y, torch.arange(30) % 3, [0, 1, 2]), TASKS, start
+    )[-1]
     torch.testing.assert_close(state["answer.weight"].mT, weight, **TIGHT)
 
 
 def test_afl_merges_clients_pairwise_to_a_ridge_for_each_client():
-    """W_12 of the absolute aggregation law, for two clients, is ``per_client`` of two."""
+    """``per_client`` of two clients is W_12 of AFL's absolute aggregation law."""
     x, y = images(0)
-    hot, eye, gamma = torch.nn.functional.one_hot(y, 5).double(), torch.eye(4, dtype=torch.float64), 2.0
+    hot, eye, gamma = (
+        torch.nn.functional.one_hot(y, 5).double(),
+        torch.eye(4, dtype=torch.float64),
+        2.0,
+    )
     halves = [(x[k::2].mT @ x[k::2] + gamma * eye, x[k::2].mT @ hot[k::2]) for k in (0, 1)]
-    both = torch.linalg.inv(halves[0][0] + halves[1][0])
+    inverse_sum = torch.linalg.inv(halves[0][0] + halves[1][0])
     parts = []
-    for (mine, q), (other, _) in (halves, halves[::-1]):
+    for (mine, q), (theirs, _) in (halves, halves[::-1]):
         r = torch.linalg.inv(mine)
-        parts.append((eye - r @ other + r @ other @ both @ other) @ r @ q)
+        parts.append((eye - r @ theirs + r @ theirs @ inverse_sum @ theirs) @ r @ q)
     task = Task(0, 0, 5, 5, 1)
     method = create_method("afcl", gamma=gamma, per_client=True)
     start = method.begin_task({}, task, Wide(4), torch.Generator())
-    sums = surveyed(method, start, [asked(x, y)], task)
+    sums = survey_sums(method, start, [query_batch(x, y)], task)
     context = server_context(task)
-    state = method.absorb("begin", start, sums, type(context)(**{**vars(context), "clients": 2}))
+    state = method.update_from(
+        "task_start", start, sums, type(context)(**{**vars(context), "clients": 2})
+    )
     torch.testing.assert_close(state["answer.weight"].mT, parts[0] + parts[1], **TIGHT)
-    assert "per_client=True" in method.remark()
+    assert "per_client=True" in method.table_note()
 
 
 # --- STSA, RanPAC: recorded outputs
@@ -169,20 +193,24 @@ def test_recorded_outputs_of_stsa(rng):
     g = golden("stsa_exact")
     method = create_method("stsa", ridge=float(g["in.ridge"]), width=16)
     tasks = [Task(0, 0, 4, 7, 2), Task(1, 4, 7, 7, 2)]
-    parts = [[(g[f"in.feat_t{t}k{k}"], g[f"in.label_t{t}k{k}"]) for k in range(3)] for t in range(2)]
+    parts = [
+        [(g[f"in.feat_t{t}k{k}"], g[f"in.label_t{t}k{k}"]) for k in range(3)] for t in range(2)
+    ]
     start = method.begin_task({}, tasks[0], Wide(6), rng)
     start["projection"] = g["in.W_rand"]
     close = {"rtol": 1e-4, "atol": 1e-5}
-    for t, state in enumerate(learned(method, parts, tasks, start)):
-        seen = tasks[t].stop
+    for t, state in enumerate(states_after_tasks(method, parts, tasks, start)):
+        stop = tasks[t].stop
         for name, key in (("gram", "G"), ("target", "P")):
             ours = state[f"moment.{name}"] if name == "gram" else state["moment.target"].mT
             torch.testing.assert_close(ours, g[f"out.{key}_t{t}"].double(), **close)
-        torch.testing.assert_close(state["answer.weight"][:seen], g[f"out.W_t{t}"].double(), **close)
-        logits = method.predict(None, state, asked(g["in.x_test"]), tasks[t])
+        torch.testing.assert_close(
+            state["answer.weight"][:stop], g[f"out.W_t{t}"].double(), **close
+        )
+        logits = method.predict(None, state, query_batch(g["in.x_test"]), tasks[t])
         torch.testing.assert_close(logits, g[f"out.logits_t{t}"].double(), **close)
         plain = create_method("stsa", score="linear", width=16)
-        logits = plain.predict(None, state, asked(g["in.x_test"]), tasks[t])
+        logits = plain.predict(None, state, query_batch(g["in.x_test"]), tasks[t])
         torch.testing.assert_close(logits, g[f"alt.plain_logits_t{t}"].double(), **close)
 
 
@@ -197,23 +225,34 @@ def test_recorded_outputs_of_ranpac(rng):
         state["projection"] = g["in.W_rand"]
         features = g[f"in.feat_t{t}"]
         held_out = (torch.arange(len(features)) >= int(0.8 * len(features)))[:, None].float()
-        sums = surveyed(method, state, [asked(features, labels[t], held_out)], task)
-        state = method.absorb("begin", state, sums, server_context(task))
+        sums = survey_sums(method, state, [query_batch(features, labels[t], held_out)], task)
+        state = method.update_from("task_start", state, sums, server_context(task))
         assert float(state["answer.ridge"]) == float(g[f"out.ridge_t{t}"])
         close = {"rtol": 1e-3, "atol": 1e-4}  # the official solution is in float32
-        torch.testing.assert_close(state["answer.weight"][:stop], g[f"out.W_t{t}"].double(), **close)
+        torch.testing.assert_close(
+            state["answer.weight"][:stop], g[f"out.W_t{t}"].double(), **close
+        )
 
 
 def test_the_best_ridge_by_hand():
-    """Fit: feature 1 with target 1, so w = 1 / (1 + ridge); held out: feature 1 with target 1/2: ridge 1."""
+    """Choose the ridge that is best by hand.
+
+    Fit: feature 1 with target 1, so w = 1 / (1 + ridge); held out: feature 1 with target 1/2: ridge
+    1.
+    """
     one = torch.ones(1, 1, dtype=torch.float64)
-    assert best_ridge({"gram": one, "target": one}, {"gram": one, "target": one / 2}, (0.1, 1.0, 10.0)) == 1.0
+    assert (
+        best_ridge({"gram": one, "target": one}, {"gram": one, "target": one / 2}, (0.1, 1.0, 10.0))
+        == 1.0
+    )
 
 
 def test_the_choice_of_the_ridge_does_not_depend_on_who_owns_what(make_bench, watch):
     bench = make_bench()
-    pooled = tuple((np.sort(np.concatenate(p)), p[0][:0], p[0][:0]) for p in bench.partition.tasks)
-    one = replace(bench, partition=replace(bench.partition, tasks=pooled))
+    one_client_tasks = tuple(
+        (np.sort(np.concatenate(p)), p[0][:0], p[0][:0]) for p in bench.partition.tasks
+    )
+    one = replace(bench, partition=replace(bench.partition, tasks=one_client_tasks))
     method = create_method("ranpac", width=12)
     ours, theirs = watch(bench, method).states[2], watch(one, method).states[2]
     assert float(ours["answer.ridge"]) == float(theirs["answer.ridge"])
@@ -231,47 +270,60 @@ def test_groups_of_one_image_give_the_gram_matrix(rng):
 
 
 def test_the_gram_of_groups_by_hand():
-    """Class with images 1, 3 | 4: N 3, J 2, P 8: 2/1 (16/2 + 16/1) - 1/3 64 = 48 - 64/3. One group: 64/3."""
+    """The Gram matrix of groups is that worked out by hand.
+
+    Class with images 1, 3 | 4: N 3, J 2, P 8: 2/1 (16/2 + 16/1) - 1/3 64 = 48 - 64/3. One group:
+    64/3.
+    """
     count, total = torch.tensor([[2], [1]]), torch.tensor([[[4.0]], [[4.0]]])
     assert float(gram_of_groups(count, total)) == pytest.approx(48 - 64 / 3)
-    assert float(gram_of_groups(count.sum(0, keepdim=True), total.sum(0, keepdim=True))) == pytest.approx(
-        64 / 3
-    )
-    empty = torch.zeros(2, 1)  # two clients without the class count as groups: 2/3 24, and (3 - 4) < 0
+    assert float(
+        gram_of_groups(count.sum(0, keepdim=True), total.sum(0, keepdim=True))
+    ) == pytest.approx(64 / 3)
+    empty = torch.zeros(
+        2, 1
+    )  # two clients without the class count as groups: 2/3 24, and (3 - 4) < 0
     wide = (torch.cat([count, empty.long()]), torch.cat([total, empty[:, None]]))
     assert float(gram_of_groups(*wide, groups=4)) == pytest.approx(16)
     assert float(gram_of_groups(*wide)) == pytest.approx(48 - 64 / 3)
 
 
 def test_the_gram_of_groups_is_unbiased(rng):
-    """Over many cuts of the images into two parts, the estimate is right on average, within three errors."""
+    """The estimate of the Gram matrix is unbiased.
+
+    Over many cuts of the images into two parts it is right on average, within three errors.
+    """
     x = torch.randn(6, 2, generator=rng, dtype=torch.float64) + 1
     estimates = []
     for _ in range(2000):
         part = torch.randperm(6, generator=rng).argsort() % 2
         hot = torch.nn.functional.one_hot(part, 2).double()
         estimates.append(gram_of_groups(hot.sum(0)[:, None], (hot.mT @ x)[:, None]))
-    stacked = torch.stack(estimates)
-    error = stacked.std(0) / len(stacked) ** 0.5
-    assert ((stacked.mean(0) - x.mT @ x).abs() <= 3 * error + 1e-9).all()
+    estimate_stack = torch.stack(estimates)
+    error = estimate_stack.std(0) / len(estimate_stack) ** 0.5
+    assert ((estimate_stack.mean(0) - x.mT @ x).abs() <= 3 * error + 1e-9).all()
 
 
 def test_as_many_parts_as_images_make_stsae_exact(make_bench, watch):
     options = {"width": 10, "ridge": 1.0}
-    estimated = watch(make_bench(), create_method("stsae", parts=14, **options)).states[2]
+    estimate = watch(make_bench(), create_method("stsae", parts=14, **options)).states[2]
     exact = watch(make_bench(), create_method("stsa", **options)).states[2]
-    torch.testing.assert_close(estimated["moment.gram"], exact["moment.gram"], **TIGHT)
-    torch.testing.assert_close(estimated["answer.weight"], exact["answer.weight"], **TIGHT)
+    torch.testing.assert_close(estimate["moment.gram"], exact["moment.gram"], **TIGHT)
+    torch.testing.assert_close(estimate["answer.weight"], exact["answer.weight"], **TIGHT)
 
 
 def test_one_owner_a_class_makes_fedcof_a_shrunk_nearest_mean(rng):
-    """All S_c are gamma I: with g = gamma sum (N_c - 1),
-    w_c = P_c - N (mbar.P_c) / (g + N |mbar|^2) mbar, over g.
+    """FedCOF is a shrunk nearest mean where each class has one owner.
+
+    All S_c are gamma I: with g = gamma sum (N_c - 1), w_c = P_c - N (mbar.P_c) / (g + N |mbar|^2)
+    mbar, over g.
     """
     x, y = images(3)
     method, task = create_method("fedcof", gamma=0.5), Task(0, 0, 5, 5, 1)
     start = method.begin_task({}, task, Wide(4), rng)
-    state = learned(method, [[(x[y == c], y[y == c]) for c in range(5)]], [task], start)[-1]
+    state = states_after_tasks(method, [[(x[y == c], y[y == c]) for c in range(5)]], [task], start)[
+        -1
+    ]
     g, mean = 0.5 * (30 - 5), x.mean(0)
     sums = torch.stack([x[y == c].sum(0) for c in range(5)])
     away = 30 * (sums @ mean) / (g + 30 * mean @ mean)
@@ -282,13 +334,17 @@ def test_one_image_a_client_makes_fedcofs_covariance_exact(rng):
     x, y = images(4)
     method, task = create_method("fedcof"), Task(0, 0, 5, 5, 1)
     start = method.begin_task({}, task, Wide(4), rng)
-    state = learned(method, [[(x[i : i + 1], y[i : i + 1]) for i in range(30)]], [task], start)[-1]
+    state = states_after_tasks(
+        method, [[(x[i : i + 1], y[i : i + 1]) for i in range(30)]], [task], start
+    )[-1]
     scatter = sum(5 * torch.cov(x[y == c].mT) for c in range(5))  # N_c - 1 = 5
     torch.testing.assert_close(state["moment.gram"], scatter, **TIGHT)
 
 
 @pytest.mark.parametrize("name", ["afcl", "stsa", "ranpac", "fedlda", "fecam"])
-@pytest.mark.parametrize("refused", [{"min_class_count": 2}, {"outliers": 3.0}], ids=["rare", "outliers"])
+@pytest.mark.parametrize(
+    "refused", [{"min_class_count": 2}, {"outliers": 3.0}], ids=["rare", "outliers"]
+)
 def test_second_moments_are_declared(make_bench, name, refused):
     with pytest.raises(FczooError, match=f"cannot look into the second moments .* {name} uploads"):
         make_bench(**refused).check(create_method(name))

@@ -10,7 +10,7 @@ from fczoo import Context, FczooError, Task, create_method
 from fczoo.aggregators.averaging import fedavg
 from fczoo.core.payload import Payload
 from fczoo.core.tree import select
-from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, pooled
+from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, pool_gaussians
 from helpers_methods import CLOSE, DIM, batch
 from helpers_payload import server_context
 
@@ -23,7 +23,10 @@ from helpers_payload import server_context
 )
 def test_pooled_moments_are_those_of_the_concatenated_features(labels, full, seed):
     rng, task = torch.Generator().manual_seed(seed), Task(0, 0, 3, 3, 1)
-    data = [(5 + torch.randn(len(y), 4, generator=rng, dtype=torch.float64), torch.tensor(y)) for y in labels]
+    data = [
+        (5 + torch.randn(len(y), 4, generator=rng, dtype=torch.float64), torch.tensor(y))
+        for y in labels
+    ]
     rows = [gaussians(moment_sums(x, batch(x, y), task, full), 0, single=True) for x, y in data]
     for (_, y), row in zip(
         data, rows, strict=True
@@ -31,39 +34,49 @@ def test_pooled_moments_are_those_of_the_concatenated_features(labels, full, see
         name = "gauss.cov" if full else "gauss.var"
         single = torch.bincount(y, minlength=3)[row["gauss.label"]] == 1
         row[name] = torch.where(single.view(-1, *[1] * (row[name].dim() - 1)), 0.0, row[name])
-    found = pooled({k: torch.cat([r[k] for r in rows]) for k in rows[0]})
+    moments = pool_gaussians({k: torch.cat([r[k] for r in rows]) for k in rows[0]})
     x, y = (torch.cat(part) for part in zip(*data, strict=True))
-    for i, c in enumerate(found["gauss.label"].tolist()):
-        own = x[y == c]
-        assert int(found["gauss.count"][i]) == len(own)
-        torch.testing.assert_close(found["gauss.mean"][i], own.mean(0), **CLOSE)
-        if len(own) > 1:
-            spread = own.T.cov() if full else own.var(0)
+    for i, c in enumerate(moments["gauss.label"].tolist()):
+        class_features = x[y == c]
+        assert int(moments["gauss.count"][i]) == len(class_features)
+        torch.testing.assert_close(moments["gauss.mean"][i], class_features.mean(0), **CLOSE)
+        if len(class_features) > 1:
+            spread = class_features.T.cov() if full else class_features.var(0)
             torch.testing.assert_close(
-                found["gauss.cov" if full else "gauss.var"][i], spread, rtol=1e-7, atol=1e-7
+                moments["gauss.cov" if full else "gauss.var"][i], spread, rtol=1e-7, atol=1e-7
             )
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 300), st.floats(1.0, 600.0), st.booleans(), st.integers(0, 10**6))
 def test_a_small_spread_about_a_large_mean_is_not_lost_in_single_precision(n, ratio, full, seed):
-    """Mean ``ratio`` times the standard deviation; several batches, as in a pass over a client's images."""
+    """Single precision keeps a small spread about a large mean.
+
+    The mean is ``ratio`` times the standard deviation; there are several batches, as in a pass over
+    a client's images.
+    """
     rng, task = torch.Generator().manual_seed(seed), Task(0, 0, 1, 1, 1)
     features = (ratio + torch.randn(n, 3, generator=rng)).float()
     parts = [
         moment_sums(x, batch(x, torch.zeros(len(x), dtype=torch.int64)), task, full)
         for x in features.split(64)
     ]
-    found = gaussians({k: sum(part[k] for part in parts) for k in parts[0]}, 0, single=False)
-    assert {v.dtype for k, v in found.items() if k != "gauss.label"} == {torch.float32}
+    moments = gaussians({k: sum(part[k] for part in parts) for k in parts[0]}, 0, single=False)
+    assert {v.dtype for k, v in moments.items() if k != "gauss.label"} == {torch.float32}
     exact = features.double().T.cov() if full else features.double().var(0)
-    error = torch.linalg.vector_norm(found["gauss.cov" if full else "gauss.var"][0].double() - exact)
+    error = torch.linalg.vector_norm(
+        moments["gauss.cov" if full else "gauss.var"][0].double() - exact
+    )
     assert error < 1e-4 * torch.linalg.vector_norm(exact)
-    torch.testing.assert_close(found["gauss.mean"][0], features.double().mean(0).float())
+    torch.testing.assert_close(moments["gauss.mean"][0], features.double().mean(0).float())
 
 
 def test_pooled_moments_by_hand():
-    """Client 1: {0, 2}, mean 1, variance 2. Client 2: {5, 7, 9}, mean 7, variance 4. All: 4.6 and 13.3."""
+    """Pooled moments are those worked out by hand.
+
+    Client 1: {0, 2}, mean 1, variance 2. Client 2: {5, 7, 9}, mean 7, variance 4. All: 4.6 and
+    13.3.
+    """
     gauss = {
         "gauss.label": torch.tensor([3, 3]),
         "gauss.client": torch.tensor([0, 1]),
@@ -71,11 +84,11 @@ def test_pooled_moments_by_hand():
         "gauss.mean": torch.tensor([[1.0], [7.0]]),
         "gauss.var": torch.tensor([[2.0], [4.0]]),
     }
-    found = pooled(gauss)
-    assert found["gauss.label"].tolist() == [3] and found["gauss.count"].tolist() == [5]
-    assert float(found["gauss.mean"]) == pytest.approx(4.6) and float(found["gauss.var"]) == pytest.approx(
-        13.3
-    )
+    moments = pool_gaussians(gauss)
+    assert moments["gauss.label"].tolist() == [3]
+    assert moments["gauss.count"].tolist() == [5]
+    assert float(moments["gauss.mean"]) == pytest.approx(4.6)
+    assert float(moments["gauss.var"]) == pytest.approx(13.3)
 
 
 def test_draws_from_full_covariances_have_them(rng):
@@ -98,10 +111,10 @@ def test_ccvr_server_leaves_backbone_and_old_rows_alone(
     make_bench, small_method, watch, gaussian, covariance
 ):
     run = watch(make_bench(), small_method("ccvr", gaussian=gaussian, covariance=covariance))
-    for before, call in zip(run.rounds, run.rounds[1:], strict=False):
+    for previous, call in zip(run.rounds, run.rounds[1:], strict=False):
         if call.ctx.round == 0:
             continue
-        plain = fedavg([p.drop("gauss.") for p in before.payloads])
+        plain = fedavg([p.drop("gauss.") for p in previous.payloads])
         for name, value in select(plain, "full.").items():
             assert torch.equal(call.state[name], value)
         first = call.ctx.task.start
@@ -121,11 +134,11 @@ def test_ccvr_without_any_pair_of_images_leaves_the_head_alone(small_method, bac
         "class.squares": torch.ones(3, DIM),
     }
     ctx = Context(tasks[0], 0, 1, {})
-    payload = Payload(method.pack(select(state, *method.training().optims), sums, ctx), 0, 3)
-    after = method.server_update(
+    payload = Payload(method.make_upload(select(state, *method.training().optims), sums, ctx), 0, 3)
+    new_state = method.server_update(
         state, method.aggregate([payload], fedavg), server_context(tasks[0], backbone, rng)
     )
-    assert all(torch.equal(after[k], state[k]) for k in state)
+    assert all(torch.equal(new_state[k], state[k]) for k in state)
 
 
 @pytest.mark.parametrize("name", ["ccvr", "fedproto"])
@@ -136,32 +149,41 @@ def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
     train = select(call.state, *run.method.training().optims)
     quirk = create_method(name, **{**vars(run.method), "stats_unnormalised": True})
     right, wrong = (
-        m.stats(run.bench.backbone, train, data, call.ctx)["class.sum"] for m in (run.method, quirk)
+        m.statistics(run.bench.backbone, train, data, call.ctx)["class.sum"]
+        for m in (run.method, quirk)
     )
     assert (right - wrong).abs().max() > 1e-3
     config = run.bench.backbone.config
-    mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (config.mean, config.std))
-    by_hand = run.method.stats(run.bench.backbone, train, data._replace(x=data.x * std + mean), call.ctx)[
-        "class.sum"
-    ]
+    mean, std = (
+        torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (config.mean, config.std)
+    )
+    by_hand = run.method.statistics(
+        run.bench.backbone, train, data._replace(x=data.x * std + mean), call.ctx
+    )["class.sum"]
     torch.testing.assert_close(wrong, by_hand, **CLOSE)
     raw = data.x * std + mean
     assert raw.min() > -1e-9 and raw.max() < 1 + 1e-9
     with pytest.raises(
-        FczooError, match=f"{name}.stats_unnormalised reads images anew, {name}.tune=head only kept features"
+        FczooError,
+        match=f"{name}.stats_unnormalised reads images again, {name}.tune=head only kept features",
     ):
         create_method(name, stats_unnormalised=True, tune="head")
 
 
 def test_pooled_moments_count_clients_with_one_image(record, make_bench, small_method, watch):
-    """In task 3 client 1 has a single image; the formula has its n_k mu_k, the mixture leaves it out."""
+    """Pooled moments count clients with one image.
+
+    In task 3 client 1 has a single image; the formula has its n_k mu_k, the mixture leaves it out.
+    """
     run = watch(make_bench(), small_method("ccvr", gaussian="pooled"))
     call = run.rounds[-1]
     (payload,) = [p for p in call.payloads if p.client == 1]
     assert payload["gauss.count"].tolist() == [1]
-    counts = torch.bincount(run.bench.train.labels[torch.cat([c.index for c in call.clients])], minlength=7)
-    found = pooled(select(run.states[2], "gauss."))
-    assert found["gauss.count"].tolist() == counts[5:].tolist()
+    counts = torch.bincount(
+        run.bench.train.labels[torch.cat([c.index for c in call.clients])], minlength=7
+    )
+    moments = pool_gaussians(select(run.states[2], "gauss."))
+    assert moments["gauss.count"].tolist() == counts[5:].tolist()
     (left_out,) = [p for p in record("ccvr").rounds[-1].payloads if p.client == 1]
     assert not len(left_out["gauss.label"])
 
@@ -170,19 +192,27 @@ def test_pooled_moments_count_clients_with_one_image(record, make_bench, small_m
 def test_calibrated_once_it_takes_the_statistics_of_the_final_global_model(
     make_bench, small_method, watch, batch_of, full
 ):
-    options = {"calibrate": "once", "covariance": "full" if full else "diagonal", "calibrated": "all"}
+    options = {
+        "calibrate": "once",
+        "covariance": "full" if full else "diagonal",
+        "calibrated": "all",
+    }
     run = watch(make_bench(), small_method("ccvr", **options))
     plain = watch(make_bench(), small_method("fedavg"))
-    ends = [c for c in run.calls if c.moment == "end"]
-    assert len(ends) == 3 and all(not select(p, "gauss.") for c in run.rounds for p in c.payloads)
+    ends = [c for c in run.calls if c.phase == "task_end"]
+    assert len(ends) == 3
+    assert all(not select(p, "gauss.") for c in run.rounds for p in c.payloads)
     for name, value in select(plain.states[0], "head.", "full.").items():
         assert torch.equal(ends[0].state[name], value)  # until then it is FedAvg
     assert not torch.equal(run.states[0]["head.weight"], ends[0].state["head.weight"])
     data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
     features = run.method.features(run.bench.backbone, ends[2].state, data)
     gauss = select(run.states[2], "gauss.")
-    assert gauss["gauss.label"].tolist() == list(range(7)) and set(gauss["gauss.client"].tolist()) == {-1}
-    own = features[data.y == 6]
-    torch.testing.assert_close(gauss["gauss.mean"][6], own.mean(0), **CLOSE)
-    spread = own.T.cov() if full else own.var(0)
-    torch.testing.assert_close(gauss["gauss.cov" if full else "gauss.var"][6], spread, rtol=1e-7, atol=1e-7)
+    assert gauss["gauss.label"].tolist() == list(range(7))
+    assert set(gauss["gauss.client"].tolist()) == {-1}
+    class_features = features[data.y == 6]
+    torch.testing.assert_close(gauss["gauss.mean"][6], class_features.mean(0), **CLOSE)
+    spread = class_features.T.cov() if full else class_features.var(0)
+    torch.testing.assert_close(
+        gauss["gauss.cov" if full else "gauss.var"][6], spread, rtol=1e-7, atol=1e-7
+    )

@@ -1,8 +1,9 @@
-"""What is sent and stored, counted in real trees, against the numbers that the papers print.
+"""Scalars that are uploaded and stored, counted in real trees, equal the papers' printed numbers.
 
-Counts are of scalars by group of tensors. Left out, because the papers leave them out: FPPL's scalar
-``fusion.scale``, class labels and client numbers, the sample counts of PILoRA's class means, and the usage
-counts of FCILPT's pools (which its clients apply before they upload, while here the server does).
+Counts are of scalars by group of tensors. Left out, because the papers leave them out: FPPL's
+scalar ``fusion.scale``, class labels and client numbers, the sample counts of PILoRA's class means,
+and the usage counts of FCILPT's pools (which its clients apply before they upload, while here the
+server does).
 """
 
 from dataclasses import replace
@@ -20,8 +21,13 @@ WIDTH = 768
 
 @pytest.fixture(scope="module")
 def backbone() -> Backbone:
-    """ViT-B's width and enough blocks for every prompt, with all the rest as small as it can be."""
-    config = ViTConfig("wide", image_size=16, patch_size=16, dim=WIDTH, depth=5, heads=12, mlp_dim=1)
+    """Return a backbone with ViT-B's width and enough blocks for every prompt.
+
+    All else is as small as it can be.
+    """
+    config = ViTConfig(
+        "wide", image_size=16, patch_size=16, dim=WIDTH, depth=5, heads=12, mlp_dim=1
+    )
     return Backbone(config, {name: torch.zeros(shape) for name, shape in config.shapes().items()})
 
 
@@ -31,17 +37,17 @@ def schedule(classes: int, tasks: int) -> list[Task]:
 
 
 def states(method: Method, backbone: Backbone, tasks: list[Task]) -> list[Tree]:
-    """The server's state as each task begins, nothing trained."""
+    """Return the server's state as each task begins, without training."""
     state: Tree = {}
-    found = []
+    trees = []
     for task in tasks:
         state = method.begin_task(state, task, backbone, torch_stream("counts", task.index))
-        found.append(state)
-    return found
+        trees.append(state)
+    return trees
 
 
 def sums(task: Task, held: int) -> Tree:
-    """Sums of a client with two images of each of ``held`` classes."""
+    """Return the sums of a client with two images of each of ``held`` classes."""
     count = torch.zeros(task.size)
     count[:held] = 2
     rows = torch.ones(task.size, WIDTH) * count[:, None]
@@ -49,11 +55,13 @@ def sums(task: Task, held: int) -> Tree:
 
 
 def upload(method: Method, state: Tree, task: Task, held: int) -> Tree:
-    return method.pack(select(state, *method.training().optims), sums(task, held), Context(task, 0, 1, state))
+    return method.make_upload(
+        select(state, *method.training().optims), sums(task, held), Context(task, 0, 1, state)
+    )
 
 
 def size(tree: Tree, *prefixes: str) -> int:
-    """Scalars in some groups, or in all."""
+    """Count the scalars in some groups, or in all."""
     return sum(v.numel() for v in (select(tree, *prefixes) if prefixes else tree).values())
 
 
@@ -64,10 +72,14 @@ def size(tree: Tree, *prefixes: str) -> int:
     ("classes", "tasks", "comm", "estg", "param"),
     [(100, 10, 169_060, 768_000, 84_480), (200, 20, 253_640, 1_536_000, 92_160)],
 )
-def test_fppl(backbone: Backbone, classes: int, tasks: int, comm: int, estg: int, param: int) -> None:
+def test_fppl(
+    backbone: Backbone, classes: int, tasks: int, comm: int, estg: int, param: int
+) -> None:
     method, plan = create_method("fppl"), schedule(classes, tasks)
     for state, task in (
-        (s, t) for s, t in zip(states(method, backbone, plan), plan, strict=True) if t.index in (0, tasks - 1)
+        (s, t)
+        for s, t in zip(states(method, backbone, plan), plan, strict=True)
+        if t.index in (0, tasks - 1)
     ):
         payload = upload(method, state, task, held=task.size)
         groups = {
@@ -77,22 +89,30 @@ def test_fppl(backbone: Backbone, classes: int, tasks: int, comm: int, estg: int
             "local.mean": classes // tasks * WIDTH,
         }
         assert {g: size(payload, g) for g in groups} == groups
-        assert sum(groups.values()) == size(drop(payload, "fusion.scale", "local.label")) == comm  # COMM
-        assert size(payload, "fusion.scale") == 1 and size(payload, "local.label") == task.size
-        assert size(payload, "prompt.", "fusion.key") == param  # PARAM: tunable but for the classifier
+        assert (
+            sum(groups.values()) == size(drop(payload, "fusion.scale", "local.label")) == comm
+        )  # COMM
+        assert size(payload, "fusion.scale") == 1
+        assert size(payload, "local.label") == task.size
+        assert (
+            size(payload, "prompt.", "fusion.key") == param
+        )  # PARAM: tunable but for the classifier
     assert size(state, "prompt.", "past.") == estg  # ESTG: prompts of all tasks, at the end
 
 
 def test_fppl_sends_prototypes_of_held_classes_only(backbone: Backbone) -> None:
     method, (task, *_) = create_method("fppl"), schedule(100, 10)
     (state,) = states(method, backbone, [task])
-    full, part = (upload(method, state, task, held) for held in (10, 3))
+    full, part = (upload(method, state, task, classes) for classes in (10, 3))
     assert size(full, "local.mean") - size(part, "local.mean") == 7 * WIDTH
     assert size(drop(full, "local.")) == size(drop(part, "local."))
 
 
 def test_fppl_keeps_one_prompt_more_a_task(backbone: Backbone) -> None:
-    sizes = [size(s, "prompt.", "past.") for s in states(create_method("fppl"), backbone, schedule(100, 10))]
+    sizes = [
+        size(s, "prompt.", "past.")
+        for s in states(create_method("fppl"), backbone, schedule(100, 10))
+    ]
     assert sizes == [76_800 * (t + 1) for t in range(10)]
 
 
@@ -143,8 +163,8 @@ def test_hgp_read_literally(backbone: Backbone) -> None:
 
 
 def test_hgp_does_not_grow(backbone: Backbone) -> None:
-    found = states(create_method("hgp"), backbone, schedule(100, 10))
-    assert {size(s, "prefix.", "head.") for s in found} == {768_000 + 76_900}
+    trees = states(create_method("hgp"), backbone, schedule(100, 10))
+    assert {size(s, "prefix.", "head.") for s in trees} == {768_000 + 76_900}
 
 
 # ---------------------------------------------------------------- FCILPT
@@ -161,7 +181,7 @@ def test_hgp_does_not_grow(backbone: Backbone) -> None:
 def test_fcilpt(backbone: Backbone, dataset: str, classes: int, pool: int) -> None:
     method, (task, *_) = create_method("fcilpt", dataset), schedule(classes, 10)
     (state,) = states(method, backbone, [task])
-    payload = method.pack(
+    payload = method.make_upload(
         select(state, *method.training().optims),
         {"usage": torch.zeros(method.size)},
         Context(task, 0, 1, state),
@@ -182,7 +202,9 @@ def test_fedavg(backbone: Backbone) -> None:
     for tune, slow in (("head", 0), ("lora", 12_288), ("full", weights)):
         variant = replace(method, tune=tune)
         (state,) = states(variant, backbone, [task])
-        payload = variant.pack(select(state, *variant.training().optims), {}, Context(task, 0, 1, state))
+        payload = variant.make_upload(
+            select(state, *variant.training().optims), {}, Context(task, 0, 1, state)
+        )
         assert size(payload) == slow + 76_900
 
 
@@ -190,8 +212,8 @@ def test_fedncm_sends_sums_once_a_task(backbone: Backbone) -> None:
     method, (task, *_) = create_method("fedncm"), schedule(100, 10)
     (state,) = states(method, backbone, [task])
     batch = Batch(torch.empty(4, 0), torch.arange(4), torch.ones(4), torch.ones(4, WIDTH))
-    sent = method.survey("begin", backbone, state, batch, task)
-    assert size(sent) == 10 * (WIDTH + 1) and not method.training().optims
+    sums = method.collect("task_start", backbone, state, batch, task)
+    assert size(sums) == 10 * (WIDTH + 1) and not method.training().optims
 
 
 # --- the six figures of FPPL's table, 200 classes in 20 tasks
@@ -202,9 +224,15 @@ FULL = 85_798_656 + HEAD  # ViT-B/16 without its head, and the head
 
 @pytest.fixture(scope="module")
 def vit_base() -> Backbone:
-    """ViT-B/16 without any values."""
+    """Return ViT-B/16 without any values."""
     config = ViTConfig(
-        "vit_base_patch16_224", image_size=224, patch_size=16, dim=WIDTH, depth=12, heads=12, mlp_dim=3072
+        "vit_base_patch16_224",
+        image_size=224,
+        patch_size=16,
+        dim=WIDTH,
+        depth=12,
+        heads=12,
+        mlp_dim=3072,
     )
     return Backbone(
         config, {name: torch.empty(shape, device="meta") for name, shape in config.shapes().items()}
@@ -223,29 +251,38 @@ def test_glfc_sends_a_gradient_for_each_new_class(vit_base: Backbone) -> None:
     method, (task, *_) = create_method("glfc"), schedule(200, 20)
     (state,) = states(method, vit_base, [task])
     gradients = {
-        f"image_gradient.{k}": v.expand(task.size, *v.shape) for k, v in select(state, "lenet.").items()
+        f"image_gradient.{k}": v.expand(task.size, *v.shape)
+        for k, v in select(state, "lenet.").items()
     }
     assert (
-        size({**upload(method, state, task, held=10), **gradients}, "full.", "head.", "image_gradient.")
+        size(
+            {**upload(method, state, task, held=10), **gradients},
+            "full.",
+            "head.",
+            "image_gradient.",
+        )
         == 87_571_816
     )
 
 
 def test_a_mean_and_a_full_covariance_for_each_new_class(vit_base: Backbone) -> None:
-    """What FPPL counts for SLCA; CCVR with full covariances sends the same."""
+    """CCVR with full covariances sends what FPPL's paper counts for SLCA."""
     method, (task, *_) = create_method("ccvr", covariance="full"), schedule(200, 20)
     (state,) = states(method, vit_base, [task])
-    held = {
+    sums = {
         "class.count": torch.full((10,), 2.0),
         "class.sum": torch.ones(10, WIDTH),
         "class.products": torch.ones(10, WIDTH, WIDTH),
     }
-    payload = method.pack(select(state, *method.training().optims), held, Context(task, 0, 1, state))
+    payload = method.make_upload(
+        select(state, *method.training().optims), sums, Context(task, 0, 1, state)
+    )
     assert size(payload, "full.", "head.", "gauss.mean", "gauss.cov") == 91_858_376
 
 
 @pytest.mark.parametrize(
-    ("name", "comm", "extra"), [("l2p", 199_880, 0), ("dualprompt", 261_320, WIDTH), ("codap", 345_800, 0)]
+    ("name", "comm", "extra"),
+    [("l2p", 199_880, 0), ("dualprompt", 261_320, WIDTH), ("codap", 345_800, 0)],
 )
 def test_prompt_methods_send_the_current_slice_only(
     backbone: Backbone, name: str, comm: int, extra: int
@@ -254,6 +291,10 @@ def test_prompt_methods_send_the_current_slice_only(
     method, plan = create_method(name), schedule(200, 20)
     for state, task in zip(states(method, backbone, plan), plan, strict=True):
         assert (
-            size(method.pack(select(state, *method.training().optims), {}, Context(task, 0, 1, state)))
+            size(
+                method.make_upload(
+                    select(state, *method.training().optims), {}, Context(task, 0, 1, state)
+                )
+            )
             == comm + extra
         )

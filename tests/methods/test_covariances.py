@@ -3,7 +3,7 @@
 import torch
 
 from fczoo import Task, create_method
-from helpers_analytic import Wide, asked, images, learned
+from helpers_analytic import Wide, images, query_batch, states_after_tasks
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-10}
 
@@ -14,47 +14,60 @@ def test_fedlda_agrees_with_the_formulas(rng):
     scatter, task = sum(5 * torch.cov(x[y == c].mT) for c in range(5)), Task(0, 0, 5, 5, 1)
     for rule, divisor in (("mahalanobis", 25), ("lda", 30)):
         method = create_method("fedlda", rule=rule, shrink=0.2)
-        state = learned(method, [[(x, y)]], [task], method.begin_task({}, task, Wide(4), rng))[-1]
-        logits = method.predict(None, state, asked(x), task)
+        state = states_after_tasks(
+            method, [[(x, y)]], [task], method.begin_task({}, task, Wide(4), rng)
+        )[-1]
+        logits = method.predict(None, state, query_batch(x), task)
         s = scatter / divisor
         inverse = torch.linalg.inv(s + 0.2 * s.diagonal().mean() * torch.eye(4).double())
         gap = x[:, None] - means
-        expected = -torch.einsum("bci,ij,bcj->bc", gap, inverse, gap)
+        scores = -torch.einsum("bci,ij,bcj->bc", gap, inverse, gap)
         if rule == "lda":
-            expected = expected / 2 + torch.tensor(0.2).double().log()
-        difference = logits - expected
+            scores = scores / 2 + torch.tensor(0.2).double().log()
+        difference = logits - scores
         torch.testing.assert_close(difference, difference[:, :1].expand(-1, 5), **TIGHT)
 
 
 def test_much_shrinking_makes_fedlda_the_nearest_mean(rng):
     x, y = images(6)
     task, method = Task(0, 0, 5, 5, 1), create_method("fedlda", shrink=1e9)
-    state = learned(method, [[(x, y)]], [task], method.begin_task({}, task, Wide(4), rng))[-1]
+    state = states_after_tasks(
+        method, [[(x, y)]], [task], method.begin_task({}, task, Wide(4), rng)
+    )[-1]
     means = torch.stack([x[y == c].mean(0) for c in range(5)])
     nearest = torch.cdist(x, means).argmin(1)
-    assert torch.equal(method.predict(None, state, asked(x), task).argmax(1), nearest)
+    assert torch.equal(method.predict(None, state, query_batch(x), task).argmax(1), nearest)
 
 
 def test_fecam_agrees_with_the_formulas(rng):
-    """Class 4 has one image, so it gets the mean covariance of the others."""
+    """FeCAM agrees with its formulas.
+
+    Class 4 has one image, so it gets the mean covariance of the others.
+    """
     x, y = images(7)
-    kept = (y != 4) | (torch.arange(30) == 4)
-    x, y, task = x[kept], y[kept], Task(0, 0, 5, 5, 1)
+    mask = (y != 4) | (torch.arange(30) == 4)
+    x, y, task = x[mask], y[mask], Task(0, 0, 5, 5, 1)
     unit = torch.nn.functional.normalize(x, dim=-1)
     covariances = [torch.cov(unit[y == c].mT) for c in range(4)]
     covariances.append(sum(covariances) / 4)
     for options in ({}, {"shrink_apart": 1.0}, {"covariance": "full"}, {"covariance": "diagonal"}):
         method = create_method("fecam", shrink=0.5, **options)
-        state = learned(method, [[(x, y)]], [task], method.begin_task({}, task, Wide(4), rng))[-1]
-        logits = method.predict(None, state, asked(x), task)
+        state = states_after_tasks(
+            method, [[(x, y)]], [task], method.begin_task({}, task, Wide(4), rng)
+        )[-1]
+        logits = method.predict(None, state, query_batch(x), task)
         for c, s in enumerate(covariances):
             eye = torch.eye(4, dtype=torch.float64)
             if options.get("covariance") == "diagonal":
                 s = torch.diag(s.diagonal())
-            apart = (s.sum() - s.trace()) / 12
-            s = s + 0.5 * s.trace() / 4 * eye + options.get("shrink_apart", 0.0) * apart * (1 - eye)
+            off_diagonal_mean = (s.sum() - s.trace()) / 12
+            s = (
+                s
+                + 0.5 * s.trace() / 4 * eye
+                + options.get("shrink_apart", 0.0) * off_diagonal_mean * (1 - eye)
+            )
             if "covariance" not in options:
                 s = s / s.diagonal().outer(s.diagonal()).sqrt()
             gap = unit - unit[y == c].mean(0)
-            expected = -torch.einsum("bi,ij,bj->b", gap, torch.linalg.inv(s), gap)
-            torch.testing.assert_close(logits[:, c], expected, **TIGHT)
+            scores = -torch.einsum("bi,ij,bj->b", gap, torch.linalg.inv(s), gap)
+            torch.testing.assert_close(logits[:, c], scores, **TIGHT)

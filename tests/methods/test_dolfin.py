@@ -3,16 +3,22 @@
 from itertools import pairwise
 
 import torch
-from fczoo.baselines.dolfin import leading_outside
 
 from fczoo import create_method
+from fczoo.baselines.dolfin import leading_outside
 from fczoo.core.tree import select
 from fczoo.functional.lora import fixed_plugs
 
 
 def test_directions_by_hand():
-    """Energies 4, 3, 2, 1 along four axes, of which the first is an earlier task's: three are left."""
-    gram, basis = torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0]).double()), torch.eye(4).double()[:, :1]
+    """Directions are those of most energy outside of the basis.
+
+    Energies are 4, 3, 2, 1 along four axes. The first is an earlier task's: three are left.
+    """
+    gram, basis = (
+        torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0]).double()),
+        torch.eye(4).double()[:, :1],
+    )
     assert leading_outside(gram, basis, 2).abs().tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]
     assert leading_outside(gram, basis, 4).abs().tolist() == [
         [0, 1, 0, 0],
@@ -21,8 +27,8 @@ def test_directions_by_hand():
         [0, 0, 0, 0],
     ]
     assert not leading_outside(gram, torch.eye(4).double(), 2).any()
-    whole = leading_outside(gram, basis[:, :0], 1)
-    assert whole.abs().tolist() == [[1, 0, 0, 0]]
+    directions = leading_outside(gram, basis[:, :0], 1)
+    assert directions.abs().tolist() == [[1, 0, 0, 0]]
 
 
 def test_the_first_pairs_read_the_leading_directions_of_all_clients_images(make_bench, batch_of):
@@ -31,7 +37,7 @@ def test_the_first_pairs_read_the_leading_directions_of_all_clients_images(make_
     next(iter(run))
     task = bench.stream.tasks[0]
     index = torch.from_numpy(bench.stream.positions(bench.stream.train, task))
-    _, inputs = bench.backbone.tapped(
+    _, inputs = bench.backbone.features_and_taps(
         batch_of(method, bench.train, index).x, ["blocks.0.attn.qkv"], fixed_plugs(run.state)
     )
     x = inputs["blocks.0.attn.qkv"].flatten(0, 1)  # what block 0 reads no pair changes
@@ -48,16 +54,18 @@ def test_later_pairs_leave_earlier_inputs_alone(make_bench):
     for _ in run:
         states.append(dict(run.state))
     assert len(states) == 3
-    for before, after in pairwise(states):
-        for name, basis in select(before, "basis.").items():
+    for old, new in pairwise(states):
+        for name, basis in select(old, "basis.").items():
             block = name.removeprefix("basis.")
-            assert 0 < basis.shape[1] < len(basis) and after[name].shape[1] > basis.shape[1]
+            assert 0 < basis.shape[1] < len(basis)
+            assert new[name].shape[1] > basis.shape[1]
             for part in "kv":
-                down, up = after[f"fixed.{block}.{part}.a"], after[f"lora.{block}.{part}.b"]
+                down, up = new[f"fixed.{block}.{part}.a"], new[f"lora.{block}.{part}.b"]
                 torch.testing.assert_close(down @ down.mT, torch.eye(2, dtype=down.dtype))
-                assert up.abs().max() > 1e-6 and (up @ down @ basis.to(down)).abs().max() < 1e-10
-                past = after[f"past.{block}.{part}.a"]
-                assert torch.equal(past[-1], before[f"fixed.{block}.{part}.a"])
+                assert up.abs().max() > 1e-6
+                assert (up @ down @ basis.to(down)).abs().max() < 1e-10
+                past = new[f"past.{block}.{part}.a"]
+                assert torch.equal(past[-1], old[f"fixed.{block}.{part}.a"])
 
 
 def test_a_matrices_are_not_sent(record):

@@ -1,18 +1,18 @@
-"""DyTox: forward and losses against recorded outputs, attention by hand, and what stands still when."""
+"""DyTox: recorded outputs, losses, attention by hand, and parts that rest in old or new tasks."""
 
 import pytest
 import torch
-from fczoo.baselines.dytox import binary
 
 from fczoo import Task, create_method
-from fczoo.core.tree import select
-from fczoo.functional.task_tokens import (
-    copied_block,
-    drawn_block,
+from fczoo.baselines._dytox_task_tokens import (
+    copy_block,
     image_tokens,
+    init_block,
     task_embeddings,
     task_logits,
 )
+from fczoo.baselines.dytox import class_binary_cross_entropy
+from fczoo.core.tree import select
 from helpers_golden import golden
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -28,12 +28,19 @@ OWNER = torch.tensor([0, 0, 0, 1, 1, 2, 2])
 
 
 def model(g, who: str, tasks: int):
-    """Block, tokens and classifiers as the recorded network has them; only blocks are a teacher's own."""
+    """Return block, tokens and classifiers as the recorded network has them.
+
+    Only blocks are a teacher's own.
+    """
     tab = {}
     for name, value in select(g, f"in.{who}.tabs.0.").items():
         layer, _, part = name.removeprefix(f"in.{who}.tabs.0.").rpartition(".")
         tab[f"tab.{LAYERS.get(layer, layer)}.{part}"] = value.clone().requires_grad_()
-    tokens = torch.cat([g[f"in.student.task_tokens.{i}"][0] for i in range(tasks)]).clone().requires_grad_()
+    tokens = (
+        torch.cat([g[f"in.student.task_tokens.{i}"][0] for i in range(tasks)])
+        .clone()
+        .requires_grad_()
+    )
     heads = {
         "norm_weight": [g[f"in.student.head.{i}.norm.weight"][None] for i in range(tasks)],
         "norm_bias": [g[f"in.student.head.{i}.norm.bias"][None] for i in range(tasks)],
@@ -58,17 +65,17 @@ def test_forward_and_losses_are_the_released_ones() -> None:
         "weight": g["in.student.head_div.head.weight"],
         "bias": g["in.student.head_div.head.bias"],
     }
-    apart = task_logits(div, embeddings[:, -1:], torch.zeros(3, dtype=torch.int64))
-    torch.testing.assert_close(apart, g["out.div_logits"], **EXACT)
+    divergence_logits = task_logits(div, embeddings[:, -1:], torch.zeros(3, dtype=torch.int64))
+    torch.testing.assert_close(divergence_logits, g["out.div_logits"], **EXACT)
     old_tab, old_tokens, old_heads = model(g, "teacher", 2)
-    found = task_embeddings(old_tab, old_tokens, g["in.x_teacher"], int(g["in.num_heads"]))
-    teacher = task_logits(old_heads, found, OWNER[:5]).detach()
+    old_embeddings = task_embeddings(old_tab, old_tokens, g["in.x_teacher"], int(g["in.num_heads"]))
+    teacher = task_logits(old_heads, old_embeddings, OWNER[:5]).detach()
     torch.testing.assert_close(teacher, g["out.teacher_logits"], **EXACT)
 
-    loss = method.grown(logits, apart, teacher, g["in.labels"], task).mean()
+    loss = method.grown(logits, divergence_logits, teacher, g["in.labels"], task).mean()
     torch.testing.assert_close(loss, g["out.total"], **EXACT)
-    weighted = (1 - 5 / 7) * binary(logits, g["in.labels"]).mean()
-    torch.testing.assert_close(weighted, g["out.clf_weighted"], **EXACT)
+    classification_loss = (1 - 5 / 7) * class_binary_cross_entropy(logits, g["in.labels"]).mean()
+    torch.testing.assert_close(classification_loss, g["out.clf_weighted"], **EXACT)
     loss.backward()
     for ours, name in (
         (heads["bias"].grad[5:], "head.2.head.bias"),
@@ -82,69 +89,84 @@ def test_forward_and_losses_are_the_released_ones() -> None:
 
 
 def test_losses_by_hand() -> None:
-    """All logits 0: (1 - 3/5) ln 2 + ln 2 / 10; a student that is its teacher's equal loses nothing more."""
+    """Losses are those worked out by hand.
+
+    All logits 0: (1 - 3/5) ln 2 + ln 2 / 10; a student that is its teacher's equal loses nothing
+    more.
+    """
     method, task = create_method("dytox"), Task(1, 3, 5, 5, 2)
     zero = torch.zeros(2, 5).double()
     loss = method.grown(zero, zero[:, :3], zero[:, :3] + 7, torch.tensor([0, 4]), task)
     assert loss.tolist() == pytest.approx([0.5 * torch.log(torch.tensor(2.0)).item()] * 2)
     assert (
-        method.grown(zero, zero[:, :3], torch.eye(3).double()[:2], torch.tensor([0, 4]), task) > loss
+        method.grown(zero, zero[:, :3], torch.eye(3).double()[:2], torch.tensor([0, 4]), task)
+        > loss
     ).all()
 
 
 def test_attention_by_hand(noise) -> None:
-    """One head, no MLP: e = theta + sum of softmax(q k) v over the token itself and the image's."""
+    """Attention is that worked out by hand.
+
+    One head, no MLP: e = theta + sum of softmax(q k) v over the token itself and the image's.
+    """
     eye, none = torch.eye(2).double(), torch.zeros(2).double()
     tab = {f"tab.{k}.weight": eye for k in ("q", "k", "v", "proj")} | {"tab.proj.bias": none}
     tab |= {f"tab.norm{i}.{p}": none + (p == "weight") for i in (1, 2) for p in ("weight", "bias")}
     tab |= {
-        f"tab.fc{i}.{p}": (0 * eye if p == "weight" else none) for i in (1, 2) for p in ("weight", "bias")
+        f"tab.fc{i}.{p}": (0 * eye if p == "weight" else none)
+        for i in (1, 2)
+        for p in ("weight", "bias")
     }
     token, image = torch.tensor([[3.0, 1.0]]).double(), torch.tensor([[[0.0, 2.0]]]).double()
     score = 2 / 2**0.5  # normalised: (1, -1) and (-1, 1)
-    own = torch.tensor([score, -score]).double().softmax(0)[0]
-    moved = own * torch.tensor([1.0, -1.0]) + (1 - own) * torch.tensor([-1.0, 1.0])
-    found = task_embeddings(tab, token, image, 1)
-    torch.testing.assert_close(found[0, 0], token[0] + moved, rtol=1e-4, atol=1e-4)
+    token_share = torch.tensor([score, -score]).double().softmax(0)[0]
+    step = token_share * torch.tensor([1.0, -1.0]) + (1 - token_share) * torch.tensor([-1.0, 1.0])
+    embedding = task_embeddings(tab, token, image, 1)
+    torch.testing.assert_close(embedding[0, 0], token[0] + step, rtol=1e-4, atol=1e-4)
 
 
 def test_tokens_do_not_see_each_other(noise) -> None:
     """Embeddings stay as tokens join, and whatever the order of the image's tokens."""
-    tab = {k: v.double() for k, v in drawn_block(8, 32, torch.Generator().manual_seed(0)).items()}
+    tab = {k: v.double() for k, v in init_block(8, 32, torch.Generator().manual_seed(0)).items()}
     tokens, image = noise(3, 8), noise(2, 5, 8)
-    whole = task_embeddings(tab, tokens, image, 2)
-    torch.testing.assert_close(whole[:, :2], task_embeddings(tab, tokens[:2], image, 2), **EXACT)
-    torch.testing.assert_close(whole, task_embeddings(tab, tokens, image.flip(1), 2), **EXACT)
+    embeddings = task_embeddings(tab, tokens, image, 2)
+    torch.testing.assert_close(
+        embeddings[:, :2], task_embeddings(tab, tokens[:2], image, 2), **EXACT
+    )
+    torch.testing.assert_close(embeddings, task_embeddings(tab, tokens, image.flip(1), 2), **EXACT)
 
 
 def test_the_block_has_as_many_numbers_as_printed(backbone) -> None:
-    block = drawn_block(768, 4 * 768, torch.Generator())
+    block = init_block(768, 4 * 768, torch.Generator())
     assert sum(v.numel() for v in block.values()) == 7_085_568
-    ours, copied = drawn_block(32, backbone.config.mlp_dim, torch.Generator()), copied_block(backbone)
-    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in copied.items()}
+    ours, copy = (
+        init_block(32, backbone.config.mlp_dim, torch.Generator()),
+        copy_block(backbone),
+    )
+    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in copy.items()}
     qkv = backbone.weights["blocks.5.attn.qkv.weight"]
-    assert torch.equal(torch.cat([copied[f"tab.{p}.weight"] for p in "qkv"]), qkv)
+    assert torch.equal(torch.cat([copy[f"tab.{p}.weight"] for p in "qkv"]), qkv)
 
 
 def test_image_tokens_begin_with_the_feature(backbone, noise) -> None:
     images = noise(2, 3, 16, 16)
-    found = image_tokens(backbone, images, {})
-    assert found.shape == (2, 5, 32)
-    torch.testing.assert_close(found[:, 0], backbone(images), **EXACT)
-    other = {"full.norm.bias": backbone.weights["norm.bias"] + 1}
-    torch.testing.assert_close(image_tokens(backbone, images, other), found + 1, **EXACT)
+    patches = image_tokens(backbone, images, {})
+    assert patches.shape == (2, 5, 32)
+    torch.testing.assert_close(patches[:, 0], backbone(images), **EXACT)
+    biases = {"full.norm.bias": backbone.weights["norm.bias"] + 1}
+    torch.testing.assert_close(image_tokens(backbone, images, biases), patches + 1, **EXACT)
 
 
 def test_finished_tasks_stand_still_until_the_last_round(record) -> None:
     run = record("dytox")
     for call in run.rounds:
         for payload in call.payloads:
-            assert ("old.token" in payload) == ("old.bias" in payload) == (call.moment == "balanced")
-            assert any(k.startswith("full.") for k in payload) == (call.moment == "train")
-            later = call.ctx.task.index > 0 and call.moment == "train"
+            assert ("old.token" in payload) == ("old.bias" in payload) == (call.phase == "balanced")
+            assert any(k.startswith("full.") for k in payload) == (call.phase == "train")
+            later = call.ctx.task.index > 0 and call.phase == "train"
             assert ("new.divergence_weight" in payload) == later
-    last = [call for call in run.calls if call.moment == "balanced"][-1]
-    after = run.states[2]
-    assert not torch.equal(after["old.token"], last.state["old.token"])
-    assert torch.equal(after["full.cls_token"], last.state["full.cls_token"])
-    assert after["owner"].tolist() == OWNER.tolist()
+    last = [call for call in run.calls if call.phase == "balanced"][-1]
+    end_state = run.states[2]
+    assert not torch.equal(end_state["old.token"], last.state["old.token"])
+    assert torch.equal(end_state["full.cls_token"], last.state["full.cls_token"])
+    assert end_state["owner"].tolist() == OWNER.tolist()

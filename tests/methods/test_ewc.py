@@ -7,49 +7,55 @@ from fczoo import Batch, Tree, create_method
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tree import select
 from fczoo.federation.batches import Client
-from fczoo.federation.downlink import broadcast
+from fczoo.federation.server import broadcast
 from fczoo.functional.fisher import fisher_sums
-from fczoo.testing.recording import watch
+from fczoo.testing.call_recorder import record_run
 from fczoo.testing.world import small_method, toy_bench
 from helpers_methods import CLOSE, batch
 
 
 def test_fisher_is_the_weighted_square_of_per_image_gradients(noise, rng):
-    """Against one backward an image."""
+    """The Fisher information equals weighted squares of one backward per image."""
     weight, x, y = noise(4, 5), noise(6, 5), torch.randint(0, 4, (6,), generator=rng)
 
     def log_likelihood(tree: Tree, one: Batch) -> Tensor:
         return (one.x @ tree["w"].T).log_softmax(-1).gather(1, one.y[:, None])[:, 0]
 
     w = torch.tensor([1.0, 1, 1, 1, 1, 0], dtype=torch.float64)
-    found = fisher_sums(log_likelihood, {"w": weight}, batch(x, y, w=w))["w"]
+    fisher = fisher_sums(log_likelihood, {"w": weight}, batch(x, y, w=w))["w"]
     by_hand = torch.zeros_like(weight)
     for i in range(5):
         leaf = weight.clone().requires_grad_()
         score = (leaf @ x[i]).log_softmax(0)[y[i]]
         by_hand += score.exp().detach() * torch.autograd.grad(score, leaf)[0].square()
-    torch.testing.assert_close(found, by_hand, **CLOSE)
-    assert (found >= 0).all()
+    torch.testing.assert_close(fisher, by_hand, **CLOSE)
+    assert (fisher >= 0).all()
 
 
 def test_ewc_fisher_of_the_clients_is_that_of_their_pooled_images(record):
-    """sum_k F_k / sum_k n_k is the centralised Fisher, whoever holds what."""
+    """The clients' Fisher is that of their pooled images.
+
+    For every split, sum_k F_k / sum_k n_k is the centralised Fisher.
+    """
     run = record("ewc")
-    call = next(c for c in run.calls if c.moment == "end")
+    call = next(c for c in run.calls if c.phase == "task_end")
     total = sum(p.num_samples for p in call.payloads)
     everything = Client(9, torch.cat([c.index for c in call.clients]))
-    (central,) = call.engine.survey("end", broadcast(run.method, call.state), [everything], call.ctx)
+    (central,) = call.engine.collect(
+        "task_end", broadcast(run.method, call.state), [everything], call.ctx
+    )
     assert central.num_samples == total
     for name in select(central, "fisher."):
         torch.testing.assert_close(run.states[0][name], central[name] / total, **CLOSE)
         assert (run.states[0][name] >= 0).all()
     later = run.states[0]["fisher.head.weight"]
-    assert later[:3].any() and not later[3:].any()  # rows of classes to come have no Fisher, so they are free
+    assert later[:3].any()
+    assert not later[3:].any()  # rows of classes to come have no Fisher, so they are free
 
 
 def test_ewc_decays_the_fisher_of_earlier_tasks(record):
     run = record("ewc")
-    second = [c for c in run.calls if c.moment == "end"][1]
+    second = [c for c in run.calls if c.phase == "task_end"][1]
     total = sum(p.num_samples for p in second.payloads)
     for name in select(second.payloads[0], "fisher."):
         mean = sum(p[name] for p in second.payloads) / total
@@ -61,10 +67,13 @@ def test_ewc_penalty_at_the_anchor_has_no_gradient(record, batch_of):
     call = next(c for c in run.rounds if c.ctx.task.index == 1 and c.ctx.round == 0)
     data = batch_of(run.method, run.bench.train, call.clients[0].index)
     train = {
-        k: v.clone().requires_grad_() for k, v in select(call.state, *run.method.training().optims).items()
+        k: v.clone().requires_grad_()
+        for k, v in select(call.state, *run.method.training().optims).items()
     }
     for strength in (0.0, 1.0, 1e6):
-        loss, _ = create_method("ewc", strength=strength).loss(run.bench.backbone, train, data, call.ctx)
+        loss, _ = create_method("ewc", strength=strength).loss(
+            run.bench.backbone, train, data, call.ctx
+        )
         plain, _ = create_method("fedavg").loss(run.bench.backbone, train, data, call.ctx)
         for ours, theirs in zip(
             *(torch.autograd.grad(v, list(train.values())) for v in (loss, plain)), strict=True
@@ -75,51 +84,67 @@ def test_ewc_penalty_at_the_anchor_has_no_gradient(record, batch_of):
 def test_ewc_that_skips_the_last_round_trains_in_the_others(make_bench, small_method, watch):
     run = watch(make_bench(), small_method("ewc", skip_last_round=True))
     for call in run.rounds:
-        moved = any(not torch.equal(p[k], call.state[k]) for p in call.payloads for k in select(p, "full."))
-        assert moved == (call.ctx.round == 0)
+        trains = any(
+            not torch.equal(p[k], call.state[k]) for p in call.payloads for k in select(p, "full.")
+        )
+        assert trains == (call.ctx.round == 0)
 
 
 def test_ewc_fisher_by_each_weighting(make_bench, small_method, backbone, batch_of, tasks):
-    """Against one backward an image and class."""
+    """Each weighting gives the Fisher of one backward per image and class."""
     bench, task = make_bench(), tasks[0]
     plain = small_method("ewc", tune="head", head_init="default")
     state = plain.begin_task({}, task, bench.backbone, torch.Generator().manual_seed(0))
     state = {k: v.double() for k, v in state.items()}
     data = batch_of(plain, bench.train, bench.clients(task)[0].index[:3])
-    by_hand = {name: torch.zeros_like(state["head.weight"]) for name in ("weighted", "empirical", "true")}
+    by_hand = {
+        name: torch.zeros_like(state["head.weight"]) for name in ("weighted", "empirical", "true")
+    }
     for x, y in zip(data.query, data.y, strict=True):
         for c in range(task.size):
             weight = state["head.weight"].clone().requires_grad_()
             score = (weight @ x + state["head.bias"])[: task.stop].log_softmax(0)[c]
-            squared = torch.autograd.grad(score, weight)[0].square()
-            by_hand["true"] += score.exp().detach() * squared
+            square = torch.autograd.grad(score, weight)[0].square()
+            by_hand["true"] += score.exp().detach() * square
             if c == y:
-                by_hand["weighted"] += score.exp().detach() * squared
-                by_hand["empirical"] += squared
-    for name, expected in by_hand.items():
+                by_hand["weighted"] += score.exp().detach() * square
+                by_hand["empirical"] += square
+    for name, reference in by_hand.items():
         method = small_method("ewc", tune="head", fisher=name)
-        found = method.survey("end", bench.backbone, state, data, task)["fisher.head.weight"]
-        torch.testing.assert_close(found, expected, **CLOSE)
+        fisher = method.collect("task_end", bench.backbone, state, data, task)["fisher.head.weight"]
+        torch.testing.assert_close(fisher, reference, **CLOSE)
 
 
 def test_only_clients_that_trained_are_asked_for_their_fisher():
-    """One of three clients is drawn in each round of a task; ``asked=all`` asks those never drawn, too."""
-    for asked, rounds in (("trained", 1), ("trained", 2), ("all", 1)):
+    """Ask only clients that trained for their Fisher, or with ``asked=all`` all.
+
+    One of three clients is drawn in each round of a task.
+    """
+    for choice, rounds in (("trained", 1), ("trained", 2), ("all", 1)):
         bench = toy_bench(rounds=rounds, epochs=1, participation=0.34)
-        run = watch(bench, small_method("ewc", asked=asked))
+        run = record_run(bench, small_method("ewc", asked=choice))
         for task in range(3):
             calls = [c for c in run.calls if c.ctx.task.index == task]
-            trained = {p.client for c in calls if c.moment == "train" for p in c.payloads}
-            (survey,) = [{p.client for p in c.payloads} for c in calls if c.moment == "end"]
+            participants = {p.client for c in calls if c.phase == "train" for p in c.payloads}
+            (survey,) = [{p.client for p in c.payloads} for c in calls if c.phase == "task_end"]
             holders = 2 if task == 1 else 3
-            assert survey == trained if asked == "trained" else len(survey) == holders
+            assert survey == participants if choice == "trained" else len(survey) == holders
 
 
 def test_a_task_in_which_nobody_trained_leaves_the_fisher_as_it_was():
-    """Drawn among all that joined, the client without images of the second task: nobody is asked."""
+    """A task without training leaves the Fisher as it was.
+
+    Draws are among all that joined. The client without images of the second task is drawn, so no
+    one is asked.
+
+    Drawn among all that joined, the client without images of the second task: no one is asked.
+    """
     seed = next(s for s in range(99) if numpy_stream("participation", s, 1, 0).choice(3, 1) == [2])
     bench = toy_bench(rounds=1, epochs=1, participation=0.34, draw_among="joined")
-    run = watch(bench, small_method("ewc"), seed)
-    assert [c.ctx.task.index for c in run.calls if c.moment == "end"] == [0, 2]
-    for name, value in {**select(run.states[0], "fisher."), **select(run.states[0], "anchor.")}.items():
+    run = record_run(bench, small_method("ewc"), seed)
+    assert [c.ctx.task.index for c in run.calls if c.phase == "task_end"] == [0, 2]
+    for name, value in {
+        **select(run.states[0], "fisher."),
+        **select(run.states[0], "anchor."),
+    }.items():
         assert torch.equal(run.states[1][name], value)

@@ -1,4 +1,4 @@
-"""What FCILPT promises: its prompt pool, keys, usage, old clients."""
+"""FCILPT: its prompt pool, keys, usage counts and old clients."""
 
 import math
 
@@ -15,30 +15,41 @@ from helpers_methods import DIM
 
 
 def test_fcilpt_usage_counts_every_choice(record):
-    """N prompts for each image in each of the two epochs."""
+    """Usage counts every choice: N prompts for each image in each of the two epochs."""
     run = record("fcilpt")
     assert run.rounds
     for call in run.rounds:
         for payload in call.payloads:
             assert payload["usage"].sum() == run.method.chosen * payload.num_samples * 2
-            assert payload["usage"].min() >= 0 and len(payload["usage"]) == run.method.size
+            assert payload["usage"].min() >= 0
+            assert len(payload["usage"]) == run.method.size
 
 
 def pool(noise, size: int = 6) -> dict[str, Tensor]:
-    return {"pool.key": noise(size, DIM), "pool.prompt": noise(size, 2, DIM), "common": noise(1, DIM)}
+    return {
+        "pool.key": noise(size, DIM),
+        "pool.prompt": noise(size, 2, DIM),
+        "common": noise(1, DIM),
+    }
 
 
 def test_fcilpt_chooses_the_nearest_keys_whatever_their_length(backbone, images_batch, noise):
     method, tree = create_method("fcilpt", size=6, chosen=3), pool(noise)
     similarity, chosen = method.choose(backbone, tree, images_batch)
-    by_hand = [[float(q @ k / (q.norm() * k.norm())) for k in tree["pool.key"]] for q in images_batch.query]
-    for row, values, picked in zip(by_hand, similarity.tolist(), chosen.tolist(), strict=True):
-        assert picked == sorted(range(6), key=lambda i: -row[i])[:3]
-        assert values == pytest.approx([row[i] for i in picked])
+    by_hand = [
+        [float(q @ k / (q.norm() * k.norm())) for k in tree["pool.key"]] for q in images_batch.query
+    ]
+    for row, values, slots in zip(by_hand, similarity.tolist(), chosen.tolist(), strict=True):
+        assert slots == sorted(range(6), key=lambda i: -row[i])[:3]
+        assert values == pytest.approx([row[i] for i in slots])
     assert len({tuple(sorted(row)) for row in chosen.tolist()}) > 1  # images differ
-    longer = {**tree, "pool.key": tree["pool.key"] * torch.tensor([1e-3, 7.0, 1.0, 1e4, 0.2, 3.0])[:, None]}
+    longer = {
+        **tree,
+        "pool.key": tree["pool.key"] * torch.tensor([1e-3, 7.0, 1.0, 1e4, 0.2, 3.0])[:, None],
+    }
     assert torch.equal(
-        method.choose(backbone, longer, images_batch._replace(query=images_batch.query * 50))[1], chosen
+        method.choose(backbone, longer, images_batch._replace(query=images_batch.query * 50))[1],
+        chosen,
     )
 
 
@@ -52,24 +63,32 @@ def test_fcilpt_with_the_embedded_class_token_asks_the_same_for_all(backbone, im
 
 @pytest.mark.parametrize(("keys", "far"), [("same", 0.0), ("opposite", 6.0), ("random", None)])
 def test_fcilpt_key_loss_lies_between_0_and_2n(backbone, images_batch, noise, tasks, keys, far):
-    """L_QP sums 1 - cos over the N = 3 chosen keys, averaged over images; the loss adds L_QP / lambda."""
+    """The key loss L_QP is between 0 and 2 N.
+
+    It sums 1 - cos over the N = 3 chosen keys, averaged over images; the loss adds L_QP / lambda.
+    """
     batch = images_batch._replace(query=images_batch.query[:1].expand(6, -1), y=images_batch.y * 0)
     tree = {**pool(noise, 4), "head.weight": noise(7, DIM), "head.bias": noise(7)}
     if keys != "random":
         tree["pool.key"] = (
-            batch.query[:1] * torch.tensor([1.0, 2.0, 0.5, 3.0])[:, None] * (1 if keys == "same" else -1)
+            batch.query[:1]
+            * torch.tensor([1.0, 2.0, 0.5, 3.0])[:, None]
+            * (1 if keys == "same" else -1)
         )
     context = Context(tasks[0], 0, 1, {})
     weak, strong = (
-        create_method("fcilpt", size=4, chosen=3, strength=s).loss(backbone, tree, batch, context)[0]
+        create_method("fcilpt", size=4, chosen=3, strength=s).loss(backbone, tree, batch, context)[
+            0
+        ]
         for s in (0.5, 1.0)
     )
-    found = float(weak - strong)  # 2 L_QP - L_QP
+    key_loss = float(weak - strong)  # 2 L_QP - L_QP
     if far is not None:
-        assert found == pytest.approx(far, abs=1e-9)
+        assert key_loss == pytest.approx(far, abs=1e-9)
     else:
         cosine = F.cosine_similarity(batch.query[:1], tree["pool.key"])
-        assert found == pytest.approx(float((1 - cosine.topk(3).values).sum()), abs=1e-9) and 0 < found < 6
+        assert key_loss == pytest.approx(float((1 - cosine.topk(3).values).sum()), abs=1e-9)
+        assert 0 < key_loss < 6
 
 
 def test_fcilpt_padding_is_not_counted_as_use(backbone, images_batch, noise, tasks):
@@ -89,54 +108,77 @@ def test_fcilpt_cannot_choose_more_prompts_than_there_are():
 
 
 def test_fcilpt_old_clients_train_again_on_their_last_task(make_bench, small_method, watch):
-    """The client without images of task 2 sits it out, or moves the head rows of what it learned before."""
+    """A client without images of task 2 is idle, or moves the head rows of its earlier classes."""
     present = {}
     for choice in ("idle", "previous_task"):
         run = watch(make_bench(), small_method("fcilpt", support="local", old_clients=choice))
         present[choice] = [sorted(c.number for c in call.clients) for call in run.rounds]
         for call in run.rounds:
             for client, payload in zip(call.clients, call.payloads, strict=True):
-                held = set(run.bench.train.labels[client.index].tolist())
-                moved = {
+                client_classes = set(run.bench.train.labels[client.index].tolist())
+                changes = {
                     c
                     for c in range(7)
                     if not torch.equal(payload["head.bias"][c], call.state["head.bias"][c])
                 }
-                assert moved == (held if len(held) > 1 else set())
-                new = held <= set(range(call.ctx.task.start, call.ctx.task.stop))
-                assert new or (choice == "previous_task" and call.ctx.task.index == 1 and held <= {0, 1, 2})
-        assert ("train again on their last ones" in run.result.remark) == (choice == "previous_task")
+                assert changes == (client_classes if len(client_classes) > 1 else set())
+                new = client_classes <= set(range(call.ctx.task.start, call.ctx.task.stop))
+                assert new or (
+                    choice == "previous_task"
+                    and call.ctx.task.index == 1
+                    and client_classes <= {0, 1, 2}
+                )
+        assert ("train again on their last ones" in run.result.remark) == (
+            choice == "previous_task"
+        )
     assert present["idle"][2:4] != present["previous_task"][2:4] == [[0, 1, 2]] * 2
 
 
-def test_fcilpt_tells_an_image_of_an_old_class_from_all_classes_seen(backbone, images_batch, noise, tasks):
-    """In the second task (classes 3 and 4 of 5 seen) of a head that says ln(1 to 7) of every image."""
+def test_fcilpt_tells_an_image_of_an_old_class_from_all_classes_seen(
+    backbone, images_batch, noise, tasks
+):
+    """The loss of an old class's image covers all classes seen.
+
+    In the second task (classes 3 and 4 of 5 seen) a head gives ln(1 to 7) for every image.
+    """
     bias = torch.arange(1, 8, dtype=torch.float64).log()
-    tree = {**pool(noise), "head.weight": torch.zeros(7, DIM, dtype=torch.float64), "head.bias": bias}
+    tree = {
+        **pool(noise),
+        "head.weight": torch.zeros(7, DIM, dtype=torch.float64),
+        "head.bias": bias,
+    }
     for label, of_all in ((1, 2 / (1 + 2 + 3 + 4 + 5)), (4, 5 / (4 + 5))):
         batch = images_batch._replace(y=torch.full_like(images_batch.y, label))
-        loss, _ = create_method("fcilpt", size=6, chosen=3, old_clients="previous_task", strength=1e12).loss(
-            backbone, tree, batch, Context(tasks[1], 0, 1, {})
-        )
+        loss, _ = create_method(
+            "fcilpt", size=6, chosen=3, old_clients="previous_task", strength=1e12
+        ).loss(backbone, tree, batch, Context(tasks[1], 0, 1, {}))
         assert float(loss) == pytest.approx(-math.log(of_all), abs=1e-9)
 
 
 def test_fcilpt_softmax_over_local_classes_leaves_other_rows_alone(make_bench, small_method, watch):
-    """A client moves the head rows of the classes that it holds; with the task's softmax, all of the task."""
+    """A client moves the head rows of the classes that it holds; with the task's softmax, all of
+    the task.
+    """
     for support in ("local", "task"):
         run = watch(make_bench(), small_method("fcilpt", support=support))
         lacking = 0
         for call in run.rounds:
             for client, payload in zip(call.clients, call.payloads, strict=True):
-                held = set(run.bench.train.labels[client.index].tolist())
-                moved = {
+                client_classes = set(run.bench.train.labels[client.index].tolist())
+                changes = {
                     c
                     for c in range(7)
                     if not torch.equal(payload["head.bias"][c], call.state["head.bias"][c])
                 }
                 task = set(range(call.ctx.task.start, call.ctx.task.stop))
-                lacking += held < task
-                assert moved == (task if support == "task" else held if len(held) > 1 else set())
+                lacking += client_classes < task
+                assert changes == (
+                    task
+                    if support == "task"
+                    else client_classes
+                    if len(client_classes) > 1
+                    else set()
+                )
         assert lacking
 
 
@@ -146,15 +188,24 @@ def test_fcilpt_chooses_the_same_prompts_wherever_they_lie(backbone, images_batc
         pool(noise),
         torch.tensor([4, 0, 5, 2, 1, 3]),
     )
-    moved = {**tree, "pool.key": tree["pool.key"][order], "pool.prompt": tree["pool.prompt"][order]}
-    before, after = (method.choose(backbone, t, images_batch)[1] for t in (tree, moved))
-    assert torch.equal(order[after], before) and not torch.equal(after, before)
+    permutation = {
+        **tree,
+        "pool.key": tree["pool.key"][order],
+        "pool.prompt": tree["pool.prompt"][order],
+    }
+    old_choice, new_choice = (
+        method.choose(backbone, t, images_batch)[1] for t in (tree, permutation)
+    )
+    assert torch.equal(order[new_choice], old_choice)
+    assert not torch.equal(new_choice, old_choice)
 
 
 def test_fcilpt_a_key_without_length_is_like_nothing(backbone, images_batch, noise):
     tree = pool(noise)
     tree["pool.key"][2] = 0
-    similarity, chosen = create_method("fcilpt", size=6, chosen=6).choose(backbone, tree, images_batch)
+    similarity, chosen = create_method("fcilpt", size=6, chosen=6).choose(
+        backbone, tree, images_batch
+    )
     assert similarity.isfinite().all() and similarity[chosen == 2].abs().max() == 0
 
 
@@ -163,18 +214,25 @@ def test_fcilpt_without_sorting_averages_place_by_place(noise):
         Payload({**pool(noise), "usage": torch.tensor([1.0, 5, 2, 0, 3, 4]).roll(i)}, i, i + 1)
         for i in range(3)
     ]
-    merged = create_method("fcilpt", sort=False).aggregate(payloads, uniform)
-    assert "usage" not in merged
+    mean = create_method("fcilpt", sort=False).aggregate(payloads, uniform)
+    assert "usage" not in mean
     for key in ("pool.key", "pool.prompt", "common"):
-        torch.testing.assert_close(merged[key], sum(p[key] for p in payloads) / 3)
+        torch.testing.assert_close(mean[key], sum(p[key] for p in payloads) / 3)
 
 
 def test_clients_with_old_images_alone_do_not_move_the_start_of_new_rows(make_bench, watch):
-    """Rows start at the means over those who have images of the task."""
+    """New rows start at the means over clients with images of the task."""
     bench = make_bench(rounds=1, epochs=1)
     method = small_method("fcilpt", old_clients="previous_task", head_init="means")
     run = watch(bench, method)
-    surveyed = [{c.number for c in call.clients} for call in run.calls if call.moment == "begin"]
-    assert surveyed == [{c.number for c in bench.clients(task)} for task in bench.stream.tasks]
-    trained = [{c.number for c in call.clients} for call in run.rounds]
-    assert any(before < after for before, after in zip(surveyed, trained, strict=True))
+    survey_clients = [
+        {c.number for c in call.clients} for call in run.calls if call.phase == "task_start"
+    ]
+    assert survey_clients == [
+        {c.number for c in bench.clients(task)} for task in bench.stream.tasks
+    ]
+    round_clients = [{c.number for c in call.clients} for call in run.rounds]
+    assert any(
+        new_clients < all_clients
+        for new_clients, all_clients in zip(survey_clients, round_clients, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""FedAvg and what other baselines take from it: what is trained, where new rows start, the loss."""
+"""FedAvg and its uses in other baselines: trained tensors, the start of new rows, the loss."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from fczoo import Batch, Task
 from fczoo.core.tree import select
 from fczoo.data.views import Augment
 from fczoo.federation.batches import Rows
-from fczoo.federation.engine import Engine
-from fczoo.federation.plan import Plan
+from fczoo.federation.device import Plan
+from fczoo.federation.engine import ClientEngine
 from fczoo.functional.losses import task_cross_entropy
 from helpers_methods import CLOSE, batch
 
@@ -18,20 +18,23 @@ from helpers_methods import CLOSE, batch
 @pytest.mark.parametrize("tune", ["full", "lora", "head"])
 def test_fedavg_trains_what_it_is_told(make_bench, small_method, watch, tune):
     run = watch(make_bench(rounds=1, epochs=1), small_method("fedavg", tune=tune))
-    before, after = run.rounds[0].state, run.states[2]
+    start, end = run.rounds[0].state, run.states[2]
     kinds = {"full": {"head", "full"}, "lora": {"head", "lora"}, "head": {"head"}}[tune]
-    assert {name.partition(".")[0] for name in after} == kinds
-    moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
-    assert {name.partition(".")[0] for name in moved} == kinds
-    assert set(run.rounds[0].payloads[0]) == set(after)
+    assert {name.partition(".")[0] for name in end} == kinds
+    changes = {name for name, value in end.items() if not torch.equal(value, start[name])}
+    assert {name.partition(".")[0] for name in changes} == kinds
+    assert set(run.rounds[0].payloads[0]) == set(end)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ewc", "lwf", "fedproto", "ccvr", "glfc", "fedclm", "joint"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "ewc", "lwf", "fedproto", "ccvr", "glfc", "fedclm", "joint"]
+)
 @pytest.mark.parametrize("tune", ["lora", "head"])
 def test_every_choice_of_what_is_trained_runs(make_bench, small_method, watch, name, tune):
     run = watch(make_bench(), small_method(name, tune=tune))
     prefixes = {"lora": {"head.", "lora."}, "head": {"head."}}[tune]
-    assert set(run.method.training().optims) == prefixes and not select(run.states[2], "full.")
+    assert set(run.method.training().optims) == prefixes
+    assert not select(run.states[2], "full.")
     for prefix in prefixes:
         start = next(c for c in run.rounds if c.ctx.task.index == 0).state
         assert any(not torch.equal(run.states[0][k], start[k]) for k in select(start, prefix))
@@ -40,24 +43,27 @@ def test_every_choice_of_what_is_trained_runs(make_bench, small_method, watch, n
 
 
 def test_heads_alone_learn_from_frozen_features_without_the_images(make_bench, small_method, watch):
-    """With one step of gradient descent on everything, the federated step equals the centralised one."""
+    """With one gradient step on everything, the federated step equals the centralised one."""
     bench = make_bench(batch_size=100, epochs=1, rounds=1)
     method = small_method("fedavg", tune="head")
     assert method.training().inputs == ["query"]
     run = watch(bench, method)
     call = run.rounds[0]
-    side = Engine(method, bench.backbone, bench.train, Plan(1, 100, Augment(), seed=0)).side
-    whole = side.batch([Rows(torch.cat([c.index for c in call.clients]))])
+    side = ClientEngine(method, bench.backbone, bench.train, Plan(1, 100, Augment(), seed=0)).side
+    union = side.batch([Rows(torch.cat([c.index for c in call.clients]))])
     train = {k: v.clone().requires_grad_() for k, v in select(call.state, "head.").items()}
 
     def gradient(data: Batch) -> list[Tensor]:
         return list(
-            torch.autograd.grad(method.loss(bench.backbone, train, data, call.ctx)[0], list(train.values()))
+            torch.autograd.grad(
+                method.loss(bench.backbone, train, data, call.ctx)[0], list(train.values())
+            )
         )
 
-    central = gradient(Batch(*(v[0] for v in whole)))
+    central = gradient(Batch(*(v[0] for v in union)))
     parts = [
-        (len(c.index), gradient(Batch(*(v[0] for v in side.batch([Rows(c.index)]))))) for c in call.clients
+        (len(c.index), gradient(Batch(*(v[0] for v in side.batch([Rows(c.index)])))))
+        for c in call.clients
     ]
     total = sum(n for n, _ in parts)
     for i, value in enumerate(central):
@@ -82,14 +88,21 @@ def test_fedavg_starts_new_rows_at_class_means(make_bench, small_method, watch, 
     data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
     for c in (3, 4):
         torch.testing.assert_close(
-            call.state["head.weight"][c], F.normalize(data.query[data.y == c].mean(0), dim=0), **CLOSE
+            call.state["head.weight"][c],
+            F.normalize(data.query[data.y == c].mean(0), dim=0),
+            **CLOSE,
         )
         assert call.state["head.bias"][c] == 0
     assert torch.equal(call.state["head.weight"][:3], run.states[0]["head.weight"][:3])
 
 
 def test_task_cross_entropy_shifts_labels_by_the_task_not_by_a_remainder(noise):
-    """Label 4 of a task 4..6 is its first class; y % 3 would make it the second."""
+    """Shift labels by the task's first class.
+
+    Label 4 of a task 4..6 is its first class; y % 3 would make it the second.
+    """
     logits, task = noise(3, 7), Task(1, 4, 7, 7, 2)
-    found = task_cross_entropy(logits, batch(logits, [4, 5, 6]), task)
-    torch.testing.assert_close(found, F.cross_entropy(logits[:, 4:], torch.tensor([0, 1, 2])), **CLOSE)
+    loss = task_cross_entropy(logits, batch(logits, [4, 5, 6]), task)
+    torch.testing.assert_close(
+        loss, F.cross_entropy(logits[:, 4:], torch.tensor([0, 1, 2])), **CLOSE
+    )

@@ -15,36 +15,39 @@ SPLIT = {"qkv": ("0.q", "0.k", "0.v"), "proj": ("0.proj",)}  # recorded layer ->
 
 
 def merged_delta(method, state: Tree, layer: str) -> torch.Tensor:
-    """What LoRA adds to a recorded layer's weight in testing."""
+    """Return what LoRA adds to a recorded layer's weight in testing."""
     plugs = method.plugs(state)
     return torch.cat([plugs[f"lora.{name}.b"] @ plugs[f"lora.{name}.a"] for name in SPLIT[layer]])
 
 
 def test_ffa_lora_as_recorded(tasks):
-    """Three tasks of three clients: merged B and head, and tested weights; A is drawn for each task."""
+    """FFA-LoRA gives the recorded merged B and head, and tested weights.
+
+    Three tasks have three clients; A is drawn for each task.
+    """
     g = golden("ffa_lora_fed")
     method, past = create_method("ffalora", merge="mean"), {}
     for t in range(3):
-        fixed = {
+        factors = {
             f"fixed.{name}.a": g[f"in.A_init_t{t}.{layer}"]
             for layer, names in SPLIT.items()
             for name in names
         }
         payloads = []
         for k in range(3):
-            own = {f"head.{part}": g[f"in.t{t}k{k}.head.{part}"] for part in ("weight", "bias")}
+            upload = {f"head.{part}": g[f"in.t{t}k{k}.head.{part}"] for part in ("weight", "bias")}
             for layer, names in SPLIT.items():
                 thirds = g[f"in.t{t}k{k}.B.{layer}"].split(5)
-                own |= {f"lora.{name}.b": part for name, part in zip(names, thirds, strict=True)}
-            payloads.append(Payload(own, k, int(g["in.n"][k])))
+                upload |= {f"lora.{name}.b": part for name, part in zip(names, thirds, strict=True)}
+            payloads.append(Payload(upload, k, int(g["in.n"][k])))
         state = method.server_update(
-            {**past, **fixed}, method.aggregate(payloads, fedavg), server_context(tasks[0])
+            {**past, **factors}, method.aggregate(payloads, fedavg), server_context(tasks[0])
         )
         for part in ("weight", "bias"):
             torch.testing.assert_close(state[f"head.{part}"], g[f"out.head_t{t}.{part}"], **CLOSE)
         for layer, names in SPLIT.items():
-            found = torch.cat([state[f"lora.{name}.b"] for name in names])
-            torch.testing.assert_close(found, g[f"out.B_t{t}.{layer}"], **CLOSE)
+            merged_b = torch.cat([state[f"lora.{name}.b"] for name in names])
+            torch.testing.assert_close(merged_b, g[f"out.B_t{t}.{layer}"], **CLOSE)
             torch.testing.assert_close(
                 g[f"in.W0.{layer}"] + merged_delta(method, state, layer),
                 g[f"out.eval_weight_t{t}.{layer}"],
@@ -52,14 +55,22 @@ def test_ffa_lora_as_recorded(tasks):
             )
         for name, value in select(state, "fixed.", "lora.").items():
             earlier = f"past.{name.partition('.')[2]}"
-            past[earlier] = torch.cat([past[earlier], value[None]]) if earlier in past else value[None]
+            past[earlier] = (
+                torch.cat([past[earlier], value[None]]) if earlier in past else value[None]
+            )
 
 
 def test_ffa_lora_sends_b_of_all_blocks():
-    """B a block of width d: d r of q, k, v, proj and fc2 and 4 d r of fc1, so 9 d r (6912 r with d = 768)."""
+    """FFA-LoRA sends B of all blocks.
+
+    B a block of width d: d r of q, k, v, proj and fc2 and 4 d r of fc1, so 9 d r (6912 r with d =
+    768).
+    """
     task = Task(0, 0, 2, 4, 2)
     backbone = random_backbone(Settings(backbone="vit_tiny_patch16_224.augreg_in21k_ft_in1k"))
-    state = create_method("ffalora", rank=3).begin_task({}, task, backbone, torch.Generator().manual_seed(0))
+    state = create_method("ffalora", rank=3).begin_task(
+        {}, task, backbone, torch.Generator().manual_seed(0)
+    )
     assert sum(v.numel() for v in select(state, "lora.").values()) == 12 * 9 * 192 * 3
 
 
@@ -74,31 +85,52 @@ def test_ffa_lora_keeps_its_a(make_bench, small_method, watch):
 
 @pytest.mark.parametrize(("merge", "width"), [("one", 1), ("sum", 3), ("mean", 3)])
 def test_ffa_lora_pairs_of_earlier_tasks(make_bench, small_method, watch, merge, width):
-    """Ranks in the forward after three tasks; in the mean each task has a third of its own update."""
-    run = watch(make_bench(rounds=1, epochs=1), small_method("ffalora", blocks=(0,), merge=merge, rank=2))
+    """Pairs in the forward after three tasks have the merge's rank.
+
+    In the mean each task has its own third update.
+
+    After three tasks, in the mean each task has its own third update.
+    """
+    run = watch(
+        make_bench(rounds=1, epochs=1), small_method("ffalora", blocks=(0,), merge=merge, rank=2)
+    )
     plugs = run.method.plugs(run.states[2])
-    assert plugs["lora.0.q.a"].shape == (2 * width, 32) and plugs["lora.0.q.b"].shape == (32, 2 * width)
+    assert plugs["lora.0.q.a"].shape == (2 * width, 32)
+    assert plugs["lora.0.q.b"].shape == (
+        32,
+        2 * width,
+    )
     if merge == "mean":
         torch.testing.assert_close(3 * plugs["lora.0.q.b"][:, :2], run.states[0]["lora.0.q.b"])
 
 
 def test_fedlora_residual_makes_the_average_exact(make_bench, small_method, watch):
-    """Weight + B A on the server is the mean, by samples, of what the clients' own weight + B_k A_k were."""
+    """The residual makes the average exact.
+
+    Weight + B A on the server is the mean, by samples, of what the clients' own weight + B_k A_k
+    were.
+    """
     run = watch(make_bench(rounds=1, epochs=1), small_method("fedlora", blocks=(0, 1)))
-    call, after = run.rounds[0], run.states[0]
+    call, new_state = run.rounds[0], run.states[0]
     samples = sum(p.num_samples for p in call.payloads)
     for layer, rows in (("0.q", slice(0, 32)), ("0.v", slice(64, 96)), ("1.fc2", slice(None))):
         name = f"full.blocks.{layer[0]}.{'mlp.fc2' if 'fc2' in layer else 'attn.qkv'}.weight"
         mean = sum(
-            p.num_samples / samples * (p[f"lora.{layer}.b"] @ p[f"lora.{layer}.a"]) for p in call.payloads
+            p.num_samples / samples * (p[f"lora.{layer}.b"] @ p[f"lora.{layer}.a"])
+            for p in call.payloads
         )
-        ours = after[name][rows] + after[f"lora.{layer}.b"] @ after[f"lora.{layer}.a"]
+        ours = new_state[name][rows] + new_state[f"lora.{layer}.b"] @ new_state[f"lora.{layer}.a"]
         torch.testing.assert_close(ours, call.state[name][rows] + mean, rtol=1e-9, atol=1e-9)
-    untouched = after["full.blocks.0.attn.qkv.weight"][32:64]
-    assert torch.equal(untouched, call.state["full.blocks.0.attn.qkv.weight"][32:64])  # k has no LoRA
+    key_rows = new_state["full.blocks.0.attn.qkv.weight"][32:64]
+    assert torch.equal(
+        key_rows, call.state["full.blocks.0.attn.qkv.weight"][32:64]
+    )  # k has no LoRA
 
 
 def test_fedlora_of_equal_clients_has_no_residual(rng):
-    pair = {"lora.0.q.a": torch.randn(2, 4, generator=rng), "lora.0.q.b": torch.randn(4, 2, generator=rng)}
-    merged = create_method("fedlora").aggregate([Payload(pair, k, k + 1) for k in range(3)], fedavg)
-    assert merged["residual.0.q"].abs().max() < 1e-6
+    pair = {
+        "lora.0.q.a": torch.randn(2, 4, generator=rng),
+        "lora.0.q.b": torch.randn(4, 2, generator=rng),
+    }
+    mean = create_method("fedlora").aggregate([Payload(pair, k, k + 1) for k in range(3)], fedavg)
+    assert mean["residual.0.q"].abs().max() < 1e-6

@@ -9,7 +9,10 @@ from fczoo.core.tree import Tree, select
 
 
 def test_a_class_whose_holders_sit_a_round_out_keeps_its_prototype(make_bench, small_method, watch):
-    """One client in three takes part; a class's prototype is the mean feature at its last holders."""
+    """A class keeps its prototype while its holders are absent.
+
+    One client in three takes part; a class's prototype is the mean feature at its last holders.
+    """
     method, servers = small_method("fedproto"), list[Tree]()
     update = type(method).server_update
 
@@ -20,19 +23,19 @@ def test_a_class_whose_holders_sit_a_round_out_keeps_its_prototype(make_bench, s
     with mock.patch.object(type(method), "server_update", noted):
         run = watch(make_bench(participation=0.34, rounds=4, epochs=1), method)
     absent = 0
-    for before, after, server in zip(run.rounds, run.rounds[1:], servers, strict=False):
-        if before.ctx.task.index != after.ctx.task.index:
+    for call, next_call, server in zip(run.rounds, run.rounds[1:], servers, strict=False):
+        if call.ctx.task.index != next_call.ctx.task.index:
             continue
-        count = torch.stack([p["class.count"] for p in before.payloads]).sum(0)
-        total = torch.stack([p["class.sum"] for p in before.payloads]).sum(0)
-        for c in range(before.ctx.task.size):
-            known, mean = (after.state[f"prototype.{name}"][c] for name in ("known", "mean"))
-            assert torch.equal(server["all.mean"][before.ctx.task.start + c], mean)
+        count = torch.stack([p["class.count"] for p in call.payloads]).sum(0)
+        total = torch.stack([p["class.sum"] for p in call.payloads]).sum(0)
+        for c in range(call.ctx.task.size):
+            flag, mean = (next_call.state[f"prototype.{name}"][c] for name in ("known", "mean"))
+            assert torch.equal(server["all.mean"][call.ctx.task.start + c], mean)
             if count[c]:
-                assert known == 1 and torch.allclose(mean, total[c] / count[c])
+                assert flag == 1 and torch.allclose(mean, total[c] / count[c])
             else:
-                absent += int(before.state["prototype.known"][c])
-                assert torch.equal(known, before.state["prototype.known"][c])
-                assert torch.equal(mean, before.state["prototype.mean"][c])
+                absent += int(call.state["prototype.known"][c])
+                assert torch.equal(flag, call.state["prototype.known"][c])
+                assert torch.equal(mean, call.state["prototype.mean"][c])
     assert absent, "no known class was ever absent"
     assert select(run.states[2], "all.known")["all.known"].bool().all()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fczoo import FczooError, Task, create_method
-from fczoo.functional.ridge import solve_ridge, with_free_bias
-from helpers_analytic import Wide, asked, learned
+from fczoo.functional.ridge import solve_ridge, solve_ridge_with_bias
+from helpers_analytic import Wide, query_batch, states_after_tasks
 from helpers_golden import golden
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-10}
@@ -23,30 +23,40 @@ def test_recorded_joint_solutions(reading, rng):
     method = create_method("fedridge", ridge=float(g["in.ridge"]), **READINGS[reading])
     bounds = [0, 3, 5, 9]
     tasks = [Task(t, bounds[t], bounds[t + 1], 9, 3) for t in range(3)]
-    parts = [[(g[f"in.feat_t{t}k{k}"], g[f"in.label_t{t}k{k}"]) for k in range(4)] for t in range(3)]
+    parts = [
+        [(g[f"in.feat_t{t}k{k}"], g[f"in.label_t{t}k{k}"]) for k in range(4)] for t in range(3)
+    ]
     start = method.begin_task({}, tasks[0], Wide(8), rng)
     if reading == "rp":
         start["projection"] = g["in.W_rand"]
-    for t, state in enumerate(learned(method, parts, tasks, start)):
-        seen = bounds[t + 1]
-        weight = state["answer.weight"][:seen].mT
+    for t, state in enumerate(states_after_tasks(method, parts, tasks, start)):
+        stop = bounds[t + 1]
+        weight = state["answer.weight"][:stop].mT
         torch.testing.assert_close(weight, g[f"out.{reading}.W_t{t}"], **TIGHT)
         if reading == "free_bias":
-            torch.testing.assert_close(state["answer.bias"][:seen], g[f"out.free_bias.b_t{t}"], **TIGHT)
+            torch.testing.assert_close(
+                state["answer.bias"][:stop], g[f"out.free_bias.b_t{t}"], **TIGHT
+            )
         else:
-            logits = method.predict(None, state, asked(g["in.x_test"]), tasks[t])
+            logits = method.predict(None, state, query_batch(g["in.x_test"]), tasks[t])
             torch.testing.assert_close(logits, g[f"out.{reading}.logits_t{t}"], **TIGHT)
 
 
 def test_two_images_by_hand():
-    """Features 1 and 3 of classes 0 and 1, lambda 2: W = (1, 3) / (1 + 9 + 2).
+    """Two images give the solution worked out by hand.
 
-    With a free bias by the centred sums: mean 2, centred features -1 and 1, centred targets 1/2 and -1/2; the
-    slope of class 0 is -1 / (2 + 2) = -1/4, and its bias 1/2 + 2/4 = 1.
+    Features 1 and 3 of classes 0 and 1, lambda 2: W = (1, 3) / (1 + 9 + 2).
+
+    With a free bias by the centred sums: mean 2, centred features -1 and 1, centred targets 1/2 and
+    -1/2; the slope of class 0 is -1 / (2 + 2) = -1/4, and its bias 1/2 + 2/4 = 1.
     """
     gram, target = torch.tensor([[10.0]]), torch.tensor([[1.0, 3.0]])
-    assert solve_ridge(gram, target, 2.0).tolist() == [[pytest.approx(1 / 12), pytest.approx(1 / 4)]]
-    weight, bias = with_free_bias(gram.double(), target.double(), torch.tensor([1.0, 1.0]), 2.0)
+    assert solve_ridge(gram, target, 2.0).tolist() == [
+        [pytest.approx(1 / 12), pytest.approx(1 / 4)]
+    ]
+    weight, bias = solve_ridge_with_bias(
+        gram.double(), target.double(), torch.tensor([1.0, 1.0]), 2.0
+    )
     assert weight.tolist() == [[pytest.approx(-0.25), pytest.approx(0.25)]]
     assert bias.tolist() == [pytest.approx(1.0), pytest.approx(0.0)]
 
@@ -54,17 +64,22 @@ def test_two_images_by_hand():
 def test_without_a_ridge_the_smallest_solution(rng):
     x = torch.tensor([[1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)  # rank 1
     target = x.mT @ torch.eye(2, dtype=torch.float64)
-    found = solve_ridge(x.mT @ x, target, 0.0)
-    torch.testing.assert_close(found, torch.linalg.pinv(x) @ torch.eye(2, dtype=torch.float64), **TIGHT)
+    solution = solve_ridge(x.mT @ x, target, 0.0)
+    torch.testing.assert_close(
+        solution, torch.linalg.pinv(x) @ torch.eye(2, dtype=torch.float64), **TIGHT
+    )
 
 
 def test_without_a_ridge_the_smallest_solution_where_rounding_hides_that_one_direction_lacks(rng):
-    """With an image less than dimensions the factorisation often succeeds, on rounding alone."""
+    """Without a ridge the smallest solution is found though rounding hides a missing direction.
+
+    With an image less than dimensions the factorisation often succeeds, only by rounding.
+    """
     for _ in range(10):
         x = 10 * torch.randn(99, 100, generator=rng, dtype=torch.float64)
         y = torch.randn(99, 3, generator=rng, dtype=torch.float64)
-        found = solve_ridge(x.mT @ x, x.mT @ y, 0.0)
-        torch.testing.assert_close(found, torch.linalg.pinv(x) @ y, rtol=1e-4, atol=1e-6)
+        solution = solve_ridge(x.mT @ x, x.mT @ y, 0.0)
+        torch.testing.assert_close(solution, torch.linalg.pinv(x) @ y, rtol=1e-4, atol=1e-6)
 
 
 def test_labels_that_come_back_are_added(rng):
@@ -72,8 +87,10 @@ def test_labels_that_come_back_are_added(rng):
     method = create_method("fedridge", bias="none", ridge=1.0)
     x, y = torch.randn(8, 3, generator=rng, dtype=torch.float64), torch.arange(8) % 2
     start = method.begin_task({}, task, Wide(3), rng)
-    once = learned(method, [[(x, y)]], [task], start)[-1]
-    twice = learned(method, [[(x[:3], y[:3])], [(x[3:], y[3:])]], [task, task], start)[-1]
+    once = states_after_tasks(method, [[(x, y)]], [task], start)[-1]
+    twice = states_after_tasks(method, [[(x[:3], y[:3])], [(x[3:], y[3:])]], [task, task], start)[
+        -1
+    ]
     for name, value in once.items():
         torch.testing.assert_close(twice[name], value, **TIGHT)
 
@@ -83,13 +100,15 @@ def test_a_class_that_nobody_held_is_no_answer(rng):
     method = create_method("fedridge", bias="none")
     x = -torch.rand(6, 3, generator=rng, dtype=torch.float64)
     state = method.begin_task({}, task, Wide(3), rng)
-    state = learned(method, [[(x, torch.arange(6) % 2)]], [task], state)[-1]
-    assert set(method.predict(None, state, asked(-x), task).argmax(1).tolist()) <= {0, 1}
+    state = states_after_tasks(method, [[(x, torch.arange(6) % 2)]], [task], state)[-1]
+    assert set(method.predict(None, state, query_batch(-x), task).argmax(1).tolist()) <= {0, 1}
 
 
 @pytest.mark.parametrize("settings", [{"min_class_count": 2}, {"outliers": 3.0}])
 def test_what_cannot_look_into_second_moments_is_refused_by_name(make_bench, settings):
-    with pytest.raises(FczooError, match=r"cannot look into the second moments .* fedridge uploads"):
+    with pytest.raises(
+        FczooError, match=r"cannot look into the second moments .* fedridge uploads"
+    ):
         make_bench(**settings).check(create_method("fedridge"))
 
 
@@ -100,5 +119,5 @@ def test_sums_stay_in_float64_where_the_rest_is_in_float32(make_bench, watch):
 
 
 def test_a_bias_that_a_cosine_would_drop_is_refused():
-    with pytest.raises(FczooError, match=r"answers without the bias .* add --set fedridge\.bias=none"):
+    with pytest.raises(FczooError, match=r"answers without the bias .* add fedridge\.bias=none"):
         create_method("fedridge", score="cosine")

@@ -9,26 +9,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fczoo import Context, Task, Tree, create_method
+from fczoo.baselines._glfc_inversion import (
+    image_gradient,
+    lenet,
+    lenet_logits,
+    mismatch,
+    read_label,
+    reconstruct,
+)
+from fczoo.baselines._glfc_task_detection import mean_entropy
 from fczoo.core.tree import select
 from fczoo.data.views import Augment
-from fczoo.federation.engine import Engine
-from fczoo.federation.local_images import LocalImages
-from fczoo.federation.plan import Plan
-from fczoo.functional.herding import herding
-from fczoo.functional.inversion import image_gradient, lenet, lenet_logits, mismatch, read_label, reconstruct
-from fczoo.functional.noticing import mean_entropy
+from fczoo.federation.batches import LocalImages
+from fczoo.federation.device import Plan
+from fczoo.federation.engine import ClientEngine
+from fczoo.functional.exemplars import herding
 from helpers_methods import CLOSE, DIM, batch
 from helpers_payload import server_context
 
 
 def test_glfc_weights_average_to_one_in_each_group(noise):
-    learned = torch.tensor([True, True, False, False])
+    old_classes = torch.tensor([True, True, False, False])
     data = batch(
-        noise(7, 2), [0, 1, 1, 2, 3, 3, 2], w=torch.tensor([1.0, 1, 1, 1, 1, 1, 0], dtype=torch.float64)
+        noise(7, 2),
+        [0, 1, 1, 2, 3, 3, 2],
+        w=torch.tensor([1.0, 1, 1, 1, 1, 1, 0], dtype=torch.float64),
     )
-    weights = create_method("glfc").weights(noise(7, 4).requires_grad_(), data, learned)
+    weights = create_method("glfc").weights(noise(7, 4).requires_grad_(), data, old_classes)
     assert not weights.requires_grad
-    assert float(weights[:3].mean()) == pytest.approx(1) and float(weights[3:6].mean()) == pytest.approx(1)
+    assert float(weights[:3].mean()) == pytest.approx(1)
+    assert float(weights[3:6].mean()) == pytest.approx(1)
 
 
 def test_glfc_targets_of_new_classes_are_the_labels(noise):
@@ -37,7 +47,9 @@ def test_glfc_targets_of_new_classes_are_the_labels(noise):
     plain = F.binary_cross_entropy_with_logits(logits, F.one_hot(data.y, 4).double())
     torch.testing.assert_close(create_method("glfc").relations(logits, data, 0), plain, **CLOSE)
     torch.testing.assert_close(
-        create_method("glfc").compensated(logits, data, torch.zeros(4, dtype=torch.bool)), plain, **CLOSE
+        create_method("glfc").compensated_loss(logits, data, torch.zeros(4, dtype=torch.bool)),
+        plain,
+        **CLOSE,
     )
 
 
@@ -46,22 +58,26 @@ def test_glfc_targets_of_new_classes_are_the_labels(noise):
 def test_a_shortened_herding_list_is_a_herding_list(n, short, long, seed):
     features = torch.randn(n, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     short, long = sorted((short, long))
-    whole = herding(features, long).tolist()
-    assert (
-        len(set(whole)) == len(whole) == min(long, n) and herding(features, short).tolist() == whole[:short]
-    )
+    full_list = herding(features, long).tolist()
+    assert len(set(full_list)) == len(full_list) == min(long, n)
+    assert herding(features, short).tolist() == full_list[:short]
 
 
 def test_glfc_entropy_by_hand():
-    """Fair logits over four classes: ln 4, but for 1e-5 in the logarithm; certain ones: 0; their mean."""
+    """The entropy is that worked out by hand.
+
+    Fair logits over four classes: ln 4, but for 1e-5 in the logarithm; certain ones: 0; their mean.
+    """
     fair, certain = torch.zeros(1, 4), torch.tensor([[99.0, 0, 0, 0]])
     assert float(mean_entropy(fair)) == pytest.approx(-math.log(0.25 + 1e-5), abs=1e-6)
     assert float(mean_entropy(certain)) == pytest.approx(0, abs=2e-5)
-    assert float(mean_entropy(torch.cat([fair, certain]))) == pytest.approx(math.log(4) / 2, abs=1e-4)
+    assert float(mean_entropy(torch.cat([fair, certain]))) == pytest.approx(
+        math.log(4) / 2, abs=1e-4
+    )
 
 
-def client_of(bench, method, task: Task) -> tuple[Engine, LocalImages, Tree]:
-    engine = Engine(method, bench.backbone, bench.train, Plan(1, 4, Augment(), seed=0))
+def client_of(bench, method, task: Task) -> tuple[ClientEngine, LocalImages, Tree]:
+    engine = ClientEngine(method, bench.backbone, bench.train, Plan(1, 4, Augment(), seed=0))
     client = bench.clients(task)[0]
     return (
         engine,
@@ -71,11 +87,14 @@ def client_of(bench, method, task: Task) -> tuple[Engine, LocalImages, Tree]:
 
 
 def test_glfc_notices_each_time_that_the_entropy_jumps(make_bench, tasks):
-    """From 0 to ln 3 it jumps, back to 0 it falls, and to ln 3 it jumps again: two signals."""
+    """GLFC notices each jump of the entropy.
+
+    From 0 to ln 3 it jumps, back to 0 it falls, and to ln 3 it jumps again: two signals.
+    """
     bench, method = make_bench(), create_method("glfc", threshold=1.0, proxy="last", tune="head")
     _, data, state = client_of(bench, method, tasks[0])
     memory: Tree = {}
-    for sure, fired, expected in (
+    for sure, signal, entropy in (
         (0, True, math.log(3)),
         (99, False, 0),
         (99, False, 0),
@@ -84,9 +103,11 @@ def test_glfc_notices_each_time_that_the_entropy_jumps(make_bench, tasks):
         bias = torch.zeros(7).double()
         bias[0] = sure
         state = {**state, "head.weight": torch.zeros(7, DIM).double(), "head.bias": bias}
-        memory = method.prepare(bench.backbone, data, Context(tasks[0], 0, 3, state, memory))
-        assert bool(memory["signal"]) == fired
-        assert float(memory["entropy"]) == pytest.approx(expected, abs=1e-4)
+        memory = method.before_training(
+            bench.backbone, data, Context(tasks[0], 0, 3, state, memory)
+        )
+        assert bool(memory["signal"]) == signal
+        assert float(memory["entropy"]) == pytest.approx(entropy, abs=1e-4)
 
 
 def test_glfc_notices_by_entropy_once(make_bench, tasks, caplog):
@@ -94,7 +115,7 @@ def test_glfc_notices_by_entropy_once(make_bench, tasks, caplog):
     scale = math.log(10) / math.log(
         3
     )  # ln 3 is the rise at which a threshold of ln(10) fires on tasks of three classes
-    for threshold, expected in (
+    for threshold, signals in (
         (math.log(3) * scale - 0.01, [True, False, False]),
         (math.log(3) * scale + 0.01, [False] * 3),
     ):
@@ -106,11 +127,15 @@ def test_glfc_notices_by_entropy_once(make_bench, tasks, caplog):
             "head.bias": torch.zeros(7).double(),
         }  # fair logits: entropy ln 3
         memory: Tree = {}
-        for fired in expected:
-            memory = method.prepare(bench.backbone, data, Context(tasks[0], 0, 3, state, memory))
-            assert bool(memory["signal"]) == fired
+        for signal in signals:
+            memory = method.before_training(
+                bench.backbone, data, Context(tasks[0], 0, 3, state, memory)
+            )
+            assert bool(memory["signal"]) == signal
             assert float(memory["entropy"]) == pytest.approx(math.log(3), abs=1e-4)
-    method.prepare(bench.backbone, data, Context(tasks[0], 2, 3, state, memory))  # the last round
+    method.before_training(
+        bench.backbone, data, Context(tasks[0], 2, 3, state, memory)
+    )  # the last round
     assert "a client has not noticed task 1 by its entropy" in caplog.text
 
 
@@ -118,25 +143,35 @@ def test_glfc_notices_by_entropy_once(make_bench, tasks, caplog):
 def test_glfc_memory_keeps_to_its_budget(make_bench, small_method, watch, caplog, budget):
     run = watch(make_bench(), small_method("glfc", detector="oracle", proxy="last", memory=budget))
     assert ("has no room for one image of each" in caplog.text) == (budget == 1)
-    labels, owned = run.bench.train.labels, [set(), set(), set()]
+    labels, client_indices = run.bench.train.labels, [set(), set(), set()]
     for call in run.rounds:
         for client in call.clients:
-            owned[client.number] |= set(client.index.tolist())
+            client_indices[client.number] |= set(client.index.tolist())
     for client, memory in run.rounds[-1].engine.memories.items():
-        kept = memory["exemplar.index"].tolist()
-        assert len(kept) <= budget and len(set(kept)) == len(kept) and set(kept) <= owned[client]
+        exemplars = memory["exemplar.index"].tolist()
+        assert len(exemplars) <= budget
+        assert len(set(exemplars)) == len(exemplars)
+        assert set(exemplars) <= client_indices[client]
     final = run.rounds[-1].engine.memories[0]
-    kept = torch.bincount(labels[final["exemplar.index"]], minlength=7)
+    exemplars = torch.bincount(labels[final["exemplar.index"]], minlength=7)
     room = budget // int(final["learned"].sum())
-    held = torch.bincount(
-        labels[torch.cat([c.index for call in run.rounds for c in call.clients if c.number == 0]).unique()],
+    class_counts = torch.bincount(
+        labels[
+            torch.cat(
+                [c.index for call in run.rounds for c in call.clients if c.number == 0]
+            ).unique()
+        ],
         minlength=7,
     )
-    assert kept[:5].tolist() == [min(room, n) for n in held[:5].tolist()] and not kept[5:].any()
+    assert exemplars[:5].tolist() == [min(room, n) for n in class_counts[:5].tolist()]
+    assert not exemplars[5:].any()
 
 
 def test_images_of_a_task_in_which_a_client_was_never_drawn_become_exemplars(make_bench, tasks):
-    """Drawn in the first and the last of three tasks, it keeps images of both earlier ones."""
+    """Images of a task in which a client was never drawn become exemplars.
+
+    Drawn in the first and the last of three tasks, it keeps images of both earlier ones.
+    """
     bench = make_bench()
     method = create_method("glfc", detector="oracle", proxy="last", tune="head")
     memory: Tree = {}
@@ -144,16 +179,20 @@ def test_images_of_a_task_in_which_a_client_was_never_drawn_become_exemplars(mak
         engine, _, state = client_of(bench, method, task)
         client = bench.clients(task)[0]
         data = engine.side.images_of(client)
-        memory = method.prepare(bench.backbone, data, Context(task, 0, 1, state, memory))
-    kept = bench.train.labels[memory["exemplar.index"]]
-    assert kept.unique().tolist() == list(range(5)) and memory["learned"].tolist() == [True] * 5 + [False] * 2
-    owned = torch.cat([bench.clients(task)[0].index for task in tasks[:2]])
-    assert sorted(memory["exemplar.index"].tolist()) == sorted(owned.tolist())
+        memory = method.before_training(bench.backbone, data, Context(task, 0, 1, state, memory))
+    exemplar_labels = bench.train.labels[memory["exemplar.index"]]
+    assert exemplar_labels.unique().tolist() == list(range(5))
+    assert memory["learned"].tolist() == [True] * 5 + [False] * 2
+    client_indices = torch.cat([bench.clients(task)[0].index for task in tasks[:2]])
+    assert sorted(memory["exemplar.index"].tolist()) == sorted(client_indices.tolist())
 
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_glfc_blurs_on_pixels_as_they_are_by_a_quirk(make_bench, batch_of, tasks, rng, raw):
-    """One step by hand: x - lr (g + 1e-5 x), g the gradient at the normalised image or at x itself."""
+    """One step of blurring equals x - lr (g + 1e-5 x).
+
+    The gradient g is that at the normalised image or, by the quirk, at x itself.
+    """
     bench = make_bench()
     method = create_method(
         "glfc", perturb_raw=raw, perturb_steps=1, perturb_lr=50.0, tune="lora", head_init="default"
@@ -162,63 +201,89 @@ def test_glfc_blurs_on_pixels_as_they_are_by_a_quirk(make_bench, batch_of, tasks
     train = {k: v.to(torch.float64) for k, v in select(state, "head.", "lora.").items()}
     data = batch_of(method, bench.train, torch.arange(1))
     data = data._replace(y=torch.tensor([1]))
-    found = method.perturbed(bench.backbone, train, data, 3)
+    perturbation = method.perturb_image(bench.backbone, train, data, 3)
     config = bench.backbone.config
-    mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (config.mean, config.std))
+    mean, std = (
+        torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (config.mean, config.std)
+    )
     image = (data.x * std + mean).float().requires_grad_()
-    fed = image if raw else (image - mean.float()) / std.float()
-    logits = bench.backbone(fed, select(train, "lora.")) @ train["head.weight"].T + train["head.bias"]
+    network_input = image if raw else (image - mean.float()) / std.float()
+    logits = (
+        bench.backbone(network_input, select(train, "lora.")) @ train["head.weight"].T
+        + train["head.bias"]
+    )
     target = F.one_hot(data.y, 3).to(logits)
-    (gradient,) = torch.autograd.grad(F.binary_cross_entropy_with_logits(logits[:, :3], target), image)
+    (gradient,) = torch.autograd.grad(
+        F.binary_cross_entropy_with_logits(logits[:, :3], target), image
+    )
     assert gradient.abs().max() > 1e-5
     torch.testing.assert_close(
-        found, (image - 50.0 * (gradient + 1e-5 * image)).detach(), rtol=1e-4, atol=1e-5
+        perturbation, (image - 50.0 * (gradient + 1e-5 * image)).detach(), rtol=1e-4, atol=1e-5
     )
 
 
 def test_glfc_trains_on_exemplars_too(make_bench, small_method, watch):
     run = watch(
-        make_bench(batch_size=100, epochs=1), small_method("glfc", detector="oracle", proxy="last", memory=6)
+        make_bench(batch_size=100, epochs=1),
+        small_method("glfc", detector="oracle", proxy="last", memory=6),
     )
     call = next(c for c in run.rounds if c.ctx.task.index == 2)
     memory = call.engine.memories[0]
-    assert len(memory["exemplar.index"]) and (run.bench.train.labels[memory["exemplar.index"]] < 5).all()
+    assert len(memory["exemplar.index"])
+    assert (run.bench.train.labels[memory["exemplar.index"]] < 5).all()
 
 
-def test_glfc_old_model_is_the_last_of_the_task_before_in_cheap_mode(make_bench, small_method, watch):
+def test_glfc_old_model_is_the_last_of_the_task_before_in_cheap_mode(
+    make_bench, small_method, watch
+):
     run = watch(make_bench(), small_method("glfc", proxy="last"))
     for call in run.rounds:
         old = select(call.state, "old.")
         assert bool(old) == (call.ctx.task.index > 0)
         for name, value in old.items():
-            assert torch.equal(value, run.states[call.ctx.task.index - 1][name.removeprefix("old.")])
+            assert torch.equal(
+                value, run.states[call.ctx.task.index - 1][name.removeprefix("old.")]
+            )
 
 
 QUICK = {"inversion_steps": 2, "inversion_inner": 2}
 
 
 def test_glfc_uploads_gradients_only_when_it_notices(make_bench, small_method, watch):
-    """The oracle notices each task in its first round; a threshold that is never reached notices nothing."""
+    """Upload gradients only with a signal.
+
+    The oracle notices each task in its first round; a threshold that is never reached notices
+    nothing.
+    """
     run = watch(make_bench(epochs=1), small_method("glfc", detector="oracle", **QUICK))
     assert {call.ctx.round for call in run.rounds} == {0, 1}
     for call in run.rounds:
         for client, payload in zip(call.clients, call.payloads, strict=True):
-            sent = select(payload, "image_gradient.")
-            assert bool(sent) == (call.ctx.round == 0)
-            if sent:
+            gradients = select(payload, "image_gradient.")
+            assert bool(gradients) == (call.ctx.round == 0)
+            if gradients:
                 classes = run.bench.train.labels[client.index].unique()
-                assert all(len(v) == len(classes) for v in sent.values())
-                found = [
-                    int(read_label({k.removeprefix("image_gradient."): v[i] for k, v in sent.items()}))
+                assert all(len(v) == len(classes) for v in gradients.values())
+                labels = [
+                    int(
+                        read_label(
+                            {k.removeprefix("image_gradient."): v[i] for k, v in gradients.items()}
+                        )
+                    )
                     for i in range(len(classes))
                 ]
-                assert found == classes.tolist()
+                assert labels == classes.tolist()
     deaf = watch(make_bench(epochs=1, rounds=1), small_method("glfc", threshold=1e6, **QUICK))
-    assert not any(select(payload, "image_gradient.") for call in deaf.rounds for payload in call.payloads)
+    assert not any(
+        select(payload, "image_gradient.") for call in deaf.rounds for payload in call.payloads
+    )
 
 
 def test_lenet_has_the_official_number_of_weights():
-    """8,136 in the convolutions and 769 a class: 161,936 with 200 classes, as FPPL counts."""
+    """LeNet has the official number of weights.
+
+    8,136 in the convolutions and 769 per class: 161,936 with 200 classes, as FPPL counts.
+    """
     for classes, size in ((200, 161_936), (100, 85_036)):
         assert sum(v.numel() for v in lenet(classes, torch.Generator()).values()) == size
 
@@ -229,15 +294,23 @@ def test_the_label_can_be_read_from_any_gradient(label, seed):
     rng = torch.Generator().manual_seed(seed)
     net = lenet(7, rng)
     assert (
-        int(read_label(image_gradient(net, torch.rand(3, 32, 32, generator=rng), torch.tensor(label))))
+        int(
+            read_label(
+                image_gradient(net, torch.rand(3, 32, 32, generator=rng), torch.tensor(label))
+            )
+        )
         == label
     )
 
 
 def test_image_gradient_is_the_derivative_of_the_cross_entropy(rng):
     net = {k: v.double() for k, v in lenet(4, rng).items()}
-    image, label, step = torch.rand(3, 32, 32, generator=rng, dtype=torch.float64), torch.tensor(2), 1e-6
-    found = image_gradient(net, image, label)
+    image, label, step = (
+        torch.rand(3, 32, 32, generator=rng, dtype=torch.float64),
+        torch.tensor(2),
+        1e-6,
+    )
+    gradient = image_gradient(net, image, label)
     for name, at in (
         ("lenet.linear.bias", (1,)),
         ("lenet.conv0.weight", (3, 1, 2, 2)),
@@ -245,10 +318,10 @@ def test_image_gradient_is_the_derivative_of_the_cross_entropy(rng):
     ):
         ends = []
         for sign in (1, -1):
-            moved = {k: v.clone() for k, v in net.items()}
-            moved[name][at] += sign * step
-            ends.append(F.cross_entropy(lenet_logits(moved, image[None]), label[None]))
-        assert float(found[name][at]) == pytest.approx(
+            neighbour = {k: v.clone() for k, v in net.items()}
+            neighbour[name][at] += sign * step
+            ends.append(F.cross_entropy(lenet_logits(neighbour, image[None]), label[None]))
+        assert float(gradient[name][at]) == pytest.approx(
             float((ends[0] - ends[1]) / (2 * step)), rel=1e-4, abs=1e-8
         )
 
@@ -257,7 +330,10 @@ def test_reconstruction_comes_nearer_to_the_gradient(rng):
     net = lenet(4, rng)
     target = image_gradient(net, torch.rand(3, 32, 32, generator=rng), torch.tensor(1))
     images, label = reconstruct(net, target, steps=40, inner=2, kept=5, rng=rng)
-    assert int(label) == 1 and images.shape == (5, 3, 32, 32) and images.min() >= 0 and images.max() <= 1
+    assert int(label) == 1
+    assert images.shape == (5, 3, 32, 32)
+    assert images.min() >= 0
+    assert images.max() <= 1
     start = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(1))
     assert mismatch(net, images[-1], label, target) < 0.5 * mismatch(net, start, label, target)
 
@@ -269,19 +345,24 @@ def test_glfc_picks_the_model_that_does_best_on_the_reconstructions(
     state = method.begin_task({}, tasks[0], backbone, rng)
     best = []
     for accuracy, bias in ((0.5, 1.0), (0.2, 2.0), (0.5, 3.0), (0.4, 4.0)):
-        monkeypatch.setattr(type(method), "monitored", lambda *_, a=accuracy: torch.tensor(a))
-        merged = {**select(state, *method.training().optims), "head.bias": torch.full((7,), bias)}
-        state = method.server_update(state, merged, server_context(tasks[0], backbone, rng))
+        monkeypatch.setattr(
+            type(method), "monitor_accuracy", lambda *_, a=accuracy: torch.tensor(a)
+        )
+        aggregate = {
+            **select(state, *method.training().optims),
+            "head.bias": torch.full((7,), bias),
+        }
+        state = method.server_update(state, aggregate, server_context(tasks[0], backbone, rng))
         best.append(float(state["best.head.bias"][0]))
     assert best == [1.0, 1.0, 3.0, 3.0]  # as good as the best replaces it
     pool = image_gradient(state, torch.rand(3, 32, 32), torch.tensor(1))
-    arrived = {**merged, **{f"image_gradient.{k}": v[None] for k, v in pool.items()}}
-    for keep, expected in ((False, 5.0), (True, 3.0)):  # accuracies on other images do not compare
+    upload = {**aggregate, **{f"image_gradient.{k}": v[None] for k, v in pool.items()}}
+    for keep, best_bias in ((False, 5.0), (True, 3.0)):  # accuracies on other images do not compare
         quick = small_method("glfc", best_perf_no_reset=keep, inversion_steps=1)
-        fresh = {**arrived, "head.bias": torch.full((7,), 5.0)}
-        after = quick.server_update(state, fresh, server_context(tasks[0], backbone, rng))
-        assert float(after["best.head.bias"][0]) == expected
-        assert float(after["best.accuracy"]) == pytest.approx(0.5 if keep else 0.4)
+        fresh = {**upload, "head.bias": torch.full((7,), 5.0)}
+        new_state = quick.server_update(state, fresh, server_context(tasks[0], backbone, rng))
+        assert float(new_state["best.head.bias"][0]) == best_bias
+        assert float(new_state["best.accuracy"]) == pytest.approx(0.5 if keep else 0.4)
     for reset, accuracy in ((False, 0.0), (True, 0.5)):
         quirk = small_method("glfc", best_perf_no_reset=reset)
         assert float(quirk.begin_task(state, tasks[1], backbone, rng)["best.accuracy"]) == accuracy

@@ -24,7 +24,10 @@ from helpers_golden import F64, error, golden
 
 
 def fppl_tree(g: Tree, seen: int = 3) -> Tree:
-    """The official prompt tensor [T, block, 4, 5, D] as the method's state in task ``seen - 1``."""
+    """Return the official prompt tensor as the method's state in task ``seen - 1``.
+
+    Its shape is [T, block, 4, 5, D].
+    """
     tree = {"fusion.key": g["psi"], "fusion.scale": g["sigma"][0]}
     for i in range(5):
         prompts = g["prompt"][:seen, i].flatten(1, 2)
@@ -34,7 +37,7 @@ def fppl_tree(g: Tree, seen: int = 3) -> Tree:
     return tree
 
 
-def fused(tree: Tree, query: Tensor, **options: object) -> Tensor:
+def fuse_prompts(tree: Tree, query: Tensor, **options: object) -> Tensor:
     prompts = create_method("fppl", **options).fused_prompts(tree, query)
     return torch.stack([prompts[f"deep.{i}"] for i in range(5)], 1)
 
@@ -42,9 +45,9 @@ def fused(tree: Tree, query: Tensor, **options: object) -> Tensor:
 def test_fppl_fusion() -> None:
     g = golden("fppl_fusion")
     soft, hard, one = (
-        fused(fppl_tree(g), g["query"]),
-        fused(fppl_tree(g), g["query"], fusion="hard"),
-        fused(fppl_tree(g, 1), g["query"]),
+        fuse_prompts(fppl_tree(g), g["query"]),
+        fuse_prompts(fppl_tree(g), g["query"], fusion="hard"),
+        fuse_prompts(fppl_tree(g, 1), g["query"]),
     )
     assert error(soft, g["fused"]) < F64
     assert error(hard, g["fused_wo_fusion"]) < F64
@@ -54,7 +57,10 @@ def test_fppl_fusion() -> None:
 
 
 def test_fppl_fusion_weights() -> None:
-    """Read off through one-hot prompts: the fused value in column t is the weight of task t."""
+    """Fusion weights are the recorded ones.
+
+    One-hot prompts show them: the fused value in column t is the weight of task t.
+    """
     g = golden("fppl_fusion")
     marks = torch.eye(3, dtype=torch.float64)
     tree = {"fusion.key": g["psi"], "past.0": marks[:2, None], "prompt.0": marks[2:]}
@@ -66,9 +72,13 @@ def test_fppl_fusion_weights() -> None:
         ours = method.fused_prompts({**tree, "fusion.scale": scale}, g["query"])["deep.0"][:, 0]
         assert error(ours, g[official][:, :3]) < F64
     assert not g["weights"][:, 3:].any()
-    assert error(g["weights_sigma1"], g["weights"]) > 1e-2  # so the scale is a factor, and is applied
-    inverted = method.fused_prompts({**tree, "fusion.scale": 1 / g["sigma"][0]}, g["query"])["deep.0"][:, 0]
-    assert error(inverted, g["weights"][:, :3]) > 1e-2
+    assert (
+        error(g["weights_sigma1"], g["weights"]) > 1e-2
+    )  # so the scale is a factor, and is applied
+    inverse_scale = method.fused_prompts({**tree, "fusion.scale": 1 / g["sigma"][0]}, g["query"])[
+        "deep.0"
+    ][:, 0]
+    assert error(inverse_scale, g["weights"][:, :3]) > 1e-2
 
 
 def test_fppl_forward(micro: Backbone, images: Tensor) -> None:
@@ -76,10 +86,12 @@ def test_fppl_forward(micro: Backbone, images: Tensor) -> None:
     method, tree = create_method("fppl"), fppl_tree(g)
     tree |= {"head.weight": g["fc_weight"], "head.bias": g["fc_bias"]}
     assert error(micro(images), g["query"]) < F64
-    assert error(fused(tree, g["query"]), g["fused"]) < F64
+    assert error(fuse_prompts(tree, g["query"]), g["fused"]) < F64
     features = micro(images, method.fused_prompts(tree, g["query"]))
     assert error(features, g["features"]) < F64
-    batch = Batch(images, torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.float64), g["query"])
+    batch = Batch(
+        images, torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.float64), g["query"]
+    )
     assert error(method.predict(micro, tree, batch, Task(2, 8, 12, 12, 5)), g["logits"]) < F64
     assert method.predict(micro, tree, batch, Task(1, 4, 8, 12, 5)).shape == (4, 8)
 
@@ -105,7 +117,7 @@ def test_fppl_forward_tells_readings_apart(micro: Backbone, images: Tensor) -> N
 
 
 class Contrast:
-    """12 features of classes 4 to 7; prototypes of classes 0 to 7 are known."""
+    """Hold 12 features of classes 4 to 7; prototypes of classes 0 to 7 are known."""
 
     def __init__(self) -> None:
         self.g = g = golden("fppl_unified_full")
@@ -149,8 +161,12 @@ def test_fppl_contrast_of_single_samples() -> None:
     c = Contrast()
     assert c.g["used"].all()
     for i in range(12):
-        one = whole_batch(c.g["features"][i : i + 1], c.g["labels"][i : i + 1], c.g["features"][i : i + 1])
-        assert error(create_method("fppl").contrast(one.x, one, c.context), c.g["per_sample"][i]) < F64
+        one = whole_batch(
+            c.g["features"][i : i + 1], c.g["labels"][i : i + 1], c.g["features"][i : i + 1]
+        )
+        assert (
+            error(create_method("fppl").contrast(one.x, one, c.context), c.g["per_sample"][i]) < F64
+        )
 
 
 def test_fppl_contrast_tells_readings_apart() -> None:
@@ -159,7 +175,10 @@ def test_fppl_contrast_tells_readings_apart() -> None:
     assert error(c.loss(g["features"], temperature=5.0), g["loss_ur"]) > 1e-2  # tau as a factor
     assert error(c.loss(g["features"], temperature=1.0), g["loss_ur"]) > 1e-2
     old_too = Context(
-        task, 1, 5, {"prototype.mean": g["protos"][:8], "prototype.known": torch.ones(8, dtype=torch.float64)}
+        task,
+        1,
+        5,
+        {"prototype.mean": g["protos"][:8], "prototype.known": torch.ones(8, dtype=torch.float64)},
     )
     negatives = create_method("fppl").contrast(
         g["features"], whole_batch(g["features"], g["labels"], g["features"]), old_too
@@ -181,13 +200,17 @@ STATISTICS = {
 
 
 def split_statistics(counts: np.ndarray) -> np.ndarray:
-    """[runs, statistics] of counts [runs, client, class]."""
-    return np.array([[statistic(run) for statistic in STATISTICS.values()] for run in counts.astype(float)])
+    """Return [runs, statistics] of counts [runs, client, class]."""
+    return np.array(
+        [[statistic(run) for statistic in STATISTICS.values()] for run in counts.astype(float)]
+    )
 
 
 def standard_errors_apart(ours: np.ndarray, official: np.ndarray) -> np.ndarray:
     a, b = split_statistics(ours), split_statistics(official)
-    return np.abs(a.mean(0) - b.mean(0)) / np.sqrt(a.var(0, ddof=1) / len(a) + b.var(0, ddof=1) / len(b))
+    return np.abs(a.mean(0) - b.mean(0)) / np.sqrt(
+        a.var(0, ddof=1) / len(a) + b.var(0, ddof=1) / len(b)
+    )
 
 
 def our_splits(beta: float, cap: bool = True) -> np.ndarray:
@@ -200,45 +223,64 @@ def our_splits(beta: float, cap: bool = True) -> np.ndarray:
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
 def test_fppl_partition(beta: float) -> None:
     official = golden("partition_fppl")[f"dirichlet_beta{beta}_counts"].numpy()
-    apart = standard_errors_apart(our_splits(beta), official)
-    assert (apart < 3).all(), dict(zip(STATISTICS, apart, strict=True))
-    assert (standard_errors_apart(our_splits({0.1: 0.5, 0.5: 1.0, 1.0: 0.5}[beta]), official) > 3).any()
-    assert standard_errors_apart(our_splits(beta, cap=False), official)[2] > 3  # the cap holds sizes together
+    errors = standard_errors_apart(our_splits(beta), official)
+    assert (errors < 3).all(), dict(zip(STATISTICS, errors, strict=True))
+    assert (
+        standard_errors_apart(our_splits({0.1: 0.5, 0.5: 1.0, 1.0: 0.5}[beta]), official) > 3
+    ).any()
+    assert (
+        standard_errors_apart(our_splits(beta, cap=False), official)[2] > 3
+    )  # the cap holds sizes together
 
 
 def test_fppl_partition_over_the_data_set() -> None:
-    """The released split is drawn once and cut into tasks afterwards:
-    added up over five tasks it is the recorded one.
+    """The partition over the data set is distributed as the released one.
+
+    That one is drawn once and cut into tasks afterwards: added up over five tasks it is the
+    recorded one.
     """
-    labels, cut = np.repeat(np.arange(10), 100), tuple(Task(t, 2 * t, 2 * t + 2, 10, 5) for t in range(5))
+    labels, cut = (
+        np.repeat(np.arange(10), 100),
+        tuple(Task(t, 2 * t, 2 * t + 2, 10, 5) for t in range(5)),
+    )
     images = Images(np.zeros((1000, 1, 1, 3), np.uint8), labels)
-    stream = Stream("toy", images, images, np.arange(1000), tuple(range(10)), tuple("abcdefghij"), cut)
+    stream = Stream(
+        "toy", images, images, np.arange(1000), tuple(range(10)), tuple("abcdefghij"), cut
+    )
     spec = "dirichlet:0.5,scope=dataset,cap=on,min_size=10,max_tries=10000"
-    owned = [
+    splits = [
         [np.concatenate(c) for c in zip(*make_partition(stream, spec, 10, seed).tasks, strict=True)]
         for seed in range(40)
     ]
-    ours = np.array([[np.bincount(labels[part], minlength=10) for part in parts] for parts in owned])
+    ours = np.array(
+        [[np.bincount(labels[part], minlength=10) for part in parts] for parts in splits]
+    )
     official = golden("partition_fppl")["dirichlet_beta0.5_counts"].numpy()
     assert (standard_errors_apart(ours, official) < 3).all()
 
 
 @pytest.mark.parametrize("alpha", [2, 4])
 def test_fppl_partition_by_quantity(alpha: int) -> None:
-    """Recorded under alpha as a part of the ten classes; every client owns the class of its own number."""
-    labels, partitioner = np.repeat(np.arange(10), 100), Quantity(alpha, anchored=True, scope="dataset")
+    """The partition by quantity is distributed as the released one.
+
+    It is recorded under alpha as a part of the ten classes; every client owns the class of its
+    number.
+    """
+    labels, partitioner = (
+        np.repeat(np.arange(10), 100),
+        Quantity(alpha, anchored=True, scope="dataset"),
+    )
     runs = [partitioner(labels, 10, numpy_stream("golden", seed)) for seed in range(40)]
     ours = np.array([[np.bincount(labels[part], minlength=10) for part in parts] for parts in runs])
     official = golden("partition_fppl")[f"quantity_alpha{alpha / 10}_counts"].numpy()
     for counts in (ours, official):
-        assert (counts > 0).sum(2).tolist() == [[alpha] * 10] * 40 and all(
-            (run.diagonal() > 0).all() for run in counts
-        )
+        assert (counts > 0).sum(2).tolist() == [[alpha] * 10] * 40
+        assert all((run.diagonal() > 0).all() for run in counts)
     varying = [1, 2]  # the classes a client never do
     with np.errstate(invalid="ignore"):
-        apart = standard_errors_apart(ours, official)
-    assert (apart[varying] < 3).all(), apart
-    drawn = np.array(
+        errors = standard_errors_apart(ours, official)
+    assert (errors[varying] < 3).all(), errors
+    without_anchors = np.array(
         [
             [
                 np.bincount(labels[p], minlength=10)
@@ -247,11 +289,11 @@ def test_fppl_partition_by_quantity(alpha: int) -> None:
             for s in range(40)
         ]
     )
-    assert not all((run.diagonal() > 0).all() for run in drawn)
+    assert not all((run.diagonal() > 0).all() for run in without_anchors)
 
 
 def test_fppl_partition_without_skew() -> None:
-    """Beta 0 means IID there: ten images of every class at every client."""
+    """Beta 0 means IID: ten images of every class at every client."""
     labels = np.repeat(np.arange(10), 100)
     ours = [
         np.bincount(labels[part], minlength=10).tolist()

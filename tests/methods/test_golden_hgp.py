@@ -13,9 +13,9 @@ from helpers_golden import F32, F64, Identity, error, golden
 
 def prefixes(prompt: Tensor, k: slice, v: slice) -> Tree:
     return {
-        f"prefix.{i}.{part}": rows[where]
+        f"prefix.{i}.{part}": rows[columns]
         for i, rows in enumerate(prompt)
-        for part, where in (("k", k), ("v", v))
+        for part, columns in (("k", k), ("v", v))
     }
 
 
@@ -27,13 +27,19 @@ def test_hgp_forward(micro: Backbone, images: Tensor) -> None:
     plugs = prefixes(g["prompt"], FIRST, SECOND)
     assert error(micro(images, plugs), g["features"]) < F64
     assert (
-        error(micro(images, {k: torch.zeros_like(v) for k, v in plugs.items()}), g["features_zero_prompt"])
+        error(
+            micro(images, {k: torch.zeros_like(v) for k, v in plugs.items()}),
+            g["features_zero_prompt"],
+        )
         < F64
     )
     assert error(micro(images), g["features_no_prompt"]) < F64
     state = {**plugs, "head.weight": g["last_weight"], "head.bias": g["last_bias"]}
     batch = whole_batch(images, torch.zeros(4, dtype=torch.int64), images)
-    assert error(create_method("hgp").predict(micro, state, batch, Task(2, 8, 12, 12, 3)), g["logits"]) < F64
+    assert (
+        error(create_method("hgp").predict(micro, state, batch, Task(2, 8, 12, 12, 3)), g["logits"])
+        < F64
+    )
 
 
 def test_hgp_forward_tells_readings_apart(micro: Backbone, images: Tensor) -> None:
@@ -48,48 +54,60 @@ def test_hgp_forward_tells_readings_apart(micro: Backbone, images: Tensor) -> No
     }
     for name, plugs in readings.items():
         assert error(micro(images, plugs), g["features"]) > 1e-2, name
-    assert error(g["features_zero_prompt"], g["features_no_prompt"]) > 1e-3  # zero rows still take attention
+    assert (
+        error(g["features_zero_prompt"], g["features_no_prompt"]) > 1e-3
+    )  # zero rows still take attention
 
 
 def test_hgp_gaussians() -> None:
-    """Official: classes 4, 6, 7 of the task 4..7;
-    class 5 has one image and is dropped there, but kept here.
+    """Gaussians are the recorded ones.
+
+    Official: classes 4, 6, 7 of the task 4..7; class 5 has one image and is dropped there, but kept
+    here.
     """
     g = golden("hgp_stats_diag")
     method, task = create_method("hgp"), Task(1, 4, 8, 8, 2)
     context = Context(task, 0, 1, {})
-    sums = method.stats(Identity(), {}, whole_batch(g["features"], g["labels"], g["features"]), context)
-    ours = method.pack({}, sums, context)
-    assert ours["gauss.label"].tolist() == [4, 5, 6, 7] and g["classes"].tolist() == [4, 6, 7]
-    assert ours["gauss.count"].tolist() == [40, 1, 17, 2] and g["counts"].tolist() == [40, 17, 2]
-    several = [0, 2, 3]
-    assert error(ours["gauss.mean"][several], g["means"]) < F32
-    assert error(ours["gauss.var"][several], g["variances"]) < F32
+    sums = method.statistics(
+        Identity(), {}, whole_batch(g["features"], g["labels"], g["features"]), context
+    )
+    ours = method.make_upload({}, sums, context)
+    assert ours["gauss.label"].tolist() == [4, 5, 6, 7]
+    assert g["classes"].tolist() == [4, 6, 7]
+    assert ours["gauss.count"].tolist() == [40, 1, 17, 2]
+    assert g["counts"].tolist() == [40, 17, 2]
+    rows = [0, 2, 3]
+    assert error(ours["gauss.mean"][rows], g["means"]) < F32
+    assert error(ours["gauss.var"][rows], g["variances"]) < F32
     assert error(ours["gauss.mean"][1], g["features"][g["labels"] == 5][0]) < F32
     assert error(ours["gauss.var"][1], g["variances"].mean(0)) < F32
-    released = create_method("hgp", keep_single=False).pack({}, sums, context)
-    assert released["gauss.label"].tolist() == [4, 6, 7] and released["gauss.count"].tolist() == [40, 17, 2]
-    assert (
-        error(released["gauss.mean"], g["means"]) < F32 and error(released["gauss.var"], g["variances"]) < F32
-    )
-    biased = g["variances"] * ((g["counts"] - 1) / g["counts"])[:, None]
-    assert error(biased, g["variances"]) > 1e-2  # so n instead of n - 1 would show
+    official = create_method("hgp", keep_single=False).make_upload({}, sums, context)
+    assert official["gauss.label"].tolist() == [4, 6, 7]
+    assert official["gauss.count"].tolist() == [
+        40,
+        17,
+        2,
+    ]
+    assert error(official["gauss.mean"], g["means"]) < F32
+    assert error(official["gauss.var"], g["variances"]) < F32
+    divided_by_n = g["variances"] * ((g["counts"] - 1) / g["counts"])[:, None]
+    assert error(divided_by_n, g["variances"]) > 1e-2  # so n instead of n - 1 would show
 
 
 def test_hgp_rebalance_loss() -> None:
-    g, seen = golden("hgp_rebalance_loss"), 8
-    assert int(g["n_seen"]) == seen
+    g, stop = golden("hgp_rebalance_loss"), 8
+    assert int(g["n_seen"]) == stop
     for logits, target, loss, grad in zip(
         g["logits"], g["targets"], g["loss"], g["grad_logits"], strict=True
     ):
         leaf = logits.clone().requires_grad_()
-        ours = normalised_cross_entropy(leaf[:, :seen], target, create_method("hgp").logit_norm)
+        ours = normalised_cross_entropy(leaf[:, :stop], target, create_method("hgp").logit_norm)
         ours.backward()
         assert error(ours, loss) < F32
         assert error(leaf.grad, grad) < F32
-        assert not leaf.grad[:, seen:].any()
+        assert not leaf.grad[:, stop:].any()
         for wrong in (None, 10.0, 1.0):
-            assert error(normalised_cross_entropy(logits[:, :seen], target, wrong), loss) > 1e-2
+            assert error(normalised_cross_entropy(logits[:, :stop], target, wrong), loss) > 1e-2
         assert (
             error(normalised_cross_entropy(logits, target, 0.1), loss) > 1e-3
         )  # norm and softmax over unseen classes, too

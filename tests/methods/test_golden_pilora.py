@@ -1,4 +1,6 @@
-"""Recorded outputs of PILoRA's official code (tests/methods/golden/README.md), reproduced by this package."""
+"""Recorded outputs of PILoRA's official code (tests/methods/golden/README.md), reproduced by this
+package.
+"""
 
 from dataclasses import replace
 
@@ -13,14 +15,14 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Payload
 from fczoo.data.views import AUGMENTS
 from fczoo.federation.batches import Client
-from fczoo.federation.engine import Engine
-from fczoo.federation.plan import Plan
+from fczoo.federation.device import Plan
+from fczoo.federation.engine import ClientEngine
 from fczoo.functional.lora import merged_pairs
 from helpers_golden import F64, F64L, Identity, error, golden
 
 
 class FeatureStore:
-    """Stands in for an image store: the 'images' are features."""
+    """Replace an image store: the 'images' are features."""
 
     def __init__(self, features: Tensor, labels: Tensor):
         self.pixels, self.labels, self.backbone = features, labels, Identity()
@@ -33,7 +35,7 @@ class FeatureStore:
 
 
 class LocalStep:
-    """One batch of 16 features, labels 10 to 19 of 30 classes; no earlier task."""
+    """Hold one batch of 16 features, labels 10 to 19 of 30 classes, without an earlier task."""
 
     def __init__(self) -> None:
         self.g = g = golden("pilora_loss_t0_d48")
@@ -63,7 +65,9 @@ def test_pilora_distances(step: LocalStep) -> None:
     assert error(distances, step.g["distances"]) < F64
     assert (
         error(
-            replace(step.official, distance="squared").distances(step.g["features"], step.g["centers"]),
+            replace(step.official, distance="squared").distances(
+                step.g["features"], step.g["centers"]
+            ),
             step.g["distances"],
         )
         > 1
@@ -73,10 +77,12 @@ def test_pilora_distances(step: LocalStep) -> None:
 def test_pilora_loss_terms(step: LocalStep) -> None:
     g, only_entropy = step.g, replace(step.official, pull=0.0)
     entropy = only_entropy.prototype_loss(g["features"], step.train, step.batch, step.context)
-    both = step.official.prototype_loss(g["features"], step.train, step.batch, step.context)
+    entropy_and_pull = step.official.prototype_loss(
+        g["features"], step.train, step.batch, step.context
+    )
     assert error(entropy, g["dce"]) < F64L
-    assert error(both, g["dce_plus_pl"]) < F64L
-    assert error((both - entropy) / step.official.pull, g["pl"]) < F64L
+    assert error(entropy_and_pull, g["dce_plus_pl"]) < F64L
+    assert error((entropy_and_pull - entropy) / step.official.pull, g["pl"]) < F64L
     assert error(step.official.lora_penalty(step.train, step.shared), 0.01 * g["l1"]) < F64L
     assert error(step.loss(step.official), g["total"]) < F64L
 
@@ -109,9 +115,13 @@ def test_pilora_gradients(step: LocalStep) -> None:
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_pilora_step_of_the_engine(step: LocalStep, together: int) -> None:
-    """One epoch of one batch: the upload holds the official tensors after Adam, and the class means."""
+    """The engine takes the official step.
+
+    After one epoch of one batch the upload holds the official tensors after Adam, and the class
+    means.
+    """
     g = step.g
-    engine = Engine(
+    engine = ClientEngine(
         step.official,
         Identity(),
         FeatureStore(g["features"], g["labels"]),
@@ -124,17 +134,27 @@ def test_pilora_step_of_the_engine(step: LocalStep, together: int) -> None:
         for part in "qv":
             assert error(payload[f"lora.0.{part}.a"], g[f"a_{part}_after"]) < F64L
             assert not payload[f"lora.0.{part}.b"].any()
-        assert g["class_present"].all() and error(payload["class.mean"], g["class_means"]) < F64L
-    assert torch.equal(g["centers_after"][:10], g["centers"][:10])  # the frozen ones stand still there, too
+        assert g["class_present"].all()
+        assert error(payload["class.mean"], g["class_means"]) < F64L
+    assert torch.equal(
+        g["centers_after"][:10], g["centers"][:10]
+    )  # the frozen ones stand still there, too
 
 
 def test_pilora_step_tells_rates_apart(step: LocalStep) -> None:
     g = step.g
-    swapped = replace(step.official, lr_lora=step.official.lr_prototype, lr_prototype=step.official.lr_lora)
-    engine = Engine(
-        swapped, Identity(), FeatureStore(g["features"], g["labels"]), Plan(1, 16, AUGMENTS["none"], 0)
+    exchange = replace(
+        step.official, lr_lora=step.official.lr_prototype, lr_prototype=step.official.lr_lora
     )
-    (payload,) = engine.train({**step.shared, **step.train}, [Client(0, torch.arange(16))], step.context)
+    engine = ClientEngine(
+        exchange,
+        Identity(),
+        FeatureStore(g["features"], g["labels"]),
+        Plan(1, 16, AUGMENTS["none"], 0),
+    )
+    (payload,) = engine.train(
+        {**step.shared, **step.train}, [Client(0, torch.arange(16))], step.context
+    )
     assert error(payload["prototype"], g["centers_after"][10:20]) > 1e-3
     assert error(payload["lora.0.q.a"], g["a_q_after"]) > 1e-3
 
@@ -142,7 +162,7 @@ def test_pilora_step_tells_rates_apart(step: LocalStep) -> None:
 # ---------------------------------------------------------------- the server
 
 
-HELD = [0, 1, 2]  # class 3 is held by nobody
+HELD = [0, 1, 2]  # class 3 is held by no one
 
 
 def test_pilora_weights() -> None:
@@ -156,7 +176,9 @@ def test_pilora_weights() -> None:
     )  # officially 0.1 each, which is right for ten clients only
 
 
-@pytest.mark.parametrize("wrong", [{"squared": True}, {"temperature": 5.0}, {"temperature": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"squared": True}, {"temperature": 5.0}, {"temperature": 1.0}], ids=str
+)
 def test_pilora_weights_tell_readings_apart(wrong: dict) -> None:
     g = golden("pilora_reweight_k5c4_f64")
     ours = prototype_weights(g["protos"], g["means"], g["mask"], **{"temperature": 0.2, **wrong})
@@ -178,11 +200,14 @@ def test_pilora_server_step() -> None:
         )
         for k in range(5)
     ]
-    for merged in (prototype_reweight(payloads), create_method("pilora").aggregate(payloads, fedavg)):
-        assert error(merged["prototype"][HELD], g["merged"][HELD]) < F64L
-        assert error(merged["prototype"][3], g["protos"][:, 3].mean(0)) < F64
-        assert error(merged["prototype"][3], 2 * g["merged"][3]) < F64L
-        assert error(merged["lora.0.q.a"], g["lora_a_avg"]) < F64L
+    for aggregate in (
+        prototype_reweight(payloads),
+        create_method("pilora").aggregate(payloads, fedavg),
+    ):
+        assert error(aggregate["prototype"][HELD], g["merged"][HELD]) < F64L
+        assert error(aggregate["prototype"][3], g["protos"][:, 3].mean(0)) < F64
+        assert error(aggregate["prototype"][3], 2 * g["merged"][3]) < F64L
+        assert error(aggregate["lora.0.q.a"], g["lora_a_avg"]) < F64L
     plain = create_method("pilora", reweight="average").aggregate(payloads, fedavg)
     assert error(plain["prototype"][HELD], g["merged"][HELD]) > 1e-2
     assert error(g["lora_a"].mean(0), g["lora_a_avg"]) > 1e-2  # not the unweighted mean
@@ -192,7 +217,7 @@ def test_pilora_server_step() -> None:
 
 
 def summed_lora(g: Tree, last: int) -> Tree:
-    """State of the method in task ``last``: that task's pair and the stacked earlier ones."""
+    """Return the method's state in task ``last``: that task's pair and the stacked earlier ones."""
     tree = {}
     for part in "qv":
         for side in "ab":
@@ -211,19 +236,21 @@ def test_pilora_forward(micro: Backbone, images: Tensor, last: int) -> None:
     assert error(micro(images), official) > 1e-3
     first = micro(images, merged_pairs(tree, "first"))
     assert error(first, g["feature_sum_upto_task0"]) < F64
-    crossed = micro(images, merged_pairs(tree, "factor_sum"))
+    factor_sum = micro(images, merged_pairs(tree, "factor_sum"))
     sums = {
         f"lora.0.{part}.{side}": sum(g[f"{side}_{part}_{i}"] for i in range(last + 1))
         for part in "qv"
         for side in "ab"
     }
-    assert error(crossed, micro(images, sums)) < F64
+    assert error(factor_sum, micro(images, sums)) < F64
     if last:
-        assert error(first, official) > 1e-3 and error(crossed, official) > 1e-3
+        assert error(first, official) > 1e-3 and error(factor_sum, official) > 1e-3
 
 
 def test_pilora_forward_uses_q_and_v(micro: Backbone, images: Tensor) -> None:
     g = golden("pilora_mammoth_forward_micro")
-    swapped = {"q": "v", "v": "q"}
-    plugs = {f"lora.0.{swapped[part]}.{side}": g[f"{side}_{part}_0"] for part in "qv" for side in "ab"}
+    exchange = {"q": "v", "v": "q"}
+    plugs = {
+        f"lora.0.{exchange[part]}.{side}": g[f"{side}_{part}_0"] for part in "qv" for side in "ab"
+    }
     assert error(micro(images, plugs), g["feature_sum_upto_task0"]) > 1e-3

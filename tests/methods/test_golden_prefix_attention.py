@@ -21,17 +21,23 @@ def test_prefix_attention_of_the_backbone() -> None:
 
     assert error(run({}), g["out.y_no_prefix"]) < F32
     assert error(run({"prefix.0.k": g["in.pk"], "prefix.0.v": g["in.pv"]}), g["out.y"]) < F32
-    assert error(run({"prefix.0.k": g["in.pv"], "prefix.0.v": g["in.pk"]}), g["out.y"]) > 1e-2  # swapped
     assert (
-        error(run({"prefix.0.k": g["in.pk"][:1].expand(3, -1, -1), "prefix.0.v": g["in.pv"]}), g["out.y"])
+        error(run({"prefix.0.k": g["in.pv"], "prefix.0.v": g["in.pk"]}), g["out.y"]) > 1e-2
+    )  # swapped
+    assert (
+        error(
+            run({"prefix.0.k": g["in.pk"][:1].expand(3, -1, -1), "prefix.0.v": g["in.pv"]}),
+            g["out.y"],
+        )
         > 1e-2
     )  # not the sample's own
     assert error(run({}), g["out.y"]) > 1e-2
 
 
 def test_prefix_attention_by_concatenation() -> None:
-    """The same from the formula: rows in front of projected keys and values,
-    each head a slice of the width.
+    """The formula gives the recorded output.
+
+    Rows are in front of projected keys and values, each head a slice of the width.
     """
     g = golden("prefix_attention")
     query, key, value = F.linear(g["in.x"], g["in.qkv_w"], g["in.qkv_b"]).chunk(3, -1)
@@ -39,7 +45,14 @@ def test_prefix_attention_by_concatenation() -> None:
     def heads(rows: Tensor) -> Tensor:
         return rows.unflatten(-1, (int(g["in.heads"]), -1)).transpose(1, 2)
 
-    mixed = attend(
-        heads(query), heads(torch.cat([g["in.pk"], key], 1)), heads(torch.cat([g["in.pv"], value], 1))
+    output = attend(
+        heads(query),
+        heads(torch.cat([g["in.pk"], key], 1)),
+        heads(torch.cat([g["in.pv"], value], 1)),
     )
-    assert error(F.linear(mixed.transpose(1, 2).flatten(2), g["in.proj_w"], g["in.proj_b"]), g["out.y"]) < F32
+    assert (
+        error(
+            F.linear(output.transpose(1, 2).flatten(2), g["in.proj_w"], g["in.proj_b"]), g["out.y"]
+        )
+        < F32
+    )

@@ -16,16 +16,18 @@ def test_joint_sees_all_images_so_far(make_bench, small_method, watch):
         for call in run.rounds:
             assert len(call.clients) == clients
             labels = torch.cat([run.bench.train.labels[c.index] for c in call.clients])
-            assert sorted(labels.tolist()) == [c for c in range(call.ctx.task.stop) for _ in range(10)]
-            owned = [set(c.index.tolist()) for c in call.clients]
-            assert sum(map(len, owned)) == len(set().union(*owned))
+            assert sorted(labels.tolist()) == [
+                c for c in range(call.ctx.task.stop) for _ in range(10)
+            ]
+            client_indices = [set(c.index.tolist()) for c in call.clients]
+            assert sum(map(len, client_indices)) == len(set().union(*client_indices))
 
 
 def test_joint_starts_afresh_in_every_task(small_method, backbone, tasks, rng):
     method = small_method("joint")
     first = method.begin_task({}, tasks[0], backbone, torch.Generator().manual_seed(1))
-    trained = {k: v + 1 for k, v in first.items()}
-    again = method.begin_task(trained, tasks[1], backbone, torch.Generator().manual_seed(1))
+    end_state = {k: v + 1 for k, v in first.items()}
+    again = method.begin_task(end_state, tasks[1], backbone, torch.Generator().manual_seed(1))
     assert all(torch.equal(again[k], first[k]) for k in first)
 
 
@@ -36,18 +38,26 @@ def test_joint_softmax_covers_all_seen_classes(record, batch_of):
     train = select(call.state, *run.method.training().optims)
     loss, _ = run.method.loss(run.bench.backbone, train, data, call.ctx)
     torch.testing.assert_close(
-        loss, F.cross_entropy(run.method.logits(run.bench.backbone, train, data)[:, :7], data.y), **CLOSE
+        loss,
+        F.cross_entropy(run.method.logits(run.bench.backbone, train, data)[:, :7], data.y),
+        **CLOSE,
     )
 
 
 @pytest.mark.parametrize("setting", ["central", "federated"])
-def test_a_head_from_class_means_has_those_of_all_classes_so_far(make_bench, watch, batch_of, setting):
-    """Of the features as they were before any task was trained, in every task."""
-    run = watch(make_bench(rounds=1, epochs=1), create_method("joint", head_init="means", setting=setting))
+def test_a_head_from_class_means_has_those_of_all_classes_so_far(
+    make_bench, watch, batch_of, setting
+):
+    """The head takes means of untrained features, over all classes so far, in every task."""
+    run = watch(
+        make_bench(rounds=1, epochs=1), create_method("joint", head_init="means", setting=setting)
+    )
     data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
     features = run.bench.backbone(data.x)
     for call in run.rounds:
         stop = call.ctx.task.stop
         means = torch.stack([features[data.y == c].mean(0) for c in range(stop)])
-        torch.testing.assert_close(call.state["head.weight"][:stop], F.normalize(means, dim=1), **CLOSE)
+        torch.testing.assert_close(
+            call.state["head.weight"][:stop], F.normalize(means, dim=1), **CLOSE
+        )
         assert not call.state["head.weight"][stop:].any()

@@ -1,4 +1,6 @@
-"""LGA: weights within groups against recorded outputs, the radius, and models judged on noisy features."""
+"""LGA: weights within groups against recorded outputs, the radius, and models judged on noisy
+features.
+"""
 
 from dataclasses import replace
 
@@ -15,22 +17,28 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 @pytest.mark.parametrize("cumulative", [False, True])
 @pytest.mark.parametrize("scenario", ["t1", "t1_nolearned", "t2_noold", "t3"])
 def test_recorded_losses(monkeypatch, scenario, cumulative):
-    g = {k.split(f".{scenario}.")[1]: v for k, v in golden("lga_loss").items() if f".{scenario}." in k}
+    g = {
+        k.split(f".{scenario}.")[1]: v
+        for k, v in golden("lga_loss").items()
+        if f".{scenario}." in k
+    }
     t, size = int(g["task"]), int(g["task_size"])
     logits, labels = g["logits"].clone().requires_grad_(), g["label"]
     method = create_method("lga", cumulative_groups=cumulative)
     task = Task(t, t * size, (t + 1) * size, (t + 1) * size, t + 1)
     batch = Batch(logits, labels, torch.ones(len(labels)), logits, g["old_logits"])
-    learned = torch.zeros(task.classes, dtype=torch.bool)
-    learned[g["learned"]] = True
+    old_classes = torch.zeros(task.classes, dtype=torch.bool)
+    old_classes[g["learned"]] = True
     sizes = torch.tensor([size] * (t + 1))
-    weights = method.group_weights(logits, batch, learned, sizes)
-    recorded = g["w"] if cumulative else g["w_disjoint"]
+    weights = method.group_weights(logits, batch, old_classes, sizes)
+    official = g["w"] if cumulative else g["w_disjoint"]
     if scenario != "t1_nolearned" or cumulative:
-        torch.testing.assert_close(weights, recorded, **CLOSE)
+        torch.testing.assert_close(weights, official, **CLOSE)
     assert scenario != "t3" or (g["w"] - g["w_disjoint"]).abs().max() > 1
     monkeypatch.setattr(type(method), "logits", lambda self, backbone, train, batch: logits)
-    loss, _ = method.loss(None, {}, batch, Context(task, 0, 1, {"sizes": sizes}, {"learned": learned}))
+    loss, _ = method.loss(
+        None, {}, batch, Context(task, 0, 1, {"sizes": sizes}, {"learned": old_classes})
+    )
     if cumulative or scenario != "t3":
         torch.testing.assert_close(loss, g["loss_total"], **CLOSE)
         (gradient,) = torch.autograd.grad(loss, logits)
@@ -38,30 +46,38 @@ def test_recorded_losses(monkeypatch, scenario, cumulative):
 
 
 def test_the_radius_by_hand():
-    """Classes with features 0, 2 and 5: variance 2, and none; two dimensions alike: the root of 2."""
+    """The radius is that worked out by hand.
+
+    Classes with features 0, 2 and 5: variance 2, and none; two dimensions alike: the root of 2.
+    """
     method, state = create_method("lga"), {"monitor.radius": torch.zeros(())}
     sums = {
         "spread.count": torch.tensor([2.0, 1.0]),
         "spread.sum": torch.tensor([[2.0, 2.0], [5.0, 5.0]]),
         "spread.squares": torch.tensor([[4.0, 4.0], [25.0, 25.0]]),
     }
-    first = method.absorb("end", state, sums, server_context(Task(0, 0, 2, 4, 2)))
+    first = method.update_from("task_end", state, sums, server_context(Task(0, 0, 2, 4, 2)))
     assert float(first["monitor.radius"]) == pytest.approx(2**0.5)
-    assert method.absorb("end", first, sums, server_context(Task(1, 2, 4, 4, 2))) is first
+    assert method.update_from("task_end", first, sums, server_context(Task(1, 2, 4, 4, 2))) is first
 
 
 def test_models_are_judged_on_noisy_copies(rng):
-    method, ctx = create_method("lga", augmentations=3), server_context(Task(0, 0, 2, 2, 1), rng=rng)
+    method, ctx = (
+        create_method("lga", augmentations=3),
+        server_context(Task(0, 0, 2, 2, 1), rng=rng),
+    )
     features, labels = torch.zeros(400, 2), torch.arange(400) % 2
-    noisy, copied = method.augmented(features, labels, {"monitor.radius": torch.tensor(0.5)}, ctx)
-    assert noisy.shape == (1200, 2) and torch.equal(copied[400:800], labels)
+    noisy, copies = method.augment_features(
+        features, labels, {"monitor.radius": torch.tensor(0.5)}, ctx
+    )
+    assert noisy.shape == (1200, 2) and torch.equal(copies[400:800], labels)
     assert 0.4 < float(noisy.std()) < 0.6
 
 
 def test_the_last_model_is_the_best_in_the_first_rounds(monkeypatch):
     from fczoo.baselines.glfc import GLFC
 
-    monkeypatch.setattr(GLFC, "monitored", lambda self, state, ctx: torch.tensor(0.7))
+    monkeypatch.setattr(GLFC, "monitor_accuracy", lambda self, state, ctx: torch.tensor(0.7))
     method, ctx = create_method("lga", warmup=2), server_context(Task(0, 0, 2, 2, 1))
-    accuracies = [float(method.monitored({}, replace(ctx, round=r))) for r in range(4)]
+    accuracies = [float(method.monitor_accuracy({}, replace(ctx, round=r))) for r in range(4)]
     assert accuracies == pytest.approx([0, 0, 0.7, 0.7])

@@ -26,21 +26,23 @@ def test_lwf_distillation_leaves_new_rows_alone(record, batch_of, noise):
 
 
 def test_teacher_outputs_are_kept_where_the_view_is_fixed(make_bench, small_method, watch):
-    """One pass over the images a task instead of one in each epoch, with the same result."""
+    """One teacher pass per task instead of one per epoch gives the same result."""
     calls: list[int] = []
     method = small_method("lwf")
-    kept = type(method).teach
+    original = type(method).teacher_outputs
 
     def counted(self, backbone, shared, data, task):
         calls.append(len(data.y))
-        return kept(self, backbone, shared, data, task)
+        return original(self, backbone, shared, data, task)
 
-    type(method).teach = counted
+    type(method).teacher_outputs = counted
     try:
-        fixed = watch(make_bench(batch_size=100), method)
+        fixed_view = watch(make_bench(batch_size=100), method)
         once, calls[:] = sum(calls), []
         watch(make_bench(batch_size=100, augment="flip"), method)
     finally:
-        type(method).teach = kept
-    images = sum(len(c.index) for call in fixed.rounds if call.ctx.round == 0 for c in call.clients)
+        type(method).teacher_outputs = original
+    images = sum(
+        len(c.index) for call in fixed_view.rounds if call.ctx.round == 0 for c in call.clients
+    )
     assert once == images and sum(calls) == 4 * images  # two rounds of two epochs

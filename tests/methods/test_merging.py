@@ -1,4 +1,4 @@
-"""FisherAvg, RegMean and LoRM: what the server makes of weights, against recorded outputs and by hand."""
+"""FisherAvg, RegMean and LoRM: the server's merges equal recorded outputs and those by hand."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,8 +12,14 @@ from fczoo.aggregators.averaging import fedavg
 from fczoo.core.backbone import LAYERS
 from fczoo.core.registry import make_aggregator
 from fczoo.core.tree import nbytes, select
-from fczoo.functional.grams import layer_grams, over, regression_mean, regression_mean_of_b, unpacked
 from fczoo.functional.lora import fused_plugs
+from fczoo.functional.regmean import (
+    divide_by_gram,
+    layer_grams,
+    regression_mean,
+    regression_mean_of_b,
+    unpack_gram,
+)
 from helpers_golden import golden
 from helpers_payload import server_context
 
@@ -21,8 +27,8 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 
 
-def packed(gram: Tensor) -> Tensor:
-    """A symmetric matrix as clients send it: its diagonal where there is nothing else."""
+def pack_gram(gram: Tensor) -> Tensor:
+    """Return a symmetric matrix as clients send it: its diagonal where all else is zero."""
     if not (gram - torch.diag(gram.diagonal())).any():
         return gram.diagonal()
     i, j = torch.triu_indices(*gram.shape)
@@ -33,20 +39,33 @@ def packed(gram: Tensor) -> Tensor:
 
 
 def test_fisher_weights_by_hand():
-    """Weights 3 : 1 in the first coordinate, nobody's images in the second: (3 * 2 + 6) / 4 = 3; mean 4."""
-    sent = [
-        Payload({"head.bias": torch.tensor([2.0, 3.0]), "fisher.head.bias": torch.tensor([3.0, 0.0])}, 0, 9),
-        Payload({"head.bias": torch.tensor([6.0, 5.0]), "fisher.head.bias": torch.tensor([1.0, 0.0])}, 1, 1),
+    """Fisher weights are those worked out by hand.
+
+    Weights 3 : 1 in the first coordinate, no one's images in the second: (3 * 2 + 6) / 4 = 3; mean
+    4.
+    """
+    payloads = [
+        Payload(
+            {"head.bias": torch.tensor([2.0, 3.0]), "fisher.head.bias": torch.tensor([3.0, 0.0])},
+            0,
+            9,
+        ),
+        Payload(
+            {"head.bias": torch.tensor([6.0, 5.0]), "fisher.head.bias": torch.tensor([1.0, 0.0])},
+            1,
+            1,
+        ),
     ]
     method = create_method("fisheravg")
-    merged = method.aggregate(sent, make_aggregator(method.training().averaging))
-    assert merged.keys() == {"head.bias"} and merged["head.bias"].tolist() == [3.0, 4.0]
+    aggregate = method.aggregate(payloads, make_aggregator(method.training().averaging))
+    assert aggregate.keys() == {"head.bias"}
+    assert aggregate["head.bias"].tolist() == [3.0, 4.0]
 
 
 def test_fisher_doubles_the_upload(record):
-    sent = record("fisheravg").rounds[0].payloads[0]
-    assert nbytes(select(sent.tensors, "fisher.")) == nbytes(sent.drop("fisher.").tensors)
-    rows = sent["fisher.head.weight"]
+    upload = record("fisheravg").rounds[0].payloads[0]
+    assert nbytes(select(upload.tensors, "fisher.")) == nbytes(upload.drop("fisher.").tensors)
+    rows = upload["fisher.head.weight"]
     assert rows[:3].abs().sum() > 0 and not rows[3:].any()  # of the task's classes
 
 
@@ -56,43 +75,56 @@ def test_fisher_doubles_the_upload(record):
 def test_gram_matrices_of_tokens(rng):
     x, weight = torch.randn(4, 3, 5, generator=rng).double(), torch.tensor([1.0, 1.0, 1.0, 0.0])
     rows = x[:3].flatten(0, 1)
-    full, half, bare = (layer_grams({"fc": x}, weight, gamma)["gram.fc"] for gamma in (1.0, 0.25, 0.0))
-    torch.testing.assert_close(unpacked(full, 5), rows.mT @ rows, **TIGHT)
+    full, half, only_diagonal = (
+        layer_grams({"fc": x}, weight, gamma)["gram.fc"] for gamma in (1.0, 0.25, 0.0)
+    )
+    torch.testing.assert_close(unpack_gram(full, 5), rows.mT @ rows, **TIGHT)
     diagonal = torch.diag((rows.mT @ rows).diagonal())
-    torch.testing.assert_close(unpacked(half, 5), (rows.mT @ rows) / 4 + 3 * diagonal / 4, **TIGHT)
-    torch.testing.assert_close(unpacked(bare, 5), diagonal, **TIGHT)
-    assert [len(g) for g in (full, half, bare)] == [15, 15, 5]
+    torch.testing.assert_close(
+        unpack_gram(half, 5), (rows.mT @ rows) / 4 + 3 * diagonal / 4, **TIGHT
+    )
+    torch.testing.assert_close(unpack_gram(only_diagonal, 5), diagonal, **TIGHT)
+    assert [len(g) for g in (full, half, only_diagonal)] == [15, 15, 5]
 
 
 def test_recorded_outputs_of_regmean():
     g = golden("regmean_singular")
     weights = [g[f"in.W{k}"] for k in range(3)]
-    merged = regression_mean(weights, [packed(g[f"in.gram{k}"]) for k in range(3)])
-    torch.testing.assert_close(merged, g["out.merged_dead_input"], rtol=1e-4, atol=1e-5)
-    merged = regression_mean(weights, [packed(g[f"in.low_rank_gram{k}"]) for k in range(3)])
-    torch.testing.assert_close(merged, g["alt.merged_low_rank_rcond1e-6"], rtol=1e-3, atol=1e-4)
-    assert (merged - g["quirk.merged_low_rank_noise"]).abs().max() > 1
+    solution = regression_mean(weights, [pack_gram(g[f"in.gram{k}"]) for k in range(3)])
+    torch.testing.assert_close(solution, g["out.merged_dead_input"], rtol=1e-4, atol=1e-5)
+    solution = regression_mean(weights, [pack_gram(g[f"in.low_rank_gram{k}"]) for k in range(3)])
+    torch.testing.assert_close(solution, g["alt.merged_low_rank_rcond1e-6"], rtol=1e-3, atol=1e-4)
+    assert (solution - g["quirk.merged_low_rank_noise"]).abs().max() > 1
 
 
 def test_regmean_by_hand():
-    """Inputs 1 and 3 of two clients with weights 2 and 4: (2 * 1 + 4 * 9) / 10; a dead input gives 0."""
+    """RegMean gives the mean worked out by hand.
+
+    Inputs 1 and 3 of two clients with weights 2 and 4: (2 * 1 + 4 * 9) / 10; a dead input gives 0.
+    """
     weights = [torch.tensor([[2.0, 5.0]]), torch.tensor([[4.0, 7.0]])]
-    merged = regression_mean(weights, [torch.tensor([1.0, 0.0]), torch.tensor([9.0, 0.0])])
-    torch.testing.assert_close(merged, torch.tensor([[3.8, 0.0]]))
+    solution = regression_mean(weights, [torch.tensor([1.0, 0.0]), torch.tensor([9.0, 0.0])])
+    torch.testing.assert_close(solution, torch.tensor([[3.8, 0.0]]))
 
 
 def test_the_regression_mean_is_the_least_squares_solution(rng):
-    """Against one problem over all clients' inputs, each with its own weight's outputs; so is B's."""
+    """The regression mean solves one least-squares problem over all clients' inputs.
+
+    Each has its own weight's outputs; so is B's.
+    """
     inputs = [torch.randn(9, 4, generator=rng).double() for _ in range(3)]
     weights = [torch.randn(2, 4, generator=rng).double() for _ in range(3)]
-    grams = [packed(x.mT @ x) for x in inputs]
+    grams = [pack_gram(x.mT @ x) for x in inputs]
     goal = torch.cat([x @ w.mT for x, w in zip(inputs, weights, strict=True)])
     best = torch.linalg.lstsq(torch.cat(inputs), goal).solution.mT
     torch.testing.assert_close(regression_mean(weights, grams), best, **TIGHT)
     torch.testing.assert_close(regression_mean(weights[::-1], grams[::-1]), best, **TIGHT)
     torch.testing.assert_close(regression_mean(weights[:1] * 3, grams), weights[0], **TIGHT)
 
-    down, ups = torch.randn(2, 4, generator=rng).double(), torch.randn(3, 5, 2, generator=rng).double()
+    down, ups = (
+        torch.randn(2, 4, generator=rng).double(),
+        torch.randn(3, 5, 2, generator=rng).double(),
+    )
     goal = torch.cat([x @ down.mT @ up.mT for x, up in zip(inputs, ups, strict=True)])
     best = torch.linalg.lstsq(torch.cat(inputs) @ down.mT, goal).solution.mT
     torch.testing.assert_close(regression_mean_of_b(ups, down, torch.stack(grams)), best, **TIGHT)
@@ -100,7 +132,7 @@ def test_the_regression_mean_is_the_least_squares_solution(rng):
 
 def test_without_what_lies_beside_the_diagonal_each_input_has_its_own_mean(rng):
     gram, w = torch.tensor([2.0, 0.5, 1.0]), torch.randn(2, 3, generator=rng)
-    torch.testing.assert_close(over(w * gram, gram), w.double(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(divide_by_gram(w * gram, gram), w.double(), rtol=1e-6, atol=1e-6)
 
 
 def test_regmean_and_lorm_keep_the_rows_of_old_classes(record):
@@ -111,7 +143,9 @@ def test_regmean_and_lorm_keep_the_rows_of_old_classes(record):
 
 
 @pytest.mark.parametrize("name", ["regmean", "lorm"])
-@pytest.mark.parametrize("refused", [{"min_class_count": 2}, {"outliers": 3.0}], ids=["rare", "outliers"])
+@pytest.mark.parametrize(
+    "refused", [{"min_class_count": 2}, {"outliers": 3.0}], ids=["rare", "outliers"]
+)
 def test_second_moments_are_declared(make_bench, name, refused):
     with pytest.raises(FczooError, match=f"cannot look into the second moments .* {name} uploads"):
         make_bench(**refused).check(create_method(name))
@@ -122,12 +156,18 @@ def test_second_moments_are_declared(make_bench, name, refused):
 
 def test_b_and_a_are_trained_by_turns(make_bench, watch):
     run = watch(make_bench(rounds=3, epochs=1), create_method("lorm", rank=2))
-    trained = [sorted({n.split(".")[0] for n in c.payloads[0]} - {"gram", "head"}) for c in run.rounds]
-    assert trained == 3 * [["lora_b"], ["lora_a"], ["lora_b"]]
+    factors = [
+        sorted({n.split(".")[0] for n in c.payloads[0]} - {"gram", "head"}) for c in run.rounds
+    ]
+    assert factors == 3 * [["lora_b"], ["lora_a"], ["lora_b"]]
 
 
 def test_what_lorm_sends(backbone):
-    """Width D, MLP m, rank r: a block has B (5 D + m) r, A (3 D + m) r, diagonals 3 D + m; head: a Gram."""
+    """LoRM sends as much as its widths give.
+
+    Width D, MLP m, rank r: a block has B (5 D + m) r, A (3 D + m) r, diagonals 3 D + m; head: a
+    Gram.
+    """
     method, task = create_method("lorm", rank=2), Task(0, 0, 3, 7, 3)
     state = method.begin_task({}, task, backbone, torch.Generator())
     d, m, blocks = backbone.dim, backbone.config.mlp_dim, backbone.depth
@@ -136,12 +176,15 @@ def test_what_lorm_sends(backbone):
     x = torch.zeros(2, 3, 16, 16, dtype=torch.float64)
     batch = SimpleNamespace(x=x, w=torch.ones(2))
     context = SimpleNamespace(shared=state, task=task)
-    sent = method.stats(backbone, {}, batch, context)
-    assert sum(v.numel() for v in sent.values()) == blocks * (3 * d + m) + d * (d + 1) // 2
+    sums = method.statistics(backbone, {}, batch, context)
+    assert sum(v.numel() for v in sums.values()) == blocks * (3 * d + m) + d * (d + 1) // 2
 
 
 def test_recorded_outputs_of_lorm():
-    """Two tasks, in each a round of B and a round of A, then the merge of tasks."""
+    """LoRM gives the recorded outputs.
+
+    Each of two tasks has a round of B and a round of A, then the merge of tasks.
+    """
     g = golden("lorm_fed_diag")
     method, state = create_method("lorm", rank=2), {}
     weights = {f"blocks.0.{layer}.weight": g[f"in.W0.{layer}.weight"] for layer in LAYERS}
@@ -152,44 +195,52 @@ def test_recorded_outputs_of_lorm():
         if t:
             for layer in LAYERS:
                 for side in "ab":
-                    state[f"past_lora_{side}.blocks.0.{layer}"] = state[f"lora_{side}.blocks.0.{layer}"][None]
+                    state[f"past_lora_{side}.blocks.0.{layer}"] = state[
+                        f"lora_{side}.blocks.0.{layer}"
+                    ][None]
         for layer in LAYERS:
             state[f"lora_a.blocks.0.{layer}"] = g[f"in.t{t}.B.server_A.{layer}.weight"]
             state[f"lora_b.blocks.0.{layer}"] = g[f"in.t{t}.B.server_B.{layer}.weight"]
         for turn in "BA":
-            sent = []
+            payloads = []
             for k in range(3):
                 at, side = f"in.t{t}.{turn}.k{k}", turn.lower()
                 tree = {f"lora_{side}.blocks.0.{n}": g[f"{at}.{turn}.{n}.weight"] for n in LAYERS}
-                tree |= {f"gram.blocks.0.{n}": packed(g[f"{at}.gram.{n}"]) for n in LAYERS}
+                tree |= {f"gram.blocks.0.{n}": pack_gram(g[f"{at}.gram.{n}"]) for n in LAYERS}
                 head = {f"head.{n}": g[f"{at}.head.{n}"] for n in ("weight", "bias")}
-                tree |= {**head, "gram.head": packed(g[f"{at}.gram.head"])}
-                sent.append(Payload(tree, k, int(g["in.n"][k])))
-            state |= {k: v for k, v in sent[0].only("head.").items() if k not in state}
-            state = method.server_update(state, method.aggregate(sent, fedavg), server_context(task))
+                tree |= {**head, "gram.head": pack_gram(g[f"{at}.gram.head"])}
+                payloads.append(Payload(tree, k, int(g["in.n"][k])))
+            state |= {k: v for k, v in payloads[0].only("head.").items() if k not in state}
+            state = method.server_update(
+                state, method.aggregate(payloads, fedavg), server_context(task)
+            )
             plugs = fused_plugs(state)
             for layer in LAYERS:
-                merged = state[f"lora_{turn.lower()}.blocks.0.{layer}"]
+                solution = state[f"lora_{turn.lower()}.blocks.0.{layer}"]
                 torch.testing.assert_close(
-                    merged, g[f"out.t{t}.{turn}.merged_{turn}.{layer}.weight"], **CLOSE
+                    solution, g[f"out.t{t}.{turn}.merged_{turn}.{layer}.weight"], **CLOSE
                 )
                 parts = "qkv" if layer == "attn.qkv" else [layer.split(".")[1]]
                 update = torch.cat([plugs[f"lora.0.{p}.b"] @ plugs[f"lora.0.{p}.a"] for p in parts])
-                expected = g[f"out.t{t}.{turn}.eval_weight.{layer}.weight"]
-                torch.testing.assert_close(g[f"in.W0.{layer}.weight"] + update, expected, **CLOSE)
+                official = g[f"out.t{t}.{turn}.eval_weight.{layer}.weight"]
+                torch.testing.assert_close(g[f"in.W0.{layer}.weight"] + update, official, **CLOSE)
             for name in ("weight", "bias"):
-                torch.testing.assert_close(state[f"head.{name}"], g[f"out.t{t}.{turn}.head.{name}"], **CLOSE)
+                torch.testing.assert_close(
+                    state[f"head.{name}"], g[f"out.t{t}.{turn}.head.{name}"], **CLOSE
+                )
         sums = {
-            f"gram.blocks.0.{n}": sum(packed(g[f"in.t{t}.final.k{k}.gram.{n}"]) for k in range(3))
+            f"gram.blocks.0.{n}": sum(
+                pack_gram(g[f"in.t{t}.final.k{k}.gram.{n}"]) for k in range(3)
+            )
             for n in LAYERS
         }
         context = replace(server_context(task), backbone=backbone)
-        state = method.absorb("end", state, sums, context)
+        state = method.update_from("task_end", state, sums, context)
         for layer in LAYERS:
-            expected = g[f"out.t{t}.run_weights_gram.{layer}.weight"].double()
+            official = g[f"out.t{t}.run_weights_gram.{layer}.weight"].double()
             torch.testing.assert_close(
-                state[f"total.product.blocks.0.{layer}"], expected, rtol=1e-3, atol=1e-4
+                state[f"total.product.blocks.0.{layer}"], official, rtol=1e-3, atol=1e-4
             )
             weight = state[f"full.blocks.0.{layer}.weight"]
-            expected = g[f"out.t{t}.task_end_weight.{layer}.weight"]
-            torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
+            official = g[f"out.t{t}.task_end_weight.{layer}.weight"]
+            torch.testing.assert_close(weight, official, rtol=1e-3, atol=1e-4)

@@ -1,13 +1,13 @@
-"""All methods at once: quirks are off by default, and uploads are as the papers say."""
+"""All methods at once: quirks are off by default, and uploads agree with the papers."""
 
 import pytest
 
 from fczoo import FczooError, create_method
 from fczoo.cli.listing import listing
-from fczoo.core.options import declared, quirks
+from fczoo.core.options import dataclass_options, quirks
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import drop, select
-from fczoo.federation.downlink import broadcast
+from fczoo.federation.server import broadcast
 
 # --- what crosses the wire
 
@@ -18,17 +18,21 @@ from fczoo.federation.downlink import broadcast
         ("pilora", "past. lora. frozen. prototype", "lora. prototype class.count class.mean"),
         ("hgp", "prefix. head.", "prefix. head. gauss.label gauss.count gauss.mean gauss.var"),
         ("fcilpt", "pool. common head.", "pool. common head. usage"),
-        ("fppl", "past. prompt. fusion. head. prototype.", "prompt. fusion. head. local.label local.mean"),
+        (
+            "fppl",
+            "past. prompt. fusion. head. prototype.",
+            "prompt. fusion. head. local.label local.mean",
+        ),
     ],
 )
 def test_the_methods_send_what_their_papers_say(record, name, down, up):
     run = record(name)
-    for sent, names in (
+    for message, names in (
         (broadcast(run.method, run.states[2]), down),
         (run.rounds[-1].payloads[0].tensors, up),
     ):
-        assert all(select(sent, prefix) for prefix in names.split())
-        assert not drop(sent, *names.split())
+        assert all(select(message, prefix) for prefix in names.split())
+        assert not drop(message, *names.split())
 
 
 # --- quirks
@@ -37,23 +41,26 @@ def test_the_methods_send_what_their_papers_say(record, name, down, up):
 @pytest.mark.parametrize("name", METHODS.names())
 def test_options_read_from_source_are_those_of_the_class(name):
     options = METHODS.options(name)
-    assert options == declared(METHODS.get(name)) and list(options) == list(declared(METHODS.get(name)))
+    assert options == dataclass_options(METHODS.get(name))
+    assert list(options) == list(dataclass_options(METHODS.get(name)))
 
 
 def test_quirks_are_off_by_default():
-    known = [(name, *quirk) for name in METHODS.names() for quirk in quirks(METHODS.options(name))]
-    assert len(known) >= 15
-    for name, option, value, place, _ in known:
-        assert getattr(create_method(name), option) != value and place
-        assert f"{option}={value}" in create_method(name, **{option: value}).remark()
-    listed = listing("quirks")
+    all_quirks = [
+        (name, *quirk) for name in METHODS.names() for quirk in quirks(METHODS.options(name))
+    ]
+    assert len(all_quirks) >= 15
+    for name, option, value, source, _ in all_quirks:
+        assert getattr(create_method(name), option) != value and source
+        assert f"{option}={value}" in create_method(name, **{option: value}).table_note()
+    page = listing("quirks")
     for option in (
         "ewc.amp_vanish=True",
         "lwf.distill_current=True",
         "dualprompt.reshape_bug=True",
         "hgp.init=zeros",
     ):
-        assert option in listed
+        assert option in page
 
 
 def test_normalisation_by_data_set_is_the_released_one():
@@ -64,11 +71,13 @@ def test_normalisation_by_data_set_is_the_released_one():
         (0.5, 0.5, 0.5),
         (0.5, 0.5, 0.5),
     )
-    assert Settings.for_dataset("cars196", norm_by_dataset=True, std=(2.0, 2.0, 2.0)).normalisation == (
+    assert Settings.for_dataset(
+        "cars196", norm_by_dataset=True, std=(2.0, 2.0, 2.0)
+    ).normalisation == (
         (0.0, 0.0, 0.0),
         (2.0, 2.0, 2.0),
     )
     mean, std = Settings.for_dataset("cub200", norm_by_dataset=True).normalisation
     assert mean == (0.485, 0.456, 0.406) and std == (0.229, 0.224, 0.225)
-    with pytest.raises(FczooError, match="knows no values for digits"):
+    with pytest.raises(FczooError, match="has no values for digits"):
         _ = Settings.for_dataset("digits", norm_by_dataset=True).normalisation

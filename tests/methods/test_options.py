@@ -1,4 +1,6 @@
-"""Every option of every method, at a value that is not its default, changes uploads, states or answers."""
+"""Every option of every method, at a value that is not its default, changes uploads, states or
+answers.
+"""
 
 import types
 import typing
@@ -14,8 +16,8 @@ from torch import Tensor
 from fczoo import Tree
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
-from fczoo.testing.recording import watch
-from fczoo.testing.subject import Subject
+from fczoo.testing.call_recorder import record_run
+from fczoo.testing.method_under_test import MethodUnderTest
 from fczoo.testing.world import small_method, toy_bench
 
 TWO_ROUNDS = {"rounds": 2}
@@ -33,18 +35,33 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("lorm", "lr_a"): ({}, TWO_ROUNDS),  # the first round trains B
     ("ccvr", "triple_pass"): ({"covariance": "full"}, {}),
     ("hgp", "class_weights"): ({"keep_single": False}, {}),  # else all classes have as many images
-    ("ewc", "strength"): ({}, TWO_ROUNDS),  # new rows of the head start at 0: one step moves nothing of old
+    ("ewc", "strength"): (
+        {},
+        TWO_ROUNDS,
+    ),  # new rows of the head start at 0: one step moves nothing of old
     ("ewc", "amp_vanish"): ({}, TWO_ROUNDS),
     ("ewc", "asked"): ({}, {"participation": 0.34}),  # else everybody trains
-    ("pilora", "unheld"): ({}, {"rounds": 6, "participation": 0.34}),  # else somebody holds each class
-    ("glfc", "best_perf_no_reset"): ({"lr": 0.0, "lr_backbone": 0.0}, {}),  # no better in a later task
+    ("pilora", "unheld"): (
+        {},
+        {"rounds": 6, "participation": 0.34},
+    ),  # else someone holds each class
+    ("glfc", "best_perf_no_reset"): (
+        {"lr": 0.0, "lr_backbone": 0.0},
+        {},
+    ),  # no better in a later task
     ("fedridge", "width"): ({"lift": "random"}, {}),
     ("fedridge", "score"): ({"bias": "none"}, {}),  # a cosine has no use for a free bias
-    ("glfc", "augmentations"): (  # of LGA: later tasks have the noise, and answers must be close to a change
+    (
+        "glfc",
+        "augmentations",
+    ): (  # of LGA: later tasks have the noise, and answers must be close to a change
         {"detector": "oracle", "lr": 1.0, "lr_backbone": 0.01},
         {},
     ),
-    ("dytox", "choice"): ({"memory": 30, "lr": 0.05}, {}),  # else features are alike, and few are chosen
+    ("dytox", "choice"): (
+        {"memory": 30, "lr": 0.05},
+        {},
+    ),  # else features are alike, and few are chosen
     ("target", "student_steps"): ({"warmup": 0}, {}),  # else it learns when all images are made
     ("target", "student_lr"): ({"warmup": 0}, {}),
     ("glfc", "detector"): ({"threshold": 1e6}, {}),  # else the entropy tells as much as the oracle
@@ -54,7 +71,12 @@ PROXY = {  # options of GLFC and LGA about their reconstructions
     *("warmup", "augmentations"),
 }
 
-ADAPTER = ("bottleneck", "lr", "momentum", "weight_decay")  # of analytic methods that may train an adapter
+ADAPTER = (
+    "bottleneck",
+    "lr",
+    "momentum",
+    "weight_decay",
+)  # of analytic methods that may train an adapter
 
 
 def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -83,7 +105,7 @@ def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
 OTHER = {  # where neither half, double, one more nor one less makes a difference
     ("codap", "components"): 12,  # three tasks share them: 10 and 11 are three for each
     ("fedcprompt", "components"): 12,
-    ("bic", "validation"): 0.5,  # of four exemplars a class at least one is held out
+    ("bic", "validation"): 0.5,  # of four exemplars per class at least one is held out
     ("fedcprompt", "margin"): 0.0,  # closes the hinge
     ("ssil", "ratio"): 0.25,  # as many exemplars as a fourth of the new images are at hand
     ("glfc", "threshold"): 1e6,  # never reached
@@ -140,7 +162,7 @@ def observed(name: str, options: tuple, settings: tuple) -> Tree:
     """Uploads, states and logits of a run with some options and settings."""
     small = {"rounds": 1, "epochs": 1, "batch_size": 8, **dict(settings)}
     method = small_method(name, **dict(options))
-    record = watch(toy_bench(**small), method)
+    record = record_run(toy_bench(**small), method)
     assert dict(options).items() <= record.result.options.items()
     assert [len(row) for row in record.result.accuracy] == [1, 2, 3]
     seen: dict[str, Tensor] = {}
@@ -149,7 +171,7 @@ def observed(name: str, options: tuple, settings: tuple) -> Tree:
             seen |= {f"upload {number} of {payload.client}: {k}": v for k, v in payload.items()}
     for task, state in record.states.items():
         seen |= {f"state {task}: {k}": v for k, v in state.items()}
-        seen[f"logits {task}"] = Subject(method).logits(record, task)
+        seen[f"logits {task}"] = MethodUnderTest(method).logits(record, task)
     return seen
 
 
@@ -165,7 +187,9 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
-SAME = {("choice", "raw")}  # features in the toy world are of nearly one length; see test_golden_memory.py
+SAME = {
+    ("choice", "raw")
+}  # features in the toy world are of nearly one length; see test_golden_memory.py
 
 CASES = [
     (name, option, value)
@@ -193,7 +217,9 @@ def test_a_run_that_is_told_nothing_else_changes_nothing() -> None:
 
 
 def test_every_option_is_tried() -> None:
-    """So that the test above cannot become empty unnoticed; words that are no choice are left out by name."""
+    """So that the test above cannot become empty unnoticed; words that are not a choice are left
+    out by name.
+    """
     tried = {(name, option) for name, option, _ in CASES}
     every = {(name, f.name) for name in METHODS.names() for f in fields(METHODS.get(name))}
     assert every == tried

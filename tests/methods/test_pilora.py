@@ -1,4 +1,4 @@
-"""What PILoRA promises: merged LoRA, its penalties, prototypes."""
+"""PILoRA: merged LoRA, its penalties, prototypes."""
 
 import math
 
@@ -17,17 +17,27 @@ from helpers_payload import server_context
 
 
 def pilora_state(noise, past: int) -> dict[str, Tensor]:
-    """Seven classes, the current ones 3 and 4; ``past`` earlier tasks' LoRA beside the current one."""
-    state = {"frozen.before": noise(3, DIM), "prototype": noise(2, DIM), "frozen.after": noise(2, DIM)}
+    """Return a state of seven classes, the current ones 3 and 4.
+
+    It has ``past`` earlier tasks' LoRA next to the current one.
+    """
+    state = {
+        "frozen.before": noise(3, DIM),
+        "prototype": noise(2, DIM),
+        "frozen.after": noise(2, DIM),
+    }
     for part in "qv":
         state |= {f"lora.0.{part}.a": noise(4, DIM), f"lora.0.{part}.b": 0.2 * noise(DIM, 4)}
         if past:
-            state |= {f"past.0.{part}.a": noise(past, 4, DIM), f"past.0.{part}.b": 0.2 * noise(past, DIM, 4)}
+            state |= {
+                f"past.0.{part}.a": noise(past, 4, DIM),
+                f"past.0.{part}.b": 0.2 * noise(past, DIM, 4),
+            }
     return state
 
 
-def shifted(backbone: Backbone, change: dict[str, Tensor]) -> Backbone:
-    """The backbone with q and v of its first block changed by the given matrices."""
+def change_first_block(backbone: Backbone, change: dict[str, Tensor]) -> Backbone:
+    """Return the backbone with q and v of its first block changed by the given matrices."""
     weight = backbone.weights["blocks.0.attn.qkv.weight"].clone()
     weight[:DIM] += change["q"]
     weight[2 * DIM :] += change["v"]
@@ -51,34 +61,45 @@ def test_pilora_with_zero_b_is_the_frozen_backbone(backbone, images_batch, noise
     state |= {k: torch.zeros_like(v) for k, v in state.items() if k.endswith(".b")}
     logits = create_method("pilora").predict(backbone, state, images_batch, tasks[1])
     table = torch.cat([state["frozen.before"], state["prototype"]])
-    torch.testing.assert_close(logits, -rms(backbone(images_batch.x), table).double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        logits, -rms(backbone(images_batch.x), table).double(), rtol=1e-5, atol=1e-5
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"merge": "factor_sum"}, {"merge": "first"}, {"local": "current"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"merge": "factor_sum"}, {"merge": "first"}, {"local": "current"}]
+)
 def test_pilora_trains_lora_in_every_task(make_bench, small_method, watch, options):
     run = watch(make_bench(), small_method("pilora", lr_lora=1e-3, **options))
     assert [call.ctx.task.index for call in run.rounds] == [0, 0, 1, 1, 2, 2]
     for call in run.rounds:
         for payload in call.payloads:
-            assert all(not torch.equal(payload[k], call.state[k]) for k in select(call.state, "lora."))
+            assert all(
+                not torch.equal(payload[k], call.state[k]) for k in select(call.state, "lora.")
+            )
 
 
 @pytest.mark.parametrize("options", [{"merge": "first"}, {"local": "current"}])
-def test_pilora_can_train_with_the_current_lora_alone(backbone, images_batch, noise, tasks, options):
-    """Earlier pairs have no part in a client's loss, nor in its class means, but in evaluation."""
+def test_pilora_can_train_with_the_current_lora_alone(
+    backbone, images_batch, noise, tasks, options
+):
+    """Earlier pairs take part in evaluation, but not in a client's loss and class means."""
     method, state = create_method("pilora", ortho=0.0, **options), pilora_state(noise, 2)
-    other = {k: v + 1 if k.startswith("past.") else v for k, v in state.items()}
+    changes = {k: v + 1 if k.startswith("past.") else v for k, v in state.items()}
     train, batch = (
         select(state, "lora.", "prototype"),
         images_batch._replace(y=torch.full_like(images_batch.y, 3)),
     )
     contexts = [
-        Context(tasks[1], 0, 1, {k: v for k, v in s.items() if k not in train}) for s in (state, other)
+        Context(tasks[1], 0, 1, {k: v for k, v in s.items() if k not in train})
+        for s in (state, changes)
     ]
     losses = [method.loss(backbone, train, batch, c)[0] for c in contexts]
-    means = [method.stats(backbone, train, batch, c)["class.sum"] for c in contexts]
+    means = [method.statistics(backbone, train, batch, c)["class.sum"] for c in contexts]
     assert torch.equal(*losses) and torch.equal(*means)
-    assert not torch.equal(*(method.predict(backbone, s, images_batch, tasks[1]) for s in (state, other)))
+    assert not torch.equal(
+        *(method.predict(backbone, s, images_batch, tasks[1]) for s in (state, changes))
+    )
     together = create_method("pilora", ortho=0.0)
     assert not torch.equal(*(together.loss(backbone, train, batch, c)[0] for c in contexts))
 
@@ -86,7 +107,10 @@ def test_pilora_can_train_with_the_current_lora_alone(backbone, images_batch, no
 @pytest.mark.parametrize("past", [0, 1, 2])
 @pytest.mark.parametrize("merge", ["sum", "factor_sum", "first"])
 def test_pilora_merges_lora_of_all_tasks(backbone, images_batch, noise, tasks, merge, past):
-    """With one task every merge is that task; later: sum of B_i A_i, (sum B)(sum A), or B_1 A_1 alone."""
+    """Merges follow their formulas.
+
+    With one task every merge is that task; later: sum of B_i A_i, (sum B)(sum A), or only B_1 A_1.
+    """
     state, change = pilora_state(noise, past), {}
     for part in "qv":
         pairs = [(state[f"past.0.{part}.a"][i], state[f"past.0.{part}.b"][i]) for i in range(past)]
@@ -97,22 +121,30 @@ def test_pilora_merges_lora_of_all_tasks(backbone, images_batch, noise, tasks, m
             "first": pairs[0][1] @ pairs[0][0],
         }[merge]
     logits = create_method("pilora", merge=merge).predict(backbone, state, images_batch, tasks[1])
-    expected = -rms(
-        shifted(backbone, change)(images_batch.x), torch.cat([state["frozen.before"], state["prototype"]])
+    scores = -rms(
+        change_first_block(backbone, change)(images_batch.x),
+        torch.cat([state["frozen.before"], state["prototype"]]),
     )
-    torch.testing.assert_close(logits, expected.double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, scores.double(), rtol=1e-5, atol=1e-5)
 
 
 def test_pilora_overlap_with_earlier_lora():
-    """Sum of |A_i A_t'| over earlier tasks and over q and v: zero exactly when all rows are orthogonal."""
+    """The overlap is zero exactly when all rows are orthogonal.
+
+    It is the sum of |A_i A_t'| over earlier tasks and over q and v.
+    """
     method = create_method("pilora", ortho=1.0, sparse=0.0)
-    now = {
+    current = {
         "lora.0.q.a": torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]),
         "lora.0.v.a": torch.tensor([[0, 0, 3.0, 0]]),
     }
 
     def penalty(q: list, v: list) -> float:
-        return float(method.lora_penalty(now, {"past.0.q.a": torch.tensor(q), "past.0.v.a": torch.tensor(v)}))
+        return float(
+            method.lora_penalty(
+                current, {"past.0.q.a": torch.tensor(q), "past.0.v.a": torch.tensor(v)}
+            )
+        )
 
     assert penalty([[[0, 0, 5.0, 1.0]]], [[[1.0, 1.0, 0, -1.0]]]) == 0
     assert penalty([[[1.0, -3.0, 0, 0]]], [[[1.0, 1.0, 0, -1.0]]]) == 1 + 6
@@ -121,29 +153,34 @@ def test_pilora_overlap_with_earlier_lora():
         penalty([[[1.0, 0, 0, 0]], [[-1.0, 1.0, 0, 0]]], [[[0, 0, 0, 1.0]], [[0, 0, 1.0, 1.0]]])
         == 1 + (1 + 2) + 3
     )  # two earlier tasks
-    assert penalty([[[-1.0, 3.0, 0, 0]]], [[[1.0, 1.0, 0, -1.0]]]) == 7  # the sign of a row does not matter
-    assert float(method.lora_penalty(now, {})) == 0  # no earlier task
+    assert (
+        penalty([[[-1.0, 3.0, 0, 0]]], [[[1.0, 1.0, 0, -1.0]]]) == 7
+    )  # the sign of a row does not matter
+    assert float(method.lora_penalty(current, {})) == 0  # no earlier task
 
 
 def test_pilora_size_of_a():
-    now = {
+    current = {
         "lora.0.q.a": torch.tensor([[1.0, -2.0]]),
         "lora.0.v.a": torch.tensor([[0.5, 0.0]]),
         "lora.0.q.b": torch.full((2, 1), 100.0),
     }
-    assert float(create_method("pilora", ortho=0.5, sparse=0.01).lora_penalty(now, {})) == pytest.approx(
-        0.035
-    )
+    assert float(
+        create_method("pilora", ortho=0.5, sparse=0.01).lora_penalty(current, {})
+    ) == pytest.approx(0.035)
 
 
 def test_pilora_prototype_loss_by_hand():
-    """One feature at distance 1 of its own prototype and 3 of the other (root mean square, D = 2)."""
+    """The prototype loss is that worked out by hand.
+
+    One feature is at distance 1 of its prototype and 3 of the other (root mean square, D = 2).
+    """
     method = create_method("pilora", pull=0.1, support="task", sharpness=2.0)
     task = Task(0, 0, 2, 2, 1)
     train = {"prototype": torch.tensor([[1.0, 1.0], [3.0, -3.0]])}
-    shared = {"frozen.before": torch.empty(0, 2), "frozen.after": torch.empty(0, 2)}
+    broadcast = {"frozen.before": torch.empty(0, 2), "frozen.after": torch.empty(0, 2)}
     batch = Batch(torch.empty(1, 0), torch.tensor([0]), torch.ones(1), torch.empty(1, 0))
-    loss = method.prototype_loss(torch.zeros(1, 2), train, batch, Context(task, 0, 1, shared))
+    loss = method.prototype_loss(torch.zeros(1, 2), train, batch, Context(task, 0, 1, broadcast))
     assert float(loss) == pytest.approx(math.log(1 + math.exp(-2.0 * (3 - 1))) + 0.1 * 1)
 
 
@@ -161,9 +198,8 @@ def test_pilora_keeps_what_it_froze(record, tasks):
     assert not torch.equal(first["prototype"], begin["prototype"]), "nothing was trained"
     assert torch.equal(second["frozen.before"], first["prototype"])
     assert torch.equal(last["frozen.before"], torch.cat([first["prototype"], second["prototype"]]))
-    assert torch.equal(torch.cat([first["frozen.after"][2:]]), second["frozen.after"]) and not len(
-        last["frozen.after"]
-    )
+    assert torch.equal(torch.cat([first["frozen.after"][2:]]), second["frozen.after"])
+    assert not len(last["frozen.after"])
     for name, value in select(first, "lora.").items():
         past = name.replace("lora.", "past.")
         assert past not in first
@@ -173,17 +209,21 @@ def test_pilora_keeps_what_it_froze(record, tasks):
 
 def test_pilora_keeps_the_prototype_of_a_class_that_nobody_holds_in_head_tune(tasks, noise):
     method = create_method("pilora", head_tune=True)
-    before = noise(3, DIM)
+    old = noise(3, DIM)
     sums = {"class.count": torch.tensor([2.0, 0.0, 1.0]), "class.sum": noise(3, DIM)}
-    after = method.absorb("begin", {"prototype": before}, sums, server_context(tasks[0]))["prototype"]
+    new = method.update_from("task_start", {"prototype": old}, sums, server_context(tasks[0]))[
+        "prototype"
+    ]
     torch.testing.assert_close(
-        after, torch.stack([sums["class.sum"][0] / 2, before[1], sums["class.sum"][2]]).to(after)
+        new, torch.stack([sums["class.sum"][0] / 2, old[1], sums["class.sum"][2]]).to(new)
     )
 
 
 @pytest.mark.parametrize("unheld", ["average", "server"])
 @pytest.mark.parametrize("reweight", ["distance", "average"])
-def test_pilora_prototype_of_a_class_that_nobody_holds(record, tasks, backbone, rng, unheld, reweight):
+def test_pilora_prototype_of_a_class_that_nobody_holds(
+    record, tasks, backbone, rng, unheld, reweight
+):
     run = record("pilora")
     call = run.rounds[0]
     method = create_method("pilora", unheld=unheld, reweight=reweight)
@@ -193,19 +233,26 @@ def test_pilora_prototype_of_a_class_that_nobody_holds(record, tasks, backbone, 
         count[1] = 0
         payloads.append(Payload({**p.tensors, "class.count": count}, k, p.num_samples))
     ctx = server_context(tasks[0], backbone, rng)
-    after = method.server_update(call.state, method.aggregate(payloads, fedavg), ctx)
-    assert after.keys() == call.state.keys()
-    kept = [torch.equal(after["prototype"][c], call.state["prototype"][c]) for c in range(3)]
-    assert kept == [False, unheld == "server", False]
+    new_state = method.server_update(call.state, method.aggregate(payloads, fedavg), ctx)
+    assert new_state.keys() == call.state.keys()
+    is_old = [torch.equal(new_state["prototype"][c], call.state["prototype"][c]) for c in range(3)]
+    assert is_old == [False, unheld == "server", False]
 
 
 def test_running_means_are_over_all_views_and_counts_of_images(make_bench, watch):
-    """Two epochs see each image twice; the server, which turns away larger counts, takes these."""
-    run = watch(make_bench(epochs=2, rounds=1, augment="none"), small_method("pilora", means="running"))
+    """Running means cover all views, and counts those of images.
+
+    Two epochs see each image twice; the server, which rejects larger counts, takes these.
+    """
+    run = watch(
+        make_bench(epochs=2, rounds=1, augment="none"), small_method("pilora", means="running")
+    )
     assert run.rounds and not run.result.rejected
     for call in run.rounds:
         task = call.ctx.task
         for client, payload in zip(call.clients, call.payloads, strict=True):
-            owned = torch.bincount(run.bench.train.labels[client.index], minlength=task.stop)[task.start :]
-            assert torch.equal(payload["class.count"], owned.double())
-            assert torch.equal(payload["class.mean"].any(1), owned > 0)
+            class_counts = torch.bincount(
+                run.bench.train.labels[client.index], minlength=task.stop
+            )[task.start :]
+            assert torch.equal(payload["class.count"], class_counts.double())
+            assert torch.equal(payload["class.mean"].any(1), class_counts > 0)

@@ -1,4 +1,4 @@
-"""Fed-CPrompt and PIP: what they add to CODA-Prompt and DualPrompt."""
+"""Fed-CPrompt and PIP: their additions to CODA-Prompt and DualPrompt."""
 
 import math
 
@@ -16,42 +16,51 @@ from helpers_payload import server_context
 
 @pytest.mark.parametrize("tag", ["active", "zero", "first"])
 def test_fedcprompt_contrast_is_the_released_one(tag) -> None:
-    """With an open hinge, with a closed one, and in the first task."""
+    """The contrast is the released one: with an open hinge, a closed one, and in the first task."""
     g, method = golden("fedcprompt_c2"), create_method("fedcprompt")
-    now = g[f"in.{tag}.f"].clone().requires_grad_()
+    features = g[f"in.{tag}.f"].clone().requires_grad_()
     last = None if tag == "first" else g[f"in.{tag}.f_previous"]
-    found = method.contrasted(now, g[f"in.{tag}.f_global"], last, torch.ones(len(now)).to(now))
-    torch.testing.assert_close(found, g[f"out.{tag}.c2"], rtol=1e-9, atol=1e-12)
-    (gradient,) = torch.autograd.grad(found, now)
+    loss = method.contrast_loss(
+        features, g[f"in.{tag}.f_global"], last, torch.ones(len(features)).to(features)
+    )
+    torch.testing.assert_close(loss, g[f"out.{tag}.c2"], rtol=1e-9, atol=1e-12)
+    (gradient,) = torch.autograd.grad(loss, features)
     torch.testing.assert_close(gradient, g[f"out.{tag}.c2_grad"], rtol=1e-9, atol=1e-12)
 
 
 def test_fedcprompt_contrast_by_hand(noise):
-    """Moved by e from features that global and last model share: 1 + 990 |e|^2; padding does not count."""
+    """The contrast is that worked out by hand.
+
+    Moved by e from features that global and last model share: 1 + 990 |e|^2; padding does not
+    count.
+    """
     method, start = create_method("fedcprompt"), noise(3, 4)
-    moved = start + torch.tensor([[0.3, 0, 0.4, 0], [0, 0, 0, 0], [9, 9, 9, 9]]).double()
+    end = start + torch.tensor([[0.3, 0, 0.4, 0], [0, 0, 0, 0], [9, 9, 9, 9]]).double()
     weight = torch.tensor([1.0, 1, 0]).double()
-    assert float(method.contrasted(moved, start, start, weight)) == pytest.approx(1 + 990 * 0.25)
-    assert float(method.contrasted(start, start, start, weight)) == 1
-    assert float(method.contrasted(start, start, None, weight)) == 0
-    assert float(method.contrasted(start, start, start + 1, weight)) == 0  # far enough
+    assert float(method.contrast_loss(end, start, start, weight)) == pytest.approx(1 + 990 * 0.25)
+    assert float(method.contrast_loss(start, start, start, weight)) == 1
+    assert float(method.contrast_loss(start, start, None, weight)) == 0
+    assert float(method.contrast_loss(start, start, start + 1, weight)) == 0  # far enough
 
 
 def test_fedcprompt_weights_ignore_constants_of_the_attention(noise):
-    """Softmax over the D entries; CODA-Prompt's weights do change."""
+    """Constants of the attention leave the weights as they are.
+
+    They are a softmax over the D entries; CODA-Prompt's weights do change.
+    """
     tree = {f"component.0.{part}": noise(3, 6) for part in ("key", "attention")}
-    shifted = {**tree, "component.0.attention": tree["component.0.attention"] + 5}
+    shift = {**tree, "component.0.attention": tree["component.0.attention"] + 5}
     query = noise(2, 6)
     for name, same in (("fedcprompt", True), ("codap", False)):
         method = create_method(name)
-        pair = method.weights(tree, 0, query), method.weights(shifted, 0, query)
+        pair = method.weights(tree, 0, query), method.weights(shift, 0, query)
         assert torch.allclose(*pair) == same
         torch.testing.assert_close(method.weights(tree, 0, 3 * query), pair[0], **CLOSE)
-    attended = query[:1] * tree["component.0.attention"][0].softmax(-1)
+    masked_query = query[:1] * tree["component.0.attention"][0].softmax(-1)
     key = tree["component.0.key"][:1]
-    by_hand = torch.nn.functional.cosine_similarity(attended, key)
-    found = create_method("fedcprompt").weights(tree, 0, query)[0, 0]
-    assert float(found) == pytest.approx(float(by_hand))
+    by_hand = torch.nn.functional.cosine_similarity(masked_query, key)
+    weight = create_method("fedcprompt").weights(tree, 0, query)[0, 0]
+    assert float(weight) == pytest.approx(float(by_hand))
 
 
 def test_fedcprompts_last_model_is_that_of_the_finished_components(record, batch_of):
@@ -68,12 +77,19 @@ def test_fedcprompts_last_model_is_that_of_the_finished_components(record, batch
 
 
 def test_pip_pools_variances_over_clients():
-    """Features 0 and 2 at one client, 4 at another: mean 2, variance (0 + 4 + 16) / 3 - 4."""
+    """Pool variances over clients.
+
+    Features 0 and 2 at one client, 4 at another: mean 2, variance (0 + 4 + 16) / 3 - 4.
+    """
     method, task = create_method("pip"), Task(0, 0, 2, 2, 1)
 
     def upload(client: int, values: list[float]) -> Payload:
         column = torch.tensor(values, dtype=torch.float64)
-        sums = {"count": [len(values), 0], "sum": [column.sum(), 0], "squares": [column.square().sum(), 0]}
+        sums = {
+            "count": [len(values), 0],
+            "sum": [column.sum(), 0],
+            "squares": [column.square().sum(), 0],
+        }
         tensors = {f"proto.{k}": torch.tensor(v, dtype=torch.float64) for k, v in sums.items()}
         tensors = {k: v if k.endswith("count") else v[:, None] for k, v in tensors.items()}
         return Payload({"general": torch.full((1,), float(client)), **tensors}, client, len(values))
@@ -88,24 +104,30 @@ def test_pip_pools_variances_over_clients():
     for quirk, spread in ((False, math.sqrt(20 / 3 - 4)), (True, 16.0)):
         method = create_method("pip", code_variance=quirk)
         state = method.server_update(start, method.aggregate(payloads, first), server_context(task))
-        assert state["mean"].tolist() == [[2.0], [0.0]] and state["held"].tolist() == [1, 0]
+        assert state["mean"].tolist() == [[2.0], [0.0]]
+        assert state["held"].tolist() == [1, 0]
         assert float(state["spread"][0]) == pytest.approx(spread)
         assert not any(k.startswith("proto.") for k in state)
 
 
 def test_pip_injects_three_prototypes_of_each_held_class(noise):
-    """u = 0 for draws of 0 in the first dimension alone; without spread all three are the mean."""
+    """Inject three prototypes of each held class.
+
+    Draws of 0 only in the first dimension give u = 0; without spread all three are the mean.
+    """
     method, task = create_method("pip"), Task(1, 2, 4, 4, 2)
     head = {"head.weight": noise(4, DIM), "head.bias": noise(4)}
     mean = noise(2, DIM)
-    shared = {"mean": mean, "spread": torch.zeros_like(mean), "held": torch.tensor([1.0, 0.0])}
+    broadcast = {"mean": mean, "spread": torch.zeros_like(mean), "held": torch.tensor([1.0, 0.0])}
     data = batch(noise(3, DIM), [2, 3, 2])._replace(draws=torch.full((3, 1), 0.25).double())
-    found = method.injected(head, data, Context(task, 1, 2, shared))
+    loss = method.prototype_loss(head, data, Context(task, 1, 2, broadcast))
     logits = (mean[:1] @ head["head.weight"].T + head["head.bias"])[:, 2:]
-    expected = 3 * torch.nn.functional.cross_entropy(logits, torch.tensor([0]))
-    torch.testing.assert_close(found, expected)
-    wide = method.injected(head, data, Context(task, 1, 2, {**shared, "spread": torch.ones_like(mean)}))
-    assert not torch.allclose(wide, found)
+    three_means = 3 * torch.nn.functional.cross_entropy(logits, torch.tensor([0]))
+    torch.testing.assert_close(loss, three_means)
+    wide = method.prototype_loss(
+        head, data, Context(task, 1, 2, {**broadcast, "spread": torch.ones_like(mean)})
+    )
+    assert not torch.allclose(wide, loss)
 
 
 def test_pip_begins_to_inject_in_the_second_round(record):

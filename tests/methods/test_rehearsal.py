@@ -8,19 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fczoo import Context, Task, create_method
-from fczoo.functional.bias import fit_bias, validation_split
-from fczoo.functional.causal import colliding_effect, neighbours, without_momentum
-from fczoo.functional.cosine import cosines, imprinted, margin_ranking
-from fczoo.functional.herding import herding, residual_herding
-from fczoo.functional.kernel import flow_kernel, geodesic_loss
+from fczoo.baselines.bic import fit_bias, validation_split
+from fczoo.baselines.dde import colliding_effect, neighbours, remove_momentum_effect
+from fczoo.baselines.geodl import flow_kernel, geodesic_loss
+from fczoo.functional.cosine import cosines, imprint_head, margin_ranking
+from fczoo.functional.exemplars import herding, residual_herding
 from helpers_methods import CLOSE, batch
 
 # --- exemplars
 
 
 def test_herding_by_the_residual_by_hand():
-    """Unit features at 0, 60 and 90 degrees: mean (.5, .622); first the middle one, and with w = (.5, .378)
-    once more; then w = (.5, .134) points most to the one at 0 degrees."""
+    """Herding by the residual chooses as by hand.
+
+    Unit features at 0, 60 and 90 degrees: mean (.5, .622); first the middle one, and with w = (.5,
+    .378) once more; then w = (.5, .134) points most to the one at 0 degrees.
+    """
     angles = torch.tensor([0.0, math.pi / 3, math.pi / 2], dtype=torch.float64)
     features = 3 * torch.stack([angles.cos(), angles.sin()], 1)
     assert residual_herding(features, 2).tolist() == [1, 0]
@@ -29,7 +32,7 @@ def test_herding_by_the_residual_by_hand():
 
 
 def test_two_images_are_equally_near_to_their_mean():
-    """Rounding does not choose between them."""
+    """Rounding does not choose between two images equally near to their mean."""
     for scale in (1.0, 1 + 1e-9):
         features = torch.tensor([[1.0, 0.0], [0.0, scale]], dtype=torch.float64)
         assert herding(features, 2, normalise=False).tolist() == [0, 1]
@@ -40,7 +43,10 @@ def test_two_images_are_equally_near_to_their_mean():
 
 
 def test_margin_ranking_by_hand():
-    """One exemplar with cosine .9, new classes at .6 and .2: mean of [.5 - .9 + .6]_+ = .2 and 0."""
+    """The margin ranking loss is that worked out by hand.
+
+    One exemplar with cosine .9, new classes at .6 and .2: mean of [.5 - .9 + .6]_+ = .2 and 0.
+    """
     scores = torch.tensor([[0.9, 0.6, 0.2], [0.1, 0.3, 0.5]], dtype=torch.float64)
     data = batch(scores, [0, 2])  # the second image is new and does not count
     assert float(margin_ranking(scores, data, 1, hardest=2, margin=0.5)) == pytest.approx(0.1)
@@ -49,15 +55,25 @@ def test_margin_ranking_by_hand():
 
 
 def test_imprinting_by_hand():
-    """Means of unit features, as long as the rows were; a class that nobody holds stays."""
+    """Imprinted rows are means of unit features, as long as the rows were.
+
+    A class that no one holds stays.
+    """
     state = {"head.new": torch.tensor([[0.0, 2.0], [0.0, 2.0]])}
-    sums = {"class.count": torch.tensor([3.0, 0.0]), "class.sum": torch.tensor([[3.0, 0.0], [0.0, 0.0]])}
-    assert imprinted(state, sums)["head.new"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
+    sums = {
+        "class.count": torch.tensor([3.0, 0.0]),
+        "class.sum": torch.tensor([[3.0, 0.0], [0.0, 0.0]]),
+    }
+    assert imprint_head(state, sums)["head.new"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
 
 
 @torch.no_grad()
 def test_lucir_by_hand(noise):
-    """Two old and two new classes: weight 5 sqrt(2 / 2); features equal to the teacher's: no distillation."""
+    """LUCIR's distillation is that worked out by hand.
+
+    Two old and two new classes: weight 5 sqrt(2 / 2); features equal to the teacher's: no
+    distillation.
+    """
     method, task = create_method("lucir"), Task(1, 2, 4, 4, 2)
     features, old = noise(3, 5), noise(2, 5)
     train = {"head.new": noise(2, 5), "sigma": torch.tensor(4.0, dtype=torch.float64)}
@@ -80,7 +96,7 @@ def test_lucir_by_hand(noise):
 def test_new_rows_start_at_the_mean_of_all_clients_features(record, name):
     run = record(name)
     for call in run.rounds:
-        if call.ctx.round == 0 and call.moment == "train":
+        if call.ctx.round == 0 and call.phase == "train":
             index = torch.cat([c.index for c in call.clients])
             labels = run.bench.train.labels[index]
             assert run.method.tune == "full"
@@ -89,14 +105,16 @@ def test_new_rows_start_at_the_mean_of_all_clients_features(record, name):
             features = torch.nn.functional.normalize(features, dim=-1)
             for row, c in enumerate(range(call.ctx.task.start, call.ctx.task.stop)):
                 mean = features[labels == c].mean(0)
-                assert float(cosines(mean[None], call.state["head.new"][row][None])) == pytest.approx(1)
+                assert float(
+                    cosines(mean[None], call.state["head.new"][row][None])
+                ) == pytest.approx(1)
 
 
 # --- BiC
 
 
-class Labelled:
-    """Stands in for a client's images: its positions are 0, 1, 2, ..."""
+class LabelStore:
+    """Replace a client's images: its positions are 0, 1, 2, ..."""
 
     def __init__(self, labels, index):
         self.all, self.index = torch.tensor(labels), torch.tensor(index)
@@ -106,43 +124,61 @@ class Labelled:
 
 
 def test_bic_holds_out_as_many_images_of_every_class():
-    """Four exemplars of class 0 and two of class 1: one each at a quarter, and one of each new class."""
-    data = Labelled([0, 0, 0, 0, 1, 1, 2, 2, 2, 3], [6, 7, 8, 9])
-    kept = torch.arange(6)
-    trained, held = validation_split(data, kept, 0.25)
-    assert sorted(held.tolist()) == [3, 5, 8]  # class 3 has a single image, which is trained on
-    assert sorted([*trained.tolist(), *held.tolist()]) == list(range(10))
-    trained, held = validation_split(data, kept[:0], 0.25)
-    assert not len(held) and sorted(trained.tolist()) == [6, 7, 8, 9]
+    """Hold out as many images of every class.
+
+    Four exemplars of class 0 and two of class 1: one each at a quarter, and one of each new class.
+    """
+    data = LabelStore([0, 0, 0, 0, 1, 1, 2, 2, 2, 3], [6, 7, 8, 9])
+    exemplars = torch.arange(6)
+    training, validation = validation_split(data, exemplars, 0.25)
+    assert sorted(validation.tolist()) == [
+        3,
+        5,
+        8,
+    ]  # class 3 has a single image, which is trained on
+    assert sorted([*training.tolist(), *validation.tolist()]) == list(range(10))
+    training, validation = validation_split(data, exemplars[:0], 0.25)
+    assert not len(validation) and sorted(training.tolist()) == [6, 7, 8, 9]
 
 
 def test_bias_is_fitted_to_the_scale_of_old_classes():
-    """Logits of new classes are three too high; alpha and beta take it away, so that answers are right."""
+    """The bias fit makes all answers right.
+
+    Logits of new classes are three too high; alpha and beta take it away.
+    """
     y = torch.tensor([0, 1, 2, 3] * 5)
     logits = 4 * torch.nn.functional.one_hot(y, 4).double()
-    raised = logits + torch.tensor([0.0, 0, 5, 5])
-    assert (raised.argmax(1) != y).any()
-    alpha, beta = fit_bias([(raised, y)], 2, epochs=400, lr=0.05)
-    fixed = torch.cat([raised[:, :2], alpha * raised[:, 2:] + beta], 1)
-    assert (fixed.argmax(1) == y).all() and fit_bias([(raised, y)], 2, 1, 0.0).tolist() == [1.0, 0.0]
+    too_high = logits + torch.tensor([0.0, 0, 5, 5])
+    assert (too_high.argmax(1) != y).any()
+    alpha, beta = fit_bias([(too_high, y)], 2, epochs=400, lr=0.05)
+    corrections = torch.cat([too_high[:, :2], alpha * too_high[:, 2:] + beta], 1)
+    assert (corrections.argmax(1) == y).all()
+    assert fit_bias([(too_high, y)], 2, 1, 0.0).tolist() == [
+        1.0,
+        0.0,
+    ]
 
 
 def test_bic_corrects_the_last_task_alone_and_teaches_with_the_correction(record):
     run = record("bic")
     for t in (1, 2):
         scale, task = run.states[t]["correction.scale"], run.bench.stream.tasks[t]
-        assert (scale[: task.start] == 1).all() and (scale[task.start : task.stop] != 1).all()
+        assert (scale[: task.start] == 1).all()
+        assert (scale[task.start : task.stop] != 1).all()
         assert len(scale[task.start : task.stop].unique()) == 1
-    last = next(c for c in run.calls if c.moment == "train" and c.ctx.task.index == 2)
+    last = next(c for c in run.calls if c.phase == "train" and c.ctx.task.index == 2)
     assert torch.equal(last.state["teacher.correction.scale"], run.states[1]["correction.scale"])
-    conclude = [c for c in run.calls if c.moment == "conclude"][1]
-    sent = [p for p in conclude.payloads if p]
-    mean = sum(p["bias"] for p in sent) / sum(p["validated"] for p in sent)
+    conclude = [c for c in run.calls if c.phase == "after_rounds"][1]
+    uploads = [p for p in conclude.payloads if p]
+    mean = sum(p["bias"] for p in uploads) / sum(p["validated"] for p in uploads)
     torch.testing.assert_close(mean[0], run.states[1]["correction.scale"][3])
 
 
 def test_bic_loss_by_hand(noise):
-    """Two old of three classes: a third of the cross-entropy, two thirds of 4 times the distillation."""
+    """BiC's loss is that worked out by hand.
+
+    Two old of three classes: a third of the cross-entropy, two thirds of 4 times the distillation.
+    """
     method, ctx = create_method("bic"), Context(Task(1, 2, 3, 3, 2), 0, 1, {})
     logits, teacher = noise(4, 3), noise(4, 3)
     head = {"head.weight": torch.eye(3).double(), "head.bias": torch.zeros(3).double()}
@@ -162,25 +198,36 @@ def test_bic_loss_by_hand(noise):
 
 
 def test_ssil_repeats_exemplars_to_one_in_four_new_images():
-    data, chosen = Labelled([0] * 8 + [1, 1], list(range(8))), create_method("ssil").training().trains_on
+    data, chosen = (
+        LabelStore([0] * 8 + [1, 1], list(range(8))),
+        create_method("ssil").training().trains_on,
+    )
     assert chosen is not None
     assert chosen(data, torch.tensor([8])).tolist() == [*range(8), 8, 8]
-    assert chosen(data, torch.tensor([8, 9, 9])).tolist() == [*range(8), 8, 9, 9]  # none is left out
+    assert chosen(data, torch.tensor([8, 9, 9])).tolist() == [
+        *range(8),
+        8,
+        9,
+        9,
+    ]  # none is left out
     assert chosen(data, torch.tensor([], dtype=torch.int64)).tolist() == list(range(8))
 
 
 def test_ssil_touches_only_the_side_of_the_image(noise):
     method, logits = create_method("ssil"), noise(2, 5).requires_grad_()
-    (gradient,) = torch.autograd.grad(method.separated(logits, torch.tensor([1, 4]), 3).sum(), logits)
+    (gradient,) = torch.autograd.grad(
+        method.separated_loss(logits, torch.tensor([1, 4]), 3).sum(), logits
+    )
     assert gradient[0, :3].any() and not gradient[0, 3:].any()
     assert gradient[1, 3:].any() and not gradient[1, :3].any()
     logits = logits.detach()
     groups = torch.tensor([[1.0, 1, 0], [0, 0, 1]], dtype=torch.float64)
-    assert float(method.distilled(logits[:, :3], logits[:, :3], groups).abs().max()) < 1e-12
-    shifted = logits[:, :3] + 7 * groups[0]  # a constant on all logits of one task changes nothing
+    assert float(method.task_distillation(logits[:, :3], logits[:, :3], groups).abs().max()) < 1e-12
+    shift = logits[:, :3] + 7 * groups[0]  # a constant on all logits of one task changes nothing
     teacher = noise(2, 3)
     torch.testing.assert_close(
-        method.distilled(shifted, teacher, groups), method.distilled(logits[:, :3], teacher, groups)
+        method.task_distillation(shift, teacher, groups),
+        method.task_distillation(logits[:, :3], teacher, groups),
     )
 
 
@@ -193,11 +240,15 @@ def columns(rows: int, number: int, seed: int) -> torch.Tensor:
 
 
 def test_the_kernel_between_two_axes_by_hand():
-    """G = [[1/2, 1/pi], [1/pi, 1/2]]; the loss of the two axes is 1 - 2 / pi, their distance 1 - 2 / pi."""
+    """The kernel between two axes is that worked out by hand.
+
+    G = [[1/2, 1/pi], [1/pi, 1/2]]; the loss of the two axes is 1 - 2 / pi, their distance 1 - 2 /
+    pi.
+    """
     axes = torch.eye(2, dtype=torch.float64)
     kernel = flow_kernel(axes[:, :1], axes[:, 1:])
-    expected = [[0.5, 1 / math.pi], [1 / math.pi, 0.5]]
-    torch.testing.assert_close(kernel, torch.tensor(expected, dtype=torch.float64), **CLOSE)
+    entries = [[0.5, 1 / math.pi], [1 / math.pi, 0.5]]
+    torch.testing.assert_close(kernel, torch.tensor(entries, dtype=torch.float64), **CLOSE)
     for distance in (False, True):
         loss = geodesic_loss(axes[1:], axes[:1], kernel, distance)
         assert float(loss[0]) == pytest.approx(1 - 2 / math.pi)
@@ -219,58 +270,86 @@ def test_the_kernel_is_symmetric_in_its_ends(rows, size, seed):
 def test_geodl_ignores_padding_and_batches_that_span_nothing(noise):
     method, features, teacher = create_method("geodl"), noise(5, 8), noise(5, 8)
     whole_loss = method.geodesic(features, batch(features, [0] * 5, teacher))
-    more = torch.cat([features, 9 * noise(2, 8)]), torch.cat([teacher, 9 * noise(2, 8)])
+    longer = torch.cat([features, 9 * noise(2, 8)]), torch.cat([teacher, 9 * noise(2, 8)])
     weights = torch.tensor([1.0] * 5 + [0.0] * 2, dtype=torch.float64)
-    padded = method.geodesic(more[0], batch(more[0], [0] * 7, more[1], weights))
-    torch.testing.assert_close(padded[:5], whole_loss, **CLOSE)
+    padded_loss = method.geodesic(longer[0], batch(longer[0], [0] * 7, longer[1], weights))
+    torch.testing.assert_close(padded_loss[:5], whole_loss, **CLOSE)
     two = method.geodesic(features[:2], batch(features[:2], [0] * 2, teacher[:2]))
-    assert (
-        not two.any()
-        and not method.geodesic(features, batch(features, [0] * 5, features)).abs().gt(1e-9).any()
-    )
+    assert not two.any()
+    assert not method.geodesic(features, batch(features, [0] * 5, features)).abs().gt(1e-9).any()
 
 
 # --- DDE
 
 
 def test_neighbours_by_hand():
-    """On a circle at 0, 10, 30 and 31 degrees; the last image is an exemplar and is nobody's neighbour."""
+    """Neighbours are those worked out by hand.
+
+    Images are on a circle at 0, 10, 30 and 31 degrees; the last one is an exemplar and never a
+    neighbour.
+    """
     angles = torch.deg2rad(torch.tensor([0.0, 10, 30, 31], dtype=torch.float64))
-    features = torch.tensor([[5.0], [1], [2], [3]]).double() * torch.stack([angles.cos(), angles.sin()], 1)
-    own = torch.tensor([0, 1, 2, -1])
-    assert neighbours(features, features[:3], own, 2).tolist() == [[1, 2], [0, 2], [1, 0], [2, 1]]
-    assert neighbours(features, features[:3], own, 9).shape == (4, 2)  # an image is not its own neighbour
-    assert neighbours(features[:1], features[:1], own[:1], 9).shape == (1, 0)
+    features = torch.tensor([[5.0], [1], [2], [3]]).double() * torch.stack(
+        [angles.cos(), angles.sin()], 1
+    )
+    own_row = torch.tensor([0, 1, 2, -1])
+    assert neighbours(features, features[:3], own_row, 2).tolist() == [
+        [1, 2],
+        [0, 2],
+        [1, 0],
+        [2, 1],
+    ]
+    assert neighbours(features, features[:3], own_row, 9).shape == (
+        4,
+        2,
+    )  # an image is not its own neighbour
+    assert neighbours(features[:1], features[:1], own_row[:1], 9).shape == (1, 0)
 
 
 def test_colliding_effect_by_hand():
-    """Own probability a half, neighbours sure of the class: -log .75; without neighbours: log 2."""
+    """The colliding effect is that worked out by hand.
+
+    Own probability a half, neighbours sure of the class: -log .75; without neighbours: log 2.
+    """
     logits, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
     sure = torch.tensor([[[1.0, 0.0]] * 3], dtype=torch.float64)
     assert float(colliding_effect(logits, y, sure)) == pytest.approx(-math.log(0.75))
     assert float(colliding_effect(logits, y, sure[:, :0])) == pytest.approx(math.log(2))
-    assert float(colliding_effect(logits, y, logits.softmax(1)[:, None])) == pytest.approx(math.log(2))
+    assert float(colliding_effect(logits, y, logits.softmax(1)[:, None])) == pytest.approx(
+        math.log(2)
+    )
 
 
 def test_the_direction_of_momentum_is_taken_out(noise):
     features, rows, sigma = noise(4, 6), noise(3, 6), torch.tensor(2.0, dtype=torch.float64)
     plain, h = sigma * cosines(features, rows), noise(6)
-    torch.testing.assert_close(without_momentum(features, rows, h, sigma, 0.0), plain, **CLOSE)
-    torch.testing.assert_close(without_momentum(features, rows, 0 * h, sigma, 0.5), plain, **CLOSE)
-    found = without_momentum(features, rows, h, sigma, 0.5)
-    torch.testing.assert_close(found, without_momentum(features, rows, -7 * h, sigma, 0.5), **CLOSE)
+    torch.testing.assert_close(
+        remove_momentum_effect(features, rows, h, sigma, 0.0), plain, **CLOSE
+    )
+    torch.testing.assert_close(
+        remove_momentum_effect(features, rows, 0 * h, sigma, 0.5), plain, **CLOSE
+    )
+    logits = remove_momentum_effect(features, rows, h, sigma, 0.5)
+    torch.testing.assert_close(
+        logits, remove_momentum_effect(features, rows, -7 * h, sigma, 0.5), **CLOSE
+    )
     by_hand = plain - 0.5 * cosines(features, h[None]) * sigma * cosines(h[None], rows)
-    torch.testing.assert_close(found, by_hand, **CLOSE)
-    assert without_momentum(h[None], rows, h, sigma, 1.0).abs().max() < 1e-9
+    torch.testing.assert_close(logits, by_hand, **CLOSE)
+    assert remove_momentum_effect(h[None], rows, h, sigma, 1.0).abs().max() < 1e-9
 
 
 def test_dde_keeps_the_mean_feature_of_the_last_round(record):
-    """None is sent in the first task, in which nothing would use it."""
+    """Keep the mean feature of the last round.
+
+    Clients send none in the first task, in which nothing would use it.
+    """
     run = record("dde")
-    for call in (c for c in run.calls if c.moment == "train" and c.ctx.round == c.ctx.rounds - 1):
+    for call in (c for c in run.calls if c.phase == "train" and c.ctx.round == c.ctx.rounds - 1):
         t, sizes = call.ctx.task.index, [p.num_samples for p in call.payloads]
         assert all(("momentum" in p) == (t > 0) for p in call.payloads)
-        sent = [n * p["momentum"] for n, p in zip(sizes, call.payloads, strict=True) if t]
-        mean = sum(sent) / sum(sizes) if t else torch.zeros_like(run.states[0]["momentum"])
+        sums = [n * p["momentum"] for n, p in zip(sizes, call.payloads, strict=True) if t]
+        mean = sum(sums) / sum(sizes) if t else torch.zeros_like(run.states[0]["momentum"])
         torch.testing.assert_close(run.states[t]["momentum"], mean)
-    assert all(not any(k.startswith("near.") for k in m) for m in run.calls[-1].engine.memories.values())
+    assert all(
+        not any(k.startswith("near.") for k in m) for m in run.calls[-1].engine.memories.values()
+    )

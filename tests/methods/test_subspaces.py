@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fczoo import Task, create_method
 from fczoo.core.tree import select
-from fczoo.functional.subspaces import extended, outside_of
+from fczoo.functional.regmean import extend_basis, remove_subspace
 from helpers_golden import golden
 from helpers_payload import server_context
 
@@ -26,9 +26,9 @@ def nothing(size: int) -> Tensor:
 def test_recorded_bases_of_three_tasks():
     g, basis = golden("gpm_basis"), nothing(9)
     for t in range(3):
-        x, before = g[f"in.X_t{t}"].double(), basis.shape[1]
-        basis = extended(basis, x @ x.mT, float(g["in.threshold"]))
-        assert basis.shape[1] - before == int(g[f"out.r_t{t}"])
+        x, old_size = g[f"in.X_t{t}"].double(), basis.shape[1]
+        basis = extend_basis(basis, x @ x.mT, float(g["in.threshold"]))
+        assert basis.shape[1] - old_size == int(g[f"out.r_t{t}"])
         torch.testing.assert_close(projector(basis), g[f"out.projector_t{t}"].double(), **TIGHT)
         energy = (basis.mT @ x).square().sum() / x.square().sum()
         torch.testing.assert_close(energy, g[f"out.energy_t{t}"].double(), **TIGHT)
@@ -39,27 +39,42 @@ def test_recorded_bases_of_three_tasks():
 def test_a_basis_holds_the_energy_whoever_has_the_inputs(seed, threshold, parts):
     rng = torch.Generator().manual_seed(seed)
     first, x = (torch.randn(6, 15, generator=rng, dtype=torch.float64) for _ in range(2))
-    old = extended(nothing(6), first @ first.mT, 0.4)
-    basis = extended(old, sum(x[:, k::parts] @ x[:, k::parts].mT for k in range(parts)), threshold)
-    torch.testing.assert_close(basis.mT @ basis, torch.eye(basis.shape[1], dtype=torch.float64), **TIGHT)
+    old = extend_basis(nothing(6), first @ first.mT, 0.4)
+    basis = extend_basis(
+        old, sum(x[:, k::parts] @ x[:, k::parts].mT for k in range(parts)), threshold
+    )
+    torch.testing.assert_close(
+        basis.mT @ basis, torch.eye(basis.shape[1], dtype=torch.float64), **TIGHT
+    )
     assert (basis.mT @ x).square().sum() / x.square().sum() >= threshold - 1e-9
     torch.testing.assert_close(projector(basis) @ old, old, **TIGHT)
     change = torch.randn(3, 6, generator=rng, dtype=torch.float64)
-    assert (outside_of(change, basis) @ basis).abs().max() < 1e-10
+    assert (remove_subspace(change, basis) @ basis).abs().max() < 1e-10
 
 
 def test_a_basis_by_hand():
-    """Energies 9 and 1 along two axes: 0.9 takes the first, 0.91 both; ``least`` takes one even for 0."""
+    """A basis takes the directions worked out by hand.
+
+    Energies 9 and 1 along two axes: 0.9 takes the first, 0.91 both; ``least`` takes one even for 0.
+    """
     gram = torch.diag(torch.tensor([9.0, 1.0]))
-    assert [extended(nothing(2), gram, e).shape[1] for e in (0.0, 0.9, 0.91, 1.0)] == [0, 1, 2, 2]
-    assert extended(nothing(2), gram, 0.0, least=1).abs().tolist() == [[1.0], [0.0]]
+    assert [extend_basis(nothing(2), gram, e).shape[1] for e in (0.0, 0.9, 0.91, 1.0)] == [
+        0,
+        1,
+        2,
+        2,
+    ]
+    assert extend_basis(nothing(2), gram, 0.0, least=1).abs().tolist() == [[1.0], [0.0]]
     full = torch.eye(2, dtype=torch.float64)
-    assert extended(full, gram, 1.0, least=1).shape[1] == 2  # there is nothing to add
-    assert not extended(nothing(2), torch.zeros(2, 2), 0.9, least=1).numel()
+    assert extend_basis(full, gram, 1.0, least=1).shape[1] == 2  # there is nothing to add
+    assert not extend_basis(nothing(2), torch.zeros(2, 2), 0.9, least=1).numel()
 
 
 def test_recorded_sketches_projections_and_bases_of_fot():
-    """The paper's rule is ``extended`` on what a sketch Y of the residuals tells of their Gram matrix.
+    """FOT gives the recorded sketches, projections and bases.
+
+    The paper's rule is ``extend_basis`` on the Gram matrix of the residuals, which a sketch Y
+    estimates.
 
     Its threshold is (r - (1 - e)) / r, for the clients' mean ratio r of norms.
     """
@@ -70,44 +85,46 @@ def test_recorded_sketches_projections_and_bases_of_fot():
     for t in range(2):
         for name, start in last.items():
             local = [g[f"in.local_t{t}k{k}.{name}"] for k in range(2)]
-            merged = sum(w * v for w, v in zip(weights, local, strict=True))
+            mean = sum(w * v for w, v in zip(weights, local, strict=True))
             if name in bases:
-                merged = start + outside_of(merged - start, bases[name])
-            torch.testing.assert_close(merged, g[f"out.global_t{t}.{name}"], rtol=1e-4, atol=1e-5)
-            last[name] = merged
+                mean = start + remove_subspace(mean - start, bases[name])
+            torch.testing.assert_close(mean, g[f"out.global_t{t}.{name}"], rtol=1e-4, atol=1e-5)
+            last[name] = mean
         for name in layers:
             sketch = sum(g[f"out.sketch_t{t}k{k}.{name}"].double() for k in range(2))
             images = [len(g[f"in.x_t{t}k{k}"]) for k in range(2)]
             ratios = [float(g[f"out.ratio_t{t}k{k}.{name}"]) for k in range(2)]
             ratio = sum(n * r for n, r in zip(images, ratios, strict=True)) / sum(images)
-            kept = (ratio - (1 - epsilon)) / ratio
-            residual = extended(nothing(len(sketch)), sketch @ sketch.mT, kept, least=1)
+            threshold = (ratio - (1 - epsilon)) / ratio
+            residual = extend_basis(nothing(len(sketch)), sketch @ sketch.mT, threshold, least=1)
             old = bases.get(name, nothing(len(sketch)))
             bases[name] = torch.linalg.qr(torch.cat([old, residual], 1)).Q
-            expected = g[f"out.projector_t{t}.{name}"].double()
-            torch.testing.assert_close(projector(bases[name]), expected, rtol=1e-4, atol=1e-5)
+            official = g[f"out.projector_t{t}.{name}"].double()
+            torch.testing.assert_close(projector(bases[name]), official, rtol=1e-4, atol=1e-5)
         epsilon += float(g["in.eps_inc"])
 
 
 def test_the_first_task_of_fot_is_uniform_fedavg(make_bench, watch):
     options = {"rounds": 1, "epochs": 1}
     fot = watch(make_bench(**options), create_method("fot")).rounds[1].state
-    plain = watch(make_bench(aggregator="uniform", **options), create_method("fedavg")).rounds[1].state
+    plain = (
+        watch(make_bench(aggregator="uniform", **options), create_method("fedavg")).rounds[1].state
+    )
     for name, value in select(plain, "full.", "head.").items():
         assert torch.equal(fot[name], value)
 
 
 def test_later_tasks_of_fot_leave_old_inputs_alone(record):
     run = record("fot")
-    before, after = run.states[0], run.states[1]
-    moved = 0.0
-    for name, basis in select(before, "basis.").items():
+    old, new = run.states[0], run.states[1]
+    largest_change = 0.0
+    for name, basis in select(old, "basis.").items():
         weight = f"full.{name.removeprefix('basis.')}.weight"
-        change = after[weight] - before[weight]
+        change = new[weight] - old[weight]
         assert (change @ basis).abs().max() < 1e-10
-        assert after[name].shape[1] > basis.shape[1] or basis.shape[1] == len(basis)
-        moved = max(moved, float(change.abs().max()))
-    assert moved > 1e-6
+        assert new[name].shape[1] > basis.shape[1] or basis.shape[1] == len(basis)
+        largest_change = max(largest_change, float(change.abs().max()))
+    assert largest_change > 1e-6
 
 
 def test_a_threshold_of_one_stops_the_layers(rng):

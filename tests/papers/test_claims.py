@@ -12,18 +12,18 @@ from fczoo.cli.app import main
 from fczoo.cli.arguments import parse_changes
 from fczoo.cli.bench import bench
 from fczoo.federation.settings import Settings
-from fczoo.papers.cards import get_card
+from fczoo.papers.claim_test import has_options, regime
 from fczoo.papers.claims import PlainClaim, PrintedClaim, claims, get_claim
-from fczoo.papers.judging import has, regime
-from fczoo.papers.readings import readings
+from fczoo.papers.reproduce import get_card
+from fczoo.papers.variants import readings
 from fczoo.reports.runs import read_experiments
 from helpers_runs import tune, write_one, write_run
 
 
-def said(*arguments: str, code: int = 0) -> str:
-    done = CliRunner().invoke(main, ["claims", *arguments])
-    assert done.exit_code == code, done.output
-    return done.output
+def claims_output(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["claims", *arguments])
+    assert result.exit_code == code, result.output
+    return result.output
 
 
 ALL = sum(claim.runnable for claim in claims().values())
@@ -34,9 +34,9 @@ PRINTED = {name: claim for name, claim in claims().items() if isinstance(claim, 
 def test_every_claim_is_what_the_paper_prints(name):
     claim = PRINTED[name]
     assert claim.gain > 0, "the row that is called better is not printed as better"
-    followed = [number for number in claim.numbers if not claim.source.row(number).why]
-    listed = [command for command in claim.at_scale if command.startswith("  fczoo reproduce ")]
-    assert len(listed) >= len(followed), "one of its rows has no card"
+    rows_with_runs = [number for number in claim.numbers if not claim.source.row(number).why]
+    commands = [command for command in claim.at_scale if command.startswith("  fczoo reproduce ")]
+    assert len(commands) >= len(rows_with_runs), "one of its rows has no card"
     ours, theirs = claim.sides
     assert (ours.method, ours.options) != (theirs.method, theirs.options)
 
@@ -45,9 +45,13 @@ def test_every_claim_is_what_the_paper_prints(name):
 def test_a_claim_knows_the_runs_of_its_commands_at_the_papers_scale(name, tmp_path):
     claim = PRINTED[name]
     for number, side in zip(claim.numbers, claim.sides, strict=True):
-        for i, reading in enumerate([] if claim.source.row(number).why else readings(claim.source, number)):
+        for i, reading in enumerate(
+            [] if claim.source.row(number).why else readings(claim.source, number)
+        ):
             folder = tmp_path / f"{number.value}-{i}"
-            write_run(folder, {reading.method: {0: 50.0}}, reading.options, partition="dirichlet:0.5")
+            write_run(
+                folder, {reading.method: {0: 50.0}}, reading.options, partition="dirichlet:0.5"
+            )
             (experiment,) = read_experiments([folder])
             assert claim.matches(experiment.lines[0], side), reading.name
 
@@ -61,14 +65,17 @@ def test_every_claim_has_commands_at_the_scale_of_a_paper_that_run_its_sides(nam
         program, verb, *words = command.split()
         if verb == "reproduce":
             verb, *words = get_card(words[0]).command()
-        given = bench.make_context("bench", words).params
-        assert (program, verb, given["methods"]) == ("fczoo", "bench", side.method)
-        parts = {name: given[name] for name in ("protocol", "partition")}
-        settings = Settings.for_dataset(given["dataset"], **parts)
-        stated = parse_changes(given["set"]).get(side.method, {})
-        options = {**settings.method_options(side.method), **stated}
-        made = asdict(create_method(side.method, settings.dataset, **options))
-        assert any(has(made, wanted) for wanted in (side.options, {**side.options, **side.printed}))
+        params = bench.make_context("bench", words).params
+        assert (program, verb, params["methods"]) == ("fczoo", "bench", side.method)
+        parts = {name: params[name] for name in ("protocol", "partition")}
+        settings = Settings.for_dataset(params["dataset"], **parts)
+        changes = parse_changes(params["set"]).get(side.method, {})
+        options = {**settings.method_options(side.method), **changes}
+        fields = asdict(create_method(side.method, settings.dataset, **options))
+        assert any(
+            has_options(fields, side_options)
+            for side_options in (side.options, {**side.options, **side.printed})
+        )
 
 
 def test_there_are_enough_claims_over_all_papers():
@@ -77,13 +84,17 @@ def test_there_are_enough_claims_over_all_papers():
 
 
 @pytest.mark.parametrize("name", sorted(claims().keys() - PRINTED.keys()))
-def test_every_plain_claim_sets_two_methods_apart(name):
+def test_every_plain_claim_sets_two_methods_apart(name, tmp_path):
+    empty = "--results", str(tmp_path)
     claim = get_claim(name)
-    assert isinstance(claim, PlainClaim) and claim.runnable and claim.by
-    made = [create_method(side.method, **side.options) for side in claim.sides]
-    assert made[0] != made[1]
-    assert f"{claim.by}; {claim.figure}." in said(name)
-    assert name in said() and name not in said("--paper", "hgp")
+    assert isinstance(claim, PlainClaim)
+    assert claim.runnable
+    assert claim.by
+    methods = [create_method(side.method, **side.options) for side in claim.sides]
+    assert methods[0] != methods[1]
+    assert f"{claim.by}; {claim.figure}." in claims_output(name, *empty)
+    assert name in claims_output(*empty)
+    assert name not in claims_output("--paper", "hgp", *empty)
 
 
 @pytest.mark.parametrize(
@@ -101,31 +112,43 @@ def test_splits_are_told_apart_by_their_kind(spec, kind):
 
 
 def test_the_command_lists_and_explains(tmp_path):
-    text = said("--results", str(tmp_path))
-    assert "pilora-reweight" in text and "never run" in text and "2x: two such pairs say so" in text
-    page = said("pilora-reweight", "--results", str(tmp_path))
+    text = claims_output("--results", str(tmp_path))
+    assert "pilora-reweight" in text
+    assert "never run" in text
+    assert "2x: two such pairs say so" in text
+    page = claims_output("pilora-reweight", "--results", str(tmp_path))
     assert "A_N 68.5 (PILoRA) and 41.4 (w/o prototype re-weight)" in page
-    assert "fczoo reproduce pilora/cifar100/dirichlet:0.5" in page and page.rstrip().endswith("never run")
-    assert "no claim is called 'nope'" in said("nope", code=1)
-    assert "leave the rest out" in said("pilora-reweight", "--run", "pilora-reweight", code=1)
+    assert "fczoo reproduce pilora/cifar100/dirichlet:0.5" in page
+    assert page.rstrip().endswith("never run")
+    assert "no claim is called 'nope'" in claims_output("nope", code=1)
+    assert "leave the rest out" in claims_output(
+        "pilora-reweight", "--run", "pilora-reweight", code=1
+    )
 
 
 def test_what_the_command_is_given_is_not_ignored(tmp_path):
-    lists = [said("--paper", name, "--results", str(tmp_path)) for name in ("PILoRA", "pilora")]
-    assert lists[0] == lists[1] and "pilora-joint" in lists[0] and "hgp-l2p" not in lists[0]
+    lists = [
+        claims_output("--paper", name, "--results", str(tmp_path)) for name in ("PILoRA", "pilora")
+    ]
+    assert lists[0] == lists[1]
+    assert "pilora-joint" in lists[0]
+    assert "hgp-l2p" not in lists[0]
     for wrong, says in [
         (["hgp-l2p", "--paper", "hgp"], "leave it or hgp-l2p out"),
-        (["--results", str(tmp_path / "nowhere")], f"nothing is at --results {tmp_path / 'nowhere'}"),
+        (
+            ["--results", str(tmp_path / "nowhere")],
+            f"nothing is at --results {tmp_path / 'nowhere'}",
+        ),
         (["hgp-l2p", "--results", str(tmp_path / "nowhere")], "nothing is at --results"),
         (["hgp-l2p", "--seeds", "0-4"], "--seeds and --jobs are about --run"),
     ]:
-        text = said(*wrong, code=1)
+        text = claims_output(*wrong, code=1)
         assert says in text and text.count("\n") == 1
 
 
 def test_without_a_folder_of_results_every_claim_was_never_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert f"In all runs: of {ALL} claims {ALL} were never run." in said()
+    assert f"In all runs: of {ALL} claims {ALL} were never run." in claims_output()
 
 
 def test_runs_of_which_both_sides_were_tuned_are_counted_apart(tmp_path):
@@ -134,14 +157,14 @@ def test_runs_of_which_both_sides_were_tuned_are_counted_apart(tmp_path):
     write_one(tmp_path / "b", "pilora", low, reweight="average")
     tune(tmp_path / "a", 12, ["pilora"])
     tune(tmp_path / "b", 12, ["hgp"])  # of that file, but not of that method
-    text = said("--results", str(tmp_path))
+    text = claims_output("--results", str(tmp_path))
     row = next(line for line in text.splitlines() if line.startswith("pilora-reweight "))
     assert row.split("+27.1")[1].split("  Proto")[0].split() == ["never", "run", "holds"]
     assert f"Where both sides were tuned: of {ALL} claims {ALL} were never run." in text
     assert f"In all runs: of {ALL} claims 1 hold, {ALL - 1} were never run." in text
 
     tune(tmp_path / "b", 12, ["pilora"])
-    text = said("--results", str(tmp_path))
+    text = claims_output("--results", str(tmp_path))
     assert f"Where both sides were tuned: of {ALL} claims 1 hold, {ALL - 1} were never run." in text
 
 
@@ -150,8 +173,11 @@ def test_a_claim_that_holds_here_and_not_there_counts_as_such(tmp_path):
     for name, better, worse, epochs in [("a", high, low, 1), ("b", low, high, 2)]:
         write_one(tmp_path / f"{name}-better", "pilora", better, epochs, reweight="distance")
         write_one(tmp_path / f"{name}-worse", "pilora", worse, epochs, reweight="average")
-    text = said("--results", str(tmp_path))
-    assert f"In all runs: of {ALL} claims 1 hold in some runs and not in others, {ALL - 1} were" in text
+    text = claims_output("--results", str(tmp_path))
+    assert (
+        f"In all runs: of {ALL} claims 1 hold in some runs and not in others, {ALL - 1} were"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,16 +194,16 @@ def test_a_claim_runs_on_a_split_like_the_papers(name, split):
 
 
 def test_run_makes_a_job_of_each_side(tmp_path, monkeypatch):
-    made = {}
+    jobs_by_folder = {}
 
     def noted(jobs, out, conduct):
-        made.update(jobs)
+        jobs_by_folder.update(jobs)
         write_one(out / "better", "hgp", {0: 52.0})
         write_one(out / "worse", "l2p", {0: 40.0})
 
     monkeypatch.setattr(fczoo.runner.grid, "run_grid", noted)
-    text = said("--run", "hgp-l2p-skew", "--seeds", "0", "--results", str(tmp_path))
-    better, worse = made[Path("better")], made[Path("worse")]
+    text = claims_output("--run", "hgp-l2p-skew", "--seeds", "0", "--results", str(tmp_path))
+    better, worse = jobs_by_folder[Path("better")], jobs_by_folder[Path("worse")]
     assert (better.methods, worse.methods, better.seeds) == (("hgp",), ("l2p",), (0,))
     assert better.settings.partition == worse.settings.partition == "dirichlet:0.05"
     assert better.options["hgp"]["rebalance"] == "all"

@@ -7,7 +7,10 @@ from fczoo.core.registry import METHODS, PROTOCOLS
 
 
 def test_fcilpt_gives_every_method_with_exemplars_the_papers_memory() -> None:
-    """Methods of its tables that keep images; the paper: 2,000 exemplars a client."""
+    """Every method with exemplars has the paper's memory.
+
+    Its tables have methods that keep images; the paper: 2,000 exemplars per client.
+    """
     papers = json.loads((files("fczoo.assets") / "papers.json").read_text())
     rows = {row["method"] for row in papers["fcilpt"]["methods"].values()}
     keeping = {name for name in rows if "memory" in METHODS.get(name).__dataclass_fields__}

@@ -1,4 +1,7 @@
-"""What runs say of a claim: which rows are its sides, and the verdict, worked out by hand."""
+"""Evidence of runs on a claim: the rows that are its sides.
+
+The verdict is worked out by hand.
+"""
 
 import json
 
@@ -15,23 +18,42 @@ def test_an_ablation_does_not_pass_for_the_method_in_a_plain_claim(tmp_path):
     write_one(tmp_path / "b", "fecam", {0: 52.0, 1: 60.0, 2: 68.0}, covariance="diagonal")
     assert get_claim("fecam-ncm").verdicts(read_experiments([tmp_path])) == []
     write_one(tmp_path / "c", "fecam", {0: 52.0, 1: 60.0, 2: 68.0})
-    assert [verdict for verdict, _ in get_claim("fecam-ncm").verdicts(read_experiments([tmp_path]))] == [
-        "holds"
-    ]
+    assert [
+        verdict for verdict, _ in get_claim("fecam-ncm").verdicts(read_experiments([tmp_path]))
+    ] == ["holds"]
 
 
 def test_an_option_that_came_later_keeps_no_run_from_a_plain_claim(tmp_path):
     write_one(tmp_path / "a", "fedncm", {0: 40.0, 1: 50.0, 2: 60.0})
-    before = {"ridge": 1.0, "scaled": False, "normalise": False, "features": "plain"}  # now lift
-    write_run(tmp_path / "b", {"fedridge": {0: 52.0, 1: 60.0, 2: 68.0}}, before, partition="dirichlet:0.5")
+    old_options = {
+        "ridge": 1.0,
+        "scaled": False,
+        "normalise": False,
+        "features": "plain",
+    }  # now lift
+    write_run(
+        tmp_path / "b",
+        {"fedridge": {0: 52.0, 1: 60.0, 2: 68.0}},
+        old_options,
+        partition="dirichlet:0.5",
+    )
     ((verdict, _),) = get_claim("ridge-ncm").verdicts(read_experiments([tmp_path]))
     assert verdict == "holds"
 
 
 def test_a_plain_claim_is_judged_like_a_printed_one(tmp_path):
     write_one(tmp_path / "a", "fedavg", {0: 52.0, 1: 60.0, 2: 68.0}, tune="head", head_init="means")
-    write_one(tmp_path / "b", "fedavg", {0: 40.0, 1: 50.0, 2: 60.0}, tune="head", head_init="default")
-    write_one(tmp_path / "c", "fedavg", {0: 40.0, 1: 50.0, 2: 60.0}, tune="head", lr=0.5, head_init="default")
+    write_one(
+        tmp_path / "b", "fedavg", {0: 40.0, 1: 50.0, 2: 60.0}, tune="head", head_init="default"
+    )
+    write_one(
+        tmp_path / "c",
+        "fedavg",
+        {0: 40.0, 1: 50.0, 2: 60.0},
+        tune="head",
+        lr=0.5,
+        head_init="default",
+    )
     ((verdict, text),) = get_claim("head-means").verdicts(read_experiments([tmp_path]))
     assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
 
@@ -52,14 +74,18 @@ def test_a_difference_is_paired_over_seeds_and_has_an_interval(tmp_path):
         ({0: 52.0, 1: 40.0, 2: 60.0}, {0: 40.0, 1: 52.0, 2: 60.0}, "no significant difference"),
         ({0: 52.0}, {0: 40.0}, "not tested"),
         ({0: 52.0}, {1: 40.0}, "not tested"),
-        ({0: 52.0, 1: 62.0, 2: 42.0}, {0: 40.0, 1: 50.0, 2: 30.0}, "not tested"),  # 6 points with each
+        (
+            {0: 52.0, 1: 62.0, 2: 42.0},
+            {0: 40.0, 1: 50.0, 2: 30.0},
+            "not tested",
+        ),  # 6 points with each
     ],
 )
 def test_verdicts(tmp_path, better, worse, verdict):
     write_one(tmp_path / "a", "pilora", better, reweight="distance")
     write_one(tmp_path / "b", "pilora", worse, reweight="average")
-    ((found, _),) = get_claim("pilora-reweight").verdicts(read_experiments([tmp_path]))
-    assert found == verdict
+    ((ours, _),) = get_claim("pilora-reweight").verdicts(read_experiments([tmp_path]))
+    assert ours == verdict
 
 
 def test_runs_that_differ_in_more_than_the_claim_say_nothing(tmp_path):
@@ -69,10 +95,12 @@ def test_runs_that_differ_in_more_than_the_claim_say_nothing(tmp_path):
 
 
 def test_a_claim_about_a_rate_of_0_takes_any_other_rate_for_its_better_side(tmp_path):
-    write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, lr_prototype=0.03, lr_lora=0.002)
+    write_one(
+        tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, lr_prototype=0.03, lr_lora=0.002
+    )
     write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, lr_prototype=0.03, lr_lora=0.0)
-    other = {"lr_prototype": 0.3, "lr_lora": 0.0}  # in two rates, so no pair with the first
-    write_one(tmp_path / "c", "pilora", {0: 10.0, 1: 20.0, 2: 30.0}, **other)
+    rates = {"lr_prototype": 0.3, "lr_lora": 0.0}  # in two rates, so no pair with the first
+    write_one(tmp_path / "c", "pilora", {0: 10.0, 1: 20.0, 2: 30.0}, **rates)
     ((verdict, text),) = get_claim("pilora-lora").verdicts(read_experiments([tmp_path]))
     assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
     better, worse = get_claim("pilora-lora").sides
@@ -85,7 +113,9 @@ def test_a_method_of_which_a_rate_of_0_switches_a_part_off_does_not_pass_for_it(
     write_one(tmp_path / "c", "fedavg", {0: 40.0, 1: 50.0})
     write_one(tmp_path / "d", "icarl", {0: 40.0, 1: 50.0})
     experiments = read_experiments([tmp_path])
-    assert not any(get_claim(n).verdicts(experiments) for n in ("pilora-icarl", "ewc-plain-forgetting"))
+    assert not any(
+        get_claim(n).verdicts(experiments) for n in ("pilora-icarl", "ewc-plain-forgetting")
+    )
     write_one(tmp_path / "e", "pilora", {0: 52.0, 1: 60.0}, lr_lora=1e-5)
     write_one(tmp_path / "f", "ewc", {0: 40.0, 1: 50.0}, lr_backbone=1e-5)
     experiments = read_experiments([tmp_path])
@@ -111,11 +141,14 @@ def test_of_a_method_and_a_variant_the_method_is_judged(tmp_path):
 
 
 def test_the_method_s_own_values_for_a_data_set_are_no_ablation(tmp_path):
-    """FCILPT comes with another number of prompts and a shorter common one on Tiny-ImageNet."""
+    """A method's values for a data set are not an ablation.
+
+    FCILPT comes with another number of prompts and a shorter common one on Tiny-ImageNet.
+    """
     method = create_method("fcilpt", "tinyimagenet")
     assert method.common_length != create_method("fcilpt").common_length
-    for name, made in (("fcilpt", method), ("bic", create_method("bic"))):
-        plain = {field: getattr(made, field) for field in type(made).__dataclass_fields__}
+    for name, instance in (("fcilpt", method), ("bic", create_method("bic"))):
+        plain = {field: getattr(instance, field) for field in type(instance).__dataclass_fields__}
         write_run(tmp_path / name, {name: {0: 52.0}}, plain, dataset="tinyimagenet")
     assert len(get_claim("fcilpt-bic").verdicts(read_experiments([tmp_path]))) == 1
 
@@ -165,8 +198,12 @@ def test_a_claim_of_strong_skew_is_not_judged_by_a_mild_split(tmp_path):
 
 
 def test_rates_of_one_method_may_differ_where_either_side_was_searched(tmp_path):
-    write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, reweight="distance", lr_prototype=0.1)
-    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, reweight="average", lr_prototype=0.3)
+    write_one(
+        tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, reweight="distance", lr_prototype=0.1
+    )
+    write_one(
+        tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, reweight="average", lr_prototype=0.3
+    )
     tune(tmp_path / "a", 8, ["pilora"])
     assert get_claim("pilora-reweight").verdicts(read_experiments([tmp_path])) == []
     tune(tmp_path / "b", 8, ["pilora"])
@@ -190,6 +227,6 @@ def test_bytes_are_counted_and_not_tested(tmp_path, sizes, verdict):
     for seed, size in enumerate(sizes):
         path = tmp_path / "a" / "fppl" / f"seed{seed}" / "result.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "bytes_up": 2_000_000 * size}))
-    ((found, text),) = get_claim("fppl-codap-bytes").verdicts(read_experiments([tmp_path]))
-    assert found == verdict
+    ((ours, text),) = get_claim("fppl-codap-bytes").verdicts(read_experiments([tmp_path]))
+    assert ours == verdict
     assert text.startswith(f"{sum(sizes) / 2:.3f} and 2.000 MB up with each of 2 seeds; digits")

@@ -5,18 +5,23 @@ import pytest
 from fczoo import create_method
 from fczoo.core.metrics import METRICS
 from fczoo.core.registry import DATASETS, METHODS
-from fczoo.papers.printed import get_paper, papers
-from fczoo.papers.readings import readings
-from helpers_papers import B16, printed, recorded
+from fczoo.papers.tables import get_paper, papers
+from fczoo.papers.variants import readings
+from helpers_papers import B16, output_of, write_archive
 
 TUNED = ("cifar100-112px-tuned/pilora/seed0", "cifar100-112px-tuned/pilora/seed1")
 
 
 def test_every_number_is_there_once():
-    every = [n for p in papers().values() for n in p.numbers]
+    numbers = [n for p in papers().values() for n in p.numbers]
+    assert len(numbers) == 1250
     assert (
-        len(every) == 1250
-        and len({(n.paper, n.table, n.dataset, n.tasks, n.partition, n.method, n.metric) for n in every})
+        len(
+            {
+                (n.paper, n.table, n.dataset, n.tasks, n.partition, n.method, n.metric)
+                for n in numbers
+            }
+        )
         == 1250
     )
     assert {p.key: len(p.numbers) for p in papers().values()} == {
@@ -47,15 +52,20 @@ def test_every_number_is_there_once():
     ],
 )
 def test_numbers_keep_their_place(key, table, dataset, spec, method, metric, value, std):
-    wanted = (table, dataset, spec, method, metric)
-    (found,) = [
-        n for n in get_paper(key).numbers if (n.table, n.dataset, n.spec, n.method, n.metric_here) == wanted
+    position = (table, dataset, spec, method, metric)
+    (number,) = [
+        n
+        for n in get_paper(key).numbers
+        if (n.table, n.dataset, n.spec, n.method, n.metric_here) == position
     ]
-    assert (found.value, found.std) == (value, std)
+    assert (number.value, number.std) == (value, std)
 
 
 def test_what_the_protocols_name_exists():
-    """Methods take the options of a paper's reading; every metric and caveat has its place."""
+    """Methods take the options of a paper's reading.
+
+    Every metric and caveat has its place.
+    """
     methods, datasets = METHODS.names(), DATASETS.names()
     for paper in papers().values():
         assert set(paper.caveats) - {""} <= {n.table for n in paper.numbers}
@@ -71,41 +81,49 @@ def test_what_the_protocols_name_exists():
 
 
 def test_missing_systems_are_named_and_implemented_ones_are_not():
-    page = printed("papers", "--missing")
+    page = output_of("papers", "--missing")
     absent, beyond = page.split("Rows that no run can follow:")
     methods = METHODS.names()
     for paper in papers().values():
         for number in paper.numbers:
             row = paper.row(number)
-            here = row.method in methods
-            assert row.why or here or f"{number.method} " in absent, number
+            is_method = row.method in methods
+            assert row.why or is_method or f"{number.method} " in absent, number
     names = {line.split()[-1] for line in absent.splitlines() if line}
-    assert not names & set(METHODS.names()) and "ResNet-18" in beyond and "COMM" in beyond
-    assert "leave hgp out" in printed("papers", "hgp", "--missing", code=1)
+    assert not names & set(METHODS.names())
+    assert "ResNet-18" in beyond
+    assert "COMM" in beyond
+    assert "leave hgp out" in output_of("papers", "hgp", "--missing", code=1)
 
 
 def test_papers_prints_lists_and_tables():
-    assert "1903" not in printed("papers") and "AppE" in printed("papers") and "T7" in printed("papers")
-    page = printed("papers", "HGP", "t1")
-    assert (
-        "90.39 ± 0.08" in page
-        and "ImageNet-A, 10 tasks" in page
-        and "EuroSAT, 5 tasks" not in page
-        and "16 bit" in page
-    )
-    assert "656.5" in printed("papers", "pilora", "T1") and "656.5" not in printed("papers", "pilora", "T3")
-    assert "did you mean hgp" in printed("papers", "hpg", code=1) and "it has T1, T2" in printed(
-        "papers", "hgp", "T9", code=1
-    )
+    assert "1903" not in output_of("papers")
+    assert "AppE" in output_of("papers")
+    assert "T7" in output_of("papers")
+    page = output_of("papers", "HGP", "t1")
+    assert "90.39 ± 0.08" in page
+    assert "ImageNet-A, 10 tasks" in page
+    assert "EuroSAT, 5 tasks" not in page
+    assert "16 bit" in page
+    assert "656.5" in output_of("papers", "pilora", "T1")
+    assert "656.5" not in output_of("papers", "pilora", "T3")
+    assert "did you mean hgp" in output_of("papers", "hpg", code=1)
+    assert "it has T1, T2" in output_of("papers", "hgp", "T9", code=1)
 
 
 def test_the_published_reduced_run_is_compared_and_never_called_comparable(tmp_path):
-    page = printed(
-        "compare", str(recorded(tmp_path, *(f"cifar100-reduced-{part}" for part in "abc"))), "--paper", "hgp"
+    page = output_of(
+        "compare",
+        str(write_archive(tmp_path, *(f"cifar100-reduced-{part}" for part in "abc"))),
+        "--paper",
+        "hgp",
     )
     row = next(line for line in page.splitlines() if line.startswith("hgp "))
-    assert "66.8" in row and "90.4 ± 0.1" in row and "-23.6" in row and "no: 13 settings differ" in row
-    for word in (
+    assert "66.8" in row
+    assert "90.4 ± 0.1" in row
+    assert "-23.6" in row
+    assert "no: 13 settings differ" in row
+    for excerpt in (
         "rounds 2 (paper: 5)",
         f"(paper: {B16})",
         "train_per_class 20 (paper: all)",
@@ -113,56 +131,78 @@ def test_the_published_reduced_run_is_compared_and_never_called_comparable(tmp_p
         "hgp.logit_norm 0.1 (paper: none)",
         "seeds 1 (paper: 3)",
     ):
-        assert word in page
+        assert excerpt in page
     assert "fedncm, fppl, fcilpt." in page and "16 bit" in page
 
 
 def test_a_paper_without_such_data_is_said_to_have_none(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"hgp": {0: 70.0}})
-    assert "has no number for the methods and data sets of these runs" in printed(
+    assert "has no number for the methods and data sets of these runs" in output_of(
         "compare", str(folder), "--paper", "hgp", code=1
     )
 
 
 def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
-    """A row whose head starts at zero, which may be much the better, would not be the paper's."""
-    seen = set()
+    """Heads of all printed rows start as in released code.
+
+    A row whose head starts at zero, which may be much the better, would not be the paper's.
+    """
+    rows = set()
     for paper in papers().values():
         for row in map(paper.row, paper.numbers):
-            if row.method in METHODS.names() and "head_init" in METHODS.options(row.method) and not row.why:
-                stated = paper.protocol.methods.get(row.method, {}).get("head_init")
-                start = row.options.get("head_init", stated and stated.value)
-                assert start == ("means" if row.card == "fedncm" else "default"), (paper.key, row.method)
-                seen.add((paper.key, row.method))
-    assert len(seen) > 30
+            if (
+                row.method in METHODS.names()
+                and "head_init" in METHODS.options(row.method)
+                and not row.why
+            ):
+                protocol_value = paper.protocol.methods.get(row.method, {}).get("head_init")
+                start = row.options.get("head_init", protocol_value and protocol_value.value)
+                assert start == ("means" if row.card == "fedncm" else "default"), (
+                    paper.key,
+                    row.method,
+                )
+                rows.add((paper.key, row.method))
+    assert len(rows) > 30
 
 
 def test_a_printed_row_that_no_run_can_follow_is_not_implemented_and_never_the_nearest(tmp_path):
-    page = printed("compare", str(recorded(tmp_path, *TUNED)), "--paper", "pilora")
-    (row, *others) = [line for line in page.splitlines() if "w/o LoRA (fine-tune backbone), T3" in line]
-    assert row.startswith("–") and row.endswith("not implemented") and len(others) == 2
+    page = output_of("compare", str(write_archive(tmp_path, *TUNED)), "--paper", "pilora")
+    (row, *others) = [
+        line for line in page.splitlines() if "w/o LoRA (fine-tune backbone), T3" in line
+    ]
+    assert row.startswith("–")
+    assert row.endswith("not implemented")
+    assert len(others) == 2
     assert row.split()[-5:] == ["–", "13.3", "–", "not", "implemented"]
     assert "1 settings" not in page and "no: 15 settings differ" in page
-    assert page.count("Not implemented: w/o LoRA (fine-tune backbone) (T3): pilora has no option") == 1
+    assert (
+        page.count("Not implemented: w/o LoRA (fine-tune backbone) (T3): pilora has no option") == 1
+    )
 
 
 def test_what_all_rows_share_is_said_once_and_the_rest_by_row(tmp_path):
-    page = printed("compare", str(recorded(tmp_path, *TUNED)), "--paper", "pilora")
-    (shared,) = [line for line in page.splitlines() if line.startswith("All rows differ")]
-    assert "rounds 2 (paper: 30)" in shared and "pilora.distance rms (paper: squared)" in shared
-    assert "where the paper leaves it open: " in shared and "precision bf16" in shared
+    page = output_of("compare", str(write_archive(tmp_path, *TUNED)), "--paper", "pilora")
+    (common_line,) = [line for line in page.splitlines() if line.startswith("All rows differ")]
+    assert "rounds 2 (paper: 30)" in common_line
+    assert "pilora.distance rms (paper: squared)" in common_line
+    assert "where the paper leaves it open: " in common_line
+    assert "precision bf16" in common_line
     assert page.count("rounds 2 (paper: 30)") == 1 and page.count("precision bf16") == 1
     assert "- against w/o l_ort (T3, beta=0.5): pilora.head_tune true (paper: false)" in page
 
 
 @pytest.mark.parametrize("row", ["w/o l_ort", "W/O L_ORT", "l_ORT"])
 def test_a_table_and_a_row_are_chosen_without_regard_to_case(tmp_path, row):
-    found = str(recorded(tmp_path, *TUNED))
-    page = printed("compare", found, "--paper", "pilora", "--table", "t3", "--row", row)
+    archive = str(write_archive(tmp_path, *TUNED))
+    page = output_of("compare", archive, "--paper", "pilora", "--table", "t3", "--row", row)
     rows = [line for line in page.splitlines() if ", 10 tasks, " in line]
     assert rows and all("w/o l_ort, T3 CIFAR-100" in line for line in rows)
-    whole = printed("compare", found, "--paper", "pilora", "--row", "pilora", "--table", "T1")
-    assert "PILoRA, T1" in whole and "HeadTune" not in whole  # a whole name comes before a part
+    exact_name = output_of(
+        "compare", archive, "--paper", "pilora", "--row", "pilora", "--table", "T1"
+    )
+    assert (
+        "PILoRA, T1" in exact_name and "HeadTune" not in exact_name
+    )  # a whole name comes before a part
 
 
 @pytest.mark.parametrize(
@@ -170,16 +210,21 @@ def test_a_table_and_a_row_are_chosen_without_regard_to_case(tmp_path, row):
     [
         (["--table", "T9"], "Error: no table is called 'T9'; known: T1, T2, T3\n"),
         (["--table", "T3", "--row", "nothing"], "no row is called 'nothing'; known: w/o prototype"),
-        (["--row", "EWC+FL"], "have no number for the methods and data sets of these runs; they are of ewc"),
+        (
+            ["--row", "EWC+FL"],
+            "have no number for the methods and data sets of these runs; they are of ewc",
+        ),
     ],
 )
 def test_a_wrong_table_or_row_is_one_line_with_the_known_ones(tmp_path, words, says):
-    text = printed("compare", str(recorded(tmp_path, *TUNED)), "--paper", "pilora", *words, code=1)
+    text = output_of(
+        "compare", str(write_archive(tmp_path, *TUNED)), "--paper", "pilora", *words, code=1
+    )
     assert says in text and text.count("\n") == 1
 
 
 def test_every_printed_row_is_either_followed_by_a_reading_or_not_implemented():
-    """The only rows without a reading are PILoRA's fine-tuned backbone and FCILPT's ResNet-18."""
+    """Only PILoRA's fine-tuned backbone and FCILPT's ResNet-18 have no reading."""
     absent = set()
     for paper in papers().values():
         for number in paper.numbers:
@@ -188,4 +233,5 @@ def test_every_printed_row_is_either_followed_by_a_reading_or_not_implemented():
             elif number.metric_here:
                 assert readings(paper, number)
     resnets = {("fcilpt", n.method) for n in get_paper("fcilpt").numbers if "ResNet-18" in n.method}
-    assert len(resnets) == 10 and absent == {("pilora", "w/o LoRA (fine-tune backbone)"), *resnets}
+    assert len(resnets) == 10
+    assert absent == {("pilora", "w/o LoRA (fine-tune backbone)"), *resnets}

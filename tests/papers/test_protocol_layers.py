@@ -12,11 +12,12 @@ from fczoo.core.options import spaces
 from fczoo.core.registry import DATASETS, METHODS, PROTOCOLS
 from fczoo.data.stream import make_tasks
 from fczoo.papers.protocol import ByBeta, Protocol
-from fczoo.papers.protocols.quick import searched
+from fczoo.papers.protocols.quick import tuned_values
 from fczoo.reports.archive import read_archive
 from fczoo.runner.grid import create_methods
 
-WHOLE_EFFORT = 8  # trials; four more followed, and a row that they did not change names the first eight
+# trials; four more followed, and a row that they did not change names the first eight
+WHOLE_EFFORT = 8
 
 PAIRS = [
     (name, dataset)
@@ -26,24 +27,35 @@ PAIRS = [
 
 
 def test_what_is_given_beats_the_protocol_beats_the_data_set() -> None:
-    plain, protocol = Settings.for_dataset("cifar100"), Settings.for_dataset("cifar100", protocol="pilora")
+    plain, protocol = (
+        Settings.for_dataset("cifar100"),
+        Settings.for_dataset("cifar100", protocol="pilora"),
+    )
     assert (
         plain.rounds,
         protocol.rounds,
         Settings.for_dataset("cifar100", protocol="pilora", rounds=7).rounds,
     ) == (5, 30, 7)
     dino = "vit_base_patch16_224.dino"
-    assert protocol.train_per_class == 400 and protocol.backbone == dino and plain.backbone != dino
-    given = Settings.for_dataset(
+    assert protocol.train_per_class == 400
+    assert protocol.backbone == dino
+    assert plain.backbone != dino
+    explicit = Settings.for_dataset(
         "cifar100", protocol="pilora", backbone="vit_nano_32", partition="iid", mean=(0.1, 0.1, 0.1)
     )
-    assert (given.backbone, given.partition, given.mean) == ("vit_nano_32", "iid", (0.1, 0.1, 0.1))
+    assert (explicit.backbone, explicit.partition, explicit.mean) == (
+        "vit_nano_32",
+        "iid",
+        (0.1, 0.1, 0.1),
+    )
 
 
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
 def test_the_data_set_has_the_classes_of_the_tasks(name: str, dataset: str) -> None:
     settings = Settings.for_dataset(dataset, protocol=name)
-    sizes = [task.size for task in make_tasks(dataset, DATASETS.get(dataset).classes, settings.tasks)]
+    sizes = [
+        task.size for task in make_tasks(dataset, DATASETS.get(dataset).classes, settings.tasks)
+    ]
     assert (
         sizes == [20] * 9 + [16]
         if dataset == "cars196"
@@ -58,11 +70,22 @@ def test_a_given_class_order_replaces_the_shuffled_one() -> None:
 
 
 def test_method_values_are_layered() -> None:
-    """A method's default, then its value for the data set, then the protocol's, then the given one."""
-    assert (create_method("pilora").lr_lora, create_method("pilora", "tinyimagenet").lr_lora) == (1e-5, 5e-6)
+    """A method's default gives way to its value for the data set.
+
+    This gives way to the protocol's, and that to the given one.
+    """
+    assert (create_method("pilora").lr_lora, create_method("pilora", "tinyimagenet").lr_lora) == (
+        1e-5,
+        5e-6,
+    )
     settings = Settings.for_dataset("cifar100", protocol="hgp")
     hgp, pilora = create_methods(["hgp", "pilora"], settings, {"hgp": {"spread": 2}})
-    assert (pilora.lr_lora, pilora.lr_prototype, hgp.spread, hgp.server_lr) == (1e-4, 2e-2, 2.0, 0.01)
+    assert (pilora.lr_lora, pilora.lr_prototype, hgp.spread, hgp.server_lr) == (
+        1e-4,
+        2e-2,
+        2.0,
+        0.01,
+    )
     assert create_methods(["pilora"], settings, {"pilora": {"lr_lora": 1e-3}})[0].lr_lora == 1e-3
     assert create_methods(["pilora"], Settings.for_dataset("cifar100"), {})[0].lr_lora == 1e-5
 
@@ -76,9 +99,13 @@ class Toy(Protocol):
 def test_a_column_that_the_paper_does_not_have(caplog) -> None:
     columns = ByBeta({1.0: 3, 0.5: 4})
     assert [columns.at(b) for b in (1.0, 0.5, 0.2, None)] == [3, 4, 3, 3]
-    assert [columns.covers(b) for b in (1.0, 0.5, 0.2, None)] == [True, True, False, False] and ByBeta(
-        {1.0: 3, 0.5: 3}
-    ).covers(None)
+    assert [columns.covers(b) for b in (1.0, 0.5, 0.2, None)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert ByBeta({1.0: 3, 0.5: 3}).covers(None)
     with caplog.at_level(logging.WARNING, logger="fczoo"):
         assert PROTOCOLS.get("hgp").options("hgp", "eurosat", 0.3)["lr"] == 1e-3
         assert (
@@ -93,7 +120,7 @@ def test_a_column_that_the_paper_does_not_have(caplog) -> None:
 def test_unknown_methods_and_data_sets_break_nothing() -> None:
     assert PROTOCOLS.get("hgp").options("no such method", "cub200", 1.0) == {}
     with pytest.raises(FczooError, match="protocol toy does not use cifar100; known: digits"):
-        Toy.stated("cifar100")
+        Toy.settings_on("cifar100")
     with pytest.raises(FczooError, match="no protocol is called 'hpg'; did you mean hgp"):
         Settings.for_dataset("digits", protocol="hpg")
     with pytest.raises(FczooError, match="protocol hgp does not use digits"):
@@ -103,11 +130,11 @@ def test_unknown_methods_and_data_sets_break_nothing() -> None:
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
 def test_pages_hold_every_value_with_its_source(name: str, dataset: str) -> None:
     cls, page = PROTOCOLS.get(name), " ".join(source_page(PROTOCOLS.get(name), dataset).split())
-    for stated in cls.stated(dataset).values():
-        assert stated.source.split()[-1] in page
-    for field in cls.stated(dataset):
+    for value in cls.settings_on(dataset).values():
+        assert value.source.split()[-1] in page
+    for field in cls.settings_on(dataset):
         assert f" {field} " in page
-    for method in {*cls.methods, *cls.tuned.get(dataset, {})}:
+    for method in {*cls.methods, *cls.dataset_options.get(dataset, {})}:
         for field in cls.hyperparameters(method, dataset):
             assert f"{method} {field} " in page or f"{method} (not installed) {field} " in page
     assert dataset in source_page(PROTOCOLS.get(name), None)
@@ -128,13 +155,18 @@ def test_quick_on_digits_is_bench_without_a_protocol() -> None:
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_quick_has_the_whole_point_that_a_search_found_and_fits_every_method(name: str) -> None:
-    """A method without rates is as it comes: a ridge found on thirty classes is none for a hundred."""
-    space, own = spaces(METHODS.get(name)), Settings.for_dataset("cifar100", protocol="quick")
-    found = searched().get(name, {})
-    if found:
-        assert found.keys() == space.keys() and any("lr" in option.split("_") for option in space)
-    method = create_method(name, "cifar100", **own.method_options(name))
-    assert {option: getattr(method, option) for option in found} == found
+    """Protocol quick has whole search results.
+
+    A method without rates has default options: a ridge found on thirty classes does not fit a
+    hundred.
+    """
+    space, settings = spaces(METHODS.get(name)), Settings.for_dataset("cifar100", protocol="quick")
+    tuned_options = tuned_values().get(name, {})
+    if tuned_options:
+        assert tuned_options.keys() == space.keys()
+        assert any("lr" in option.split("_") for option in space)
+    method = create_method(name, "cifar100", **settings.method_options(name))
+    assert {option: getattr(method, option) for option in tuned_options} == tuned_options
 
 
 def test_quick_starts_heads_at_class_means_but_for_two_that_ended_higher_from_zero() -> None:
@@ -145,17 +177,26 @@ def test_quick_starts_heads_at_class_means_but_for_two_that_ended_higher_from_ze
 
 
 def test_quick_has_the_rates_with_which_the_tuned_table_was_made() -> None:
-    """Of every method in it that has rates and had the whole effort, to three digits."""
-    made = {}
+    """Protocol quick has the rates of the tuned table, to three digits.
+
+    They cover every method in it that has rates and had the whole effort.
+    """
+    run_options = {}
     for runs in read_archive(Path(__file__).parents[2] / "results" / "results.csv"):
         cell = runs.cells[0]
         trials = cell.about.tuned.get("trials", 0)
         rates = any("lr" in option.split("_") for option in spaces(METHODS.get(cell.method)))
-        if runs.name == f"cifar100-112px-tuned/{cell.method}/seed0" and rates and trials >= WHOLE_EFFORT:
-            made[cell.method] = {option: short(value) for option, value in cell.result.options.items()}
-    assert searched().keys() == made.keys() and len(made) > 20
-    for name, found in searched().items():
-        assert made[name].items() >= found.items(), name
+        if (
+            runs.name == f"cifar100-112px-tuned/{cell.method}/seed0"
+            and rates
+            and trials >= WHOLE_EFFORT
+        ):
+            run_options[cell.method] = {
+                option: short(value) for option, value in cell.result.options.items()
+            }
+    assert tuned_values().keys() == run_options.keys() and len(run_options) > 20
+    for name, tuned_options in tuned_values().items():
+        assert run_options[name].items() >= tuned_options.items(), name
 
 
 def short(value: object) -> object:

@@ -1,7 +1,7 @@
 """Protocols against tables copied from the papers.
 
-The tables below were written from the papers and their released code, not from this package's own tables:
-HGP's learning rates are appendix H's, the others stand in each paper's experiments.
+The tables below were written from the papers and their released code, not from this package's own
+tables: HGP's learning rates are appendix H's, the others are in each paper's experiments.
 """
 
 from typing import Any
@@ -24,8 +24,8 @@ DINO, IN21K, IN1K = (
     "vit_base_patch16_224.augreg_in21k_ft_in1k",
 )
 
-# protocol, data set: tasks, clients, joining, transition, participation, rounds, epochs, batch, split,
-# backbone, view, seeds
+# protocol, data set: tasks, clients, joining, transition, participation, rounds, epochs, batch,
+# split, backbone, view, seeds
 SETTINGS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("hgp", "cifar100"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 0.5", IN21K, "hgp", 3),
     ("hgp", "imagenet_r"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 0.5", IN21K, "hgp", 3),
@@ -59,7 +59,20 @@ SETTINGS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("glfc", "tinyimagenet"): (10, 30, 20, 0.9, 10, 10, 20, 128, "overlap 0.6", IN21K, "crop", 1),
     ("fedprotip", "cifar100"): (10, 5, 0, 1, 1, 20, 5, 64, "dirichlet 0.5", IN21K, "crop", 2),
     ("fedprotip", "imagenet_r"): (10, 5, 0, 1, 1, 50, 5, 64, "dirichlet 0.5", IN21K, "crop", 2),
-    ("fedprotip", "domainnet"): ("domains", 5, 0, 1, 1, 20, 5, 64, "dirichlet 0.5", IN21K, "crop", 2),
+    ("fedprotip", "domainnet"): (
+        "domains",
+        5,
+        0,
+        1,
+        1,
+        20,
+        5,
+        64,
+        "dirichlet 0.5",
+        IN21K,
+        "crop",
+        2,
+    ),
     ("quick", "digits"): (5, 5, 0, 1, 1, 2, 1, 8, "dirichlet 0.5", "vit_nano_32", "none", 1),
 }
 APPENDIX_H = """
@@ -82,11 +95,13 @@ hgp         3e-3            3e-2,3e-2,1e-2  3e-2            1e-3,3e-4,1e-4  3e-3
 
 
 def values(protocol: str, dataset: str, **given: Any) -> dict[str, Any]:
-    """Settings of a protocol, also for a data set that is not installed."""
+    """Return the settings of a protocol, also for a data set that is not installed."""
     cls = PROTOCOLS.get(protocol)
-    stated = cls.stated(dataset)
-    tasks = given.get("tasks", stated["tasks"].value)
-    return {k: v.given(tasks if isinstance(tasks, int) else len(tasks)) for k, v in stated.items()}
+    defaults = cls.settings_on(dataset)
+    tasks = given.get("tasks", defaults["tasks"].value)
+    return {
+        k: v.value_for(tasks if isinstance(tasks, int) else len(tasks)) for k, v in defaults.items()
+    }
 
 
 def test_every_protocol_and_data_set_is_compared_here() -> None:
@@ -98,9 +113,20 @@ def test_settings_are_the_papers(name: str, dataset: str) -> None:
     v = {"joining": 0, "transition": 1.0, "participation": 1.0, **values(name, dataset)}
     partitioner = PARTITIONERS.create(v["partition"])
     split = f"{partitioner.name} {next(iter(vars(partitioner).values())):g}"
-    fields = ("tasks", "clients", "joining", "transition", "participation", "rounds", "epochs", "batch_size")
+    fields = (
+        "tasks",
+        "clients",
+        "joining",
+        "transition",
+        "participation",
+        "rounds",
+        "epochs",
+        "batch_size",
+    )
     seeds = len(PROTOCOLS.get(name).seeds.value)
-    assert (*(v[f] for f in fields), split, v["backbone"], v["augment"], seeds) == SETTINGS[name, dataset]
+    assert (*(v[f] for f in fields), split, v["backbone"], v["augment"], seeds) == SETTINGS[
+        name, dataset
+    ]
 
 
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
@@ -109,15 +135,17 @@ def test_every_value_is_a_setting_and_has_a_source(name: str, dataset: str) -> N
     v = values(name, dataset)
     settings = Settings(dataset=dataset, **v)
     assert {k: getattr(settings, k) for k in v} == v
-    assert all(s.source for s in cls.stated(dataset).values())
+    assert all(s.source for s in cls.settings_on(dataset).values())
     assert all(
         s.source
-        for m in {*cls.methods, *cls.tuned.get(dataset, {})}
+        for m in {*cls.methods, *cls.dataset_options.get(dataset, {})}
         for s in cls.hyperparameters(m, dataset).values()
     )
     for spec in cls.partitions.get(dataset, ()):
         PARTITIONERS.create(spec)
-    assert cls.stated(dataset)["partition"].value in cls.partitions.get(dataset, (v["partition"],))
+    assert cls.settings_on(dataset)["partition"].value in cls.partitions.get(
+        dataset, (v["partition"],)
+    )
 
 
 @pytest.mark.parametrize("backbone", [DINO, IN21K, IN1K])
@@ -134,10 +162,17 @@ def test_backbones_are_known(backbone: str) -> None:
 
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
 def test_every_hyperparameter_fits_its_method(name: str, dataset: str) -> None:
-    """Of the methods that are there; a protocol may name others."""
+    """Every hyperparameter fits its method.
+
+    A protocol may name methods that are not installed.
+    """
     cls = PROTOCOLS.get(name)
-    known = [m for m in {*cls.methods, *cls.tuned.get(dataset, {}), *cls.proposes} if m in METHODS.names()]
-    for method in known:
+    methods = [
+        m
+        for m in {*cls.methods, *cls.dataset_options.get(dataset, {}), *cls.proposes}
+        if m in METHODS.names()
+    ]
+    for method in methods:
         options = cls.options(method, dataset, cls_beta(values(name, dataset)["partition"]))
         built = create_method(method, dataset, **options)
         assert {k: getattr(built, k) for k in options} == options
@@ -150,7 +185,7 @@ def cls_beta(spec: str) -> float | None:
 def test_hgp_rates_line_by_line() -> None:
     head, *lines = APPENDIX_H.strip().splitlines()
     betas = {"cifar100": (0.5, 0.1, 0.05), "imagenet_r": (0.5, 0.1, 0.05)}
-    cls, compared = PROTOCOLS.get("hgp"), 0
+    cls, comparisons = PROTOCOLS.get("hgp"), 0
     for line in lines:
         method, *cells = line.split()
         for dataset, cell in zip(head.split(), cells, strict=True):
@@ -163,8 +198,8 @@ def test_hgp_rates_line_by_line() -> None:
                     if k.startswith("lr") and (method, k) != ("pilora", "lr_lora")
                 ]
                 assert rates and set(rates) == {rate}, (method, dataset, beta)
-                compared += 1
-    assert compared == 14 * 6 * 3
+                comparisons += 1
+    assert comparisons == 14 * 6 * 3
     ranks = {
         "cifar100": (1, 16, 16),
         "imagenet_r": (2, 32, 16),
@@ -173,16 +208,21 @@ def test_hgp_rates_line_by_line() -> None:
         "cars196": (8, 8, 4),
         "cub200": (1, 1, 1),
     }
-    for dataset, expected in ranks.items():
+    for dataset, triple in ranks.items():
         assert (
-            tuple(cls.options("lorm", dataset, b)["rank"] for b in betas.get(dataset, (1.0, 0.5, 0.2)))
-            == expected
+            tuple(
+                cls.options("lorm", dataset, b)["rank"] for b in betas.get(dataset, (1.0, 0.5, 0.2))
+            )
+            == triple
         )
         assert cls.options("pilora", dataset, 0.5)["lr_lora"] == 1e-4
 
 
 def test_methods_own_rates_on_hgps_data_sets_are_in_appendix_h() -> None:
-    """Without a protocol, too, a method has one of its line's rates there; HGP and PILoRA have own papers."""
+    """Methods have one of appendix H's rates on HGP's data sets, also without a protocol.
+
+    HGP and PILoRA have their own papers.
+    """
     head, *lines = APPENDIX_H.strip().splitlines()
     for method, *cells in map(str.split, lines):
         for dataset, cell in zip(head.split(), cells, strict=True):
@@ -246,8 +286,18 @@ def test_methods_own_rates_on_hgps_data_sets_are_in_appendix_h() -> None:
             "fcilpt",
             {"lr": 0.03, "size": 10, "chosen": 5, "length": 5, "common_length": 5},
         ),
-        ("fcilpt", "miniimagenet", "fcilpt", {"size": 19, "chosen": 4, "length": 6, "common_length": 5}),
-        ("fcilpt", "tinyimagenet", "fcilpt", {"size": 24, "chosen": 8, "length": 5, "common_length": 1}),
+        (
+            "fcilpt",
+            "miniimagenet",
+            "fcilpt",
+            {"size": 19, "chosen": 4, "length": 6, "common_length": 5},
+        ),
+        (
+            "fcilpt",
+            "tinyimagenet",
+            "fcilpt",
+            {"size": 24, "chosen": 8, "length": 5, "common_length": 1},
+        ),
         (
             "glfc",
             "cifar100",
@@ -268,7 +318,11 @@ def test_hyperparameters_are_the_papers(
 )
 def test_fcilpt_population_by_tasks(tasks: int, joining: int, rounds: int, last: int) -> None:
     settings = Settings.for_dataset("cifar100", protocol="fcilpt", tasks=tasks)
-    assert (settings.joining, settings.rounds, settings.clients + settings.joining * (tasks - 1)) == (
+    assert (
+        settings.joining,
+        settings.rounds,
+        settings.clients + settings.joining * (tasks - 1),
+    ) == (
         joining,
         rounds,
         last,
@@ -281,14 +335,19 @@ def test_fppl_rounds_by_tasks(tasks: str, rounds: int) -> None:
 
 
 def test_what_holds_on_single_data_sets_only() -> None:
-    """FCILPT shows Mini-ImageNet at 224 pixels; FPPL has IID on CIFAR-100 alone, other betas elsewhere."""
+    """Some values hold on single data sets.
+
+    FCILPT shows Mini-ImageNet at 224 pixels; FPPL has IID only on CIFAR-100, other betas on the
+    others.
+    """
     sizes = {
         d: Settings.for_dataset(d, protocol="fcilpt").stored_size
         for d in ("miniimagenet", "tinyimagenet", "cifar100")
     }
     assert sizes == {"miniimagenet": 224, "tinyimagenet": None, "cifar100": None}
     splits = {
-        d: [s.partition(",")[0] for s in specs] for d, specs in PROTOCOLS.get("fppl").partitions.items()
+        d: [s.partition(",")[0] for s in specs]
+        for d, specs in PROTOCOLS.get("fppl").partitions.items()
     }
     betas = [f"dirichlet:{b}" for b in (1, 0.5, 0.1, 0.05, 0.01)]
     assert splits == {"imagenet_r": betas, "cub200": betas, "cifar100": ["dirichlet:0.5", "iid"]}

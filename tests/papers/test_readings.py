@@ -1,31 +1,39 @@
-"""The print's reading and the released code's: what differs from them, what is open, and in whose words."""
+"""The print's reading and the released code's: what differs from them, what is open, and in whose
+words.
+"""
 
 import pytest
 
 from fczoo.core.files import through_json
-from fczoo.papers.cards import cards, get_card
 from fczoo.papers.compare import comparisons, spread
-from fczoo.papers.printed import get_paper
-from fczoo.papers.readings import differences, left_open
+from fczoo.papers.reproduce import cards, get_card
+from fczoo.papers.tables import get_paper
+from fczoo.papers.variants import differences, left_open
 from fczoo.reports.runs import read_experiments
-from helpers_papers import B16, CARD, followed, printed, reading
+from helpers_papers import B16, CARD, output_of, paper_options, paper_settings
 
 ONES, HALVES = "1,1,1", "0.5,0.5,0.5"
 
 
 @pytest.fixture
 def run(make_run, tmp_path):
-    """An experiment of a run that follows a reading of a card, with changes."""
+    """Return an experiment of a run that follows a reading of a card, with changes."""
 
     def made(card, which=0, seeds=0, backbone="", options=None, **changes):
         card = get_card(card) if isinstance(card, str) else card
         chosen = card.readings[which]
         settings = {**through_json(chosen.settings.portable()), **changes}
-        own = settings.pop("backbone")
+        default_backbone = settings.pop("backbone")
         count = seeds or len(card.paper.protocol.seeds.value)
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         runs = {chosen.method: dict.fromkeys(range(count), 90.0)}
-        make_run(folder, runs, {**chosen.options, **(options or {})}, backbone or own, **settings)
+        make_run(
+            folder,
+            runs,
+            {**chosen.options, **(options or {})},
+            backbone or default_backbone,
+            **settings,
+        )
         (experiment,) = read_experiments([folder])
         return experiment
 
@@ -42,17 +50,21 @@ def test_a_run_as_printed_differs_in_nothing_from_the_print_and_in_much_from_the
     experiment = run(CARD)
     assert differ(experiment, CARD) == []
     code = differ(experiment, CARD, 1)
-    assert "client_draw round (code: task)" in code and "hgp.clip none (code: 1)" in code
+    assert "client_draw round (code: task)" in code
+    assert "hgp.clip none (code: 1)" in code
     assert f"normalisation 0,0,0 and {ONES} (code: {HALVES} and {HALVES})" in code
 
 
 def test_the_protocols_own_reading_is_not_the_print(run):
-    """Normalised logits, clipping and 100 rows follow the released code; each is named."""
+    """Name each difference between released code and print.
+
+    These are normalised logits, clipping and 100 rows.
+    """
     card = get_card(CARD)
     settings = card.paper.settings(card.numbers[0])
     options = through_json(settings.method_options("hgp"))
-    found = differ(run(CARD, options=options, mean=None, std=None, test_crop=0.875), CARD)
-    assert set(found) == {
+    differences = differ(run(CARD, options=options, mean=None, std=None, test_crop=0.875), CARD)
+    assert set(differences) == {
         f"normalisation {HALVES} and {HALVES} (paper: 0,0,0 and {ONES})",
         "test_crop 0.875 (paper: 1)",
         "hgp.prefix_len 100 (paper: 200)",
@@ -65,8 +77,10 @@ def test_the_protocols_own_reading_is_not_the_print(run):
 
 def test_pilora_with_merge_sum_and_rms_is_not_the_print(run):
     card = "pilora/cifar100/quantity:6"
-    found = differ(run(card, options={"merge": "sum", "distance": "rms", "sparse": 0.01}), card)
-    assert found == [
+    differences = differ(
+        run(card, options={"merge": "sum", "distance": "rms", "sparse": 0.01}), card
+    )
+    assert differences == [
         "pilora.distance rms (paper: squared)",
         "pilora.sparse 0.01 (paper: 0)",
         "pilora.merge sum (paper: factor_sum)",
@@ -77,8 +91,8 @@ def test_pilora_with_merge_sum_and_rms_is_not_the_print(run):
 def test_normalisation_by_data_set_is_a_difference_on_four_data_sets(run, card):
     beta = "dirichlet:1"
     experiment = run(f"hgp/{card}/{beta}", mean=None, std=None)
-    (found,) = differ(experiment, f"hgp/{card}/{beta}")
-    assert found.startswith("normalisation ")
+    (difference,) = differ(experiment, f"hgp/{card}/{beta}")
+    assert difference.startswith("normalisation ")
     code = run(f"hgp/{card}/{beta}", which=1)
     assert differ(code, f"hgp/{card}/{beta}", 1) == []
     assert any(d.startswith("normalisation ") for d in differ(code, f"hgp/{card}/{beta}")) is (
@@ -87,7 +101,7 @@ def test_normalisation_by_data_set_is_a_difference_on_four_data_sets(run, card):
 
 
 def test_every_difference_counts(run):
-    """Each single change of a run as printed is found and named."""
+    """Find and name each single change of a run as printed."""
     assert differ(run(CARD, partition="dirichlet:beta=0.050,max_tries=9,draw=split"), CARD) == []
     changes = {
         "rounds": 4,
@@ -117,20 +131,27 @@ def test_every_difference_counts(run):
 
 def test_what_a_paper_leaves_open_is_no_difference_and_is_told(run):
     card = "fcilpt/cifar100/overlap:0.6"
-    other = {"backbone": "vit_base_patch16_224.dino", "options": {"strength": 3.0, "head_init": "zeros"}}
-    experiment = run(card, precision="bf16", **other)
+    changes = {
+        "backbone": "vit_base_patch16_224.dino",
+        "options": {"strength": 3.0, "head_init": "zeros"},
+    }
+    experiment = run(card, precision="bf16", **changes)
     assert differ(experiment, card) == []
-    told = left_open(experiment, experiment.lines[0], get_card(card).readings[0])
-    assert set(told) == {
+    open_settings = left_open(experiment, experiment.lines[0], get_card(card).readings[0])
+    assert set(open_settings) == {
         "backbone vit_base_patch16_224.dino",
         "precision bf16",
         "fcilpt.strength 3",
         "fcilpt.head_init zeros",
     }
-    assert differ(run(card, backbone="vit_tiny_patch16_224.dino"), card)[0].startswith("backbone vit_tiny")
+    assert differ(run(card, backbone="vit_tiny_patch16_224.dino"), card)[0].startswith(
+        "backbone vit_tiny"
+    )
 
 
-def test_some_of_a_papers_training_images_are_a_difference_though_it_does_not_say_how_many_it_has(run):
+def test_some_of_a_papers_training_images_are_a_difference_though_it_does_not_say_how_many_it_has(
+    run,
+):
     card = "pilora/cifar100/quantity:6"
     assert [differ(run(card, train_per_class=n), card) for n in (None, 400)] == [[], []]
     assert differ(run(card, train_per_class=10), card) == ["train_per_class 10 (paper: 400)"]
@@ -140,12 +161,17 @@ def test_a_baseline_is_free_where_the_paper_is_silent_but_not_in_deviations_of_c
     card = "hgp/cifar100/dirichlet:0.05/ewc"
     assert differ(run(card, options={"strength": 100.0, "head_init": "zeros"}), card) == []
     assert differ(run(card, options={"lr": 1e-3}), card) == ["ewc.lr 0.001 (paper: 1e-05)"]
-    assert differ(run(card, options={"amp_vanish": True}), card) == ["ewc.amp_vanish true (paper: false)"]
+    assert differ(run(card, options={"amp_vanish": True}), card) == [
+        "ewc.amp_vanish true (paper: false)"
+    ]
 
 
 @pytest.mark.parametrize("paper", ["pilora", "hgp", "fcilpt", "fppl"])
 def test_every_card_can_be_reproduced_in_each_of_its_readings(run, paper):
-    """A run that follows a reading of a card differs from it in nothing; a card for every row."""
+    """A run that follows a card's reading differs from it in nothing.
+
+    Every row has a card.
+    """
     rows = {(c.row.method, c.row.card): c for c in cards().values() if c.paper.key == paper}
     for card in rows.values():
         for which in range(len(card.readings)):
@@ -154,11 +180,11 @@ def test_every_card_can_be_reproduced_in_each_of_its_readings(run, paper):
 
 def test_whose_spread_it_is_is_said(run):
     fppl = "fppl/cub200/dirichlet:0.5"
-    told = spread(run(fppl), get_paper("fppl"))
-    assert "population standard deviation (squares divided by 3)" in told
+    note = spread(run(fppl), get_paper("fppl"))
+    assert "population standard deviation (squares divided by 3)" in note
     assert (
-        "Ours: ± is the sample standard deviation over seeds of training and partition and class order"
-        in told
+        "Ours: ± is the sample standard deviation over seeds of training and partition and class "
+        "order" in note
     )
     assert differ(run(fppl, vary=["training"]), fppl) == [
         "vary training (paper: training,partition,class-order)"
@@ -171,15 +197,19 @@ def test_whose_spread_it_is_is_said(run):
 
 def test_compare_names_the_reading_and_what_differs(make_run, tmp_path):
     runs = {"hgp": dict.fromkeys(range(3), 90.0)}
-    make_run(tmp_path / "print", runs, reading(), B16, **followed())
-    make_run(tmp_path / "code", runs, reading(1), B16, **followed(1))
-    page = printed("compare", str(tmp_path / "print"), "--paper", "hgp")
-    assert "yes, with the print" in page and "Nothing that is printed differs" not in page
+    make_run(tmp_path / "print", runs, paper_options(), B16, **paper_settings())
+    make_run(tmp_path / "code", runs, paper_options(1), B16, **paper_settings(1))
+    page = output_of("compare", str(tmp_path / "print"), "--paper", "hgp")
+    assert "yes, with the print" in page
+    assert "Nothing that is printed differs" not in page
     (experiment,) = read_experiments([tmp_path / "print"])
-    (own,) = [
-        c for c in comparisons(experiment, experiment.lines[0], get_paper("hgp")) if c.number.table == "T1"
+    (comparison,) = [
+        c
+        for c in comparisons(experiment, experiment.lines[0], get_paper("hgp"))
+        if c.number.table == "T1"
     ]
-    assert own.followed == "the print" and own.from_print == ()
-    page = printed("compare", str(tmp_path / "code"), "--paper", "hgp")
+    assert comparison.matching_reading == "the print" and comparison.from_print == ()
+    page = output_of("compare", str(tmp_path / "code"), "--paper", "hgp")
     assert "yes, with the released code (fed-mammoth)" in page
-    assert "hgp.prefix_len 100 (paper: 200)" in page and "does not say what a seed moves" in page
+    assert "hgp.prefix_len 100 (paper: 200)" in page
+    assert "does not say what a seed moves" in page

@@ -9,12 +9,11 @@ from fczoo.cli.bench import bench
 from fczoo.core.registry import DATASETS as REGISTERED
 from fczoo.core.registry import METHODS
 from fczoo.data.dataset import ImageData, Images
-from fczoo.papers.cards import cards, get_card
-from fczoo.papers.compare import beside
-from fczoo.papers.printed import get_paper, papers
-from fczoo.papers.reproduce import status, tolerance, verdict
+from fczoo.papers.compare import compare_numbers
+from fczoo.papers.reproduce import cards, get_card, status, tolerance, verdict
+from fczoo.papers.tables import get_paper, papers
 from fczoo.reports.runs import read_experiments
-from helpers_papers import B16, CARD, followed, printed, reading, recorded
+from helpers_papers import B16, CARD, output_of, paper_options, paper_settings, write_archive
 
 
 def test_a_card_is_the_exact_command():
@@ -25,15 +24,17 @@ def test_a_card_is_the_exact_command():
         "--set hgp.logit_norm=none --set hgp.class_weights=counts --set hgp.draw=round "
     )
     folder = "results/hgp-cifar100-dirichlet_0.05"
-    out = printed("reproduce", CARD, "--dry-run", "--data-root", "DIR")
+    out = output_of("reproduce", CARD, "--dry-run", "--data-root", "DIR")
     assert out == f"{start}{as_printed}--out {folder} --data-root DIR\n"
-    out = printed("reproduce", CARD, "--reading", "released", "--dry-run")
+    out = output_of("reproduce", CARD, "--reading", "released", "--dry-run")
     assert out == f"{start}--as-released fed-mammoth --out {folder}-released\n"
-    assert "--set pilora.head_tune=false" in printed("reproduce", "pilora/cifar100/quantity:6", "--dry-run")
-    assert "did you mean hgp/cifar100/dirichlet:0.05" in printed(
+    assert "--set pilora.head_tune=false" in output_of(
+        "reproduce", "pilora/cifar100/quantity:6", "--dry-run"
+    )
+    assert "did you mean hgp/cifar100/dirichlet:0.05" in output_of(
         "reproduce", "hgp/cifar100/dirichlet:0.06", code=1
     )
-    assert "no code of FCILPT runs it" in printed(
+    assert "no code of FCILPT runs it" in output_of(
         "reproduce", "fcilpt/cifar100/overlap:0.6", "--reading", "released", "--dry-run", code=1
     )
 
@@ -63,18 +64,23 @@ def test_a_card_is_the_exact_command():
 )
 def test_cards_of_ablations_baselines_and_other_numbers_of_tasks(name, words, metric, value):
     card = get_card(name)
-    assert words in printed("reproduce", name, "--dry-run")
+    assert words in output_of("reproduce", name, "--dry-run")
     assert [n.value for n in card.numbers if n.metric == metric] == [value]
 
 
 def test_every_accuracy_of_an_implemented_row_is_on_a_card():
-    """And on one only: an ablation's last row and a table's own row share theirs."""
-    held = [number for card in cards().values() for number in card.numbers]
-    assert len(held) == len(set(held))
+    """Every accuracy is on exactly one card.
+
+    An ablation's last row and a table's own row share theirs.
+    """
+    numbers = [number for card in cards().values() for number in card.numbers]
+    assert len(numbers) == len(set(numbers))
     values = {}
     for name, card in cards().items():
         for number in card.numbers:
-            values.setdefault((number.paper, number.metric, number.value), set()).add(name.split("/")[1])
+            values.setdefault((number.paper, number.metric, number.value), set()).add(
+                name.split("/")[1]
+            )
     methods = METHODS.names()
     for paper in papers().values():
         for n in paper.numbers:
@@ -84,12 +90,17 @@ def test_every_accuracy_of_an_implemented_row_is_on_a_card():
 
 
 def test_a_card_appears_with_its_method(monkeypatch):
-    """The printed system stands in the table of names already."""
-    assert "no card is called" in printed("reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run", code=1)
+    """A card appears with its method.
+
+    The printed system is in the table of names already.
+    """
+    assert "no card is called" in output_of(
+        "reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run", code=1
+    )
     monkeypatch.setitem(get_paper("fppl").methods["FedSLCA"], "method", "toy")
     monkeypatch.setitem(METHODS._entries, "toy", METHODS.get("fedavg"))
-    assert "--methods toy" in printed("reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run")
-    assert "FedSLCA" not in printed("papers", "--missing")
+    assert "--methods toy" in output_of("reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run")
+    assert "FedSLCA" not in output_of("papers", "--missing")
 
 
 @pytest.mark.parametrize(
@@ -110,50 +121,63 @@ def test_a_card_appears_with_its_method(monkeypatch):
         (
             (90.0, 90.0, 90.0),
             {"rounds": 1},
-            "not reproduced: differs from the print in rounds 1 (paper: 5); differs from the released code",
+            "not reproduced: differs from the print in rounds 1 (paper: 5); differs from the "
+            "released code",
         ),
     ],
 )
 def test_verdicts(make_run, tmp_path, faa, changes, says):
     card, runs = get_card(CARD), {"hgp": dict.fromkeys(range(3), 0.0)}
-    folder = make_run(tmp_path / "run", runs, reading(), B16, **followed(**changes))
+    folder = make_run(tmp_path / "run", runs, paper_options(), B16, **paper_settings(**changes))
     for seed, value in enumerate(faa):
         path = folder / "hgp" / f"seed{seed}" / "result.json"
-        content = {**json.loads(path.read_text()), "accuracy": [[90.0], [value, value]], "metrics": {}}
+        content = {
+            **json.loads(path.read_text()),
+            "accuracy": [[90.0], [value, value]],
+            "metrics": {},
+        }
         path.write_text(json.dumps(content))
     (experiment,) = read_experiments([folder])
     assert verdict(card, experiment, experiment.lines[0]).startswith(says)
     (line,) = status(card, [experiment])
     assert says in line and str(tmp_path / "run" / "hgp") in line
     assert status(get_card("hgp/cifar100/dirichlet:0.5"), [experiment]) == ["never run"]
-    assert tolerance(card.paper, beside(experiment, experiment.lines[0], card.paper, card.numbers)[0]) >= 1
+    assert (
+        tolerance(
+            card.paper,
+            compare_numbers(experiment, experiment.lines[0], card.paper, card.numbers)[0],
+        )
+        >= 1
+    )
 
 
 def test_a_run_as_released_is_called_so(make_run, tmp_path):
     card, runs = get_card(CARD), {"hgp": dict.fromkeys(range(3), 100.0)}
-    folder = make_run(tmp_path / "run", runs, reading(1), B16, **followed(1))
+    folder = make_run(tmp_path / "run", runs, paper_options(1), B16, **paper_settings(1))
     (experiment,) = read_experiments([folder])
-    told = verdict(card, experiment, experiment.lines[0])
-    assert told.startswith("reproduced with the released code (fed-mammoth) within ")
-    assert "differs from the print in" in told and "hgp.clip 1 (paper: none)" in told
+    text = verdict(card, experiment, experiment.lines[0])
+    assert text.startswith("reproduced with the released code (fed-mammoth) within ")
+    assert "differs from the print in" in text and "hgp.clip 1 (paper: none)" in text
 
 
 def test_the_list_claims_only_what_result_files_show(tmp_path):
-    listed = printed("reproduce", "--results", str(tmp_path))
-    assert listed.count("never run") == len(cards()) > 300 and "reproduced" not in listed
-    recorded(tmp_path, "cifar100-reduced-a")
-    real = printed("reproduce", "--results", str(tmp_path))
-    assert real.count("not reproduced") == 2 and real.replace("not reproduced", "").count("reproduced") == 0
+    page = output_of("reproduce", "--results", str(tmp_path))
+    assert page.count("never run") == len(cards()) > 300 and "reproduced" not in page
+    write_archive(tmp_path, "cifar100-reduced-a")
+    real = output_of("reproduce", "--results", str(tmp_path))
+    assert real.count("not reproduced") == 2
+    assert real.replace("not reproduced", "").count("reproduced") == 0
     words = "".join(real.split())
-    assert "results.csv:cifar100-reduced-a/hgp]" in words and "cifar100-reduced-a/pilora]" in words
+    assert "results.csv:cifar100-reduced-a/hgp]" in words
+    assert "cifar100-reduced-a/pilora]" in words
 
 
 def test_a_run_that_is_not_finished_hides_no_list(make_run, tmp_path):
     make_run(tmp_path / "run", {"hgp": {0: 50.0}})
     (result,) = tmp_path.glob("run/**/result.json")
     result.unlink()
-    assert printed("reproduce", "--results", str(tmp_path)).count("never run") == len(cards())
-    assert "never run" in printed("claims", "--results", str(tmp_path))
+    assert output_of("reproduce", "--results", str(tmp_path)).count("never run") == len(cards())
+    assert "never run" in output_of("claims", "--results", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -161,38 +185,54 @@ def test_a_run_that_is_not_finished_hides_no_list(make_run, tmp_path):
     [
         (["--dry-run"], "--dry-run and --reading are about one card"),
         (["--reading", "released"], "--dry-run and --reading are about one card"),
-        ([CARD, "--results", "."], f"--results is about the list of all cards; leave it or {CARD} out"),
-        ([CARD, "--partition", "iid,dirichlet:0.5"], "is one setting, and --partition names several"),
+        (
+            [CARD, "--results", "."],
+            f"--results filters the list of all cards; leave it or {CARD} out",
+        ),
+        (
+            [CARD, "--partition", "iid,dirichlet:0.5"],
+            "is one setting, and --partition names several",
+        ),
         ([CARD, "--dataset", "cifar100,digits"], "is one setting, and --dataset names several"),
         ([CARD, "--config", "cells.toml"], "is one setting, and cells.toml has cells"),
-        ([CARD, "--methods", "l2p,ewc"], f"--methods leaves out hgp, of which {CARD} is"),
+        ([CARD, "--methods", "l2p,ewc"], f"--methods lacks hgp, the method of {CARD}"),
     ],
 )
-def test_what_a_card_cannot_mean_is_refused_before_anything_runs(wrong, says, monkeypatch, tmp_path):
+def test_what_a_card_cannot_mean_is_refused_before_anything_runs(
+    wrong, says, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cells.toml").write_text("[[cells]]\nrounds = 1\n[[cells]]\nrounds = 2\n")
-    text = printed("reproduce", *wrong, code=1)
+    text = output_of("reproduce", *wrong, code=1)
     assert says in text and text.count("\n") == 1
-    assert "does not exist" in printed("reproduce", "--results", "nowhere", code=2)
+    assert "does not exist" in output_of("reproduce", "--results", "nowhere", code=2)
 
 
 def test_of_several_methods_the_cards_own_is_judged(monkeypatch, make_run, tmp_path):
     monkeypatch.setattr(bench, "invoke", lambda context: None)
     runs = dict.fromkeys(("ewc", "hgp"), dict.fromkeys(range(3), 100.0))
-    make_run(tmp_path / "run", runs, reading(), B16, **followed())
-    lines = printed("reproduce", CARD, "--methods", "ewc,hgp", "--out", str(tmp_path / "run")).splitlines()
-    assert len(lines) == 3 and lines[-1].startswith(f"{CARD}: reproduced with the print")
+    make_run(tmp_path / "run", runs, paper_options(), B16, **paper_settings())
+    lines = output_of(
+        "reproduce", CARD, "--methods", "ewc,hgp", "--out", str(tmp_path / "run")
+    ).splitlines()
+    assert len(lines) == 3
+    assert lines[-1].startswith(f"{CARD}: reproduced with the print")
 
 
 def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
-    """The command of a card, cut down and on noise, ends in a verdict that names every change."""
+    """A card's command ends in a verdict that names every change.
+
+    It is cut down and runs on noise.
+    """
     rng = np.random.default_rng(0)
     parts = [
         Images(rng.integers(0, 255, (100 * n, 8, 8, 3), np.uint8), np.repeat(np.arange(100), n))
         for n in (8, 1)
     ]
     monkeypatch.setattr(
-        REGISTERED.get("cifar100"), "load", lambda self, root: ImageData(*parts, tuple(map(str, range(100))))
+        REGISTERED.get("cifar100"),
+        "load",
+        lambda self, root: ImageData(*parts, tuple(map(str, range(100)))),
     )
     cut = [
         "--backbone",
@@ -219,7 +259,7 @@ def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
         "--out",
         str(tmp_path / "run"),
     ]
-    out = printed("reproduce", "hgp/cifar100/dirichlet:0.5", *cut)
+    out = output_of("reproduce", "hgp/cifar100/dirichlet:0.5", *cut)
     last = out.splitlines()[-1]
     start = "hgp/cifar100/dirichlet:0.5: not reproduced: differs from the print in "
     assert last.startswith(f"{start}backbone vit_nano_32 (paper: {B16})")
@@ -237,13 +277,15 @@ def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
 
 def test_the_list_names_what_is_not_implemented_and_is_limited_to_tables_and_rows(tmp_path):
     words = ["reproduce", "--results", str(tmp_path), "--paper", "pilora", "--table", "t3"]
-    page = printed(*words, "--row", "w/o lora")
+    page = output_of(*words, "--row", "w/o lora")
     assert page.count("never run") == 2  # frozen, on two splits
-    assert "PILoRA: Not implemented: w/o LoRA (fine-tune backbone) (T3): pilora has no option" in page
-    shared = printed(*words[:3], "--paper", "fppl", "--row", "ablation: u+f+d (full)")
-    assert "fppl/imagenet_r/dirichlet:0.5 " in shared  # T1's own card
-    wrong = printed(*words[:3], "--paper", "hgp", "--table", "T9", code=1)
+    assert (
+        "PILoRA: Not implemented: w/o LoRA (fine-tune backbone) (T3): pilora has no option" in page
+    )
+    fppl_page = output_of(*words[:3], "--paper", "fppl", "--row", "ablation: u+f+d (full)")
+    assert "fppl/imagenet_r/dirichlet:0.5 " in fppl_page  # T1's own card
+    wrong = output_of(*words[:3], "--paper", "hgp", "--table", "T9", code=1)
     assert "no table is called 'T9'; known: T1, T2" in wrong and wrong.count("\n") == 1
-    text = printed("reproduce", "pilora/cifar100/quantity:6/fine-tuned", "--dry-run", code=1)
+    text = output_of("reproduce", "pilora/cifar100/quantity:6/fine-tuned", "--dry-run", code=1)
     assert "quantity:6/fine-tuned is not implemented: pilora has no option that trains" in text
-    assert "--table is about the list" in printed("reproduce", CARD, "--table", "T1", code=1)
+    assert "--table filters the list" in output_of("reproduce", CARD, "--table", "T1", code=1)

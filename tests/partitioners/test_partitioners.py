@@ -1,4 +1,4 @@
-"""What every partitioner has to keep, IID shares, and how specs are read."""
+"""Rules for every partitioner, IID shares, and the parsing of specs."""
 
 import re
 
@@ -23,8 +23,10 @@ def never(images: int, classes: int, clients: int) -> bool:
 
 
 def beyond(alpha: int) -> Refuses:
-    """What ``quantity:ALPHA`` cannot meet: too few classes for one client, or for all clients together too
-    many."""
+    """Return a predicate of splits that ``quantity:ALPHA`` cannot meet.
+
+    Classes are too few for one client, or too many for all clients together.
+    """
     return lambda images, classes, clients: alpha > classes or alpha * clients < classes
 
 
@@ -35,7 +37,12 @@ def fewer_than(shards: int) -> Refuses:
 SPECS: dict[str, dict[str, Refuses]] = {
     "iid": {"iid": never},
     "dirichlet": dict.fromkeys(
-        ["dirichlet:0.1", "dirichlet:0.5", "dirichlet:beta=1,draw=sample", "dirichlet:beta=0.2,cap=true"],
+        [
+            "dirichlet:0.1",
+            "dirichlet:0.5",
+            "dirichlet:beta=1,draw=sample",
+            "dirichlet:beta=0.2,cap=true",
+        ],
         never,
     ),
     "quantity": {"quantity:1": beyond(1), "quantity:2": beyond(2)},
@@ -47,7 +54,7 @@ SPECS: dict[str, dict[str, Refuses]] = {
         "shards:2": fewer_than(100),
     },
 }
-FIXED = {"overlap:1", "shards:1,shards=2", "shards:2,shards=2"}  # so few outcomes that seeds agree
+FIXED = {"overlap:1", "shards:1,shards=2", "shards:2,shards=2"}  # few outcomes that seeds agree
 
 
 def test_every_partitioner_has_a_spec_here() -> None:
@@ -55,7 +62,8 @@ def test_every_partitioner_has_a_spec_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "refuses"), [(spec, refuses) for specs in SPECS.values() for spec, refuses in specs.items()]
+    ("spec", "refuses"),
+    [(spec, refuses) for specs in SPECS.values() for spec, refuses in specs.items()],
 )
 def test_every_partitioner_keeps_the_rules(spec: str, refuses: Refuses) -> None:
     check_partitioner(spec, refuses, drawn=spec not in FIXED)
@@ -69,9 +77,14 @@ def test_a_single_client_gets_all(name: str, labels: np.ndarray, seed: int) -> N
     assert np.array_equal(np.sort(part), np.arange(len(labels)))
 
 
-@pytest.mark.parametrize("spec", ["iid", "dirichlet:100", "dirichlet:beta=100,draw=sample", "quantity:1"])
+@pytest.mark.parametrize(
+    "spec", ["iid", "dirichlet:100", "dirichlet:beta=100,draw=sample", "quantity:1"]
+)
 def test_images_of_a_class_are_drawn(spec: str) -> None:
-    """No client gets a run of neighbours, which in many data sets resemble each other."""
+    """Images of a class are drawn.
+
+    No client gets a run of neighbours, which in many data sets resemble each other.
+    """
     for part in split(spec, np.zeros(60, np.int64), 2, 0):
         assert len(part) > 10 and (np.diff(np.sort(part)) > 1).sum() > 5
 
@@ -97,7 +110,9 @@ def test_specs_name_fields() -> None:
         == Dirichlet(beta=0.5, draw="split", cap=False)
     )
     assert PARTITIONERS.create("dirichlet:beta=0.1,min_size=2") == Dirichlet(0.1, min_size=2)
-    assert PARTITIONERS.create("dirichlet:0.1,cap=true,draw=sample") == Dirichlet(0.1, "sample", True)
+    assert PARTITIONERS.create("dirichlet:0.1,cap=true,draw=sample") == Dirichlet(
+        0.1, "sample", True
+    )
     assert PARTITIONERS.create("quantity:3") == Quantity(3)
 
 

@@ -28,23 +28,29 @@ def test_quantity_owns_exactly_alpha_classes(
 
 
 def test_quantity_may_draw_an_owner_for_each_image() -> None:
-    """Only owners of a class get its images, every one of them once; shares are those of a fair die."""
+    """Each image goes to one owner of its class.
+
+    Shares are those of a fair die.
+    """
     labels = np.repeat(np.arange(4), 3000)
     parts = split("quantity:2,draw=sample", labels, 4, 0)
     counts, equal = table(parts, labels), table(split("quantity:2", labels, 4, 0), labels)
     assert sorted(np.concatenate(parts)) == list(range(len(labels)))
     assert ((counts > 0) == (equal > 0)).all() and ((equal > 0).sum(1) == 2).all()
-    assert (np.abs(counts - equal)[equal < 3000] < 150).all() and (counts != equal).any()
+    assert (np.abs(counts - equal)[equal < 3000] < 150).all()
+    assert (counts != equal).any()
 
 
 def test_quantity_repair_covers_every_class() -> None:
-    """Six clients with one class each and six classes:
-    a draw covers all in 6!/6^6 = 1.5 % of cases, the repair always.
+    """The repair always covers every class.
+
+    Six clients have one class each of six: a draw covers all in 6!/6^6 = 1.5 % of cases.
     """
     labels = np.repeat(np.arange(6), 12)
     for seed in range(10):
         counts = table(Quantity(1, max_tries=1)(labels, 6, numpy_stream("test", seed)), labels)
-        assert sorted(counts.argmax(1)) == list(range(6)) and (counts.max(1) == 12).all()
+        assert sorted(counts.argmax(1)) == list(range(6))
+        assert (counts.max(1) == 12).all()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,9 @@ def test_quantity_that_cannot_be_met(alpha: int, clients: int, complaint: str) -
 
 @some
 @given(labels_of, st.integers(1, 40), st.floats(0, 1), seeds)
-def test_overlap_owns_whole_classes(labels: np.ndarray, clients: int, fraction: float, seed: int) -> None:
+def test_overlap_owns_whole_classes(
+    labels: np.ndarray, clients: int, fraction: float, seed: int
+) -> None:
     counts = table(split(f"overlap:{fraction:.17f}", labels, clients, seed), labels)
     sizes = np.bincount(labels)
     assert ((counts == 0) | (counts == sizes)).all()
@@ -73,8 +81,10 @@ def test_overlap_owns_whole_classes(labels: np.ndarray, clients: int, fraction: 
 
 
 def test_overlap_draws_each_class_equally_often() -> None:
-    """6 of 10 classes a client: a class has 600 of 1000 owners,
-    give or take 5 standard deviations sqrt(1000 x 0.6 x 0.4) = 15.5.
+    """Draw each class equally often.
+
+    6 of 10 classes per client: a class has 600 of 1000 owners, give or take 5 standard deviations
+    sqrt(1000 x 0.6 x 0.4) = 15.5.
     """
     labels = np.repeat(np.arange(10), 2)
     owners = (table(split("overlap:0.6", labels, 1000, 0), labels) > 0).sum(0)
@@ -87,15 +97,16 @@ def test_overlap_draws_each_class_equally_often() -> None:
 @some
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), seeds)
 def test_shards_are_whole(alpha: int, per_class: int, size: int, clients: int, seed: int) -> None:
-    """Four classes of ``per_class`` shards of ``size`` images:
-    a client holds ``alpha`` different shards, all of one class each.
+    """A client holds ``alpha`` different shards, all of one class each.
+
+    Four classes have ``per_class`` shards of ``size`` images.
     """
     assume(alpha <= 4 * per_class)
     labels = np.repeat(np.arange(4), per_class * size)
     for part in split(f"shards:{alpha},shards={4 * per_class}", labels, clients, seed):
         assert len(part) == alpha * size
-        held = np.bincount(part // size, minlength=4 * per_class)
-        assert sorted(held[held > 0]) == [size] * alpha
+        shard_counts = np.bincount(part // size, minlength=4 * per_class)
+        assert sorted(shard_counts[shard_counts > 0]) == [size] * alpha
 
 
 @pytest.mark.parametrize(
@@ -105,22 +116,29 @@ def test_shards_are_whole(alpha: int, per_class: int, size: int, clients: int, s
 def test_shards_are_distributed_as_in_the_released_code(
     alpha: int, recorded: tuple[float, float, float]
 ) -> None:
-    """Means over 40 seeds of PILoRA's own split of 10 x 400 images: classes a client holds, largest share of
-    a class (0 where nobody has it), classes nobody has.
+    """Shards are distributed as in PILoRA's released code.
+
+    Means over 40 seeds of its split of 10 x 400 images: classes per client, largest share of a
+    class (0 where no one has it), classes no one has.
     """
     labels = np.repeat(np.arange(10), 400)
-    counts = np.array([table(split(f"shards:{alpha}", labels, 10, seed), labels) for seed in range(40)])
-    held = counts > 0
+    counts = np.array(
+        [table(split(f"shards:{alpha}", labels, 10, seed), labels) for seed in range(40)]
+    )
+    holds = counts > 0
     assert (counts.sum(2) == 40 * alpha).all()
     shares = counts.max(1) / np.maximum(counts.sum(1), 1)
-    ours = held.sum(2).mean(1), shares.mean(1), (~held.any(1)).sum(1)
-    for value, expected in zip(ours, recorded, strict=True):
-        assert abs(value.mean() - expected) < 3 * max(value.std(ddof=1), 0.1) * (2 / 40) ** 0.5
+    ours = holds.sum(2).mean(1), shares.mean(1), (~holds.any(1)).sum(1)
+    for value, official in zip(ours, recorded, strict=True):
+        assert abs(value.mean() - official) < 3 * max(value.std(ddof=1), 0.1) * (2 / 40) ** 0.5
 
 
 @pytest.mark.parametrize(
     ("spec", "complaint"),
-    [("shards:5,shards=4", "more than the 4 shards"), ("shards:2", "cannot be cut into 100 shards")],
+    [
+        ("shards:5,shards=4", "more than the 4 shards"),
+        ("shards:2", "cannot be cut into 100 shards"),
+    ],
 )
 def test_shards_that_cannot_be_met(spec: str, complaint: str) -> None:
     with pytest.raises(FczooError, match=complaint):

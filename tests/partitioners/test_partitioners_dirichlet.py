@@ -24,18 +24,31 @@ from helpers_partition import labels_of, seeds, some, split, table, toy_stream
     seeds,
 )
 def test_dirichlet_min_size(
-    caplog, labels: np.ndarray, clients: int, beta: float, min_size: int, draw: str, cap: bool, seed: int
+    caplog,
+    labels: np.ndarray,
+    clients: int,
+    beta: float,
+    min_size: int,
+    draw: str,
+    cap: bool,
+    seed: int,
 ) -> None:
-    """Kept by a draw, or by the repair, which says so. The least is capped at an equal share."""
+    """A draw or the repair, which logs it, gives every client the least size.
+
+    The least is capped at an equal share.
+    """
     assume(len(labels) >= clients)
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="fczoo"):
-        parts = Dirichlet(beta, draw, cap, min_size, max_tries=3)(labels, clients, numpy_stream("test", seed))
+        parts = Dirichlet(beta, draw, cap, min_size, max_tries=3)(
+            labels, clients, numpy_stream("test", seed)
+        )
     smallest = min(min_size, len(labels) // clients)
     assert min(map(len, parts)) >= smallest >= 1
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
     if caplog.records:
-        assert len(caplog.records) == 1 and f"below {smallest} images in 3 draws" in caplog.messages[0]
+        assert len(caplog.records) == 1
+        assert f"below {smallest} images in 3 draws" in caplog.messages[0]
 
 
 def test_dirichlet_warns_of_a_repair_only(caplog) -> None:
@@ -55,9 +68,9 @@ def test_dirichlet_with_large_beta_is_nearly_iid() -> None:
     assert (
         np.abs(table(split("dirichlet:1e6", labels, 5, 0), labels) - 20).max() <= 1
     )  # cut at cumulative shares, rounded down
-    sampled = table(split("dirichlet:beta=1e6,draw=sample", labels, 5, 0), labels)
+    samples = table(split("dirichlet:beta=1e6,draw=sample", labels, 5, 0), labels)
     assert (
-        np.abs(sampled - 20).max() <= 20
+        np.abs(samples - 20).max() <= 20
     )  # 5 standard deviations of a binomial with n = 100, p = 1/5: sqrt(16) = 4
 
 
@@ -65,18 +78,21 @@ def test_dirichlet_skew_grows_as_beta_falls() -> None:
     labels = np.repeat(np.arange(4), 100)
 
     def share(beta: float) -> float:
-        """Mean largest share of a class, 20 seeds."""
+        """Return the mean largest share of a class over 20 seeds."""
         return float(
             np.mean(
                 [
-                    table(split(f"dirichlet:beta={beta},min_size=1", labels, 5, s), labels).max(0) / 100
+                    table(split(f"dirichlet:beta={beta},min_size=1", labels, 5, s), labels).max(0)
+                    / 100
                     for s in range(20)
                 ]
             )
         )
 
     shares = [share(beta) for beta in (0.05, 0.3, 2.0, 100.0)]
-    assert shares == sorted(shares, reverse=True) and shares[0] > 0.8 and shares[-1] < 0.3
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.8
+    assert shares[-1] < 0.3
 
 
 @pytest.mark.parametrize(
@@ -91,7 +107,9 @@ def test_dirichlet_skew_grows_as_beta_falls() -> None:
 def test_dirichlet_is_distributed_as_in_released_code(
     spec: str, recorded: tuple[float, float, float]
 ) -> None:
-    """Means over 40 seeds of their own splits of 10 x 100 images over 10 clients: classes a client holds,
+    """Splits are distributed as in released code.
+
+    Means over 40 seeds of its splits of 10 x 100 images over 10 clients: classes per client,
     largest share of a class, standard deviation of the clients' sizes.
     """
     labels = np.repeat(np.arange(10), 100)
@@ -99,17 +117,19 @@ def test_dirichlet_is_distributed_as_in_released_code(
         [table(split(f"{spec},max_tries=10000", labels, 10, seed), labels) for seed in range(40)]
     )
     ours = (counts > 0).sum(2).mean(1), (counts.max(1) / 100).mean(1), counts.sum(2).std(1)
-    for value, expected in zip(ours, recorded, strict=True):
-        assert abs(value.mean() - expected) < 0.01 + 3 * value.std(ddof=1) * (2 / 40) ** 0.5
+    for value, official in zip(ours, recorded, strict=True):
+        assert abs(value.mean() - official) < 0.01 + 3 * value.std(ddof=1) * (2 / 40) ** 0.5
 
 
 def test_dirichlet_cap_closes_full_clients() -> None:
     """A client that holds an equal share before a class comes gets nothing of it."""
     labels = np.repeat(np.arange(8), 25)
     for seed in range(10):
-        counts = table(Dirichlet(0.2, cap=True, min_size=1)(labels, 4, numpy_stream("test", seed)), labels)
-        before = np.cumsum(counts, 1) - counts
-        assert (counts[before >= 50] == 0).all()
+        counts = table(
+            Dirichlet(0.2, cap=True, min_size=1)(labels, 4, numpy_stream("test", seed)), labels
+        )
+        earlier_totals = np.cumsum(counts, 1) - counts
+        assert (counts[earlier_totals >= 50] == 0).all()
         assert counts.sum(1).max() < 50 + 25
     free = [
         table(Dirichlet(0.2, min_size=1)(labels, 4, numpy_stream("test", s)), labels).sum(1).max()
@@ -119,7 +139,7 @@ def test_dirichlet_cap_closes_full_clients() -> None:
 
 
 class CountedDraws:
-    """Counts the draws of a Dirichlet partitioner."""
+    """Count the draws of a Dirichlet partitioner."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.number, once = 0, Dirichlet._once
@@ -149,8 +169,9 @@ def test_dirichlet_stops_at_the_first_good_draw(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("draw", ["split", "sample"])
 def test_dirichlet_of_vanishing_beta(draw: str) -> None:
-    """A class goes to one client, which may be full already and then leaves no share at all;
-    still every image has an owner.
+    """Every image has an owner at a vanishing beta.
+
+    A class goes to one client, which may be full already and then leaves no share at all.
     """
     labels = np.repeat(np.arange(3), 20)
     for seed in range(10):
@@ -171,12 +192,18 @@ def test_dirichlet_of_vanishing_beta(draw: str) -> None:
     st.sampled_from(["on", "off"]),
     seeds,
 )
-def test_dirichlet_over_the_data_set(clients: int, beta: float, draw: str, cap: str, seed: int) -> None:
-    """Disjoint and covering, with the least size kept over all tasks together;
-    a client may have nothing in one of them.
+def test_dirichlet_over_the_data_set(
+    clients: int, beta: float, draw: str, cap: str, seed: int
+) -> None:
+    """Parts are disjoint and cover all images, with the least size over all tasks together.
+
+    A client may have nothing in one of them.
     """
     partition = make_partition(
-        toy_stream(), f"dirichlet:{beta},scope=dataset,draw={draw},cap={cap},max_tries=5", clients, seed
+        toy_stream(),
+        f"dirichlet:{beta},scope=dataset,draw={draw},cap={cap},max_tries=5",
+        clients,
+        seed,
     )
     everything = np.concatenate([c for task in partition.tasks for c in task])
     assert np.array_equal(np.sort(everything), toy_stream().train_index)
@@ -191,4 +218,5 @@ def test_a_client_without_data_in_a_task() -> None:
         make_partition(toy_stream(), "dirichlet:0.01,scope=dataset,min_size=1", 4, seed).counts()
         for seed in range(10)
     ]
-    assert any((c == 0).any() for c in counts) and all((c.sum(0) > 0).all() for c in counts)
+    assert any((c == 0).any() for c in counts)
+    assert all((c.sum(0) > 0).all() for c in counts)

@@ -1,4 +1,7 @@
-"""Archives: tables made from one equal those made from the run folders; what is damaged is named."""
+"""Archives: tables made from one equal those made from the run folders.
+
+Errors name what is damaged.
+"""
 
 import csv
 import json
@@ -10,10 +13,10 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 from fczoo.core.files import write_json
-from fczoo.reports.archive import ONCE, write_archive
+from fczoo.reports.archive import FOLDER_COLUMNS, write_archive
+from fczoo.reports.formats import report
 from fczoo.reports.run_folder import Runs
 from fczoo.reports.runs import read_experiments, read_runs
-from fczoo.reports.text import report
 
 FORMATS = ("text", "markdown", "latex", "csv", "json")
 RESULTS = Path(__file__).parents[2] / "results"
@@ -21,12 +24,19 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 @pytest.fixture
 def folders(make_run, tmp_path: Path) -> Path:
-    """Three run folders, one of them with a rejected upload and settings unlike the others'."""
-    place = tmp_path / "runs"
-    make_run(place / "a", {"one": {0: 70.0, 1: 72.3, 2: 74.1}, "two": {0: 60.0, 1: 62.1, 2: 63.9}})
-    make_run(place / "b" / "c", {"three": {0: 68.0}}, {"lr": 0.5, "blocks": [0, 1], "note": 'a "word", \n b'})
+    """Write three run folders.
+
+    One has a rejected upload and settings unlike the others'.
+    """
+    root = tmp_path / "runs"
+    make_run(root / "a", {"one": {0: 70.0, 1: 72.3, 2: 74.1}, "two": {0: 60.0, 1: 62.1, 2: 63.9}})
     make_run(
-        place / "d",
+        root / "b" / "c",
+        {"three": {0: 68.0}},
+        {"lr": 0.5, "blocks": [0, 1], "note": 'a "word", \n b'},
+    )
+    make_run(
+        root / "d",
         {"one": {4: 1 / 3}},
         rounds=9,
         tasks=(5, 5),
@@ -36,15 +46,15 @@ def folders(make_run, tmp_path: Path) -> Path:
         dp_clip=0.1,
         class_order=tuple(range(9, -1, -1)),
     )
-    path = place / "d" / "one" / "seed4" / "result.json"
-    more = {
+    path = root / "d" / "one" / "seed4" / "result.json"
+    fields = {
         "rejected": [{"task": 0, "moment": 0, "client": 1, "reason": "prompt is not finite"}],
         "privacy": {"epsilon": 3.25, "delta": 1e-5},
         "class_order": list(range(9, -1, -1)),
         "remark": "odd\nremark",
     }
-    write_json(path, {**json.loads(path.read_text()), **more})
-    return place
+    write_json(path, {**json.loads(path.read_text()), **fields})
+    return root
 
 
 def test_an_accuracy_without_test_images_is_kept_as_nan(make_run, tmp_path):
@@ -53,63 +63,70 @@ def test_an_accuracy_without_test_images_is_kept_as_nan(make_run, tmp_path):
     result = json.loads(path.read_text())
     result["accuracy"][-1][-1], result["test_counts"][-1], result["metrics"] = None, 0, {}
     write_json(path, result)
-    archive = archived(tmp_path / "runs", tmp_path / "all.csv")
+    archive = write_archive_of(tmp_path / "runs", tmp_path / "all.csv")
     assert "NaN" not in archive.read_text()
     (cell,) = read_runs([archive])[0].cells
     assert math.isnan(cell.result.accuracy[-1][-1])
     assert cell.result.accuracy[:-1] == result["accuracy"][:-1]
 
 
-def archived(place: Path, to: Path) -> Path:
-    done = CliRunner().invoke(main, ["report", str(place), "--archive", str(to)])
-    assert done.exit_code == 0, done.output
+def write_archive_of(place: Path, to: Path) -> Path:
+    result = CliRunner().invoke(main, ["report", str(place), "--archive", str(to)])
+    assert result.exit_code == 0, result.output
     return to
 
 
 def content(runs: Runs) -> dict:
-    """What an archive keeps of a folder."""
+    """Return the parts of a folder that an archive keeps."""
     about = runs.about.plain()
     about["settings"] = {k: v for k, v in about["settings"].items() if v is not None}
     about["methods"] = {c.method: c.result.options for c in runs.cells}
-    results = [{**vars(c.result), "settings": {}, "versions": {}, "partition": {}} for c in runs.cells]
+    results = [
+        {**vars(c.result), "settings": {}, "versions": {}, "partition": {}} for c in runs.cells
+    ]
     return {"name": runs.name, "about": about, "results": results, "split": runs.split}
 
 
 def test_nothing_of_a_run_is_lost(folders, tmp_path):
-    found = read_runs([archived(folders, tmp_path / "all.csv")])
-    assert [content(r) for r in found] == [content(r) for r in read_runs([folders])]
-    assert [r.name for r in found] == ["a", "b/c", "d"]
+    runs = read_runs([write_archive_of(folders, tmp_path / "all.csv")])
+    assert [content(r) for r in runs] == [content(r) for r in read_runs([folders])]
+    assert [r.name for r in runs] == ["a", "b/c", "d"]
     again = tmp_path / "again.csv"
-    write_archive(found, again)
+    write_archive(runs, again)
     assert again.read_text() == (tmp_path / "all.csv").read_text()
 
 
 @pytest.mark.parametrize("style", FORMATS)
 def test_tables_of_an_archive_equal_those_of_the_folders(style, folders, tmp_path):
-    assert report([archived(folders, tmp_path / "all.csv")], style) == report([folders], style)
+    assert report([write_archive_of(folders, tmp_path / "all.csv")], style) == report(
+        [folders], style
+    )
 
 
 @pytest.mark.parametrize("style", FORMATS)
 def test_attack_and_privacy_stand_in_every_format(style, folders):
     text = report([folders / "d"], style).replace("\\\\", "\\")
-    assert "attack sign-flip:5 by 0.2 of the clients" in text and "clipped to norm 0.1" in text
+    assert "attack sign-flip:5 by 0.2 of the clients" in text
+    assert "clipped to norm 0.1" in text
     assert "local training fedprox:0.1" in text
     assert "attack" not in report([folders / "a"], style)
 
 
 def test_a_page_and_a_comparison_read_an_archive(folders, tmp_path):
-    archive, page = archived(folders, tmp_path / "all.csv"), tmp_path / "page.html"
-    done = CliRunner().invoke(main, ["report", str(archive), "--html", str(page)])
-    assert done.exit_code == 0 and "sign-flip:5" in page.read_text()
+    archive, page = write_archive_of(folders, tmp_path / "all.csv"), tmp_path / "page.html"
+    result = CliRunner().invoke(main, ["report", str(archive), "--html", str(page)])
+    assert result.exit_code == 0 and "sign-flip:5" in page.read_text()
 
 
 def test_unfinished_runs_are_left_out_and_counted(folders, tmp_path):
     (folders / "a" / "one" / "seed2" / "result.json").unlink()
-    done = CliRunner().invoke(main, ["report", str(folders), "--archive", str(tmp_path / "all.csv")])
-    assert done.output == f"7 runs written to {tmp_path / 'all.csv'}, 1 unfinished left out\n"
+    result = CliRunner().invoke(
+        main, ["report", str(folders), "--archive", str(tmp_path / "all.csv")]
+    )
+    assert result.output == f"7 runs written to {tmp_path / 'all.csv'}, 1 unfinished left out\n"
 
 
-def changed(path: Path, line: int, **cells: str) -> None:
+def change_row(path: Path, line: int, **cells: str) -> None:
     rows = list(csv.DictReader(path.open(newline="")))
     rows[line].update(cells)
     with path.open("w", newline="") as file:
@@ -122,42 +139,57 @@ def changed(path: Path, line: int, **cells: str) -> None:
     ("cells", "says"),
     [
         ({"A_N": "99.0"}, "line 3: its content does not match its sha256"),
-        ({"format": "fczoo-archive-9"}, "line 3: format is 'fczoo-archive-9', expected 'fczoo-archive-1'"),
+        (
+            {"format": "fczoo-archive-9"},
+            "line 3: format is 'fczoo-archive-9', expected 'fczoo-archive-1'",
+        ),
     ],
 )
 def test_a_changed_archive_is_refused_in_one_line(cells, says, folders, tmp_path):
-    archive = archived(folders, tmp_path / "all.csv")
-    changed(archive, 1, **cells)
-    done = CliRunner().invoke(main, ["report", str(archive)])
-    assert done.exit_code == 1 and says in done.stderr and done.stderr.count("\n") == 1
+    archive = write_archive_of(folders, tmp_path / "all.csv")
+    change_row(archive, 1, **cells)
+    result = CliRunner().invoke(main, ["report", str(archive)])
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_another_table_is_refused_and_told_what_makes_an_archive(tmp_path):
     (tmp_path / "own.csv").write_text("method,accuracy\nhgp,60\n")
-    done = CliRunner().invoke(main, ["report", str(tmp_path / "own.csv")])
-    assert done.exit_code == 1 and "own.csv is no archive of runs: it has no column format" in done.stderr
-    assert "`fczoo report FOLDER --archive FILE` makes one" in done.stderr and done.stderr.count("\n") == 1
+    result = CliRunner().invoke(main, ["report", str(tmp_path / "own.csv")])
+    assert result.exit_code == 1
+    assert "own.csv is not an archive of runs: it has no column format" in result.stderr
+    assert "`fczoo report FOLDER --archive FILE` makes one" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_first_row_says_what_the_others_of_its_folder_leave_out(folders, tmp_path):
-    archive = archived(folders, tmp_path / "all.csv")
+    archive = write_archive_of(folders, tmp_path / "all.csv")
     rows = list(csv.DictReader(archive.open(newline="")))
-    assert all(rows[0][name] and not rows[1][name] for name in ONCE)
+    assert all(rows[0][name] and not rows[1][name] for name in FOLDER_COLUMNS)
 
 
 def test_a_folder_and_its_archive_give_one_table(folders):
-    archived(folders, folders / "results.csv")
-    both = read_experiments([folders])
-    assert [len(e.lines) for e in both] == [3, 1] and sum(len(e.runs) for e in both) == 6
+    write_archive_of(folders, folders / "results.csv")
+    experiments = read_experiments([folders])
+    assert [len(e.lines) for e in experiments] == [3, 1]
+    assert sum(len(e.runs) for e in experiments) == 6
 
 
 def test_the_results_of_this_repository_are_read_and_keep_the_folder_that_is_an_example():
-    """Equal runs of several folders count once, and the example's numbers are those of its rows."""
+    """Equal runs of several folders count once.
+
+    The example's numbers are those of its rows.
+    """
     (archive,) = [r for r in read_runs([RESULTS / "results.csv"]) if r.name == "cifar100-reduced-c"]
     (folder,) = read_runs([RESULTS / "cifar100-reduced-c"])
     assert archive.split == folder.split
-    assert [vars(c.result)["accuracy"] for c in archive.cells] == [c.result.accuracy for c in folder.cells]
-    both, alone = (sorted(report([p], "csv").splitlines()) for p in (RESULTS, RESULTS / "results.csv"))
-    assert both == alone
+    assert [vars(c.result)["accuracy"] for c in archive.cells] == [
+        c.result.accuracy for c in folder.cells
+    ]
+    with_folder, without_folder = (
+        sorted(report([p], "csv").splitlines()) for p in (RESULTS, RESULTS / "results.csv")
+    )
+    assert with_folder == without_folder
     size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
     assert size < 4_000_000  # all of it is downloaded with the code; compressed, an eighth of that

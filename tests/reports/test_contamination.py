@@ -1,4 +1,4 @@
-"""Every place that shows numbers describes how the backbone met the classes before the run."""
+"""All places with numbers describe how the backbone met the classes before the run."""
 
 import shutil
 from importlib.resources import files
@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 
 from fczoo import FczooError, Settings
-from fczoo.backbones.pretraining import TITLES, identify_weights, pretraining_sets
+from fczoo.backbones.weights import TITLES, identify_weights, pretraining_sets
 from fczoo.cli.app import main
 from fczoo.core.registry import DATASETS
 from fczoo.federation.benchmark import need_weights
@@ -26,16 +26,36 @@ STRONG = f"backbone trained with labels of these classes: {LEARNED}"
     ("dataset", "backbone", "note"),
     [
         ("tinyimagenet", "vit_nano_32", STRONG),
-        ("miniimagenet", "vit_nano_32", f"backbone trained with labels of some of these classes: {LEARNED}"),
-        ("cifar100", "vit_nano_32", f"backbone trained with labels of classes like some of these: {LEARNED}"),
+        (
+            "miniimagenet",
+            "vit_nano_32",
+            f"backbone trained with labels of some of these classes: {LEARNED}",
+        ),
+        (
+            "cifar100",
+            "vit_nano_32",
+            f"backbone trained with labels of classes like some of these: {LEARNED}",
+        ),
         ("digits", "vit_nano_32", ""),
         ("cub200", "vit_nano_32", ""),
         ("imagefolder", "vit_nano_32", ""),
         ("tinyimagenet", TI, f"ImageNet-21k and ImageNet-1k {MILD.format('these classes')}"),
         ("imagenet_r", "vit_small_patch16_224.dino", f"ImageNet-1k {MILD.format('these classes')}"),
-        ("imagenet_a", "deit_tiny_patch16_224.fb_in1k", f"ImageNet-1k {MILD.format('these classes')}"),
-        ("cub200", "vit_base_patch16_224.mae", f"ImageNet-1k {MILD.format('some of these classes')}"),
-        ("cub200", "vit_base_patch16_224.orig_in21k", f"ImageNet-21k {MILD.format('some of these classes')}"),
+        (
+            "imagenet_a",
+            "deit_tiny_patch16_224.fb_in1k",
+            f"ImageNet-1k {MILD.format('these classes')}",
+        ),
+        (
+            "cub200",
+            "vit_base_patch16_224.mae",
+            f"ImageNet-1k {MILD.format('some of these classes')}",
+        ),
+        (
+            "cub200",
+            "vit_base_patch16_224.orig_in21k",
+            f"ImageNet-21k {MILD.format('some of these classes')}",
+        ),
         ("eurosat", TI, ""),
         ("tinyimagenet", "", ""),
         ("no such set", TI, ""),
@@ -50,7 +70,11 @@ def test_the_note_follows_from_what_both_declare(dataset: str, backbone: str, no
     [
         ("vit_nano_32", "b" * 64, "vit_nano_32"),
         ("vit_nano_32.safetensors", "b" * 64, "vit_nano_32"),
-        ("mine.pth", "3ffadaa2e488f0de67e1f4459d5a303deca3de69e44e52619c0b0848d99d5c14", "vit_nano_32"),
+        (
+            "mine.pth",
+            "3ffadaa2e488f0de67e1f4459d5a303deca3de69e44e52619c0b0848d99d5c14",
+            "vit_nano_32",
+        ),
         ("mine.pth", "b" * 64, ""),
         ("vit_nano_32:mine.pth", "b" * 64, ""),  # the architecture; the weights may be any
         (f"{TI}.safetensors", "b" * 64, TI),
@@ -82,34 +106,42 @@ def test_quick_takes_imagenet_weights_where_the_bundled_ones_know_the_labels(dat
 
 
 def test_quick_keeps_the_bundled_backbone_elsewhere() -> None:
-    known = {"tinyimagenet", "miniimagenet", "imagenet_r", "imagenet_a", "imagenet_subset"}
-    for dataset in set(DATASETS.names("fczoo.datasets")) - known:
+    overlaps = {"tinyimagenet", "miniimagenet", "imagenet_r", "imagenet_a", "imagenet_subset"}
+    for dataset in set(DATASETS.names("fczoo.datasets")) - overlaps:
         s = Settings.for_dataset(dataset, protocol="quick")
         assert (s.backbone, s.image_size) == ("vit_nano_32", None)
 
 
-def test_quick_stops_where_its_weights_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_stops_where_its_weights_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(FczooError) as caught:
         need_weights(Settings.for_dataset("tinyimagenet", protocol="quick"))
     assert str(caught.value) == (
-        f"protocol quick takes {TI} on tinyimagenet (fczoo: the bundled vit_nano_32 was trained with labels "
-        f"of these classes); the weights {TI} are not on this machine; --backbone vit_tiny_patch16_224 "
+        f"protocol quick takes {TI} on tinyimagenet (fczoo: the bundled vit_nano_32 was trained "
+        "with labels "
+        f"of these classes); the weights {TI} are not on this machine; --backbone "
+        "vit_tiny_patch16_224 "
         "downloads them (23 MB), --backbone FILE reads a copy"
     )
-    for named in ("vit_nano_32", "vit_tiny_patch16_224", str(tmp_path / "weights.safetensors")):
-        need_weights(Settings.for_dataset("tinyimagenet", protocol="quick", backbone=named))
-    need_weights(Settings.for_dataset("cifar100", protocol="hgp"))  # the user asked for its backbone
+    for backbone in ("vit_nano_32", "vit_tiny_patch16_224", str(tmp_path / "weights.safetensors")):
+        need_weights(Settings.for_dataset("tinyimagenet", protocol="quick", backbone=backbone))
+    need_weights(
+        Settings.for_dataset("cifar100", protocol="hgp")
+    )  # the user asked for its backbone
 
 
 def test_quick_stops_before_it_loads_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     write_tiny_imagenet(tmp_path / "data")
     words = ["--dataset", "tinyimagenet", "--data-root", str(tmp_path / "data"), "--device", "cpu"]
-    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *words, "--out", str(tmp_path / "out")])
-    assert done.exit_code == 1 and done.stdout == ""
-    assert done.stderr.startswith(f"Error: protocol quick takes {TI} on tinyimagenet (")
-    assert done.stderr.count("\n") == 1 and "decoding" not in done.stderr
+    result = CliRunner().invoke(
+        main, ["bench", "--methods", "fedncm", *words, "--out", str(tmp_path / "out")]
+    )
+    assert result.exit_code == 1 and result.stdout == ""
+    assert result.stderr.startswith(f"Error: protocol quick takes {TI} on tinyimagenet (")
+    assert result.stderr.count("\n") == 1 and "decoding" not in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -121,16 +153,17 @@ def old(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("style", ["text", "markdown", "latex", "csv", "json"])
 def test_every_report_of_an_old_folder_has_the_note(old: Path, style: str) -> None:
-    done = CliRunner().invoke(main, ["report", str(old), "--format", style])
+    result = CliRunner().invoke(main, ["report", str(old), "--format", style])
     note = STRONG.replace("_", r"\_") if style == "latex" else STRONG
-    assert done.exit_code == 0 and note in done.output.replace("\n", " ")
+    assert result.exit_code == 0 and note in result.output.replace("\n", " ")
 
 
 def test_pages_and_archives_have_the_note(old: Path, tmp_path: Path) -> None:
     page, archive = tmp_path / "page.html", tmp_path / "runs.csv"
     for words in (["--html", str(page)], ["--archive", str(archive)]):
         assert CliRunner().invoke(main, ["report", str(old), *words]).exit_code == 0
-    assert STRONG in page.read_text(encoding="utf-8") and STRONG in archive.read_text(encoding="utf-8")
+    assert STRONG in page.read_text(encoding="utf-8")
+    assert STRONG in archive.read_text(encoding="utf-8")
     assert STRONG in CliRunner().invoke(main, ["report", str(archive)]).output
 
 
@@ -138,15 +171,25 @@ def test_a_run_writes_the_note_to_screen_log_and_summaries(tmp_path: Path) -> No
     weights = tmp_path / "mine.safetensors"
     shutil.copy(str(files("fczoo") / "assets" / "vit_nano_32.safetensors"), weights)
     write_tiny_imagenet(tmp_path / "data")
-    words = ["--dataset", "tinyimagenet", "--data-root", str(tmp_path / "data"), "--backbone", str(weights)]
+    words = [
+        "--dataset",
+        "tinyimagenet",
+        "--data-root",
+        str(tmp_path / "data"),
+        "--backbone",
+        str(weights),
+    ]
     small = ["--image-size", "32", "--tasks", "2", "--clients", "2", "--partition", "iid"]
     out = tmp_path / "out"
-    done = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *words, *small, "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    assert f"tinyimagenet: {STRONG}" in done.stderr and STRONG in done.stdout
+    result = CliRunner().invoke(
+        main, ["bench", "--methods", "fedncm", *words, *small, "--out", str(out)]
+    )
+    assert result.exit_code == 0, result.output
+    assert f"tinyimagenet: {STRONG}" in result.stderr and STRONG in result.stdout
     for name in ("log.txt", "summary.json", "summary.csv", "summary.md"):
         assert STRONG in (out / name).read_text(encoding="utf-8"), name
-    assert "vit_nano_32 at 32 px (" in done.stdout and "(10 per class)" in done.stdout
+    assert "vit_nano_32 at 32 px (" in result.stdout
+    assert "10 per class)" in result.stdout
 
 
 def write_tiny_imagenet(root: Path) -> None:

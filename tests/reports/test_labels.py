@@ -1,4 +1,4 @@
-"""Which runs share a table, and what its rows are called."""
+"""Rules for the runs in a table, and the names of its rows."""
 
 import pytest
 
@@ -12,8 +12,8 @@ def test_runs_with_the_same_protocol_share_a_table_and_others_do_not(make_run, t
     make_run(tmp_path / "b", {"two": THREE["two"]}, device="cpu")
     make_run(tmp_path / "c", {"one": THREE["one"]}, rounds=9)
     make_run(tmp_path / "d", {"one": THREE["one"]}, {"lr": 0.5, "blocks": [0, 1]})
-    found = read_experiments([tmp_path])
-    assert [[line.label for line in e.lines] for e in found] == [
+    experiments = read_experiments([tmp_path])
+    assert [[line.label for line in e.lines] for e in experiments] == [
         ["one", "two", "one (blocks=0,1)"],
         ["one"],
     ]
@@ -35,7 +35,11 @@ def test_runs_with_the_same_protocol_share_a_table_and_others_do_not(make_run, t
                 {"start": "zeros", "lr": 0.3},
                 {"start": "means", "lr": 0.3},
             ],
-            ["one (start=zeros, lr=0.0123)", "one (start=zeros, lr=0.3)", "one (start=means, lr=0.3)"],
+            [
+                "one (start=zeros, lr=0.0123)",
+                "one (start=zeros, lr=0.3)",
+                "one (start=means, lr=0.3)",
+            ],
         ),
         (
             [{"lr": 0.012345678, "rank": 4}, {"lr": 0.01234, "rank": 4}, {"lr": 0.5, "rank": 8}],
@@ -46,7 +50,7 @@ def test_runs_with_the_same_protocol_share_a_table_and_others_do_not(make_run, t
 def test_rates_name_a_row_only_where_nothing_else_does_and_with_three_digits(
     make_run, tmp_path, options, labels
 ):
-    for number, given in enumerate(options):
-        make_run(tmp_path / f"{number}", {"one": THREE["one"]}, given)
-    (found,) = read_experiments([tmp_path])
-    assert [line.label for line in found.lines] == labels
+    for number, values in enumerate(options):
+        make_run(tmp_path / f"{number}", {"one": THREE["one"]}, values)
+    (experiment,) = read_experiments([tmp_path])
+    assert [line.label for line in experiment.lines] == labels

@@ -9,21 +9,21 @@ from fczoo.cli.app import main
 from fczoo.core.files import write_json
 
 
-def reported(*words: str):
+def run_report(*words: str):
     return CliRunner().invoke(main, ["report", *words])
 
 
 def test_a_method_may_have_any_sign_in_its_name(make_run, tmp_path):
     make_run(tmp_path / "run", {"x_{^}$$": {0: 70.0}})
-    done = reported(str(tmp_path / "run"), "--html", str(tmp_path / "page.html"))
-    assert done.exit_code == 0 and "x_{^}$$" in (tmp_path / "page.html").read_text()
+    result = run_report(str(tmp_path / "run"), "--html", str(tmp_path / "page.html"))
+    assert result.exit_code == 0 and "x_{^}$$" in (tmp_path / "page.html").read_text()
 
 
 def test_what_looks_like_a_formula_is_drawn_as_it_is(make_run, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib (extra plot) is not installed")
     make_run(tmp_path / "run", {"$x_{^}$": {0: 70.0}})
     words = ["--html", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
-    assert reported(str(tmp_path / "run"), *words).exit_code == 0
+    assert run_report(str(tmp_path / "run"), *words).exit_code == 0
     assert (tmp_path / "figures" / "time.pdf").is_file()
 
 
@@ -33,6 +33,6 @@ def test_a_description_without_data_set_is_named(make_run, tmp_path):
     about = json.loads(path.read_text())
     del about["settings"]["dataset"]
     write_json(path, {k: v for k, v in about.items() if k not in ("sha256", "format")})
-    done = reported(str(tmp_path / "run"), "--format", "csv")
-    assert done.exit_code and type(done.exception) is not KeyError
-    assert "settings: the dataset is missing" in f"{done.output}{done.exception}"
+    result = run_report(str(tmp_path / "run"), "--format", "csv")
+    assert result.exit_code and type(result.exception) is not KeyError
+    assert "settings: the dataset is missing" in f"{result.output}{result.exception}"

@@ -1,4 +1,4 @@
-"""Tables and run folders: marks, formats, grouping and what is refused, on results written by hand."""
+"""Tables and run folders: marks, formats, grouping and refusals, on results written by hand."""
 
 import csv
 import io
@@ -17,13 +17,12 @@ from fczoo.board.pages import write_page
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
-from fczoo.reports.columns import ACCURACY, COLUMNS
 from fczoo.reports.drawing import draw
 from fczoo.reports.figures import accuracy_curves, colour_order
-from fczoo.reports.formats import to_latex, to_markdown, to_text
+from fczoo.reports.formats import legend, report, to_latex, to_markdown, to_text
 from fczoo.reports.runs import read_experiments
-from fczoo.reports.tables import Entry, Table, make_table, marked, significant
-from fczoo.reports.text import legend, report
+from fczoo.reports.significance import Entry, significant
+from fczoo.reports.tables import ACCURACY, COLUMNS, Table, make_table, mark_entries
 
 THREE = {
     "one": {0: 70.0, 1: 72.0, 2: 74.0},
@@ -46,30 +45,38 @@ def test_mean_deviation_and_marks_by_hand(folder):
         ).splitlines()
     }
     # FAA = (last + 80) / 2: means 76, 71, 74.67; deviation of one: 70, 72, 74 -> 2 / 2 = 1.
-    assert (
-        rows["one"].split("  ")[0] == "one" and "*76.0 ± 1.0" in rows["one"] and "*18.0 ± 2.0" in rows["one"]
-    )
+    assert rows["one"].split("  ")[0] == "one"
+    assert "*76.0 ± 1.0" in rows["one"]
+    assert "*18.0 ± 2.0" in rows["one"]
     assert "°74.7 ± 5.0 ~" in rows["three"]  # (8, 12, -14) have a spread that hides the difference
     assert re.search(
         r"[^°*]71\.0 ± 1\.0 [^~]", rows["two"]
     )  # paired differences 10, 9.9, 10.1: told apart although the spread is 1
-    assert (
-        "2.000" in rows["one"]
-        and "3.000" in rows["one"]
-        and "–" in rows["one"]
-        and rows["one"].split()[-1] == "3"
-    )
+    assert "2.000" in rows["one"]
+    assert "3.000" in rows["one"]
+    assert "–" in rows["one"]
+    assert rows["one"].split()[-1] == "3"
 
 
 def test_what_the_server_received_by_hand(folder):
-    """4 MB in two uploads, 1 MB of them counts; one broken upload in three seeds; epsilon of two seeds."""
+    """The server's figures are those by hand.
+
+    4 MB in two uploads, 1 MB of them counts; one broken upload in three seeds; epsilon of two
+    seeds.
+    """
     for seed, change in (
-        (0, {"rejected": [{"task": 0, "moment": 0, "client": 1, "reason": "prompt is not finite"}]}),
+        (
+            0,
+            {"rejected": [{"task": 0, "moment": 0, "client": 1, "reason": "prompt is not finite"}]},
+        ),
         (1, {"uploaded": {}}),
     ):
         path = folder / "one" / f"seed{seed}" / "result.json"
         write_json(
-            path, json.loads(path.read_text()) | {"privacy": {"epsilon": 3.0 + seed, "delta": 1e-5}} | change
+            path,
+            json.loads(path.read_text())
+            | {"privacy": {"epsilon": 3.0 + seed, "delta": 1e-5}}
+            | change,
         )
     (experiment,) = read_experiments([folder])
     names = ["parameters", "counts", "class means", "rejected", "epsilon"]
@@ -83,10 +90,8 @@ def test_what_the_server_received_by_hand(folder):
     ]
     assert [e and e.mark for e in one] == [""] * 5 and two[4] is None
     text = " ".join(report([folder], "text").split())
-    assert (
-        "one: uploads turned away or lost: 1, 1 x prompt is not finite" in text
-        and "which classes a client has" in text
-    )
+    assert "one: uploads turned away or lost: 1, 1 x prompt is not finite" in text
+    assert "which classes a client has" in text
 
 
 def test_the_paired_test_is_the_textbook_one():
@@ -94,27 +99,28 @@ def test_the_paired_test_is_the_textbook_one():
     d = np.array([1.0, 2.0, 0.5])
     p = 2 * stats.t.sf(d.mean() / (d.std(ddof=1) / 3**0.5), 2)
     assert significant(a, b) is bool(p < 0.05)
-    assert (
-        significant(Entry({0: 1.0}), Entry({0: 2.0})) is None
-        and significant(Entry({0: 1.0, 1: 2.0}), Entry({2: 1.0, 3: 1.0})) is None
-    )
+    assert significant(Entry({0: 1.0}), Entry({0: 2.0})) is None
+    assert significant(Entry({0: 1.0, 1: 2.0}), Entry({2: 1.0, 3: 1.0})) is None
 
 
 def test_a_difference_that_seeds_do_not_move_is_not_tested():
-    """Seeds say nothing of it: one image more of a thousand, with each seed, is no evidence."""
+    """Do not test a difference that seeds do not move.
+
+    One image more of a thousand, with each seed, is not an evidence.
+    """
     assert significant(Entry({0: 5.0, 1: 5.0}), Entry({0: 4.0, 1: 4.0})) is None
     assert significant(Entry({0: 5.1, 1: 6.1}), Entry({0: 5.0, 1: 6.0})) is None
     assert significant(Entry({0: 5.0, 1: 6.0}), Entry({0: 5.0, 1: 6.0})) is None
 
 
 def test_one_seed_is_ranked_but_not_tested_and_one_method_is_not_ranked(make_run, tmp_path):
-    text = report([make_run(tmp_path / "one", {m: {0: runs[0]} for m, runs in THREE.items()})], "text")
-    assert (
-        "*75.0" in text
-        and "one seed: no difference is tested" in text
-        and "~" not in text
-        and "±" not in text
+    text = report(
+        [make_run(tmp_path / "one", {m: {0: runs[0]} for m, runs in THREE.items()})], "text"
     )
+    assert "*75.0" in text
+    assert "one seed: no difference is tested" in text
+    assert "~" not in text
+    assert "±" not in text
     assert "*" not in report([make_run(tmp_path / "alone", {"one": THREE["one"]})], "text").replace(
         "10^6", ""
     )
@@ -124,7 +130,9 @@ def test_forgetting_is_better_low_and_ties_share_a_mark():
     low = COLUMNS["forgetting"]
     assert [
         e and e.mark
-        for e in marked([Entry({0: 3.0}), None, Entry({0: 1.0}), Entry({0: 1.0}), Entry({0: 9.0})], low)
+        for e in mark_entries(
+            [Entry({0: 3.0}), None, Entry({0: 1.0}), Entry({0: 1.0}), Entry({0: 9.0})], low
+        )
     ] == [
         "",
         None,
@@ -137,7 +145,9 @@ def test_forgetting_is_better_low_and_ties_share_a_mark():
 def test_upper_bounds_are_shown_with_their_remark_and_not_ranked(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"bound": {0: 99.0}, "one": {0: 70.0}, "two": {0: 60.0}})
     path = folder / "bound" / "seed0" / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "remark": "upper bound: sees everything"}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "remark": "upper bound: sees everything"})
+    )
     text = report([folder], "text")
     first = {
         line.split()[0]: line.split()[1]
@@ -150,32 +160,25 @@ def test_upper_bounds_are_shown_with_their_remark_and_not_ranked(make_run, tmp_p
 
 def test_every_format_holds_every_figure(folder):
     latex, markdown = report([folder], "latex"), report([folder], "markdown")
-    assert (
-        r"\toprule" in latex
-        and r"\textbf{76.0 $\pm$ 1.0}" in latex
-        and r"\underline{74.7 $\pm$ 5.0}$^{\approx}$" in latex
-        and r"A\_N" in latex
-    )
+    assert r"\toprule" in latex
+    assert r"\textbf{76.0 $\pm$ 1.0}" in latex
+    assert r"\underline{74.7 $\pm$ 5.0}$^{\approx}$" in latex
+    assert r"A\_N" in latex
     body = [line for line in latex.splitlines() if not line.startswith("%")]
-    assert (
-        "_" not in " ".join(body).replace(r"\_", "")
-        and latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == 3
-    )
+    assert "_" not in " ".join(body).replace(r"\_", "")
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == 3
     assert "**76.0 ± 1.0**" in markdown and "<ins>74.7 ± 5.0</ins> ≈" in markdown
     rows = list(csv.DictReader(io.StringIO(report([folder], "csv"))))
-    assert (
-        float(rows[0]["FAA"]) == 76.0
-        and float(rows[0]["FAA std"]) == 1.0
-        and rows[0]["MB up"] == "2.0"
-        and rows[0]["server MB"] == ""
-    )
+    assert float(rows[0]["FAA"]) == 76.0
+    assert float(rows[0]["FAA std"]) == 1.0
+    assert rows[0]["MB up"] == "2.0"
+    assert rows[0]["server MB"] == ""
     assert set(COLUMNS) < set(rows[0])
-    (found,) = json.loads(report([folder], "json"))
-    assert set(found["rows"][0]["values"]) == set(COLUMNS) and found["rows"][0]["values"]["FAA"][
-        "by_seed"
-    ] == {"0": 75.0, "1": 76.0, "2": 77.0}
-    assert found["rows"][2]["values"]["FAA"]["told_apart_from_best"] is False
-    assert found["rows"][0]["values"]["FAA"]["told_apart_from_best"] is None  # the best
+    (table,) = json.loads(report([folder], "json"))
+    assert set(table["rows"][0]["values"]) == set(COLUMNS)
+    assert table["rows"][0]["values"]["FAA"]["by_seed"] == {"0": 75.0, "1": 76.0, "2": 77.0}
+    assert table["rows"][2]["values"]["FAA"]["told_apart_from_best"] is False
+    assert table["rows"][0]["values"]["FAA"]["told_apart_from_best"] is None  # the best
 
 
 def test_the_same_run_twice_counts_once_and_is_refused_with_other_numbers(make_run, tmp_path):
@@ -186,7 +189,10 @@ def test_the_same_run_twice_counts_once_and_is_refused_with_other_numbers(make_r
     make_run(tmp_path / "c", {"one": {5: 71.5}})
     with pytest.raises(
         FczooError,
-        match=r"one with seed 5 is in .*b/one/seed5 and, with other numbers, in .*c/one/seed5; give one",
+        match=(
+            r"one with seed 5 is in .*b/one/seed5 and, with other numbers, in .*c/one/seed5; "
+            r"give one"
+        ),
     ):
         read_experiments([tmp_path])
 
@@ -206,13 +212,13 @@ def test_unfinished_and_failed_runs_are_named_and_stay_out_of_the_table(folder):
         "one seed 2: not begun",
     ):
         assert f"not finished: {line}" in text
-    assert [line.split()[-1] for line in text.splitlines() if line.startswith(("one", "two", "three"))][
-        :3
-    ] == ["2", "2", "2"]
+    assert [
+        line.split()[-1] for line in text.splitlines() if line.startswith(("one", "two", "three"))
+    ][:3] == ["2", "2", "2"]
 
 
 def test_settings_are_read_as_they_are_meant_and_latex_takes_every_sign(folder, make_run):
-    changed(
+    change_fields(
         folder / "bench.json",
         settings={
             **json.loads((folder / "bench.json").read_text())["settings"],
@@ -220,17 +226,15 @@ def test_settings_are_read_as_they_are_meant_and_latex_takes_every_sign(folder, 
             "tasks": "2",
         },
     )
-    changed(folder / "one/seed0/result.json", uploaded={"parameters": 8, "counts": 4_000_000})
+    change_fields(folder / "one/seed0/result.json", uploaded={"parameters": 8, "counts": 4_000_000})
     (experiment,) = read_experiments([folder])
     assert experiment.settings["participation"] == 1.0 and experiment.task_count == 2
-    assert (
-        "$<$0.001" not in report([folder], "text")
-        and re.search(r"^ *one +& ", report([folder], "latex"), re.MULTILINE)
-        and " < " not in report([folder], "latex")
-    )
+    assert "$<$0.001" not in report([folder], "text")
+    assert re.search(r"^ *one +& ", report([folder], "latex"), re.MULTILINE)
+    assert " < " not in report([folder], "latex")
 
 
-def changed(path: Path, **fields: object) -> None:
+def change_fields(path: Path, **fields: object) -> None:
     write_json(path, {**json.loads(path.read_text()), **fields})
 
 
@@ -238,43 +242,54 @@ def changed(path: Path, **fields: object) -> None:
     ("spoil", "says"),
     [
         (lambda f: (f / "bench.json").unlink(), "no run folder at or below"),
-        (lambda f: (f / "bench.json").write_text("{"), "no valid run description"),
+        (lambda f: (f / "bench.json").write_text("{"), "not a valid run description"),
         (lambda f: (f / "bench.json").write_text("[]"), "holds no JSON object"),
         (lambda f: (f / "bench.json").write_text("{}"), "Object missing required field `methods`"),
         (
-            lambda f: changed(f / "bench.json", methods={"../one": {}}),
-            "methods: '../one' is no name of a method",
+            lambda f: change_fields(f / "bench.json", methods={"../one": {}}),
+            "methods: '../one' is not a name of a method",
         ),
-        (lambda f: changed(f / "bench.json", seeds=["0"]), "seeds[0]: Expected `int`, got `str`"),
         (
-            lambda f: changed(f / "bench.json", settings={"clients": -1}),
+            lambda f: change_fields(f / "bench.json", seeds=["0"]),
+            "seeds[0]: Expected `int`, got `str`",
+        ),
+        (
+            lambda f: change_fields(f / "bench.json", settings={"clients": -1}),
             "settings.clients is -1; it must be between 1 and 1000000",
         ),
-        (lambda f: changed(f / "one/seed0/result.json", accuracy=[[90.0], [70.0]]), "do not go with"),
         (
-            lambda f: changed(f / "one/seed0/result.json", metrics={"A_N": 99.0}),
+            lambda f: change_fields(f / "one/seed0/result.json", accuracy=[[90.0], [70.0]]),
+            "do not go with",
+        ),
+        (
+            lambda f: change_fields(f / "one/seed0/result.json", metrics={"A_N": 99.0}),
             "metrics.A_N is 99, but its accuracies give 75",
         ),
         (
-            lambda f: changed(f / "one/seed0/result.json", accuracy=[[90.0], [170.0, 80.0]]),
-            "accuracy: a value is no percentage",
+            lambda f: change_fields(f / "one/seed0/result.json", accuracy=[[90.0], [170.0, 80.0]]),
+            "accuracy: a value is not a percentage",
         ),
         (
-            lambda f: changed(f / "one/seed0/result.json", seed="two\nlines"),
+            lambda f: change_fields(f / "one/seed0/result.json", seed="two\nlines"),
             "seed: Expected `int`, got `str`",
         ),
         (
-            lambda f: changed(f / "one/seed0/result.json", format="fczoo-result-9"),
+            lambda f: change_fields(f / "one/seed0/result.json", format="fczoo-result-9"),
             "format is 'fczoo-result-9', expected 'fczoo-result-1'",
         ),
-        (lambda f: (f / "one/seed0/result.json").write_text('{"method": "one"}'), "no valid result file"),
+        (
+            lambda f: (f / "one/seed0/result.json").write_text('{"method": "one"}'),
+            "not a valid result file",
+        ),
         (lambda f: [p.unlink() for p in f.rglob("result.json")], "no run is finished"),
     ],
 )
 def test_what_is_no_run_folder_ends_in_one_line(folder, spoil, says):
     spoil(folder)
-    done = CliRunner().invoke(main, ["report", str(folder)])
-    assert done.exit_code == 1 and says in done.stderr and done.stderr.count("\n") == 1
+    result = CliRunner().invoke(main, ["report", str(folder)])
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_every_accuracy_column_has_a_direction():
@@ -289,32 +304,44 @@ def entries(*by_seed):
 
 
 def test_a_row_that_was_not_tested_against_the_best_is_marked_as_such():
-    """Second: 2 points below with each seed, so nothing is sampled; third: 15 below and 5 above it."""
-    best, second, third = marked(entries([55, 57], [53, 55], [40, 62]), COLUMNS["A_N"])
+    """Mark a row that was not tested against the best.
+
+    Second: 2 points below with each seed, so nothing is sampled; third: 15 below and 5 above it.
+    """
+    best, second, third = mark_entries(entries([55, 57], [53, 55], [40, 62]), COLUMNS["A_N"])
     assert (best.mark, best.apart, best.untested) == ("best", None, False)
     assert (second.mark, second.apart, second.untested) == ("second", None, True)
     assert (third.mark, third.apart, third.untested) == ("", False, False)
     table = Table((COLUMNS["A_N"],), ("a", "b", "c"), (2, 2, 2), ((best,), (second,), (third,)))
     assert "°54.0 ± 1.4 ?" in to_text(table) and "51.0 ± 15.6 ~" in to_text(table)
-    assert "<ins>54.0 ± 1.4</ins> †" in to_markdown(table) and "51.0 ± 15.6 ≈" in to_markdown(table)
+    assert "<ins>54.0 ± 1.4</ins> †" in to_markdown(table)
+    assert "51.0 ± 15.6 ≈" in to_markdown(table)
     assert r"\underline{54.0 $\pm$ 1.4}$^{\dagger}$" in to_latex(table, "")
     assert "? not tested against the best" in " ".join(legend([table], "text").split())
     assert "† not tested against the best" in " ".join(legend([table], "markdown").split())
 
 
 def test_two_equal_best_rows_leave_no_second_and_one_seed_no_sign():
-    found = marked(entries([60.0], [60.0], [50.0]), COLUMNS["A_N"])
-    assert [(e.mark, e.untested) for e in found] == [("best", False), ("best", False), ("", False)]
-    near = marked(entries([60.01], [60.02], [50.0]), COLUMNS["A_N"])  # both are printed as 60.0
-    assert [e.mark for e in near] == ["second", "best", ""]
+    marks = mark_entries(entries([60.0], [60.0], [50.0]), COLUMNS["A_N"])
+    assert [(e.mark, e.untested) for e in marks] == [("best", False), ("best", False), ("", False)]
+    close_marks = mark_entries(
+        entries([60.01], [60.02], [50.0]), COLUMNS["A_N"]
+    )  # both are printed as 60.0
+    assert [e.mark for e in close_marks] == ["second", "best", ""]
 
 
 def test_a_row_has_one_colour_in_all_figures_of_a_report(make_run, tmp_path):
-    """alpha is third in one table and first in the other; more rows than hues differ by their strokes."""
+    """A row has one colour in all figures.
+
+    The row alpha is third in one table and first in the other; more rows than hues differ by their
+    strokes.
+    """
     pytest.importorskip("matplotlib")
     values = {0: 50.0, 1: 52.0}
     make_run(tmp_path / "a", dict.fromkeys(("zeta", "beta", "alpha"), values))
-    make_run(tmp_path / "b", dict.fromkeys(("alpha", *(f"m{i}" for i in range(9))), values), rounds=3)
+    make_run(
+        tmp_path / "b", dict.fromkeys(("alpha", *(f"m{i}" for i in range(9))), values), rounds=3
+    )
     results = load_results(tmp_path)
     assert list(colour_order(results.experiments))[:3] == ["zeta", "beta", "alpha"]
 
@@ -330,12 +357,12 @@ def test_a_row_has_one_colour_in_all_figures_of_a_report(make_run, tmp_path):
 
 def test_a_plot_shows_itself_as_one_picture(make_run, tmp_path):
     pytest.importorskip("matplotlib")
-    drawn = load_results(make_run(tmp_path / "run", THREE)).plot()
-    assert drawn._repr_png_().startswith(b"\x89PNG\r\n")
+    figure = load_results(make_run(tmp_path / "run", THREE)).plot()
+    assert figure._repr_png_().startswith(b"\x89PNG\r\n")
 
 
 def test_a_figure_of_its_own_takes_the_colours_in_order(make_run, tmp_path):
     pytest.importorskip("matplotlib")
     (experiment,) = load_results(make_run(tmp_path / "run", THREE)).experiments
-    drawn = draw(accuracy_curves(experiment))
-    assert [line.get_color() for line in drawn.axes[0].lines] == ["#0072b2", "#d55e00", "#00875f"]
+    figure = draw(accuracy_curves(experiment))
+    assert [line.get_color() for line in figure.axes[0].lines] == ["#0072b2", "#d55e00", "#00875f"]

@@ -1,4 +1,4 @@
-"""Results as objects: ``fczoo.bench``, ``fczoo.load_results``, and a run that is stepped through."""
+"""Results as objects: ``fczoo.bench``, ``fczoo.load_results``, a run as an iterator of tasks."""
 
 import json
 import math
@@ -17,16 +17,17 @@ TINY = {"train_per_class": 12, "test_per_class": 5, "rounds": 1, "epochs": 1}
 
 @pytest.fixture(scope="module")
 def results():
-    return fczoo.bench(["fedncm", "fedridge"], range(2), options={"fedridge": {"ridge": 3.0}}, **TINY)
+    return fczoo.bench(
+        ["fedncm", "fedridge"], range(2), options={"fedridge": {"ridge": 3.0}}, **TINY
+    )
 
 
 def test_bench_returns_what_the_command_prints(results):
     assert len(results) == 4 and [r.seed for r in results["fedridge"]] == [0, 1]
     assert all(r.options["ridge"] == 3.0 for r in results["fedridge"])
     text = str(results)
-    assert (
-        text.startswith("digits: 5 tasks of 2 classes") and "fedridge: ridge=3, other than by default" in text
-    )
+    assert text.startswith("digits: 5 tasks of 2 classes")
+    assert "fedridge: ridge=3, other than by default" in text
     mean = sum(r.metrics["A_N"] for r in results["fedncm"]) / 2
     assert re.search(rf"fedncm\s+\S?{mean:.1f} ", text)
     with pytest.raises(KeyError):
@@ -39,17 +40,19 @@ def test_representations_are_short(results):
     figures = f"A_N {result.metrics['A_N']:.1f}, Avg {result.metrics['Avg']:.1f}"
     assert repr(result) == f"<Result of fedncm, seed 0 on digits: {figures}>"
     assert result.table().splitlines()[2].split()[:2] == ["1", f"{result.accuracy[0][0]:.1f}"]
-    bench = fczoo.Bench.open(fczoo.Settings.for_dataset("digits", **TINY))
+    bench = fczoo.Benchmark.open(fczoo.Settings.for_dataset("digits", **TINY))
     assert repr(bench.backbone) == "<Backbone vit_nano_32: 6 blocks of 128, 32 px, on cpu>"
     assert "120 images, 5 tasks, 5 clients>" in repr(bench.partition)
-    assert repr(bench).startswith("<Bench: digits in 5 tasks, <Partition dirichlet:0.5, seed 0")
+    assert repr(bench).startswith("<Benchmark: digits in 5 tasks, <Partition dirichlet:0.5, seed 0")
 
 
 def test_notebooks_get_tables(results):
     html = results._repr_html_()
-    assert html.count("<tr>") == 3 and "<td>fedncm" in html and "A_N" in html
+    assert html.count("<tr>") == 3
+    assert "<td>fedncm" in html
+    assert "A_N" in html
     assert results["fedncm"][0]._repr_html_().count("<tr>") == 6
-    partition = fczoo.Bench.open(fczoo.Settings.for_dataset("digits", **TINY)).partition
+    partition = fczoo.Benchmark.open(fczoo.Settings.for_dataset("digits", **TINY)).partition
     cells = re.findall(r"<td[^>]*>\s*(\d+)</td>", partition._repr_html_())
     assert sum(map(int, cells)) == 120
 
@@ -70,11 +73,13 @@ def test_what_is_saved_is_loaded(results, tmp_path):
 
 
 def test_with_a_run_folder_runs_are_kept_and_varied_seeds_share_a_table(tmp_path):
-    found = fczoo.bench("fedncm", (0, 1), out=tmp_path / "runs", vary=("training", "partition"), **TINY)
-    assert len(found.experiments) == 1 and found.experiments[0].seeds == [0, 1]
+    results = fczoo.bench(
+        "fedncm", (0, 1), out=tmp_path / "runs", vary=("training", "partition"), **TINY
+    )
+    assert len(results.experiments) == 1 and results.experiments[0].seeds == [0, 1]
     about = json.loads((tmp_path / "runs" / "seed1" / "bench.json").read_text())
     assert about["settings"]["partition_seed"] == 1
-    assert str(fczoo.load_results(tmp_path / "runs")) == str(found)
+    assert str(fczoo.load_results(tmp_path / "runs")) == str(results)
 
 
 def test_plots_have_a_curve_a_method(results):
@@ -84,16 +89,20 @@ def test_plots_have_a_curve_a_method(results):
 
 
 def test_tables_come_in_the_styles_of_reports(results):
-    assert "| fedncm" in results.table("markdown") and r"\toprule" in results.table("latex")
+    assert "| fedncm" in results.table("markdown")
+    assert r"\toprule" in results.table("latex")
     assert results.table("csv").startswith("dataset,partition")
     with pytest.raises(FczooError, match="style is 'word'"):
         results.table("word")
 
 
 def test_a_stepped_run_tells_the_losses_of_single_steps():
-    """Two epochs of batches of 8 a client; their mean is the client's loss."""
+    """Report the losses of single steps, whose mean is the client's loss.
 
-    class Watched(fczoo.Silent):
+    Each client has two epochs of batches of 8.
+    """
+
+    class Watched(fczoo.Callback):
         def __init__(self):
             self.means, self.single = [], []
 
@@ -103,37 +112,43 @@ def test_a_stepped_run_tells_the_losses_of_single_steps():
         def steps(self, task, round, client, losses):
             self.single.append((task, client, losses))
 
-    watched = Watched()
-    bench = fczoo.Bench.open(fczoo.Settings.for_dataset("digits", **{**TINY, "epochs": 2, "tasks": 2}))
-    for task in bench.start(fczoo.create_method("fedavg", "digits", tune="head"), observer=watched):
-        told = [losses for t, _, losses in watched.single if t == task.index]
-        owned = [len(o) for o in bench.partition.tasks[task.index] if len(o)]
-        assert sorted(map(len, told)) == sorted(2 * math.ceil(n / 8) for n in owned)
-    assert [sum(ls) / len(ls) for *_, ls in watched.single] == pytest.approx(watched.means, rel=1e-5)
+    observer = Watched()
+    bench = fczoo.Benchmark.open(
+        fczoo.Settings.for_dataset("digits", **{**TINY, "epochs": 2, "tasks": 2})
+    )
+    for task in bench.start(
+        fczoo.create_method("fedavg", "digits", tune="head"), observer=observer
+    ):
+        step_losses = [losses for t, _, losses in observer.single if t == task.index]
+        image_counts = [len(o) for o in bench.partition.tasks[task.index] if len(o)]
+        assert sorted(map(len, step_losses)) == sorted(2 * math.ceil(n / 8) for n in image_counts)
+    assert [sum(ls) / len(ls) for *_, ls in observer.single] == pytest.approx(
+        observer.means, rel=1e-5
+    )
 
 
 def test_a_run_can_be_stepped_and_ends_like_a_whole_one():
-    bench = fczoo.Bench.open(fczoo.Settings.for_dataset("digits", **TINY))
+    bench = fczoo.Benchmark.open(fczoo.Settings.for_dataset("digits", **TINY))
     run = bench.start(fczoo.create_method("fedridge", "digits"))
-    known = []
+    progress = []
     for task in run:
-        known.append((task.index, len(run.result.accuracy)))
+        progress.append((task.index, len(run.result.accuracy)))
         assert run.state
-    assert known == [(t, t + 1) for t in range(5)]
-    whole = bench.run(fczoo.create_method("fedridge", "digits"))
-    assert run.result.accuracy == whole.accuracy
+    assert progress == [(t, t + 1) for t in range(5)]
+    reference = bench.run(fczoo.create_method("fedridge", "digits"))
+    assert run.result.accuracy == reference.accuracy
 
 
 def test_features_of_a_run_are_what_its_answers_come_from():
-    """Nearest class means, and a linear head, taken from them by hand give the run's own accuracy."""
-    bench = fczoo.Bench.open(fczoo.Settings.for_dataset("digits", **TINY))
+    """Class means or a linear head on a run's features give the run's accuracy by hand."""
+    bench = fczoo.Benchmark.open(fczoo.Settings.for_dataset("digits", **TINY))
     for method in (fczoo.create_method("fedncm"), fczoo.create_method("hgp", "digits")):
         run = bench.start(method)
         assert not len(run.features()[0])  # nothing is learned yet
         result = run.run()
-        (train, known), (test, labels) = run.features("train"), run.features()
+        (train, train_labels), (test, labels) = run.features("train"), run.features()
         if method.name == "fedncm":
-            rows = torch.stack([train[known == c].mean(0) for c in range(10)])
+            rows = torch.stack([train[train_labels == c].mean(0) for c in range(10)])
             scores = -torch.cdist(test, rows)
         else:
             scores = F.linear(test, run.state["head.weight"], run.state["head.bias"])

@@ -18,11 +18,11 @@ from helpers_cli import TINY
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """The folder of two methods with two seeds, run for this."""
+    """Run two methods with two seeds and return their folder."""
     folder = tmp_path_factory.mktemp("submission") / "mine"
     words = ["bench", "--methods", "fedncm,fedridge", "--seeds", "0,1", *TINY, "--out", str(folder)]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
     return folder
 
 
@@ -36,12 +36,12 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "results" / "results.csv"
 
 
-def submitted(folder: Path, archive: Path, *words: str) -> Result:
+def run_submit(folder: Path, archive: Path, *words: str) -> Result:
     return CliRunner().invoke(main, ["submit", str(folder), "--into", str(archive), *words])
 
 
-def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a file of a run and seal it again, as somebody might who knows how."""
+def change_and_seal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a file of a run and seal it again, as an expert might."""
     content = json.loads(path.read_text())
     change(content)
     write_json(path, {**content, "sha256": content_sha256(content)})
@@ -53,13 +53,15 @@ def rows(archive: Path) -> list[dict[str, str]]:
 
 
 def test_a_whole_folder_enters_and_its_tables_are_those_of_the_folder(folder, archive):
-    done = submitted(folder, archive)
-    assert done.exit_code == 0 and done.output == f"4 runs entered into {archive}\n"
+    result = run_submit(folder, archive)
+    assert result.exit_code == 0 and result.output == f"4 runs entered into {archive}\n"
     assert [(row["folder"], row["method"], row["seed"]) for row in rows(archive)] == [
         ("mine", method, seed) for method in ("fedncm", "fedridge") for seed in "01"
     ]
-    (here,), (there,) = read_experiments([archive]), read_experiments([folder])
-    assert [line.results[0].accuracy for line in here.lines] == [x.results[0].accuracy for x in there.lines]
+    (in_archive,), (in_folder,) = read_experiments([archive]), read_experiments([folder])
+    assert [line.results[0].accuracy for line in in_archive.lines] == [
+        x.results[0].accuracy for x in in_folder.lines
+    ]
 
 
 def test_what_stands_there_stays_and_does_not_enter_twice(folder, archive, make_run):
@@ -67,43 +69,61 @@ def test_what_stands_there_stays_and_does_not_enter_twice(folder, archive, make_
     words = ["report", str(folder.parent / "other"), "--archive", str(archive)]
     archive.parent.mkdir()
     assert CliRunner().invoke(main, words).exit_code == 0
-    (before,) = rows(archive)
-    assert submitted(folder, archive).exit_code == 0
+    (old_row,) = rows(archive)
+    assert run_submit(folder, archive).exit_code == 0
     first, *others = rows(archive)
-    assert {k: first[k] for k in before if k != "sha256"} == {
-        k: v for k, v in before.items() if k != "sha256"
+    assert {k: first[k] for k in old_row if k != "sha256"} == {
+        k: v for k, v in old_row.items() if k != "sha256"
     }
-    whole = archive.read_bytes()
-    again = submitted(folder.rename(folder.parent / "again"), archive)
-    assert again.exit_code == 1 and archive.read_bytes() == whole and len(others) == 4
+    content = archive.read_bytes()
+    again = run_submit(folder.rename(folder.parent / "again"), archive)
+    assert again.exit_code == 1
+    assert archive.read_bytes() == content
+    assert len(others) == 4
     lines = again.stderr.splitlines()
     assert len(lines) == 5 and lines[-1].startswith("Error: nothing of ")
-    assert f"seed0 stands in {archive} already, as mine/fedncm/seed0; submit a folder without it" in lines[0]
+    assert (
+        f"seed0 is in {archive} already, as mine/fedncm/seed0; submit a folder without it"
+        in lines[0]
+    )
 
 
 def test_a_folder_by_the_name_of_another_is_to_be_renamed(folder, archive, make_run):
-    assert submitted(folder, archive).exit_code == 0
-    done = submitted(make_run(folder.parent / "x" / "mine", {"one": {0: 70.0}}, rounds=9), archive)
-    assert f"{archive} has other runs in a folder called mine; rename this one" in done.stderr
+    assert run_submit(folder, archive).exit_code == 0
+    result = run_submit(
+        make_run(folder.parent / "x" / "mine", {"one": {0: 70.0}}, rounds=9), archive
+    )
+    assert f"{archive} has other runs in a folder called mine; rename this one" in result.stderr
 
 
 def test_the_same_run_does_not_enter_twice_at_once(folder, archive):
     shutil.copytree(folder, folder.parent / "both" / "one")
     shutil.copytree(folder, folder.parent / "both" / "two")
-    done = submitted(folder.parent / "both", archive)
-    assert done.exit_code == 1 and not archive.exists()
-    assert len([line for line in done.stderr.splitlines() if "stands in" in line]) == 4
+    result = run_submit(folder.parent / "both", archive)
+    assert result.exit_code == 1 and not archive.exists()
+    assert len([line for line in result.stderr.splitlines() if "is in" in line]) == 4
 
 
 def test_a_dry_run_enters_nothing(folder, archive):
-    done = submitted(folder, archive, "--dry-run")
-    assert done.exit_code == 0 and done.output == f"4 runs may enter {archive}\n" and not archive.exists()
+    result = run_submit(folder, archive, "--dry-run")
+    assert result.exit_code == 0
+    assert result.output == f"4 runs may enter {archive}\n"
+    assert not archive.exists()
 
 
 def test_the_folders_of_seeds_that_move_the_split_keep_their_names(tmp_path, archive):
-    words = ["bench", "--methods", "fedncm", "--seeds", "0,1", "--vary", "training,partition", *TINY]
+    words = [
+        "bench",
+        "--methods",
+        "fedncm",
+        "--seeds",
+        "0,1",
+        "--vary",
+        "training,partition",
+        *TINY,
+    ]
     assert CliRunner().invoke(main, [*words, "--out", str(tmp_path / "mine")]).exit_code == 0
-    assert submitted(tmp_path / "mine", archive).exit_code == 0
+    assert run_submit(tmp_path / "mine", archive).exit_code == 0
     assert [row["folder"] for row in rows(archive)] == ["mine/seed0", "mine/seed1"]
 
 
@@ -124,11 +144,12 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
     ),
     (
         "a run stopped",
-        lambda f: changed(
+        lambda f: change_and_seal(
             f / "fedncm" / "seed1" / "result.json",
             lambda c: c.update(finished=False, accuracy=c["accuracy"][:1], metrics={}),
         ),
-        "fedncm seed 1 is not finished (stopped after task 1 of 3); go on with `fczoo bench --resume --out",
+        "fedncm seed 1 is not finished (stopped after task 1 of 3); continue with `fczoo bench "
+        "--resume --out",
     ),
     (
         "no checksum",
@@ -140,58 +161,68 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
                 if k not in ("sha256", "format")
             },
         ),
-        "bench.json has no checksum: an older version wrote it, or no fczoo did; run it again",
+        "bench.json has no checksum: an older version or another program wrote it; run it again",
     ),
     (
         "no versions",
-        lambda f: changed(f / "fedncm" / "seed0" / "result.json", lambda c: c["versions"].pop("torch")),
+        lambda f: change_and_seal(
+            f / "fedncm" / "seed0" / "result.json", lambda c: c["versions"].pop("torch")
+        ),
         "fedncm/seed0: the versions of torch are not recorded",
     ),
     (
         "other code",
-        lambda f: changed(
+        lambda f: change_and_seal(
             f / "fedncm" / "seed0" / "result.json", lambda c: c["versions"].update(code="0" * 64)
         ),
         "fedncm/seed0: its result was made by other code than bench.json names",
     ),
     (
         "changed code",
-        lambda f: changed(
+        lambda f: change_and_seal(
             f / "bench.json", lambda c: c.update(changed_code=[{"when": "today", "modules": []}])
         ),
         "code changed between its runs (today), and that was accepted",
     ),
     (
         "no fingerprint of the images",
-        lambda f: changed(f / "bench.json", lambda c: c["data"].clear()),
-        "fedncm/seed0: it does not say which images it saw",
+        lambda f: change_and_seal(f / "bench.json", lambda c: c["data"].clear()),
+        "fedncm/seed0: it does not record which images it used",
     ),
     (
         "a result of other settings",
-        lambda f: changed(f / "fedncm" / "seed0" / "result.json", lambda c: c["settings"].update(rounds=7)),
-        "fedncm/seed0: settings rounds differs from the folder's description; take the files of one bench",
+        lambda f: change_and_seal(
+            f / "fedncm" / "seed0" / "result.json", lambda c: c["settings"].update(rounds=7)
+        ),
+        "fedncm/seed0: settings rounds differs from the folder's description; take the files of "
+        "one bench",
     ),
     (
         "a result of other options",
-        lambda f: changed(f / "fedridge" / "seed0" / "result.json", lambda c: c["options"].update(ridge=7.0)),
+        lambda f: change_and_seal(
+            f / "fedridge" / "seed0" / "result.json", lambda c: c["options"].update(ridge=7.0)
+        ),
         "fedridge/seed0: options differs from the folder's description",
     ),
     (
         "other tasks",
-        lambda f: changed(
-            f / "fedncm" / "seed0" / "result.json", lambda c: c.update(task_sizes=[3, 4, 3], metrics={})
+        lambda f: change_and_seal(
+            f / "fedncm" / "seed0" / "result.json",
+            lambda c: c.update(task_sizes=[3, 4, 3], metrics={}),
         ),
         "fedncm/seed0: tasks of [3, 4, 3] classes, but its settings make [4, 3, 3]; run it again",
     ),
     (
         "nothing was sent",
-        lambda f: changed(f / "fedncm" / "seed0" / "result.json", lambda c: c.update(bytes_up=0, metrics={})),
+        lambda f: change_and_seal(
+            f / "fedncm" / "seed0" / "result.json", lambda c: c.update(bytes_up=0, metrics={})
+        ),
         "fedncm/seed0: bytes_up is 0, but its kinds of content are ",
     ),
     (
         "a part of an image",
-        lambda f: changed(f / "fedncm" / "seed0" / "result.json", part_of_an_image),
-        "fedncm/seed0: an accuracy is no whole number of its task's test images",
+        lambda f: change_and_seal(f / "fedncm" / "seed0" / "result.json", part_of_an_image),
+        "fedncm/seed0: an accuracy is not a whole number of its task's test images",
     ),
 ]
 
@@ -201,61 +232,71 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
 )
 def test_each_fault_is_a_line_and_nothing_enters(change, says, folder, archive):
     change(folder)
-    done = submitted(folder, archive)
-    refused = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
-    assert done.exit_code == 1 and any(says in line for line in refused), done.stderr
-    assert len(refused) + 1 == done.stderr.count("\n") and not archive.exists()
+    result = run_submit(folder, archive)
+    refusals = [line for line in result.stderr.splitlines() if line.startswith("refused: ")]
+    assert result.exit_code == 1 and any(says in line for line in refusals), result.stderr
+    assert len(refusals) + 1 == result.stderr.count("\n") and not archive.exists()
 
 
 def test_a_damaged_file_is_named(folder, archive):
     path = folder / "fedncm" / "seed0" / "result.json"
     path.write_text(path.read_text().replace('"bytes_up": ', '"bytes_up": 1'))
-    done = submitted(folder, archive)
-    assert done.exit_code == 1 and done.stderr.count("\n") == 1
-    assert "its content does not match its sha256; it was changed or is damaged" in done.stderr
+    result = run_submit(folder, archive)
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert "its content does not match its sha256; it was changed or is damaged" in result.stderr
 
 
 def test_a_search_told_in_part_is_named(folder, archive):
-    changed(folder / "bench.json", lambda c: c.update(tuned={"methods": ["fedncm"], "trials": 9}))
-    done = submitted(folder, archive)
-    assert done.exit_code == 1 and done.stderr.count("\n") == 1
-    assert (
-        "bench.json is no valid" in done.stderr and "tuned has no dataset, image_steps, tasks" in done.stderr
+    change_and_seal(
+        folder / "bench.json", lambda c: c.update(tuned={"methods": ["fedncm"], "trials": 9})
     )
+    result = run_submit(folder, archive)
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert "bench.json is not a valid" in result.stderr
+    assert "tuned has no dataset, image_steps, tasks" in result.stderr
 
 
 def test_other_images_than_those_of_the_archive_are_refused(folder, archive):
-    assert submitted(folder, archive).exit_code == 0
+    assert run_submit(folder, archive).exit_code == 0
     for method in ("fedncm", "fedridge"):
         _drop(folder / method / "seed1")
-    other = folder.rename(folder.parent / "other")
-    changed(other / "bench.json", lambda c: c.update(seeds=[0], data={"sha256": "5" * 64}))
-    done = submitted(other, archive)
-    told = f"its images (555555555555) are not those of mine in {archive}"
-    assert done.exit_code == 1 and told in done.stderr and "`fczoo data check digits`" in done.stderr
+    second = folder.rename(folder.parent / "other")
+    change_and_seal(second / "bench.json", lambda c: c.update(seeds=[0], data={"sha256": "5" * 64}))
+    result = run_submit(second, archive)
+    message = f"its images (555555555555) are not those of mine in {archive}"
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert "`fczoo data check digits`" in result.stderr
 
 
 def test_test_images_are_counted_where_the_data_sets_numbers_are_published(folder, archive):
-    """CIFAR-10 has 1,000 test images a class: with four of each, tasks of 4, 3 and 3 have 16, 12 and 12."""
+    """Compare the number of test images with the published one.
+
+    CIFAR-10 has 1,000 test images per class: with four of each, tasks of 4, 3 and 3 have 16, 12 and
+    12.
+    """
 
     def moved(content: dict[str, Any]) -> None:
         content["settings"]["dataset"] = "cifar10"
 
-    changed(folder / "bench.json", moved)
+    change_and_seal(folder / "bench.json", moved)
     partition = json.loads((folder / "partition.json").read_text())
     for path in folder.glob("*/*/result.json"):
-        changed(path, moved)
-    assert "test images, but cifar10" not in submitted(folder, archive).stderr
+        change_and_seal(path, moved)
+    assert "test images, but cifar10" not in run_submit(folder, archive).stderr
     path = folder / "fedncm" / "seed0" / "result.json"
-    changed(path, lambda c: c.update(test_counts=[16, 12, 11], metrics={}))
-    done = submitted(folder, archive)
+    change_and_seal(path, lambda c: c.update(test_counts=[16, 12, 11], metrics={}))
+    result = run_submit(folder, archive)
     assert (
-        "fedncm/seed0: 39 test images, but cifar10 gives 40 with these settings, task by task" in done.stderr
+        "fedncm/seed0: 39 test images, but cifar10 gives 40 with these settings, task by task"
+        in result.stderr
     )
-    assert partition["dataset"] == "digits" and "data set of the partition differs" in done.stderr
+    assert partition["dataset"] == "digits"
+    assert "data set of the partition differs" in result.stderr
 
 
 def test_an_archive_is_no_run_folder(folder, archive):
-    assert submitted(folder, archive).exit_code == 0
-    done = submitted(archive.parent, archive)
-    assert done.exit_code == 1 and "stands in an archive; give the run folder" in done.stderr
+    assert run_submit(folder, archive).exit_code == 0
+    result = run_submit(archive.parent, archive)
+    assert result.exit_code == 1
+    assert "is in an archive; give the run folder" in result.stderr

@@ -1,6 +1,7 @@
-"""``--executor slurm`` and ``ray``: numbers as in turn; what dies, is requeued or told to stop goes on.
+"""``--executor slurm`` and ``ray``: numbers of sequential runs, also after deaths and requeues.
 
-Slurm's tests start a cluster of two nodes on this machine, where Debian's slurm-wlm and munge are installed.
+Slurm's tests start a cluster of two nodes on this machine, where Debian's slurm-wlm and munge are
+installed.
 """
 
 import json
@@ -19,7 +20,7 @@ import pytest
 
 from fczoo.cli.arguments import parse_cluster, parse_executor
 from fczoo.core.errors import FczooError
-from helpers_bench import ended, numbers, open_files, start
+from helpers_bench import numbers, open_files, start, wait_for
 from helpers_cli import TINY
 
 LONG = ["--train-per-class", "30", "--rounds", "4", "--epochs", "2", "--tasks", "2"]
@@ -32,16 +33,18 @@ needs_slurm = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment in which a Slurm cluster of two nodes is found."""
+    """Start a Slurm cluster of two nodes, and return the environment in which it is found."""
     pytest.importorskip("submitit", reason="needs submitit")
     folder = tmp_path_factory.mktemp("slurm")
     for parent in (folder, *folder.parents):
-        parent.chmod(parent.stat().st_mode | 0o055)  # munged runs as a user of its own
+        parent.chmod(parent.stat().st_mode | 0o055)  # munged runs as its own user
     subprocess.run([str(START), "start", str(folder)], check=True, capture_output=True)
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
     for _ in range(60):
-        told = subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True)
-        if told.stdout.split() == ["idle"]:
+        nodes = subprocess.run(
+            ["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True
+        )
+        if nodes.stdout.split() == ["idle"]:
             break
         time.sleep(0.5)
     yield environment
@@ -49,14 +52,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def running_job(env: dict[str, str], out: Path) -> str:
-    """A job of this run folder, once its run has saved a round."""
+    """Return a job of this run folder, once its run has saved a round."""
     for _ in range(1200):
         if list(out.rglob("checkpoint.safetensors")):
-            told = subprocess.run(
+            queue = subprocess.run(
                 ["squeue", "-h", "-t", "R", "-o", "%A"], env=env, capture_output=True, text=True
             )
-            if told.stdout.split():
-                return told.stdout.split()[0]
+            if queue.stdout.split():
+                return queue.stdout.split()[0]
         time.sleep(0.1)
     raise AssertionError("no job saved a round")
 
@@ -64,8 +67,8 @@ def running_job(env: dict[str, str], out: Path) -> str:
 @pytest.fixture(scope="module")
 def in_turn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     out = tmp_path_factory.mktemp("turn") / "run"
-    code, said = ended(start(out, "fedncm,hgp", *TINY))
-    assert code == 0, said
+    code, stderr = wait_for(start(out, "fedncm,hgp", *TINY))
+    assert code == 0, stderr
     return numbers(out)
 
 
@@ -73,23 +76,25 @@ def in_turn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
 @needs_slurm
 def test_jobs_of_slurm_give_the_numbers_of_runs_in_turn(slurm, in_turn, tmp_path):
     out = tmp_path / "run"
-    code, said = ended(start(out, "fedncm,hgp", *TINY, "--executor", "slurm", env=slurm))
-    assert code == 0, said
+    code, stderr = wait_for(start(out, "fedncm,hgp", *TINY, "--executor", "slurm", env=slurm))
+    assert code == 0, stderr
     assert len(in_turn) == 2 and numbers(out) == in_turn
     assert len(list((out / ".cluster").glob("*/*_submission.sh"))) == 2
 
 
 @pytest.mark.slow
 @needs_slurm
-@pytest.mark.parametrize("how", [["scancel"], ["scontrol", "requeue"], ["scancel", "--signal=USR2"]])
+@pytest.mark.parametrize(
+    "how", [["scancel"], ["scontrol", "requeue"], ["scancel", "--signal=USR2"]]
+)
 def test_a_job_that_slurm_ends_or_requeues_goes_on_after_its_last_round(slurm, tmp_path, how):
     bench = start(tmp_path / "run", "hgp", *LONG, "--executor", "slurm", env=slurm)
     subprocess.run([*how, running_job(slurm, tmp_path / "run")], env=slurm, check=True)
-    code, said = ended(bench)
-    assert code == 0, said
-    assert said.count("its process died; once more") == (how == ["scancel"])
-    logged = (tmp_path / "run" / "log.txt").read_text()
-    assert logged.count("task 2 of 2") == 1 and len(numbers(tmp_path / "run")) == 1
+    code, stderr = wait_for(bench)
+    assert code == 0, stderr
+    assert stderr.count("its process died; once more") == (how == ["scancel"])
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("task 2 of 2") == 1 and len(numbers(tmp_path / "run")) == 1
 
 
 @pytest.mark.slow
@@ -98,11 +103,11 @@ def test_told_to_stop_the_jobs_save_their_round(slurm, tmp_path):
     bench = start(tmp_path / "run", "hgp", *LONG, "--executor", "slurm", env=slurm)
     running_job(slurm, tmp_path / "run")
     bench.send_signal(signal.SIGTERM)
-    code, said = ended(bench)
-    assert code == 128 + signal.SIGTERM and "Traceback" not in said, said
-    listed = ["squeue", "-h", "-o", "%A"]
+    code, stderr = wait_for(bench)
+    assert code == 128 + signal.SIGTERM and "Traceback" not in stderr, stderr
+    squeue = ["squeue", "-h", "-o", "%A"]
     for _ in range(20):  # Slurm takes a moment to see that a job's process has ended
-        queue = subprocess.run(listed, env=slurm, capture_output=True, text=True).stdout.split()
+        queue = subprocess.run(squeue, env=slurm, capture_output=True, text=True).stdout.split()
         if not queue:
             break
         time.sleep(1)
@@ -118,21 +123,33 @@ def test_what_slurm_does_not_take_is_one_line(slurm, tmp_path):
         "slurm_partition=none": "Slurm takes no job",
     }.items():
         bench = start(
-            tmp_path / value[:3], "fedncm", *TINY, "--executor", "slurm", "--cluster", value, env=slurm
+            tmp_path / value[:3],
+            "fedncm",
+            *TINY,
+            "--executor",
+            "slurm",
+            "--cluster",
+            value,
+            env=slurm,
         )
-        code, said = ended(bench)
-        lines = [line for line in said.splitlines() if line.startswith("Error")]
-        assert code == 1 and len(lines) == 1 and says in lines[0] and "Traceback" not in said
+        code, stderr = wait_for(bench)
+        lines = [line for line in stderr.splitlines() if line.startswith("Error")]
+        assert code == 1
+        assert len(lines) == 1
+        assert says in lines[0]
+        assert "Traceback" not in stderr
 
 
 @pytest.mark.slow
 @needs_slurm
 def test_a_job_that_is_not_taken_is_recorded_and_others_go_on(slurm, tmp_path):
-    """With --skip-failed, too, the table names it, and the exit code tells."""
+    """With --skip-failed, too, the table and the exit code show a job that is not taken."""
     words = ["--executor", "slurm", "--cluster", "slurm_partition=none", "--skip-failed"]
-    code, said = ended(start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm))
-    failed = json.loads((tmp_path / "run" / "fedncm" / "seed0" / "failed.json").read_text())
-    assert code == 1 and "Slurm takes no job" in failed["error"] and "Traceback" not in said
+    code, stderr = wait_for(start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm))
+    record = json.loads((tmp_path / "run" / "fedncm" / "seed0" / "failed.json").read_text())
+    assert code == 1
+    assert "Slurm takes no job" in record["error"]
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.slow
@@ -140,39 +157,47 @@ def test_a_job_that_is_not_taken_is_recorded_and_others_go_on(slurm, tmp_path):
 def test_why_a_job_does_not_start_is_said(slurm, tmp_path):
     words = ["--executor", "slurm", "--cluster", "timeout_min=600"]  # the partition gives 300
     bench = start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm)
-    told = ""
-    while "does not start" not in told and bench.poll() is None:
-        told += bench.stderr.readline()
-    assert "PartitionTimeLimit" in told
+    first_lines = ""
+    while "does not start" not in first_lines and bench.poll() is None:
+        first_lines += bench.stderr.readline()
+    assert "PartitionTimeLimit" in first_lines
     bench.send_signal(signal.SIGTERM)
-    code, said = ended(bench)
-    assert code == 128 + signal.SIGTERM and "Traceback" not in said, said
+    code, stderr = wait_for(bench)
+    assert code == 128 + signal.SIGTERM and "Traceback" not in stderr, stderr
 
 
 @pytest.mark.slow
 def test_without_slurm_it_is_one_line(tmp_path):
     pytest.importorskip("submitit", reason="needs submitit")
     env = {**os.environ, "PATH": str(Path(sys.executable).parent)}
-    code, said = ended(start(tmp_path / "run", "fedncm", *TINY, "--executor", "slurm", env=env))
-    assert code == 1 and "no Slurm answers here" in said and "Traceback" not in said
+    code, stderr = wait_for(
+        start(tmp_path / "run", "fedncm", *TINY, "--executor", "slurm", env=env)
+    )
+    assert code == 1
+    assert "no Slurm answers here" in stderr
+    assert "Traceback" not in stderr
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begun_again(in_turn, tmp_path):
+def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begun_again(
+    in_turn, tmp_path
+):
     pytest.importorskip("ray", reason="needs Ray")
     bench = start(tmp_path / "run", "fedncm,hgp", *TINY, "--executor", "ray", env=dict(os.environ))
-    killed = False
-    while bench.poll() is None and not killed:
+    has_killed = False
+    while bench.poll() is None and not has_killed:
         for process in Path("/proc").glob("[0-9]*"):
-            holds = any(name.startswith(str(tmp_path / "run" / "hgp")) for name in open_files(process.name))
+            holds = any(
+                name.startswith(str(tmp_path / "run" / "hgp")) for name in open_files(process.name)
+            )
             if holds and int(process.name) != bench.pid:
                 os.kill(int(process.name), signal.SIGKILL)
-                killed = True
+                has_killed = True
         time.sleep(0.05)
-    code, said = ended(bench)
-    assert code == 0, said
-    assert killed and said.count("its process died; once more") == 1
+    code, stderr = wait_for(bench)
+    assert code == 0, stderr
+    assert has_killed and stderr.count("its process died; once more") == 1
     assert numbers(tmp_path / "run") == in_turn
 
 
@@ -186,24 +211,36 @@ def test_a_ray_cluster_that_does_not_answer_is_one_line(tmp_path):
         "spread=cells": "spread is 'cells'",
     }.items():
         words = ["--executor", "ray", "--cluster", value]
-        code, said = ended(start(tmp_path / value[:3], "fedncm", *TINY, *words, env=dict(os.environ)))
-        assert code == 1 and says in said and "Traceback" not in said
+        code, stderr = wait_for(
+            start(tmp_path / value[:3], "fedncm", *TINY, *words, env=dict(os.environ))
+        )
+        assert code == 1
+        assert says in stderr
+        assert "Traceback" not in stderr
         assert not (tmp_path / value[:3]).exists()
 
 
 @pytest.mark.slow
 def test_a_ray_address_where_something_else_listens_is_one_line(tmp_path):
-    """Ray itself would go on trying without end."""
+    """Refuse in one line an address where something else listens.
+
+    Ray itself would continue trying without end.
+    """
     pytest.importorskip("ray", reason="needs Ray")
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
-        Thread(target=other.serve_forever, daemon=True).start()
-        address = f"127.0.0.1:{other.server_port}"
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as http_server:
+        Thread(target=http_server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{http_server.server_port}"
         words = ["--executor", "ray", "--cluster", f"address={address}"]
-        code, said = ended(start(tmp_path / "run", "fedncm", *TINY, *words, env=dict(os.environ)))
-        other.shutdown()
-    (line,) = (line for line in said.splitlines() if "rpc_client" in line or line.startswith("Error"))
-    assert code == 1 and f"no Ray cluster answers at {address}: what listens there" in line
-    assert "Traceback" not in said
+        code, stderr = wait_for(
+            start(tmp_path / "run", "fedncm", *TINY, *words, env=dict(os.environ))
+        )
+        http_server.shutdown()
+    (line,) = (
+        line for line in stderr.splitlines() if "rpc_client" in line or line.startswith("Error")
+    )
+    assert code == 1
+    assert f"no Ray cluster answers at {address}: what listens there" in line
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(
@@ -228,28 +265,31 @@ def test_an_unknown_executor_names_the_nearest():
 
 
 def test_a_node_that_differs_is_refused_by_name(tmp_path, monkeypatch):
-    """Another library version, other source, another device: named in one line, before anything runs."""
+    """Refuse a node with other library version, source or device, by name, before anything runs."""
     from fczoo.core.registry import create_method
     from fczoo.federation.settings import Settings
     from fczoo.reports.run_folder import read_about, write_about
-    from fczoo.runner.cell import Cell
-    from fczoo.runner.cluster import check_node
+    from fczoo.runner.executors.base import check_node
     from fczoo.runner.grid import Job, run_grid
+    from fczoo.runner.run_spec import RunSpec
 
-    settings = Settings(tasks=2, rounds=1, epochs=1, train_per_class=5, test_per_class=5, device="cpu")
+    settings = Settings(
+        tasks=2, rounds=1, epochs=1, train_per_class=5, test_per_class=5, device="cpu"
+    )
     run_grid({Path(): Job(settings, ("fedncm",))}, tmp_path / "run")
-    cell = Cell(tmp_path / "run", settings, create_method("fedncm", "digits"), 0)
+    cell = RunSpec(tmp_path / "run", settings, create_method("fedncm", "digits"), 0)
     check_node(cell)
     about = read_about(cell.folder).plain()
-    changed = {
+    new_about = {
         **about,
         "device": "cuda",
         "versions": {**about["versions"], "torch": "1.0"},
         "code": {**about["code"], "fczoo.core.method": "0" * 64},
     }
-    write_about(cell.folder, changed)
+    write_about(cell.folder, new_about)
     with pytest.raises(FczooError) as error:
         check_node(cell)
-    said = str(error.value)
-    assert "torch is" in said and "1.0 where the command was started" in said
-    assert "to be on cuda, it would take cpu" in said and "fczoo.core.method is another" in said
+    message = str(error.value)
+    assert "torch is" in message and "1.0 where the command was started" in message
+    assert "to be on cuda, it would take cpu" in message
+    assert "fczoo.core.method is another" in message

@@ -1,4 +1,4 @@
-"""Warnings of a run are in its log, in ``bench.json`` and below every table."""
+"""A run's warnings are in its log, in ``bench.json`` and below every table."""
 
 import json
 import logging
@@ -9,9 +9,15 @@ from click.testing import CliRunner
 
 import fczoo
 from fczoo.cli.app import main
-from fczoo.core.place import at
+from fczoo.core.errors import log_place
 from fczoo.reports.run_folder import read_about
-from fczoo.runner.warnings import Warned, WarningRecorder, earlier_warnings, gathered, read_warnings
+from fczoo.runner.warnings import (
+    LocatedWarning,
+    WarningRecorder,
+    earlier_warnings,
+    gather_warnings,
+    read_warnings,
+)
 from helpers_cli import TINY, run
 
 SMALL = ["--train-per-class", "8", "--test-per-class", "4", "--tasks", "3", "--clients", "5"]
@@ -23,7 +29,7 @@ FULL = "glfc.memory=1 has no room for one image of each of the client's"
 
 @pytest.fixture(scope="module")
 def repaired(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder whose split was repaired, and the table that the command printed."""
+    """Return a run folder whose split was repaired, and the table that the command printed."""
     folder = tmp_path_factory.mktemp("repaired") / "run"
     words = [*SMALL, "--partition", SKEWED]
     table = run("bench", "--methods", "fedncm", "--out", str(folder), *words)
@@ -58,17 +64,18 @@ def test_a_grid_notes_a_warning_where_it_belongs(tmp_path: Path) -> None:
     run("bench", "--methods", "fedncm", "--out", str(tmp_path), *words)
     assert read_about(tmp_path / "iid").warnings == []
     warnings = read_about(tmp_path / "dirichlet_0.001").warnings
-    assert warnings == [f"{REPAIRED.replace('4', '6')} (task 1)", f"{REPAIRED} (2 times: task 2; task 3)"]
+    assert warnings == [
+        f"{REPAIRED.replace('4', '6')} (task 1)",
+        f"{REPAIRED} (2 times: task 2; task 3)",
+    ]
 
 
 def test_a_short_schedule_is_noted(tmp_path: Path) -> None:
     words = [*TINY, "--clients", "5", "--batch-size", "32", "--partition", "iid"]
     run("bench", "--methods", "hgp", "--out", str(tmp_path / "run"), *words)
     (line,) = read_about(tmp_path / "run").warnings
-    assert (
-        line.startswith("hgp has server_lr=0.001 for the schedule of data set digits")
-        and "it may hardly learn" in line
-    )
+    assert line.startswith("hgp has server_lr=0.001 for the schedule of data set digits")
+    assert "it may hardly learn" in line
     assert f" WARNING {line}\n" in (tmp_path / "run" / "log.txt").read_text()
 
 
@@ -78,24 +85,37 @@ def test_warnings_of_runs_are_noted_once(tmp_path: Path) -> None:
     again = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "run"), "--seeds", "0-1"])
     assert first.exit_code == again.exit_code == 0, first.output + again.output
     lines = [line for line in read_about(tmp_path / "run").warnings if "2 classes" in line]
-    assert len(lines) == 1 and lines[0].startswith(f"glfc: {FULL} 2 classes: none is kept (")
+    assert len(lines) == 1
+    assert lines[0].startswith(f"glfc: {FULL} 2 classes: none is kept (")
     assert "seed 0, task 2, client 2; " in lines[0]
     assert f"warning: {lines[0]}" in again.stdout
     assert FULL in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_the_library_notes_warnings(tmp_path: Path) -> None:
-    small = {"train_per_class": 8, "test_per_class": 4, "tasks": 3, "clients": 5, "partition": SKEWED}
+    small = {
+        "train_per_class": 8,
+        "test_per_class": 4,
+        "tasks": 3,
+        "clients": 5,
+        "partition": SKEWED,
+    }
     fczoo.bench("fedncm", out=tmp_path / "run", **small)
     assert read_about(tmp_path / "run").warnings == [f"{REPAIRED}{TASKS}"]
 
 
 def test_warnings_before_the_run_count(tmp_path: Path) -> None:
-    """Those of ``--tuned`` are given before there is a folder."""
-    with gathered():
+    """Warnings before the run count: those of ``--tuned`` come before there is a folder."""
+    with gather_warnings():
         logging.getLogger("fczoo").warning("--tuned has no values for %s", "fedncm")
-        assert earlier_warnings() == [Warned("--tuned has no values for fedncm", "")]
-        small = {"train_per_class": 8, "test_per_class": 4, "tasks": 3, "clients": 3, "partition": "iid"}
+        assert earlier_warnings() == [LocatedWarning("--tuned has no values for fedncm", "")]
+        small = {
+            "train_per_class": 8,
+            "test_per_class": 4,
+            "tasks": 3,
+            "clients": 3,
+            "partition": "iid",
+        }
         fczoo.bench("fedncm", out=tmp_path / "run", **small)
     assert read_about(tmp_path / "run").warnings == ["--tuned has no values for fedncm"]
 
@@ -103,10 +123,27 @@ def test_warnings_before_the_run_count(tmp_path: Path) -> None:
 def test_a_file_holds_each_warning_once_and_survives_a_kill(tmp_path: Path) -> None:
     file = tmp_path / "warnings.jsonl"
     for _ in range(2):  # as a run that resumes
-        with WarningRecorder(file), at("task 1"):
+        with WarningRecorder(file), log_place("task 1"):
             logging.getLogger("fczoo").warning("too %s", "small")
             logging.getLogger("fczoo").warning("too %s", "small")
     assert file.read_text() == '{"text": "too small", "place": "task 1"}\n'
     with file.open("a") as half:
         half.write('{"text": "too')
-    assert read_warnings(file) == [Warned("too small", "task 1")]
+    assert read_warnings(file) == [LocatedWarning("too small", "task 1")]
+
+
+def test_warnings_of_workers_are_noted_and_name_the_method_once(tmp_path: Path) -> None:
+    words = [*TINY, "--clients", "3", "--tasks", "2", "--partition", SKEWED, "--jobs", "2"]
+    run(
+        "bench",
+        "--methods",
+        "glfc,fedncm",
+        "--set",
+        "glfc.memory=1",
+        "--out",
+        str(tmp_path / "run"),
+        *words,
+    )
+    lines = [line for line in read_about(tmp_path / "run").warnings if line.startswith("glfc: ")]
+    assert lines
+    assert all(line.count("glfc: ") == 1 and "seed 0, task 2" in line for line in lines)

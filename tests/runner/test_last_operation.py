@@ -1,6 +1,4 @@
-"""Every single file operation of a run can be its last:
-the same command still ends like a run that was not hurt.
-"""
+"""A run may end at any file operation: the same command still gives an uninterrupted run."""
 
 import errno
 import json
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fczoo import FczooError
-from fczoo.federation.benchmark import Bench
+from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.settings import Settings
 from fczoo.runner.grid import Job, run_grid
 from fczoo.runner.resume import only_process
@@ -20,7 +18,14 @@ from fczoo.runner.resume import only_process
 TIMES = ("sha256", "seconds", "peak MB", "peak_memory", "phases", "started")
 WRITING = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 GROWING = ("open", "os.mkdir", "os.rename")  # what a full disk refuses
-SMALL = {"train_per_class": 4, "test_per_class": 2, "rounds": 1, "epochs": 1, "tasks": 2, "clients": 2}
+SMALL = {
+    "train_per_class": 4,
+    "test_per_class": 2,
+    "rounds": 1,
+    "epochs": 1,
+    "tasks": 2,
+    "clients": 2,
+}
 
 
 def job() -> Job:
@@ -30,8 +35,9 @@ def job() -> Job:
 
 
 def tell_of_operations(folder: Path, act: Callable[[str], None]) -> None:
-    """Call ``act`` before each operation that changes something in the folder;
-    for the rest of this process.
+    """Call ``act`` before each operation that changes something in the folder.
+
+    This lasts for the rest of the process.
     """
 
     def hook(event: str, arguments: tuple) -> None:
@@ -43,7 +49,7 @@ def tell_of_operations(folder: Path, act: Callable[[str], None]) -> None:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """Exit code of a forked process that does the work: 0, or 1 where it raises."""
+    """Do the work in a forked process and return its exit code: 0, or 1 where it raises."""
     child = os.fork()
     if not child:
         code = 1
@@ -57,21 +63,24 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def count_operations(out: Path, counted: Path) -> None:
-    seen: list[str] = []
-    tell_of_operations(out, seen.append)
+    operations: list[str] = []
+    tell_of_operations(out, operations.append)
     run_grid({Path(): job()}, out)
-    counted.write_text(str(len(seen)))
+    counted.write_text(str(len(operations)))
 
 
 def hurt_run(out: Path, last: int, fault: str) -> None:
-    """A run that is killed instead of its operation number ``last``, or whose disk is full from then on."""
-    done = [0]
+    """Run until operation number ``last``.
+
+    Instead of it the run is killed, or the disk is full from then on.
+    """
+    count = [0]
 
     def act(event: str) -> None:
-        done[0] += 1
-        if done[0] >= last and fault == "killed":
+        count[0] += 1
+        if count[0] >= last and fault == "killed":
             os._exit(9)
-        if done[0] >= last and event in GROWING:
+        if count[0] >= last and event in GROWING:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     tell_of_operations(out, act)
@@ -84,16 +93,19 @@ def timeless(tree):
     return [timeless(v) for v in tree] if isinstance(tree, list) else tree
 
 
-def kept(folder: Path) -> dict[str, object]:
-    """What a run folder holds, times aside; of tables only that they are there."""
-    found = {}
+def folder_contents(folder: Path) -> dict[str, object]:
+    """Return a run folder's contents without times.
+
+    Of tables it is only that they exist.
+    """
+    contents = {}
     for path in folder.rglob("*"):
         content: object = path.suffix
         if path.suffix in (".json", ".jsonl") and path.name != "summary.json":
             content = [timeless(json.loads(line)) for line in _objects(path)]
         if path.is_file() and path.name != ".lock":
-            found[str(path.relative_to(folder))] = content
-    return found
+            contents[str(path.relative_to(folder))] = content
+    return contents
 
 
 def _objects(path: Path) -> list[str]:
@@ -101,36 +113,38 @@ def _objects(path: Path) -> list[str]:
     return text.splitlines() if path.suffix == ".jsonl" else [text]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed run needs a process of its own, forked")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed run needs its own process, forked")
 @pytest.mark.parametrize("fault", ["killed", "disk full"])
 def test_any_file_operation_may_be_the_last(tmp_path, monkeypatch, fault):
-    bench = Bench.open(job().settings)
-    monkeypatch.setattr(Bench, "open", lambda settings: bench)
-    whole, counted = tmp_path / "whole", tmp_path / "count"
-    run_grid({Path(): job()}, tmp_path / "first")  # imports everything, so that the children need not
-    assert in_child(lambda: count_operations(whole, counted)) == 0
-    expected = kept(whole)
-    assert {"bench.json", "partition.json", "fedavg/seed0/result.json"} <= expected.keys()
-    for last in range(1, int(counted.read_text()) + 1):
+    bench = Benchmark.open(job().settings)
+    monkeypatch.setattr(Benchmark, "open", lambda settings: bench)
+    reference, count_file = tmp_path / "whole", tmp_path / "count"
+    run_grid(
+        {Path(): job()}, tmp_path / "first"
+    )  # imports everything, so that the children need not
+    assert in_child(lambda: count_operations(reference, count_file)) == 0
+    contents = folder_contents(reference)
+    assert {"bench.json", "partition.json", "fedavg/seed0/result.json"} <= contents.keys()
+    for last in range(1, int(count_file.read_text()) + 1):
         out = tmp_path / f"last-{last}"
         in_child(lambda out=out, last=last: hurt_run(out, last, fault))
         assert in_child(lambda out=out: run_grid({Path(): job()}, out)) == 0, f"operation {last}"
-        assert kept(out) == expected, f"operation {last}"
+        assert folder_contents(out) == contents, f"operation {last}"
 
 
 def test_a_folder_of_a_grid_cannot_be_run_on_its_own_meanwhile(tmp_path, monkeypatch):
-    """Whoever comes second is refused, whether it comes by the grid or by the folder."""
-    monkeypatch.setattr(Bench, "open", lambda settings: pytest.fail("the run began"))
-    both = {Path("a"): job(), Path("b"): Job(job().settings, ("fedncm",))}
+    """Refuse the second process in a folder, whether it comes by the grid or by the folder."""
+    monkeypatch.setattr(Benchmark, "open", lambda settings: pytest.fail("the run began"))
+    jobs = {Path("a"): job(), Path("b"): Job(job().settings, ("fedncm",))}
     with only_process(tmp_path / "grid" / "b"):
         with pytest.raises(FczooError, match=r"another process is running in .*/grid/b"):
-            run_grid(both, tmp_path / "grid")
+            run_grid(jobs, tmp_path / "grid")
         assert not (tmp_path / "grid" / "a").exists()
 
-    def opened_within_the_grid(settings: Settings) -> Bench:
+    def opened_within_the_grid(settings: Settings) -> Benchmark:
         run_grid({Path(): job()}, tmp_path / "grid" / "a")
         raise AssertionError("the second run began")
 
-    monkeypatch.setattr(Bench, "open", opened_within_the_grid)
+    monkeypatch.setattr(Benchmark, "open", opened_within_the_grid)
     with pytest.raises(FczooError, match=r"another process is running in .*/grid/a"):
-        run_grid(both, tmp_path / "grid")
+        run_grid(jobs, tmp_path / "grid")

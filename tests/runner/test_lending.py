@@ -8,40 +8,57 @@ import numpy as np
 import pytest
 import torch
 
-from fczoo import Bench, FczooError, Settings, create_method
+from fczoo import Benchmark, FczooError, Settings, create_method
 from fczoo.data.dataset import Images
-from fczoo.runner.lending import ALIGNMENT, lend
+from fczoo.runner.shared_memory import ALIGNMENT, lend
 
-SMALL = {"tasks": 2, "clients": 2, "rounds": 1, "epochs": 1, "train_per_class": 6, "test_per_class": 3}
+SMALL = {
+    "tasks": 2,
+    "clients": 2,
+    "rounds": 1,
+    "epochs": 1,
+    "train_per_class": 6,
+    "test_per_class": 3,
+}
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench.open(Settings.for_dataset("digits", device="cpu", **SMALL))
+def bench() -> Benchmark:
+    return Benchmark.open(Settings.for_dataset("digits", device="cpu", **SMALL))
 
 
-def test_what_is_lent_is_what_was_opened(bench: Bench, tmp_path: Path) -> None:
+def test_what_is_lent_is_what_was_opened(bench: Benchmark, tmp_path: Path) -> None:
     again = lend(bench, tmp_path).open()
     assert again.settings == bench.settings and again.partition == bench.partition
-    assert (again.backbone.config, again.backbone.sha256) == (bench.backbone.config, bench.backbone.sha256)
+    assert (again.backbone.config, again.backbone.sha256) == (
+        bench.backbone.config,
+        bench.backbone.sha256,
+    )
     for name, weight in bench.backbone.weights.items():
-        found = again.backbone.weights[name]
-        assert torch.equal(found, weight) and found.dtype == weight.dtype
-        assert found.data_ptr() % ALIGNMENT == 0  # so that products have the same last bits
-    for ours, theirs in ((again.stream.train, bench.stream.train), (again.stream.test, bench.stream.test)):
-        assert np.array_equal(ours.pixels, theirs.pixels) and np.array_equal(ours.labels, theirs.labels)
+        copy = again.backbone.weights[name]
+        assert torch.equal(copy, weight) and copy.dtype == weight.dtype
+        assert copy.data_ptr() % ALIGNMENT == 0  # so that products have the same last bits
+    for ours, theirs in (
+        (again.stream.train, bench.stream.train),
+        (again.stream.test, bench.stream.test),
+    ):
+        assert np.array_equal(ours.pixels, theirs.pixels)
+        assert np.array_equal(ours.labels, theirs.labels)
         assert isinstance(ours.pixels, np.memmap)
 
 
 @pytest.mark.parametrize("name", ["fedncm", "pilora"])
-def test_runs_have_the_same_bits(name: str, bench: Bench, tmp_path: Path) -> None:
-    runs = [world.start(create_method(name, "digits")) for world in (bench, lend(bench, tmp_path).open())]
+def test_runs_have_the_same_bits(name: str, bench: Benchmark, tmp_path: Path) -> None:
+    runs = [
+        world.start(create_method(name, "digits"))
+        for world in (bench, lend(bench, tmp_path).open())
+    ]
     ours, theirs = (run.run().accuracy for run in runs)
     assert ours == theirs
     assert all(torch.equal(value, runs[1].state[key]) for key, value in runs[0].state.items())
 
 
-def test_equal_pixels_and_weights_are_written_once(bench: Bench, tmp_path: Path) -> None:
+def test_equal_pixels_and_weights_are_written_once(bench: Benchmark, tmp_path: Path) -> None:
     lend(bench, tmp_path)
     files = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     assert sorted(file.suffix for file in files) == [".u8", ".u8", ".weights"]
@@ -49,30 +66,32 @@ def test_equal_pixels_and_weights_are_written_once(bench: Bench, tmp_path: Path)
     assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == files
 
 
-def test_pixels_that_are_mapped_stay_where_they_are(bench: Bench, tmp_path: Path) -> None:
+def test_pixels_that_are_mapped_stay_where_they_are(bench: Benchmark, tmp_path: Path) -> None:
     pixels = bench.stream.train.pixels
     pixels.tofile(tmp_path / "cache.u8")
-    mapped = np.memmap(tmp_path / "cache.u8", np.uint8, "c", shape=pixels.shape)
-    stream = replace(bench.stream, train=Images(mapped, bench.stream.train.labels))
+    memmap = np.memmap(tmp_path / "cache.u8", np.uint8, "c", shape=pixels.shape)
+    stream = replace(bench.stream, train=Images(memmap, bench.stream.train.labels))
     assert lend(replace(bench, stream=stream), tmp_path).train.file == tmp_path / "cache.u8"
 
 
-def test_a_worker_does_not_change_what_others_read(bench: Bench, tmp_path: Path) -> None:
-    lent = lend(bench, tmp_path)
-    first, second = lent.open(), lent.open()
+def test_a_worker_does_not_change_what_others_read(bench: Benchmark, tmp_path: Path) -> None:
+    loan = lend(bench, tmp_path)
+    first, second = loan.open(), loan.open()
     first.backbone.weights["norm.bias"] += 1
     first.stream.train.pixels[0] = 0
     assert torch.equal(second.backbone.weights["norm.bias"], bench.backbone.weights["norm.bias"])
     assert np.array_equal(second.stream.train.pixels, bench.stream.train.pixels)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(bench: Bench, tmp_path: Path) -> None:
-    with pytest.raises(FczooError, match=r"cannot share data and weights with --jobs in .*TMPDIR") as caught:
+def test_a_folder_that_cannot_be_written_is_one_line(bench: Benchmark, tmp_path: Path) -> None:
+    with pytest.raises(
+        FczooError, match=r"cannot share data and weights with --jobs in .*TMPDIR"
+    ) as caught:
         lend(bench, tmp_path / "missing")
     assert "\n" not in str(caught.value)
 
 
-def test_a_disk_that_fills_is_told(bench: Bench, tmp_path: Path) -> None:
+def test_a_disk_that_fills_is_told(bench: Benchmark, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:

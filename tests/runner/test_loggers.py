@@ -1,4 +1,4 @@
-"""Trackers: what they are given, and what happens without them.
+"""Trackers: their records, and what happens without them.
 
 Their own packages are tested where installed.
 """
@@ -20,7 +20,7 @@ BENCH = ["bench", "--methods", "fedavg", "--set", "fedavg.tune=head", *SMALL]
 
 
 class Diary(Logger):
-    """Keeps what it is told; fails at the step that ``broken`` names."""
+    """Keep every record; fail at the step that ``broken`` names."""
 
     extra = "math"  # a package that is always there
     broken = -1
@@ -50,8 +50,10 @@ def diary(monkeypatch) -> type[Diary]:
 
 
 def test_a_logger_gets_every_round_and_task_and_is_closed(diary, tmp_path):
-    done = CliRunner().invoke(main, [*BENCH, "--seeds", "3", "--log", "math", "--out", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(
+        main, [*BENCH, "--seeds", "3", "--log", "math", "--out", str(tmp_path / "run")]
+    )
+    assert result.exit_code == 0, result.output
     round_, metrics = (
         ("bytes_down", "bytes_up", "loss", "seconds"),
         ("A_N", "Abar", "Avg", "BWT", "FAA", "forgetting", "forgetting_best", "forgetting_first"),
@@ -68,15 +70,14 @@ def test_a_tracker_that_fails_late_costs_a_warning_and_one_that_cannot_begin_end
 ):
     monkeypatch.setattr(diary, "broken", 3)
     with caplog.at_level(logging.WARNING):
-        done = CliRunner().invoke(main, [*BENCH, "--log", "math", "--out", str(tmp_path / "run")])
-    assert (
-        done.exit_code == 0
-        and [p[0] for p in diary.pages] == ["open", 1, 2, 2]
-        and "stops after round 3: server gone" in caplog.text
-    )
+        result = CliRunner().invoke(main, [*BENCH, "--log", "math", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0
+    assert [p[0] for p in diary.pages] == ["open", 1, 2, 2]
+    assert "stops after round 3: server gone" in caplog.text
     monkeypatch.setattr(diary, "broken", 0)
-    done = CliRunner().invoke(main, [*BENCH, "--log", "math", "--out", str(tmp_path / "other")])
-    assert done.exit_code == 1 and done.stderr.endswith("Error: --log math cannot begin: no server\n")
+    result = CliRunner().invoke(main, [*BENCH, "--log", "math", "--out", str(tmp_path / "other")])
+    assert result.exit_code == 1
+    assert result.stderr.endswith("Error: --log math cannot begin: no server\n")
 
 
 def test_a_failing_run_closes_its_logger(diary, tmp_path):
@@ -89,16 +90,19 @@ def test_a_failing_run_closes_its_logger(diary, tmp_path):
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_package_is_one_line_before_anything_is_written(name, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, name, None)
-    done = CliRunner().invoke(main, [*BENCH, "--log", name, "--out", str(tmp_path / "run")])
+    result = CliRunner().invoke(main, [*BENCH, "--log", name, "--out", str(tmp_path / "run")])
+    assert result.exit_code == 1
     assert (
-        done.exit_code == 1
-        and done.stderr == f"Error: --log {name} needs the package {name}; pip install 'fczoo[{name}]'\n"
+        result.stderr
+        == f"Error: --log {name} needs the package {name}; pip install 'fczoo[{name}]'\n"
     )
     assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_logger_is_named():
-    with pytest.raises(FczooError, match="no logger is called 'tensorbord'; did you mean tensorboard"):
+    with pytest.raises(
+        FczooError, match="no logger is called 'tensorbord'; did you mean tensorboard"
+    ):
         check_loggers(["tensorbord"])
 
 

@@ -1,4 +1,4 @@
-"""What a bench tells while it runs: on a terminal, without one, and in its log."""
+"""Progress of a bench on a terminal, without one, and in its log."""
 
 import os
 import re
@@ -20,7 +20,7 @@ def bench(out: Path, *more: str) -> list[str]:
 
 
 def on_terminal(command: list[str], columns: int = 140) -> str:
-    """All that a command writes to a terminal of so many columns."""
+    """Return all that a command writes to a terminal of this many columns."""
     import fcntl
     import struct
     import termios
@@ -28,8 +28,10 @@ def on_terminal(command: list[str], columns: int = 140) -> str:
     child, screen = pty.fork()
     if not child:
         time.sleep(0.2)  # until the terminal has its size
-        named = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        os.execve(command[0], command, named)  # the terminal has them
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
+        }
+        os.execve(command[0], command, environment)  # the terminal has them
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     written = b""
     try:
@@ -43,14 +45,19 @@ def on_terminal(command: list[str], columns: int = 140) -> str:
 
 
 def test_a_terminal_shows_tasks_runs_time_and_the_best(tmp_path: Path) -> None:
-    screen = on_terminal(bench(tmp_path / "run", "--methods", "fedncm,fedavg", "--set", "fedavg.tune=head"))
+    screen = on_terminal(
+        bench(tmp_path / "run", "--methods", "fedncm,fedavg", "--set", "fedavg.tune=head")
+    )
     lines = [line.strip() for line in re.split(r"[\r\n]+", screen)]
     task = re.compile(r"run 2 of 2, fedavg seed 0: task \d of 3, [\d.]+ % over")
     assert len(list(filter(task.match, lines))) == 3
-    ended = re.compile(r"1 of 2 runs ended; best so far [\d.]+ %, fedncm seed 0; about \d+ s to go")
-    assert any(map(ended.match, lines))
+    end = re.compile(r"1 of 2 runs ended; best so far [\d.]+ %, fedncm seed 0; about \d+ s to go")
+    assert any(map(end.match, lines))
     bars = [line for line in lines if line.startswith("run 2 of 2, fedavg seed 0  ")]
-    assert any(re.search(r"67 % .* gone, \d\d:\d\d to go, task 2, round 1, loss [\d.]+", bar) for bar in bars)
+    assert any(
+        re.search(r"67 % .* gone, \d\d:\d\d to go, task 2, round 1, loss [\d.]+", bar)
+        for bar in bars
+    )
     assert f"2 runs; log: {tmp_path / 'run' / 'log.txt'}" in lines
 
 
@@ -65,13 +72,21 @@ def test_a_run_of_several_settings_is_told_with_its_own(tmp_path: Path) -> None:
 def test_one_bar_shows_all_runs_that_go_on_in_other_processes(tmp_path: Path) -> None:
     words = ["--methods", "hgp", "--seeds", "0,1,2", "--jobs", "2", "--rounds", "3"]
     lines = re.split(r"[\r\n]+", on_terminal([*bench(tmp_path / "run"), *words]))
-    bars = [line for line in lines if re.match(r"\d of 3 runs ", line.strip()) and " gone, " in line]
+    bars = [
+        line for line in lines if re.match(r"\d of 3 runs ", line.strip()) and " gone, " in line
+    ]
     assert any(re.search(r"hgp seed \d [\d.]+ %, hgp seed \d", bar) for bar in bars)
     shares = [int(re.search(r"(\d+) % \|", bar)[1]) for bar in bars]
-    assert shares == sorted(shares) and set(shares) - {0, 33, 67, 100}  # tasks count, not whole runs alone
+    assert shares == sorted(shares)
+    assert set(shares) - {
+        0,
+        33,
+        67,
+        100,
+    }  # tasks count, not whole runs only
     task = re.compile(r"run (\d) of 3, hgp seed \d: task (\d) of 3, [\d.]+ % over")
-    told = [m.groups() for m in (task.search(line) for line in lines) if m]
-    assert sorted(told) == [(str(run), str(t)) for run in (1, 2, 3) for t in (1, 2, 3)]
+    tasks = [m.groups() for m in (task.search(line) for line in lines) if m]
+    assert sorted(tasks) == [(str(run), str(t)) for run in (1, 2, 3) for t in (1, 2, 3)]
 
 
 def test_on_a_narrow_terminal_sentences_break_at_words(tmp_path: Path) -> None:
@@ -81,9 +96,9 @@ def test_on_a_narrow_terminal_sentences_break_at_words(tmp_path: Path) -> None:
     assert [line for line in table if len(line) > 70 and "  " not in line and "/" not in line] == []
     (row,) = [line for line in table if line.startswith("fedncm ")]
     assert len(row) > 70  # a row is one line
-    kept = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert max(map(len, kept.stdout.splitlines())) > 115
-    assert " ".join(kept.stdout.split()) == " ".join("\n".join(table).split())
+    without_terminal = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert max(map(len, without_terminal.stdout.splitlines())) > 115
+    assert " ".join(without_terminal.stdout.split()) == " ".join("\n".join(table).split())
 
 
 def test_without_a_terminal_there_are_lines_and_a_log(tmp_path: Path) -> None:
@@ -97,21 +112,24 @@ def test_without_a_terminal_there_are_lines_and_a_log(tmp_path: Path) -> None:
         "--skip-failed",
     ]
     command = bench(tmp_path / "run", "--seeds", "0,1", *wild)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1 and "\r" not in done.stderr
-    assert "run 4 of 4, pilora seed 1: failed, pilora diverged" in done.stderr
-    assert "4 of 4 runs ended; best so far" in done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 1 and "\r" not in process.stderr
+    assert "run 4 of 4, pilora seed 1: failed, pilora diverged" in process.stderr
+    assert "4 of 4 runs ended; best so far" in process.stderr
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ", line) for line in log)
-    told = [line.split(" ", 3)[3] for line in log]
-    assert [line for line in told if line.startswith("run ")] == [
-        line for line in done.stderr.splitlines() if line.startswith("run ")
+    messages = [line.split(" ", 3)[3] for line in log]
+    assert [line for line in messages if line.startswith("run ")] == [
+        line for line in process.stderr.splitlines() if line.startswith("run ")
     ]
 
 
 @pytest.mark.parametrize("shell, shown", [("none", False), ("no kernel", False), ("kernel", True)])
 def test_a_bar_is_for_a_notebook_alone(monkeypatch, shell: str, shown: bool):
-    """ipykernel may be imported without IPython, and both without a kernel that runs."""
+    """Show a notebook's bar only in a notebook.
+
+    The package ipykernel may be imported without IPython, and both without a kernel that runs.
+    """
     from fczoo.runner.progress import in_notebook
 
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))

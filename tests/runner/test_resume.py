@@ -1,4 +1,7 @@
-"""A run that was stopped and goes on ends like one that was not; what must not go on is refused."""
+"""Resumed runs equal uninterrupted ones.
+
+A run that must not continue is refused.
+"""
 
 import json
 import os
@@ -17,44 +20,49 @@ from fczoo import FczooError
 from fczoo.core.registry import METHODS
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
-from fczoo.runner.cell import Conduct
 from fczoo.runner.grid import Job, run_grid
-from fczoo.runner.resume import Interrupted, Interrupts, check_same, only_process
+from fczoo.runner.resume import InterruptedRunError, Interrupts, check_same, only_process
+from fczoo.runner.run_spec import ExecutionConfig
 from helpers_cli import TINY
-from helpers_resume import Crash, crash_after, recorded, rounds, timeless
+from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
 
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_a_resumed_run_equals_an_unhurt_one(make_bench, small_method, tmp_path, name):
-    """Two crashes, each at the first moment that is saved; compared bit for bit."""
+    """A run resumed after two crashes equals an uninterrupted one, bit for bit.
+
+    Each crash is at the first moment that is saved.
+    """
     bench, method = make_bench(torch.float32, participation=0.7), small_method(name)
-    unhurt = recorded(bench, method, tmp_path / "unhurt")
+    unhurt = run_and_record(bench, method, tmp_path / "unhurt")
     path = tmp_path / "checkpoint.safetensors"
     for _ in range(2):
         with pytest.raises(Crash):
-            recorded(bench, method, tmp_path / "hurt", Checkpoint(path, crash_after(1)))
-    resumed = recorded(bench, method, tmp_path / "hurt", Checkpoint(path))
-    assert timeless(asdict(resumed)) == timeless(asdict(unhurt))
+            run_and_record(bench, method, tmp_path / "hurt", Checkpoint(path, crash_after(1)))
+    result = run_and_record(bench, method, tmp_path / "hurt", Checkpoint(path))
+    assert timeless(asdict(result)) == timeless(asdict(unhurt))
     assert rounds(tmp_path / "hurt") == rounds(tmp_path / "unhurt")
 
 
 def test_rounds_that_were_logged_but_not_saved_are_logged_once(make_bench, small_method, tmp_path):
     bench, method, path = make_bench(), small_method("fcilpt"), tmp_path / "checkpoint.safetensors"
     with pytest.raises(Crash):
-        recorded(bench, method, tmp_path, Checkpoint(path, crash_after(2)))
+        run_and_record(bench, method, tmp_path, Checkpoint(path, crash_after(2)))
     with (tmp_path / "rounds.jsonl").open("a") as log:
         log.write('{"task": 1, "round": 0, "loss": 0.3}\n{"task": 1, "rou')
-    recorded(bench, method, tmp_path, Checkpoint(path))
-    assert [(r["task"], r["round"]) for r in rounds(tmp_path)] == [(t, r) for t in range(3) for r in range(2)]
+    run_and_record(bench, method, tmp_path, Checkpoint(path))
+    assert [(r["task"], r["round"]) for r in rounds(tmp_path)] == [
+        (t, r) for t in range(3) for r in range(2)
+    ]
 
 
 def test_a_log_shorter_than_the_checkpoint_is_refused(make_bench, small_method, tmp_path):
     bench, method, path = make_bench(), small_method("fcilpt"), tmp_path / "checkpoint.safetensors"
     with pytest.raises(Crash):
-        recorded(bench, method, tmp_path, Checkpoint(path, crash_after(2)))
+        run_and_record(bench, method, tmp_path, Checkpoint(path, crash_after(2)))
     (tmp_path / "rounds.jsonl").write_text("")
     with pytest.raises(FczooError, match="fewer rounds than the checkpoint"):
-        recorded(bench, method, tmp_path, Checkpoint(path))
+        run_and_record(bench, method, tmp_path, Checkpoint(path))
 
 
 # --- the file
@@ -63,7 +71,14 @@ def test_a_log_shorter_than_the_checkpoint_is_refused(make_bench, small_method, 
 # --- the folder
 
 
-SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 2, "epochs": 1, "tasks": 2, "clients": 2}
+SMALL = {
+    "train_per_class": 8,
+    "test_per_class": 4,
+    "rounds": 2,
+    "epochs": 1,
+    "tasks": 2,
+    "clients": 2,
+}
 
 
 def grid(out: Path, options=None, **changes):
@@ -71,7 +86,9 @@ def grid(out: Path, options=None, **changes):
 
 
 def job(options=None, **changes) -> Job:
-    return Job(Settings.for_dataset("digits", **{**SMALL, **changes}), ("fedncm",), (0,), options or {})
+    return Job(
+        Settings.for_dataset("digits", **{**SMALL, **changes}), ("fedncm",), (0,), options or {}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +100,8 @@ def finished(tmp_path_factory) -> Path:
 
 def test_a_finished_grid_is_not_run_again(finished):
     result = finished / "fedncm" / "seed0" / "result.json"
-    before = result.stat().st_mtime_ns
-    assert grid(finished) == ([finished], 0) and result.stat().st_mtime_ns == before
+    mtime = result.stat().st_mtime_ns
+    assert grid(finished) == ([finished], 0) and result.stat().st_mtime_ns == mtime
 
 
 @pytest.mark.parametrize(
@@ -100,7 +117,9 @@ def test_another_configuration_is_refused_by_name(finished, changes, options, na
     with pytest.raises(FczooError, match="already in use by another configuration") as error:
         grid(finished, options, **changes)
     message = str(error.value)
-    assert named in message and "\n" not in message and len(message) < 600
+    assert named in message
+    assert "\n" not in message
+    assert len(message) < 600
     hashes = message.partition("sha256 was ")[2]
     assert "settings." not in hashes and "methods." not in hashes  # what was typed is told first
 
@@ -109,19 +128,26 @@ def test_another_configuration_is_refused_by_name(finished, changes, options, na
 def test_changed_weights_code_and_data_are_refused_by_name(finished, tmp_path, part):
     about = json.loads((finished / "bench.json").read_text())
     section, _, name = part.partition(".")
-    changed = {**about, section: {**about[section], name: "0"} if name else "0"}
+    new_about = {**about, section: {**about[section], name: "0"} if name else "0"}
     check_same(finished, about, {**about, "started": "later", "command": [], "hardware": {}})
     with pytest.raises(FczooError, match=f"{part} was .*, is 0"):
-        check_same(finished, about, changed)
+        check_same(finished, about, new_about)
 
 
 def test_code_that_a_run_uses_may_change_only_if_that_is_accepted(tmp_path):
-    """A method from a file of its own, which changes; the method beside it does not count."""
-    out, here = tmp_path / "run", {"PYTHONPATH": str(tmp_path), **os.environ}
+    """Changed code needs a flag where a run uses it.
+
+    A method from its own file changes; the method next to it does not count.
+    """
+    out, environment = tmp_path / "run", {"PYTHONPATH": str(tmp_path), **os.environ}
     for name in ("aside", "other"):
-        source = f'@register_method("{name}")\nclass M(FedNCM):\n    "One more of fedncm."\n    about = "x"\n'
+        source = (
+            f'@register_method("{name}")\nclass M(FedNCM):\n    "One more of fedncm."\n    about '
+            '= "x"\n'
+        )
         imports = (
-            "from fczoo.baselines.fedncm import FedNCM\nfrom fczoo.core.registry import register_method\n"
+            "from fczoo.baselines.fedncm import FedNCM\nfrom fczoo.core.registry import "
+            "register_method\n"
         )
         (tmp_path / f"{name}_plugin.py").write_text(f"{imports}\n\n{source}")
         (tmp_path / f"{name}-1.dist-info").mkdir()
@@ -132,7 +158,9 @@ def test_code_that_a_run_uses_may_change_only_if_that_is_accepted(tmp_path):
     def bench(*more: str) -> subprocess.CompletedProcess[str]:
         words = ["bench", "--methods", "aside", "--out", str(out), *TINY, *more]
         command = [sys.executable, "-m", "fczoo", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=here, cwd=tmp_path, timeout=300)
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300
+        )
 
     assert bench().returncode == 0
     with (tmp_path / "other_plugin.py").open("a") as file:
@@ -140,13 +168,14 @@ def test_code_that_a_run_uses_may_change_only_if_that_is_accepted(tmp_path):
     assert bench().returncode == 0
     with (tmp_path / "aside_plugin.py").open("a") as file:
         file.write("# a run uses it\n")
-    refused = bench()
-    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
-    assert f"begun with other code: {tmp_path / 'aside_plugin.py'};" in refused.stderr
+    process = bench()
+    assert process.returncode == 1 and process.stderr.count("\n") == 1
+    assert f"begun with other code: {tmp_path / 'aside_plugin.py'};" in process.stderr
     assert bench("--accept-changed-code", "--seeds", "0,1").returncode == 0
     about = json.loads((out / "bench.json").read_text())
     assert [change["modules"] for change in about["changed_code"]] == [["aside_plugin"]]
-    assert "fczoo.baselines.fedncm" in about["code"] and "fczoo.baselines.ewc" not in about["code"]
+    assert "fczoo.baselines.fedncm" in about["code"]
+    assert "fczoo.baselines.ewc" not in about["code"]
     codes = [
         json.loads((out / "aside" / f"seed{s}" / "result.json").read_text())["versions"]["code"]
         for s in (0, 1)
@@ -164,7 +193,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 def test_resume_needs_something_to_resume(tmp_path):
     with pytest.raises(FczooError, match="no run to resume"):
-        run_grid({Path(): job()}, tmp_path / "run", Conduct(resume=True))
+        run_grid({Path(): job()}, tmp_path / "run", ExecutionConfig(resume=True))
     assert not list(tmp_path.iterdir())
 
 
@@ -180,12 +209,16 @@ with only_process(Path(sys.argv[1])):
 
 def test_a_folder_has_one_process_and_a_killed_one_lets_go(tmp_path):
     out = tmp_path / "run"
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(out)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(FczooError, match="another process is running"):
             grid(out)
-        assert holder.poll() is None  # refused while the other process still holds it, not when it ends
+        assert (
+            holder.poll() is None
+        )  # refused while the other process still holds it, not when it ends
     finally:
         holder.kill()
         holder.wait()
@@ -194,7 +227,10 @@ def test_a_folder_has_one_process_and_a_killed_one_lets_go(tmp_path):
 
 
 def test_a_run_that_a_worker_has_left_from_a_killed_command_is_not_begun_again(tmp_path):
-    """Workers hold the folder of their run, so that it has one process whoever started it."""
+    """A run has one process at a time, whoever started it.
+
+    Workers hold the folder of their run.
+    """
     grid(tmp_path)
     run = tmp_path / "fedncm" / "seed0"
     (run / "result.json").unlink()
@@ -214,23 +250,26 @@ def test_a_folder_in_which_nothing_was_written_is_removed(tmp_path):
 
 
 def test_the_first_signal_waits_and_the_second_does_not(tmp_path):
-    before = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
     with Interrupts(tmp_path) as interrupts:
         interrupts.obey()
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(Interrupted, match=f"--out {tmp_path}") as stopped:
+        with pytest.raises(InterruptedRunError, match=f"--out {tmp_path}") as error:
             interrupts.obey()
-        assert stopped.value.exit_code == 130
-        with pytest.raises(Interrupted, match="at once") as stopped:
+        assert error.value.exit_code == 130
+        with pytest.raises(InterruptedRunError, match="at once") as error:
             signal.raise_signal(signal.SIGTERM)
-        assert stopped.value.exit_code == 143
-    assert signal.getsignal(signal.SIGINT) is before
+        assert error.value.exit_code == 143
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_real_process_is_stopped_and_goes_on(tmp_path, number, code):
     command = shutil.which("fczoo", path=str(Path(sys.executable).parent))
-    out, saved = tmp_path / "run", tmp_path / "run" / "fedavg" / "seed0" / "checkpoint.safetensors"
+    out, checkpoint = (
+        tmp_path / "run",
+        tmp_path / "run" / "fedavg" / "seed0" / "checkpoint.safetensors",
+    )
     words = [
         command,
         "bench",
@@ -243,25 +282,28 @@ def test_a_real_process_is_stopped_and_goes_on(tmp_path, number, code):
         "--device",
         "cpu",
     ]
-    words += [w for k, v in {**SMALL, "rounds": 40}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    words += [
+        w for k, v in {**SMALL, "rounds": 40}.items() for w in (f"--{k.replace('_', '-')}", str(v))
+    ]
     run = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    while not saved.exists() and run.poll() is None:
+    while not checkpoint.exists() and run.poll() is None:
         time.sleep(0.005)
     run.send_signal(number)
-    said = run.communicate(timeout=100)[1]
-    assert run.returncode == code, said
+    stderr = run.communicate(timeout=100)[1]
+    assert run.returncode == code, stderr
     if number == signal.SIGINT:
-        assert said.splitlines()[-1].startswith("Error: stopped as told") and f"--out {out}" in said
+        assert stderr.splitlines()[-1].startswith("Error: stopped on request")
+        assert f"--out {out}" in stderr
     assert (
         not (out / "fedavg" / "seed0" / "result.json").exists()
         or not json.loads((out / "fedavg" / "seed0" / "result.json").read_text())["finished"]
     )
     settings = Settings.for_dataset("digits", **{**SMALL, "rounds": 40, "device": "cpu"})
     jobs = {Path(): Job(settings, ("fedavg",), (0,), {"fedavg": {"tune": "head"}})}
-    run_grid(jobs, out, Conduct(resume=True))
+    run_grid(jobs, out, ExecutionConfig(resume=True))
     run_grid(jobs, tmp_path / "unhurt")
     assert rounds(out / "fedavg" / "seed0") == rounds(tmp_path / "unhurt" / "fedavg" / "seed0")
     for name in ("result.json", "partition.json"):
         one, two = (next(f.rglob(name)).read_text() for f in (out, tmp_path / "unhurt"))
         assert timeless(json.loads(one)) == timeless(json.loads(two))
-    assert not saved.exists()
+    assert not checkpoint.exists()

@@ -1,11 +1,11 @@
-"""Resumed runs whose rounds on exemplars are empty, and what is measured of all their processes."""
+"""Resumed runs whose rounds on exemplars are empty, and measurements of all their processes."""
 
 from dataclasses import asdict
 
 import pytest
 
 from fczoo.federation.checkpoint import Checkpoint
-from helpers_resume import Crash, crash_after, recorded, rounds, timeless
+from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
 
 
 @pytest.mark.parametrize("saves", [1, 3, 4, 5])
@@ -13,16 +13,16 @@ def test_a_round_on_exemplars_that_nobody_has_is_logged_and_a_run_goes_on(
     make_bench, small_method, tmp_path, saves
 ):
     bench, method = make_bench(rounds=1), small_method("podnet", memory=0)
-    unhurt = recorded(bench, method, tmp_path / "unhurt")
+    unhurt = run_and_record(bench, method, tmp_path / "unhurt")
     path = tmp_path / "checkpoint.safetensors"
     with pytest.raises(Crash):
-        recorded(bench, method, tmp_path / "hurt", Checkpoint(path, crash_after(saves)))
-    resumed = recorded(bench, method, tmp_path / "hurt", Checkpoint(path))
-    assert timeless(asdict(resumed)) == timeless(asdict(unhurt))
-    logged = rounds(tmp_path / "hurt")
-    assert logged == rounds(tmp_path / "unhurt")
-    assert [(r["task"], r["round"]) for r in logged] == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
-    assert [r["clients"] for r in logged if r["round"]] == [[], []]
+        run_and_record(bench, method, tmp_path / "hurt", Checkpoint(path, crash_after(saves)))
+    result = run_and_record(bench, method, tmp_path / "hurt", Checkpoint(path))
+    assert timeless(asdict(result)) == timeless(asdict(unhurt))
+    records = rounds(tmp_path / "hurt")
+    assert records == rounds(tmp_path / "unhurt")
+    assert [(r["task"], r["round"]) for r in records] == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [r["clients"] for r in records if r["round"]] == [[], []]
 
 
 def test_the_largest_memory_is_that_of_all_processes_of_a_run(
@@ -30,7 +30,7 @@ def test_the_largest_memory_is_that_of_all_processes_of_a_run(
 ):
     bench, method, path = make_bench(), small_method("fedncm"), tmp_path / "checkpoint.safetensors"
     peaks = iter([7, 3, 3, 3])
-    monkeypatch.setattr("fczoo.federation.rounds.peak_memory", lambda _: {"run": next(peaks)})
+    monkeypatch.setattr("fczoo.federation.run.peak_memory", lambda _: {"run": next(peaks)})
     with pytest.raises(Crash):
-        recorded(bench, method, tmp_path, Checkpoint(path, crash_after(1)))
-    assert recorded(bench, method, tmp_path, Checkpoint(path)).peak_memory == {"run": 7}
+        run_and_record(bench, method, tmp_path, Checkpoint(path, crash_after(1)))
+    assert run_and_record(bench, method, tmp_path, Checkpoint(path)).peak_memory == {"run": 7}

@@ -1,4 +1,4 @@
-"""A schedule far below that for which a method's rates were chosen is warned of, and no other."""
+"""Only a schedule far below that for which a method's rates were chosen gives a warning."""
 
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,27 @@ from fczoo.runner.schedule import steps, warn_of_short_schedules
 from helpers_cli import TINY
 
 
-def warned(out: Path, *more: str) -> list[str]:
-    done = CliRunner().invoke(main, ["bench", "--methods", "hgp,fedncm", "--out", str(out), *TINY, *more])
-    assert done.exit_code == 0, done.output
-    return [line for line in done.stderr.splitlines() if "for the schedule of" in line]
+def schedule_warnings(out: Path, *more: str) -> list[str]:
+    result = CliRunner().invoke(
+        main, ["bench", "--methods", "hgp,fedncm", "--out", str(out), *TINY, *more]
+    )
+    assert result.exit_code == 0, result.output
+    return [line for line in result.stderr.splitlines() if "for the schedule of" in line]
 
 
 def test_steps_grow_with_training_and_images_and_fall_with_clients_and_batch() -> None:
-    whole = Settings.for_dataset("cifar100")
-    assert steps(whole) == 5 * 5 * 500 / 10 / 16
+    full = Settings.for_dataset("cifar100")
+    assert steps(full) == 5 * 5 * 500 / 10 / 16
     less = Settings.for_dataset("cifar100", rounds=1, train_per_class=50, clients=5, batch_size=32)
     assert steps(less) == 1 * 5 * 50 / 5 / 32
 
 
 def test_a_method_with_a_rate_of_the_data_set_is_named(tmp_path: Path) -> None:
     short = ["--clients", "5", "--batch-size", "32"]  # and 1 round instead of 2, batches of 8
-    (line,) = warned(tmp_path / "run", *short)
+    (line,) = schedule_warnings(tmp_path / "run", *short)
     assert (
-        "hgp has server_lr=0.001 for the schedule of data set digits, which has 8 times the steps of this run"
-        in line
+        "hgp has server_lr=0.001 for the schedule of data set digits, which has 8 times the steps "
+        "of this run" in line
     )
     assert "`fczoo tune --methods hgp`" in line
 
@@ -41,11 +43,11 @@ def test_a_method_with_a_rate_of_the_data_set_is_named(tmp_path: Path) -> None:
     [["--clients", "5", "--batch-size", "32", "--set", "hgp.server_lr=0.02"], ["--clients", "5"]],
 )
 def test_own_rates_and_enough_training_need_no_word(tmp_path: Path, more: list[str]) -> None:
-    assert not warned(tmp_path / "run", *more)
+    assert not schedule_warnings(tmp_path / "run", *more)
 
 
 def given_warnings(caplog: pytest.LogCaptureFixture, name: str, **changes: Any) -> list[str]:
-    """The warnings of a method with the options that the settings have for it."""
+    """Return the warnings of a method with the options that the settings have for it."""
     settings = Settings.for_dataset(changes.pop("dataset"), **changes)
     method = create_method(name, settings.dataset, **settings.method_options(name))
     warn_of_short_schedules(settings, [method])
@@ -55,7 +57,10 @@ def given_warnings(caplog: pytest.LogCaptureFixture, name: str, **changes: Any) 
 def test_values_of_quick_are_said_to_come_from_the_search_that_found_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The search has 2 * 2 * 10 / 10 / 8 steps per class, this run 1 * 1 * 10 / 10 / 16."""
+    """Warnings name the search that found quick's values.
+
+    The search has 2 * 2 * 10 / 10 / 8 steps per class, this run 1 * 1 * 10 / 10 / 16.
+    """
     short = {"protocol": "quick", "rounds": 1, "epochs": 1}
     (line,) = given_warnings(caplog, "hgp", dataset="tinyimagenet", **short)
     assert "for the schedule of a search on cifar100 (fczoo tune: CIFAR-100, ViT-Ti/16 at " in line
@@ -73,7 +78,10 @@ def test_quick_as_it_comes_has_enough_steps_for_its_values(
 def test_quick_with_all_images_of_a_folder_is_not_compared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nobody knows how many images that is."""
+    """Do not compare a folder of all images.
+
+    No one knows how many images that is.
+    """
     short = {"protocol": "quick", "rounds": 1, "epochs": 1, "train_per_class": "none"}
     assert not given_warnings(caplog, "hgp", dataset="imagefolder", **short)
 
@@ -81,10 +89,17 @@ def test_quick_with_all_images_of_a_folder_is_not_compared(
 def test_a_value_for_a_data_set_comes_from_the_protocol_that_states_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """HGP's paper has 5 rounds x 5 epochs and batches of 16, this run 1 x 1 and the same batches."""
-    (line,) = given_warnings(caplog, "hgp", dataset="imagenet_r", rounds=1, epochs=1, protocol="none")
-    found = "hgp has lr=0.03 for the schedule of protocol hgp (paper, appendix H), which has 25 times"
-    assert found in line
+    """Warnings name the protocol that states a data set's value.
+
+    HGP's paper has 5 rounds x 5 epochs and batches of 16, this run 1 x 1 and the same batches.
+    """
+    (line,) = given_warnings(
+        caplog, "hgp", dataset="imagenet_r", rounds=1, epochs=1, protocol="none"
+    )
+    warning = (
+        "hgp has lr=0.03 for the schedule of protocol hgp (paper, appendix H), which has 25 times"
+    )
+    assert warning in line
 
 
 def test_rates_of_two_sources_have_a_line_each(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,6 +110,9 @@ def test_rates_of_two_sources_have_a_line_each(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_value_of_unknown_origin_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """No protocol states rates of FedCLM."""
+    """A value of unknown origin gives no warning.
+
+    No protocol states rates of FedCLM.
+    """
     short = {"rounds": 1, "epochs": 1, "train_per_class": 5, "protocol": "none"}
     assert not given_warnings(caplog, "fedclm", dataset="imagenet_r", **short)

@@ -1,4 +1,4 @@
-"""Where ``fczoo tune`` looks first: the method as it comes, then points spread over its space."""
+"""First trials of ``fczoo tune``: a method's default options, then points spread over its space."""
 
 from dataclasses import asdict
 
@@ -7,9 +7,9 @@ import pytest
 from fczoo import FczooError
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
-from fczoo.runner.search_space import around, own_values, spread
-from fczoo.runner.study import SPREAD
-from fczoo.runner.tuning import TUNED, read_tuned
+from fczoo.runner.tune.space import around, own_values, spread
+from fczoo.runner.tune.study import SPREAD
+from fczoo.runner.tune.tuned_file import TUNED, read_tuned
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
@@ -17,12 +17,21 @@ TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients"
 
 def test_a_space_is_widened_to_the_value_that_the_method_has():
     space = {"lr": (1e-3, 1e-1, "log"), "kind": ["a", "b"]}
-    assert around(space, {"lr": 0.5, "kind": "c"}) == {"lr": [1e-3, 0.5, "log"], "kind": ["a", "b", "c"]}
-    assert around(space, {"lr": None, "kind": "a"}) == {"lr": [1e-3, 1e-1, "log"], "kind": ["a", "b"]}
+    assert around(space, {"lr": 0.5, "kind": "c"}) == {
+        "lr": [1e-3, 0.5, "log"],
+        "kind": ["a", "b", "c"],
+    }
+    assert around(space, {"lr": None, "kind": "a"}) == {
+        "lr": [1e-3, 1e-1, "log"],
+        "kind": ["a", "b"],
+    }
 
 
 def test_the_first_trial_is_the_method_as_it_comes():
-    """A head's rate that is none is that of the prompts; nothing else that is none is searched."""
+    """The first trial has the method's default options.
+
+    A head's rate that is none is that of the prompts; nothing else that is none is searched.
+    """
     space = {"head_lr": [1e-3, 1e-1, "log"], "lr": [1e-3, 1e-1, "log"]}
     assert own_values(space, {"head_lr": None, "lr": 0.03}) == {"head_lr": 0.03, "lr": 0.03}
     assert own_values({"memory": [None, 20]}, {"memory": None}) == {"memory": None}
@@ -36,17 +45,32 @@ def test_the_next_trials_are_spread_from_the_middle_of_the_space_on(tmp_path):
     assert [kind for _, kind, _ in points] == ["b", "a", "b", "a"]
     assert [part for _, _, part in points] == [0.5, 0.25, 0.75, 0.625]
     assert [lr for lr, _, _ in points] == pytest.approx([1e-2, 1e-1, 1e-3, 10**-2.5])
-    small = ["--methods", "fedavg", *TINY, "--first-tasks", "1", "--trials", "6", "--out", str(tmp_path)]
+    small = [
+        "--methods",
+        "fedavg",
+        *TINY,
+        "--first-tasks",
+        "1",
+        "--trials",
+        "6",
+        "--out",
+        str(tmp_path),
+    ]
     run("tune", "--set", "fedavg.tune=head", *small)
-    found = read_tuned(tmp_path / TUNED).methods["fedavg"]
-    tried = [trial["values"] for trial in found.trials]
-    assert tried[1 : SPREAD + 1] == [spread(found.space, number) for number in range(1, SPREAD + 1)]
-    assert len({tuple(values.values()) for values in tried}) == 6
+    search = read_tuned(tmp_path / TUNED).methods["fedavg"]
+    values_by_trial = [trial["values"] for trial in search.trials]
+    assert values_by_trial[1 : SPREAD + 1] == [
+        spread(search.space, number) for number in range(1, SPREAD + 1)
+    ]
+    assert len({tuple(values.values()) for values in values_by_trial}) == 6
 
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_of_every_method_the_first_trial_has_itsown_values(name):
-    own = asdict(create_method(name, "digits"))
-    space = around(spaces(METHODS.get(name)), own)
-    tried = own_values(space, own).items()
-    assert all(value == own[option] or (option, own[option]) == ("head_lr", None) for option, value in tried)
+    defaults = asdict(create_method(name, "digits"))
+    space = around(spaces(METHODS.get(name)), defaults)
+    first_values = own_values(space, defaults).items()
+    assert all(
+        value == defaults[option] or (option, defaults[option]) == ("head_lr", None)
+        for option, value in first_values
+    )

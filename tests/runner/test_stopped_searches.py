@@ -1,4 +1,4 @@
-"""``fczoo tune`` that is killed or told to stop: its workers end, and the same command carries on."""
+"""``fczoo tune`` after a kill or a stop: its workers end, and the same command resumes."""
 
 import os
 import signal
@@ -18,9 +18,22 @@ from helpers_cli import TINY
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
 def test_workers_end_with_a_command_that_is_killed(tmp_path: Path):
-    """They would go on with all trials of their methods."""
-    words = ["--methods", "fedavg,fedclm", "--trials", "50", "--jobs", "2", *TINY, "--out", str(tmp_path)]
-    with begun(words) as command:
+    """Workers end with a killed command.
+
+    They would continue with all trials of their methods.
+    """
+    words = [
+        "--methods",
+        "fedavg,fedclm",
+        "--trials",
+        "50",
+        "--jobs",
+        "2",
+        *TINY,
+        "--out",
+        str(tmp_path),
+    ]
+    with start_search(words) as command:
         wait_for(lambda: len(list(tmp_path.glob("*.db"))) == 2)
         command.kill()
         command.wait()
@@ -33,25 +46,29 @@ def test_workers_end_with_a_command_that_is_killed(tmp_path: Path):
 def test_a_search_that_is_told_to_stop_ends_at_once_and_says_what_carries_on(
     tmp_path: Path, jobs: int, group: bool
 ):
-    """A terminal tells the workers, too."""
+    """A stopped search ends at once and names what resumes it.
+
+    A terminal signals the workers, too.
+    """
     words = ["--methods", "fedavg,fedclm", "--trials", "500", "--jobs", str(jobs), *TINY]
-    with begun([*words, "--out", str(tmp_path)]) as command:
+    with start_search([*words, "--out", str(tmp_path)]) as command:
         assert command.stderr is not None
-        said = [command.stderr.readline()]  # a trial has ended
+        lines = [command.stderr.readline()]  # a trial has ended
         (os.killpg if group else os.kill)(command.pid, signal.SIGINT)
-        said += command.communicate(timeout=60)[1].splitlines()
-        assert command.returncode == 130 and "Traceback" not in "".join(said)
-        advice = "the trials that had ended are kept, and the same command carries on"
-        assert said[-1] == f"Error: stopped as told; {advice} in {tmp_path}"
-        assert len(said) < 20 and "trial 1 of 500" in said[0]
+        lines += command.communicate(timeout=60)[1].splitlines()
+        assert command.returncode == 130 and "Traceback" not in "".join(lines)
+        advice = "the trials that had ended are kept, and the same command resumes"
+        assert lines[-1] == f"Error: stopped on request; {advice} in {tmp_path}"
+        assert len(lines) < 20 and "trial 1 of 500" in lines[0]
         wait_for(lambda: not living(command.pid))
 
 
 @contextmanager
-def begun(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """``fczoo tune`` in a group of its own, of which nothing is left at the end.
+def start_search(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run ``fczoo tune`` in its own process group, and end the whole group afterwards.
 
-    It obeys SIGINT as in a terminal; tests that a script runs in its background would hand down to ignore it.
+    It obeys SIGINT as in a terminal; tests that a script runs in its background would hand down to
+    ignore it.
     """
     command = subprocess.Popen(
         [sys.executable, "-m", "fczoo", "tune", *words],
@@ -77,7 +94,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
 
 
 def living(group: int) -> bool:
-    """Whether a process of the group still lives."""
+    """Return whether a process of the group still lives."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""``fczoo tune``: no test image is seen, the effort is equal, and ``bench`` takes what was found."""
+"""``fczoo tune``: trials see no test image, all have equal effort, and ``bench`` takes the best."""
 
 import json
 from pathlib import Path
@@ -16,18 +16,18 @@ from fczoo.core.registry import METHODS
 from fczoo.federation.stream import whole_stream
 from fczoo.reports.drawing import COLOURS
 from fczoo.runner.resume import only_process
-from fczoo.runner.trials import Effort, trial_images
-from fczoo.runner.tuning import TUNED, Tuned, read_tuned
+from fczoo.runner.tune.study import Effort, trial_images
+from fczoo.runner.tune.tuned_file import TUNED, TunedFile, read_tuned
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
 
 
-def refused(*arguments: str) -> str:
-    done = CliRunner().invoke(main, list(arguments))
-    assert done.exit_code != 0
-    assert len(done.output.strip().splitlines()) == 1
-    return done.output
+def error_line(*arguments: str) -> str:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code != 0
+    assert len(result.output.strip().splitlines()) == 1
+    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +39,18 @@ def found(tmp_path_factory) -> Path:
 
 def test_trials_see_training_images_alone_and_score_on_those_held_out():
     settings = Settings.for_dataset("digits", train_per_class=20, class_order_seed=7)
-    whole, part = whole_stream(settings), trial_images(settings, Effort(tasks=2))
+    stream, part = whole_stream(settings), trial_images(settings, Effort(tasks=2))
     assert [task.size for task in part.tasks] == [2, 2] and part.tasks[0].classes == 4
     assert np.bincount(part.train.labels).tolist() == [16] * 4
     assert np.bincount(part.test.labels).tolist() == [4] * 4
-    position = {number: i for i, number in enumerate(whole.train_index)}
+    position = {number: i for i, number in enumerate(stream.train_index)}
     for number, pixels in zip(part.train_index, part.train.pixels, strict=True):
-        assert (whole.train.pixels[position[number]] == pixels).all()
-    trained = {pixels.tobytes() for pixels in part.train.pixels}
-    known = {pixels.tobytes() for pixels in whole.train.pixels}
+        assert (stream.train.pixels[position[number]] == pixels).all()
+    training_images = {pixels.tobytes() for pixels in part.train.pixels}
+    all_images = {pixels.tobytes() for pixels in stream.train.pixels}
     held_out = {pixels.tobytes() for pixels in part.test.pixels}
-    assert held_out <= known
-    assert len(trained | held_out) == 80  # none stands in both
+    assert held_out <= all_images
+    assert len(training_images | held_out) == 80  # none is in both
 
 
 def test_images_that_score_can_be_others_than_those_kept_of_each_class():
@@ -58,32 +58,38 @@ def test_images_that_score_can_be_others_than_those_kept_of_each_class():
     part = trial_images(settings, Effort(tasks=2, score_per_class=30))
     assert np.bincount(part.train.labels).tolist() == [20] * 4
     assert np.bincount(part.test.labels).tolist() == [30] * 4
-    trained = {pixels.tobytes() for pixels in part.train.pixels}
-    assert not trained & {pixels.tobytes() for pixels in part.test.pixels}
+    training_images = {pixels.tobytes() for pixels in part.train.pixels}
+    assert not training_images & {pixels.tobytes() for pixels in part.test.pixels}
     first = whole_stream(Settings.for_dataset("digits", train_per_class=50)).train_index
     assert set(part.train_index) <= set(first)
-    whole = trial_images(Settings.for_dataset("digits"), Effort(tasks=2, score_per_class=30))
-    assert np.bincount(whole.test.labels).tolist() == [30] * 4
+    all_images = trial_images(Settings.for_dataset("digits"), Effort(tasks=2, score_per_class=30))
+    assert np.bincount(all_images.test.labels).tolist() == [30] * 4
     with pytest.raises(FczooError, match="too few to hold any out"):
         trial_images(settings, Effort(score_per_class=10_000))
 
 
 def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_comes(found):
-    tuned = read_tuned(found / TUNED)
-    assert tuned.image_steps == 3 * 2 * 16  # three tasks of two classes of sixteen images, once
-    for name, method in tuned.methods.items():
+    search = read_tuned(found / TUNED)
+    assert search.image_steps == 3 * 2 * 16  # three tasks of two classes of sixteen images, once
+    for name, method in search.methods.items():
         assert len(method.trials) == 3
         assert method.trials[0]["score"] == method.default_score
         assert method.score == max(trial["score"] for trial in method.trials)
         assert set(method.values) == set(spaces(METHODS.get(name)))
-    assert tuned.methods["fedncm"].trials[0]["values"] == {"distance": "euclid", "normalise": False}
+    assert search.methods["fedncm"].trials[0]["values"] == {
+        "distance": "euclid",
+        "normalise": False,
+    }
 
 
 def test_a_search_goes_on_where_it_ended_and_finds_what_an_unbroken_one_finds(found, tmp_path):
     short = ["tune", "--methods", "fedridge", *TINY, "--out", str(tmp_path)]
     run(*short, "--trials", "1")
     run(*short, "--trials", "3")
-    assert read_tuned(tmp_path / TUNED).methods["fedridge"] == read_tuned(found / TUNED).methods["fedridge"]
+    assert (
+        read_tuned(tmp_path / TUNED).methods["fedridge"]
+        == read_tuned(found / TUNED).methods["fedridge"]
+    )
 
 
 @pytest.mark.parametrize("begun", [0, 1])
@@ -97,7 +103,10 @@ def test_a_search_that_ended_before_its_first_trial_did_begins_with_the_method_a
     for _ in range(begun):
         study.ask()  # and is killed before it has drawn any value
     run("tune", "--methods", "fedridge", *TINY, "--trials", "3", "--out", str(tmp_path))
-    assert read_tuned(tmp_path / TUNED).methods["fedridge"] == read_tuned(found / TUNED).methods["fedridge"]
+    assert (
+        read_tuned(tmp_path / TUNED).methods["fedridge"]
+        == read_tuned(found / TUNED).methods["fedridge"]
+    )
 
 
 def test_a_word_that_is_set_is_no_scale(tmp_path):
@@ -109,26 +118,28 @@ def test_a_word_that_is_set_is_no_scale(tmp_path):
 def test_a_picture_shows_how_much_each_option_matters(found, tmp_path, monkeypatch):
     from PIL import Image
 
-    from fczoo.cli import pictures
+    from fczoo.cli import plots
 
-    tuned = read_tuned(found / TUNED)
-    pictures.write_importance(tmp_path / "two.png", with_shares(tuned, {"ridge": 0.75, "scaled": 0.25}))
+    search = read_tuned(found / TUNED)
+    plots.write_importance(
+        tmp_path / "two.png", with_shares(search, {"ridge": 0.75, "scaled": 0.25})
+    )
     with Image.open(tmp_path / "two.png") as image:
         pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
     colours = [tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in COLOURS[:2]]
     areas = [(pixels == colour).all(1).sum() for colour in colours]
     assert areas[0] / areas[1] == pytest.approx(3, rel=0.1)
     with pytest.raises(FczooError, match="nothing to show"):
-        pictures.write_importance(tmp_path / "none.png", with_shares(tuned, {}))
+        plots.write_importance(tmp_path / "none.png", with_shares(search, {}))
     short = ["tune", "--methods", "fedridge", *TINY, "--out", str(tmp_path / "out")]
-    assert "names no kind of picture" in refused(*short, "--plot", str(tmp_path / "plot.xyz"))
+    assert "names no kind of picture" in error_line(*short, "--plot", str(tmp_path / "plot.xyz"))
     missing = str(tmp_path / "nowhere" / "plot.png")
-    assert "nowhere; make it first" in refused(*short, "--plot", missing)
+    assert "nowhere; create it first" in error_line(*short, "--plot", missing)
     assert not (tmp_path / "out").exists()
 
 
-def with_shares(tuned: Tuned, shares: dict[str, float]) -> Tuned:
-    methods = {name: replace(found, importance=shares) for name, found in tuned.methods.items()}
+def with_shares(tuned: TunedFile, shares: dict[str, float]) -> TunedFile:
+    methods = {name: replace(search, importance=shares) for name, search in tuned.methods.items()}
     return replace(tuned, methods=methods)
 
 
@@ -138,40 +149,67 @@ def test_bench_takes_the_values_and_says_so(found, tmp_path):
     assert "values found by fczoo tune, 3 trials of 96 image-steps each" in text
     about = json.loads((out / "bench.json").read_text())
     assert (
-        about["methods"]["fedridge"]["ridge"] == read_tuned(found / TUNED).methods["fedridge"].values["ridge"]
+        about["methods"]["fedridge"]["ridge"]
+        == read_tuned(found / TUNED).methods["fedridge"].values["ridge"]
     )
     assert about["tuned"]["methods"] == ["fedncm", "fedridge"]
-    made_by = json.loads((out / "fedridge" / "seed0" / "result.json").read_text())["versions"]["code"]
+    made_by = json.loads((out / "fedridge" / "seed0" / "result.json").read_text())["versions"][
+        "code"
+    ]
     assert read_tuned(found / TUNED).methods["fedridge"].code == made_by
     run("report", str(out), "--archive", str(tmp_path / "all.csv"))
     assert "values found by fczoo tune" in run("report", str(tmp_path / "all.csv"))
 
 
 def test_what_is_given_by_hand_was_not_tuned(found, tmp_path, caplog):
-    by_hand = ["--tuned", str(found / TUNED), "--set", "fedridge.ridge=3", "--out", str(tmp_path / "runs")]
+    by_hand = [
+        "--tuned",
+        str(found / TUNED),
+        "--set",
+        "fedridge.ridge=3",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
     text = run("bench", "--methods", "fedncm,fedridge", *TINY, *by_hand)
-    assert "what was searched for fedridge: not tuned" in caplog.text and "24 images: fedncm\n" in text
+    assert "--set changes searched options of fedridge" in caplog.text
+    assert "24 images: fedncm\n" in text
     by_hand[-1] = str(tmp_path / "alone")
     assert "fczoo tune" not in run("bench", "--methods", "fedridge", *TINY, *by_hand)
 
 
 def test_other_settings_than_those_of_the_search_are_said(found, tmp_path, caplog):
-    """Where it runs and what it is tested on do not count."""
+    """Warn of settings other than the search's.
+
+    Device and test images do not count.
+    """
     bench = ["bench", "--methods", "fedncm", *TINY, "--tuned", str(found / TUNED), "--out"]
-    same = [str(tmp_path / "same"), "--test-per-class", "3", "--device", "cpu", "--class-order-seed", "4"]
-    assert "in an order and a split of their own, scored on 24 images: fedncm" in run(*bench, *same)
+    same = [
+        str(tmp_path / "same"),
+        "--test-per-class",
+        "3",
+        "--device",
+        "cpu",
+        "--class-order-seed",
+        "4",
+    ]
+    assert "in an order and their own split, scored on 24 images: fedncm" in run(*bench, *same)
     assert "other than here" not in caplog.text
-    other = run(*bench, str(tmp_path / "other"), "--partition", "iid", "--epochs", "2")
-    assert "found with --partition dirichlet:0.5, --epochs 1, other than here, and may not fit" in caplog.text
-    assert "scored on 24 images, with partition=dirichlet:0.5, epochs=1: fedncm" in other
+    output = run(*bench, str(tmp_path / "other"), "--partition", "iid", "--epochs", "2")
+    assert (
+        "found with --partition dirichlet:0.5, --epochs 1, other than here, and may not fit"
+        in caplog.text
+    )
+    assert "scored on 24 images, with partition=dirichlet:0.5, epochs=1: fedncm" in output
 
 
 def test_a_folder_is_searched_by_one_command_at_a_time(found):
-    tuned = (found / TUNED).read_bytes()
+    content = (found / TUNED).read_bytes()
     with only_process(found):
-        said = refused("tune", "--methods", "fedncm", "--trials", "4", *TINY, "--out", str(found))
-    assert "another process is running in" in said
-    assert (found / TUNED).read_bytes() == tuned
+        message = error_line(
+            "tune", "--methods", "fedncm", "--trials", "4", *TINY, "--out", str(found)
+        )
+    assert "another process is running in" in message
+    assert (found / TUNED).read_bytes() == content
 
 
 def test_image_steps_are_those_of_the_clients_that_are_drawn(tmp_path):
@@ -181,13 +219,29 @@ def test_image_steps_are_those_of_the_clients_that_are_drawn(tmp_path):
 
 
 def test_all_stands_alone(tmp_path):
-    said = refused("tune", "--methods", "all,fedavg", *TINY, "--out", str(tmp_path / "none"))
-    assert "--methods all names every method already; leave the others out" in said
+    message = error_line("tune", "--methods", "all,fedavg", *TINY, "--out", str(tmp_path / "none"))
+    assert "--methods all names every method already; leave the others out" in message
     assert not (tmp_path / "none").exists()
 
 
+def test_warnings_of_a_search_are_in_its_log(tmp_path):
+    run(
+        "tune",
+        "--methods",
+        "fedridge",
+        "--trials",
+        "1",
+        *TINY,
+        "--clients",
+        "12",
+        "--out",
+        str(tmp_path),
+    )
+    assert "the last draw was repaired" in (tmp_path / "log.txt").read_text()
+
+
 def test_set_beats_tuned(found, tmp_path):
-    given = [
+    options = [
         "--tuned",
         str(found / TUNED),
         "--set",
@@ -195,7 +249,7 @@ def test_set_beats_tuned(found, tmp_path):
         "--out",
         str(tmp_path / "runs"),
     ]
-    run("bench", "--methods", "fedncm", *TINY, *given)
+    run("bench", "--methods", "fedncm", *TINY, *options)
     about = json.loads((tmp_path / "runs" / "bench.json").read_text())
     assert about["methods"]["fedncm"]["distance"] == "cosine"
 
@@ -203,23 +257,25 @@ def test_set_beats_tuned(found, tmp_path):
 def test_what_is_set_is_not_searched_but_part_of_what_is_found(tmp_path):
     head = ["--set", "fedavg.tune=head", "--set", "fedavg.lr_backbone=0.5"]
     run("tune", "--methods", "fedavg", *TINY, "--trials", "3", *head, "--out", str(tmp_path))
-    (found,) = read_tuned(tmp_path / TUNED).methods.values()
-    assert found.space["tune"] == ["head"] and found.space["lr_backbone"] == [0.5]
-    assert [t["values"]["tune"] for t in found.trials] == ["head"] * 3
-    assert len({t["values"]["lr"] for t in found.trials}) == 3
-    assert found.values["tune"] == "head" and found.values["lr_backbone"] == 0.5
+    (search,) = read_tuned(tmp_path / TUNED).methods.values()
+    assert search.space["tune"] == ["head"] and search.space["lr_backbone"] == [0.5]
+    assert [t["values"]["tune"] for t in search.trials] == ["head"] * 3
+    assert len({t["values"]["lr"] for t in search.trials}) == 3
+    assert search.values["tune"] == "head" and search.values["lr_backbone"] == 0.5
 
 
 def test_what_cannot_be_tuned_is_one_line(found, tmp_path):
-    other = refused(
+    message = error_line(
         "tune", "--methods", "fedncm", *TINY, "--rounds", "2", "--trials", "3", "--out", str(found)
     )
-    assert "tuned.json was found with other settings; give another --out" in other
-    assert "nope" in refused("tune", "--methods", "nope", "--out", str(tmp_path))
-    apart = ["--set", "hgp.lr=1", "--out", str(tmp_path)]
-    assert "hgp, not among --methods" in refused("tune", "--methods", "fedncm", *apart)
-    assert "too few to hold any out" in refused(
+    assert "tuned.json was found with other settings; give another --out" in message
+    assert "nope" in error_line("tune", "--methods", "nope", "--out", str(tmp_path))
+    options = ["--set", "hgp.lr=1", "--out", str(tmp_path)]
+    assert "hgp, not among --methods" in error_line("tune", "--methods", "fedncm", *options)
+    assert "too few to hold any out" in error_line(
         "tune", "--methods", "fedncm", "--train-per-class", "1", "--out", str(tmp_path)
     )
     (tmp_path / "wrong.json").write_text("{}")
-    assert "wrong.json" in refused("bench", "--methods", "fedncm", "--tuned", str(tmp_path / "wrong.json"))
+    assert "wrong.json" in error_line(
+        "bench", "--methods", "fedncm", "--tuned", str(tmp_path / "wrong.json")
+    )

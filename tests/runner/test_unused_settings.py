@@ -1,4 +1,4 @@
-"""What has no effect is said in one line and left out of the heading."""
+"""One line names settings without effect, and the heading leaves them out."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ SMALL = ["--train-per-class", "8", "--test-per-class", "4", "--tasks", "3", "--c
 
 
 def bench(folder: Path, *words: str) -> tuple[list[str], str]:
-    """The warnings about unused settings, and the heading."""
-    done = CliRunner().invoke(main, ["bench", *words, *SMALL, "--out", str(folder)])
-    assert done.exit_code == 0, done.output
-    said = [line for line in done.stderr.splitlines() if "no effect" in line]
-    return said, done.stdout.split("\n\n")[0]
+    """Return the warnings about unused settings, and the heading."""
+    result = CliRunner().invoke(main, ["bench", *words, *SMALL, "--out", str(folder)])
+    assert result.exit_code == 0, result.output
+    warnings = [line for line in result.stderr.splitlines() if "no effect" in line]
+    return warnings, result.stdout.split("\n\n")[0]
 
 
 def test_a_method_without_training_has_no_schedule(tmp_path: Path) -> None:
@@ -30,20 +30,39 @@ def test_a_method_without_training_has_no_schedule(tmp_path: Path) -> None:
         "--drop-rate",
         "0.1",
     ]
-    said, heading = bench(tmp_path / "a", *words)
-    assert len(said) == 1 and said[0].endswith(
+    warnings, heading = bench(tmp_path / "a", *words)
+    assert len(warnings) == 1
+    assert warnings[0].endswith(
         "fedncm, fedridge do not train: "
         "--rounds 5, --epochs 5, --drop-rate 0.1, --aggregator median have no effect"
     )
-    for word in ("median", "rounds", "epochs", "batch", "augmentation", "participation", "drop rate"):
-        assert word not in heading
+    for part in (
+        "median",
+        "rounds",
+        "epochs",
+        "batch",
+        "augmentation",
+        "participation",
+        "drop rate",
+    ):
+        assert part not in heading
     assert "; no training; seeds 0" in heading
+    assert "80 training (8 per class) and " in heading
 
 
 def test_beside_a_method_that_trains_the_heading_has_the_schedule(tmp_path: Path) -> None:
-    words = ["--methods", "fedncm,fedavg", "--aggregator", "median", "--rounds", "1", "--epochs", "2"]
-    said, heading = bench(tmp_path / "b", *words)
-    assert [line.partition("fedncm")[2] for line in said] == [
+    words = [
+        "--methods",
+        "fedncm,fedavg",
+        "--aggregator",
+        "median",
+        "--rounds",
+        "1",
+        "--epochs",
+        "2",
+    ]
+    warnings, heading = bench(tmp_path / "b", *words)
+    assert [line.partition("fedncm")[2] for line in warnings] == [
         " does not train: --rounds 1, --epochs 2, --aggregator median have no effect"
     ]
     assert "1 rounds x 2 epochs" in heading and "aggregator median" in heading
@@ -51,3 +70,15 @@ def test_beside_a_method_that_trains_the_heading_has_the_schedule(tmp_path: Path
 
 def test_nothing_is_said_of_a_plain_run(tmp_path: Path) -> None:
     assert bench(tmp_path / "c", "--methods", "fedncm")[0] == []
+
+
+def test_a_method_without_class_statistics_withholds_none(tmp_path: Path) -> None:
+    words = ["--methods", "fedavg,fedncm", "--rounds", "1", "--min-class-count", "2"]
+    warnings, heading = bench(tmp_path / "both", *words)
+    assert "statistics of at least 2 images of a class" in heading  # of fedncm
+    _, heading = bench(tmp_path / "one", "--methods", "fedavg", *words[2:])
+    assert "statistics of at least" not in heading
+    assert any(
+        line.endswith("fedavg uploads no counts of classes: --min-class-count 2 has no effect")
+        for line in warnings
+    )

@@ -1,4 +1,4 @@
-"""``--jobs``: the same numbers side by side, and a process that dies costs its own run alone."""
+"""``--jobs``: the same numbers side by side, and a process that dies costs its own run only."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from fczoo.cli.arguments import parse_jobs
 from fczoo.core.errors import FczooError
-from helpers_bench import ONE_THREAD, ended, numbers, open_files, start
+from helpers_bench import ONE_THREAD, numbers, open_files, start, wait_for
 from helpers_cli import TINY
 
 pytestmark = pytest.mark.slow
@@ -21,13 +21,18 @@ LONG = ["--train-per-class", "30", "--rounds", "3", "--epochs", "1"]
 
 
 def workers_of(process: subprocess.Popen) -> list[int]:
-    """The processes that hold the rounds of a run of this bench open, once there is one.
+    """Return the processes that hold the rounds of a run of this bench open, once there is one.
 
-    Any file of its folder would not do: until its own program is loaded, a child holds what its parent does.
+    Any file of its folder would not do: until its own program is loaded, a child holds what its
+    parent does.
     """
     for _ in range(600):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        holding = [int(c) for c in children if any(name.endswith("/rounds.jsonl") for name in open_files(c))]
+        holding = [
+            int(c)
+            for c in children
+            if any(name.endswith("/rounds.jsonl") for name in open_files(c))
+        ]
         if holding:
             return holding
         time.sleep(0.1)
@@ -36,16 +41,20 @@ def workers_of(process: subprocess.Popen) -> list[int]:
 
 def test_runs_side_by_side_give_the_numbers_of_runs_in_turn(tmp_path):
     for name, options in {"turn": [], "side": ["--jobs", "2"]}.items():
-        code, said = ended(start(tmp_path / name, "fedncm,hgp", "--seeds", "0,1", *TINY, *options))
-        assert code == 0, said
+        code, stderr = wait_for(
+            start(tmp_path / name, "fedncm,hgp", "--seeds", "0,1", *TINY, *options)
+        )
+        assert code == 0, stderr
     assert len(numbers(tmp_path / "turn")) == 4
     assert numbers(tmp_path / "side") == numbers(tmp_path / "turn")
-    assert "4 of 4 runs ended" in said and "leaked" not in said
+    assert "4 of 4 runs ended" in stderr and "leaked" not in stderr
     for method, seed in product(("fedncm", "hgp"), (0, 1)):
-        told = re.findall(rf"run \d of 4, {method} seed {seed}: task (\d) of 3, ([\d.]+) %", said)
+        task_lines = re.findall(
+            rf"run \d of 4, {method} seed {seed}: task (\d) of 3, ([\d.]+) %", stderr
+        )
         result = numbers(tmp_path / "side")[f"{method}/seed{seed}/result.json"]
-        assert [task for task, _ in told] == ["1", "2", "3"]
-        assert float(told[-1][1]) == pytest.approx(result["metrics"]["A_N"], abs=0.06)
+        assert [task for task, _ in task_lines] == ["1", "2", "3"]
+        assert float(task_lines[-1][1]) == pytest.approx(result["metrics"]["A_N"], abs=0.06)
     about = json.loads((tmp_path / "side" / "bench.json").read_text())
     assert about["hardware"]["threads"] == 1
     assert about["command"][:2] == ["fczoo", "bench"]  # though it was begun as a module of Python
@@ -55,9 +64,9 @@ def test_runs_side_by_side_give_the_numbers_of_runs_in_turn(tmp_path):
 def test_a_worker_that_dies_costs_its_own_run_and_is_begun_again(tmp_path):
     bench = start(tmp_path, "pilora", "--seeds", "0,1", *LONG, "--tasks", "2", "--jobs", "2")
     os.kill(workers_of(bench)[0], signal.SIGKILL)
-    code, said = ended(bench)
-    assert code == 0, said
-    assert said.count("its process died; once more") == 1
+    code, stderr = wait_for(bench)
+    assert code == 0, stderr
+    assert stderr.count("its process died; once more") == 1
     assert len(numbers(tmp_path)) == 2
 
 
@@ -67,29 +76,29 @@ def test_told_to_stop_every_worker_saves_its_round_and_the_same_command_goes_on(
     bench = start(tmp_path, "pilora", *options)
     workers_of(bench)
     bench.send_signal(signal.SIGTERM)
-    code, said = ended(bench)
-    assert code == 128 + signal.SIGTERM, said
-    assert "Traceback" not in said
-    code, said = ended(start(tmp_path, "pilora", *options))
-    assert code == 0, said
+    code, stderr = wait_for(bench)
+    assert code == 128 + signal.SIGTERM, stderr
+    assert "Traceback" not in stderr
+    code, stderr = wait_for(start(tmp_path, "pilora", *options))
+    assert code == 0, stderr
     assert len(numbers(tmp_path)) == 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
 def test_a_bench_that_is_killed_leaves_none_of_the_files_that_it_lent(tmp_path):
-    lent = tmp_path / "lent"
-    lent.mkdir()
+    loans = tmp_path / "lent"
+    loans.mkdir()
     options = ["--seeds", "0,1", *LONG, "--tasks", "2", "--jobs", "2"]
-    bench = start(tmp_path / "out", "pilora", *options, env={**ONE_THREAD, "TMPDIR": str(lent)})
+    bench = start(tmp_path / "out", "pilora", *options, env={**ONE_THREAD, "TMPDIR": str(loans)})
     workers_of(bench)
-    assert list(lent.rglob("*.weights"))
+    assert list(loans.rglob("*.weights"))
     bench.kill()
     bench.communicate(timeout=100)
     for _ in range(600):  # workers end after the round in which they are
-        if not list(lent.glob("fczoo-*")):
+        if not list(loans.glob("fczoo-*")):
             return
         time.sleep(0.1)
-    raise AssertionError(f"left over: {list(lent.rglob('*'))}")
+    raise AssertionError(f"left over: {list(loans.rglob('*'))}")
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "two", "1.5", "4096", ""])

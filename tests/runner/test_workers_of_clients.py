@@ -1,4 +1,4 @@
-"""Who is asked for which clients, by a stand-in for Ray: order, deaths, what a worker has to say."""
+"""Distribution of clients by a fake Ray: order, deaths, and messages of workers."""
 
 import logging
 from collections.abc import Callable
@@ -6,13 +6,22 @@ from typing import Any
 
 import pytest
 
-from fczoo.core.errors import FczooError
-from fczoo.core.place import at, place
-from fczoo.runner.clients_on_ray import AHEAD, BLOCK, PARTS, TRIES, Blocks, Said, Workers, _room, _Warnings
+from fczoo.core.errors import FczooError, current_place, log_place
+from fczoo.runner.executors.ray_clients import (
+    AHEAD,
+    BLOCK,
+    PARTS,
+    TRIES,
+    ClientBatches,
+    WorkerResponse,
+    Workers,
+    _room,
+    _Warnings,
+)
 
 
 class Reference:
-    """What will come of a call; ``give`` makes it or raises."""
+    """Stand for the future result of a call; ``give`` makes it or raises."""
 
     def __init__(self, give: Callable[[], Any]):
         self.give = give
@@ -33,7 +42,10 @@ class Call:
 
 
 class Ray:
-    """The last reference that is waited for comes first, so that answers come in the wrong order."""
+    """Replace Ray.
+
+    The last reference that is waited for comes first, so that answers come in the wrong order.
+    """
 
     class exceptions:
         class RayError(Exception):
@@ -42,39 +54,43 @@ class Ray:
         class OutOfMemoryError(RayError):
             pass
 
-    def __init__(self, give: Callable[[list[bytes]], Said], actors: int = 2, comes: bool = True):
+    def __init__(
+        self, give: Callable[[list[bytes]], WorkerResponse], actors: int = 2, comes: bool = True
+    ):
         self.asked: list[list[bytes]] = []
 
         def ready() -> None:
             if not comes:
                 raise self.exceptions.RayError("no\nplace")
 
-        made = [type("Actor", (), {})() for _ in range(actors)]
-        for actor in made:
+        instances = [type("Actor", (), {})() for _ in range(actors)]
+        for actor in instances:
             actor.ready = Call(self, ready, True)
             actor.answer = Call(self, lambda cell, question, groups: give(groups), False)
-        self.workers = Workers(self, made)
+        self.workers = Workers(self, instances)
 
     def put(self, value: Any) -> Any:
         return value
 
-    def wait(self, references: list[Reference], timeout: float) -> tuple[list[Reference], list[Reference]]:
+    def wait(
+        self, references: list[Reference], timeout: float
+    ) -> tuple[list[Reference], list[Reference]]:
         return references[-1:], references[:-1]
 
     def get(self, reference: Reference) -> Any:
         return reference.give()
 
     def answers(self, count: int) -> list[bytes]:
-        return list(self.workers.answers(None, b"question", numbered(count), count))
+        return list(self.workers.answers(None, b"question", make_groups(count), count))
 
 
-def numbered(count: int) -> list[bytes]:
-    """So many groups."""
+def make_groups(count: int) -> list[bytes]:
+    """Return this number of groups."""
     return [b"%d" % i for i in range(count)]
 
 
 def test_answers_come_in_the_order_of_the_groups():
-    ray = Ray(lambda groups: Said([group * 2 for group in groups]))
+    ray = Ray(lambda groups: WorkerResponse([group * 2 for group in groups]))
     for count in (7, 50):
         assert ray.answers(count) == [b"%d%d" % (i, i) for i in range(count)]
     assert max(map(len, ray.asked)) > 1
@@ -82,26 +98,33 @@ def test_answers_come_in_the_order_of_the_groups():
 
 
 def test_only_so_many_answers_wait():
-    """Answers of a block's length, so that each is one call."""
-    ray = Ray(lambda groups: Said([group + bytes(BLOCK // 2) for group in groups]))
-    coming = ray.workers.answers(None, b"question", numbered(50), 50)
+    """Limit the number of waiting answers.
+
+    Answers have a block's length, so that each is one call.
+    """
+    ray = Ray(lambda groups: WorkerResponse([group + bytes(BLOCK // 2) for group in groups]))
+    coming = ray.workers.answers(None, b"question", make_groups(50), 50)
     for number in range(10):
         assert next(coming).rstrip(b"\0") == b"%d" % number
         assert all(int(group) < number + 1 + 2 * AHEAD for block in ray.asked for group in block)
 
 
 def test_blocks_are_an_even_part_of_what_is_left_within_bounds():
-    """20 groups, one worker: of 19 a quarter would be 4, of which 3 answers fit; then 3 of 13, 2 of 10."""
-    blocks = Blocks(numbered(20), 20, 1)
+    """Blocks are an even part of the remaining groups, within bounds.
+
+    20 groups, one worker: of 19 a quarter would be 4, but 3 answers fit; then 3 of 13, 2 of 10.
+    """
+    blocks = ClientBatches(make_groups(20), 20, 1)
     sizes = [len(next(blocks).groups)]
     blocks.longest = BLOCK // 3
     sizes += [len(next(blocks).groups) for _ in range(2)]
     blocks.longest = 1
-    left = list(blocks)
+    last_blocks = list(blocks)
     assert PARTS == 4 and sizes == [1, 3, 3]
-    assert [len(block.groups) for block in left] == [3, 2, 2, 1, 1, 1, 1, 1, 1]
-    assert [block.number for block in left] == list(range(3, 12)) and left[0].groups[0] == b"7"
-    blocks = Blocks(numbered(2), 2, 1)
+    assert [len(block.groups) for block in last_blocks] == [3, 2, 2, 1, 1, 1, 1, 1, 1]
+    assert [block.number for block in last_blocks] == list(range(3, 12))
+    assert last_blocks[0].groups[0] == b"7"
+    blocks = ClientBatches(make_groups(2), 2, 1)
     blocks.longest = 2 * BLOCK
     assert [block.groups for block in blocks] == [[b"0"], [b"1"]]
 
@@ -109,13 +132,13 @@ def test_blocks_are_an_even_part_of_what_is_left_within_bounds():
 def test_clients_whose_worker_died_are_asked_of_another(capsys):
     deaths = [b"1", b"1", b"49"]
 
-    def give(groups: list[bytes]) -> Said:
+    def give(groups: list[bytes]) -> WorkerResponse:
         if groups[-1] in deaths:
             deaths.remove(groups[-1])
             raise Ray.exceptions.RayError
-        return Said(groups)
+        return WorkerResponse(groups)
 
-    assert Ray(give).answers(50) == numbered(50)
+    assert Ray(give).answers(50) == make_groups(50)
     assert capsys.readouterr().err.count("a worker died (RayError)") == 3
 
 
@@ -123,10 +146,10 @@ def test_clients_whose_worker_died_are_asked_of_another(capsys):
     ("error", "says"), [("RayError", "RayError"), ("OutOfMemoryError", "take fewer --jobs")]
 )
 def test_clients_at_which_workers_die_again_and_again_end_the_run(error, says):
-    def give(groups: list[bytes]) -> Said:
+    def give(groups: list[bytes]) -> WorkerResponse:
         if b"1" in groups:
             raise getattr(Ray.exceptions, error)
-        return Said(groups)
+        return WorkerResponse(groups)
 
     with pytest.raises(FczooError, match=f"died {TRIES} times at the same clients: .*{says}"):
         Ray(give).answers(3)
@@ -134,27 +157,28 @@ def test_clients_at_which_workers_die_again_and_again_end_the_run(error, says):
 
 def test_workers_that_never_come_end_the_run():
     with pytest.raises(FczooError, match="no worker of the Ray cluster is left: no place"):
-        Ray(Said, comes=False).answers(1)
+        Ray(WorkerResponse, comes=False).answers(1)
 
 
 def test_what_a_worker_has_to_say_is_said_here(caplog):
-    told, places = ((logging.WARNING, "little room", "task 1, client 2"),), []
-    caplog.handler.addFilter(lambda record: places.append(place()) or True)
-    assert Ray(lambda groups: Said(groups, warnings=told)).answers(1) == [b"0"]
+    warnings, places = ((logging.WARNING, "little room", "task 1, client 2"),), []
+    caplog.handler.addFilter(lambda record: places.append(current_place()) or True)
+    assert Ray(lambda groups: WorkerResponse(groups, warnings=warnings)).answers(1) == [b"0"]
     assert caplog.messages == ["little room"] and places == ["task 1, client 2"]
     with pytest.raises(FczooError, match="ValueError: odd"):
-        Ray(lambda groups: Said([], "ValueError: odd")).answers(1)
+        Ray(lambda groups: WorkerResponse([], "ValueError: odd")).answers(1)
 
 
 def test_a_worker_keeps_its_warnings():
-    with _Warnings() as warnings, at("task 2"):
+    with _Warnings() as warnings, log_place("task 2"):
         logging.getLogger("fczoo").warning("%d images", 3)
     logging.getLogger("fczoo").warning("later")
     assert warnings.told == [(logging.WARNING, "3 images", "task 2")]
 
 
 def test_room_of_a_cluster():
-    asked = {"num_cpus": 2, "num_gpus": 0.5}
-    assert _room({"CPU": 9, "GPU": 1}, asked) == 2 and _room({"CPU": 9}, {**asked, "num_gpus": 0}) == 4
+    resources = {"num_cpus": 2, "num_gpus": 0.5}
+    assert _room({"CPU": 9, "GPU": 1}, resources) == 2
+    assert _room({"CPU": 9}, {**resources, "num_gpus": 0}) == 4
     with pytest.raises(FczooError, match="has 9 processors and 0 GPUs, too few for one worker"):
-        _room({"CPU": 9}, asked)
+        _room({"CPU": 9}, resources)

@@ -1,4 +1,7 @@
-"""Attacks: what hostile clients upload, from which labels they learn, and which attacks are refused."""
+"""Attacks: uploads and labels of hostile clients.
+
+Invalid attacks are refused.
+"""
 
 from dataclasses import replace
 
@@ -27,30 +30,45 @@ def test_forged_uploads(make_bench, small_method, spec, expected):
         "gauss.var": torch.ones(2),
         "gauss.label": torch.arange(2),
     }
-    forged = attackers.forge([Payload(honest, 1)], {"head.weight": torch.ones(2)}, Exchange(TASK, 0))[0]
-    assert forged["head.weight"].tolist() == expected  # the honest change is [2, 4]
-    assert all(torch.equal(forged[k], honest[k]) for k in ("gauss.count", "gauss.var", "gauss.label"))
+    forgery = attackers.forge(
+        [Payload(honest, 1)], {"head.weight": torch.ones(2)}, Exchange(TASK, 0)
+    )[0]
+    assert forgery["head.weight"].tolist() == expected  # the honest change is [2, 4]
+    assert all(
+        torch.equal(forgery[k], honest[k]) for k in ("gauss.count", "gauss.var", "gauss.label")
+    )
 
 
 def test_gaussian_noise_is_as_long_as_asked_for(make_bench, small_method):
-    attackers = make_bench(attack="gaussian:10", attackers=1.0).uplink(small_method("hgp"), 0).attackers
+    attackers = (
+        make_bench(attack="gaussian:10", attackers=1.0).uplink(small_method("hgp"), 0).attackers
+    )
     payload = Payload({"head.weight": torch.full((10000,), 2.0)}, 1)
     noise = (
-        attackers.forge([payload], {"head.weight": torch.ones(10000)}, Exchange(TASK, 0))[0]["head.weight"]
+        attackers.forge([payload], {"head.weight": torch.ones(10000)}, Exchange(TASK, 0))[0][
+            "head.weight"
+        ]
         - 1
     )
-    assert float(noise.std()) == pytest.approx(10, rel=0.05) and abs(float(noise.mean())) < 0.5
+    assert float(noise.std()) == pytest.approx(10, rel=0.05)
+    assert abs(float(noise.mean())) < 0.5
 
 
-def test_flipped_labels_are_those_of_the_attackers_alone(make_bench, small_method, stream, partition):
-    attackers = make_bench(attack="label-flip", attackers=0.34).uplink(small_method("fedavg"), 0).attackers
+def test_flipped_labels_are_those_of_the_attackers_alone(
+    make_bench, small_method, stream, partition
+):
+    attackers = (
+        make_bench(attack="label-flip", attackers=0.34).uplink(small_method("fedavg"), 0).attackers
+    )
     labels = attackers.mislabel(stream, partition)
     (hostile,) = attackers.numbers
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):
         for client, index in enumerate(parts):
             rows = [list(stream.train_index).index(i) for i in index]
             true = stream.train.labels[rows]
-            assert (labels[rows] == (task.start + task.stop - 1 - true if client == hostile else true)).all()
+            assert (
+                labels[rows] == (task.start + task.stop - 1 - true if client == hostile else true)
+            ).all()
 
 
 def test_flipped_images_keep_their_view_and_lie_in_memory_once(make_bench, small_method):
@@ -58,18 +76,22 @@ def test_flipped_images_keep_their_view_and_lie_in_memory_once(make_bench, small
     honest = ImageStore(bench.stream.train, bench.backbone, test_crop=0.5)
     attackers = bench.uplink(small_method("fedavg"), 0).attackers
     honest.query(torch.arange(3))  # what is kept of it must not pass for the other's
-    flipped = attackers.store(bench.stream, bench.partition, honest)
-    assert flipped.test_crop == 0.5 and flipped.pixels.data_ptr() == honest.pixels.data_ptr()
-    assert torch.equal(flipped.view(torch.arange(3)), honest.view(torch.arange(3)))
-    assert torch.equal(flipped.query(torch.arange(3)), honest.query(torch.arange(3)))
-    assert not torch.equal(flipped.labels, honest.labels)
+    hostile = attackers.store(bench.stream, bench.partition, honest)
+    assert hostile.test_crop == 0.5
+    assert hostile.pixels.data_ptr() == honest.pixels.data_ptr()
+    assert torch.equal(hostile.view(torch.arange(3)), honest.view(torch.arange(3)))
+    assert torch.equal(hostile.query(torch.arange(3)), honest.query(torch.arange(3)))
+    assert not torch.equal(hostile.labels, honest.labels)
 
 
 @pytest.mark.parametrize("attack", ATTACKS.names("fczoo.security"))
 @pytest.mark.parametrize("part", [0.0, 0.1])
 def test_an_attack_that_nobody_carries_out_is_refused(make_bench, small_method, attack, part):
     spec = ATTACKS.canonical(attack)
-    says = rf"--attackers {part:g} of 3 clients is nobody, so --attack {spec} .* give --attackers 0.33"
+    says = (
+        rf"attackers {part:g} of 3 clients selects no client, so attack {spec} .* "
+        "give attackers 0.33"
+    )
     with pytest.raises(FczooError, match=says):
         make_bench(attack=attack, attackers=part).check(small_method("fedavg"))
 
@@ -80,19 +102,29 @@ def test_every_attack_keeps_the_rules(name):
 
 
 def test_an_unknown_attack_is_named_before_anything_runs(make_bench, small_method):
-    with pytest.raises(FczooError, match=r"no attack is called 'sing-flip'; did you mean sign-flip"):
+    with pytest.raises(
+        FczooError, match=r"no attack is called 'sing-flip'; did you mean sign-flip"
+    ):
         make_bench(attack="sing-flip").check(small_method("fedavg"))
 
 
 def test_false_labels_need_images_of_one_owner(make_bench, small_method, stream, partition):
-    """The last client has all images of the first one, too."""
-    shared = replace(partition, tasks=tuple((*parts[:-1], parts[0]) for parts in partition.tasks))
+    """Refuse false labels where clients share images.
+
+    The last client has all images of the first one, too.
+    """
+    overlap = replace(partition, tasks=tuple((*parts[:-1], parts[0]) for parts in partition.tasks))
     bench = make_bench(attack="label-flip", attackers=0.34)
     attackers = bench.uplink(small_method("fedavg"), 0).attackers
-    both = sum(len(parts[0]) for parts in partition.tasks)
-    with pytest.raises(FczooError, match=rf"clients share images \({both} more .* give honest clients false"):
-        attackers.mislabel(stream, shared)
-    world = replace(bench, partition=shared)
+    common_images = sum(len(parts[0]) for parts in partition.tasks)
+    with pytest.raises(
+        FczooError,
+        match=rf"clients share images \({common_images} more .* give honest clients false",
+    ):
+        attackers.mislabel(stream, overlap)
+    world = replace(bench, partition=overlap)
     with pytest.raises(FczooError, match=r"give a partition without, such as dirichlet:0\.5"):
         world.check(small_method("fedavg"))
-    replace(world, settings=replace(bench.settings, attack="sign-flip")).check(small_method("fedavg"))
+    replace(world, settings=replace(bench.settings, attack="sign-flip")).check(
+        small_method("fedavg")
+    )

@@ -1,4 +1,4 @@
-"""Broken and hostile clients: what a server turns away, what it says, and how a run goes on without them."""
+"""Broken and hostile clients: a server rejects their uploads, logs why, and the run continues."""
 
 import json
 import math
@@ -12,9 +12,14 @@ from fczoo.core.payload import Payload, samples
 from fczoo.core.payload import rows as rows_of
 from fczoo.core.registry import METHODS
 from fczoo.core.types import Exchange, Optim, Task, Training
-from fczoo.federation.engine import Engine
-from fczoo.federation.observer import Silent
-from fczoo.security.guard import LARGEST_NORM, Guard, Stopped, sift
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.engine import ClientEngine
+from fczoo.security.upload_validation import (
+    LARGEST_NORM,
+    RunStoppedError,
+    UploadValidator,
+    validate_uploads,
+)
 
 TASK = Task(0, 0, 2, 4, 2)
 BEFORE = {"head": torch.zeros(2, 3)}
@@ -34,9 +39,9 @@ def upload(number: int, rows: int = 2, **changes):
     return Payload({k: v for k, v in payload.items() if v is not None}, client, num_samples)
 
 
-def sifted(bad, count: int = 4):
+def sift_one(bad, count: int = 4):
     payloads = {**{k: upload(k, rows=k % 3) for k in range(1, count)}, 0: bad}
-    return sift(payloads, BEFORE, TRAINING, TASK, dict.fromkeys(payloads, 5))
+    return validate_uploads(payloads, BEFORE, TRAINING, TASK, dict.fromkeys(payloads, 5))
 
 
 NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
@@ -49,10 +54,13 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
         (upload(0, head=NAN), "head is not finite"),
         (upload(0, head=INF), "head is not finite"),
         (upload(0, head=torch.zeros(3, 2)), r"head has shape (3, 2), expected (2, 3)"),
-        (upload(0, head=torch.zeros(2, 3, dtype=torch.int64)), "head is int64, expected a floating type"),
+        (
+            upload(0, head=torch.zeros(2, 3, dtype=torch.int64)),
+            "head is int64, expected a floating type",
+        ),
         (upload(0, head=None), "lacks head"),
         (upload(0, gauss__var=None), "lacks gauss.var"),
-        (upload(0, extra=torch.zeros(1)), "sent extra, which nobody asked for"),
+        (upload(0, extra=torch.zeros(1)), "sent extra, which the server did not request"),
         (upload(0, gauss__var=torch.ones(1, 3)), "gauss.var has shape (1, 3), expected (2, 3)"),
         (upload(0, gauss__var=-torch.ones(2, 3)), "gauss.var is a variance below 0"),
         (upload(0, gauss__count=-torch.ones(2)), "gauss.count is a count below 0"),
@@ -62,7 +70,10 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
             upload(0, head=torch.zeros(2, 3).to_sparse()),
             "head is torch.sparse_coo, expected dense real numbers",
         ),
-        (upload(0, head=torch.zeros(2, 3, dtype=torch.complex64)), "head is torch.complex64, expected dense"),
+        (
+            upload(0, head=torch.zeros(2, 3, dtype=torch.complex64)),
+            "head is torch.complex64, expected dense",
+        ),
         (
             upload(0, gauss__label=torch.tensor([0, 10**6])),
             "gauss.label names class 1000000; the client may have 0",
@@ -75,40 +86,73 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
         (upload(0, head=torch.full((2, 3), 1e30)), "its update has norm 2.45e+30"),
         (upload(0, num_samples=6), "claims 6 samples, it has 5"),
         (upload(0, num_samples=2**62), "claims 4611686018427387904 samples, it has 5"),
-        (upload(0, gauss__count=torch.tensor([3.0, 3.0])), "gauss.count adds up to 6, of 5 samples"),
-        (upload(0, gauss__count=torch.full((2,), 2**62)), "gauss.count is int64, expected a floating type"),
-        (upload(0, gauss__count=torch.full((2,), 2.0**62)), "gauss.count adds up to 9.22337e+18, of 5"),
+        (
+            upload(0, gauss__count=torch.tensor([3.0, 3.0])),
+            "gauss.count adds up to 6, of 5 samples",
+        ),
+        (
+            upload(0, gauss__count=torch.full((2,), 2**62)),
+            "gauss.count is int64, expected a floating type",
+        ),
+        (
+            upload(0, gauss__count=torch.full((2,), 2.0**62)),
+            "gauss.count adds up to 9.22337e+18, of 5",
+        ),
     ],
 )
 def test_a_broken_upload_is_turned_away_with_a_reason(bad, reason):
-    sound, reasons = sifted(bad)
+    sound, reasons = sift_one(bad)
     assert [p.client for p in sound] == [1, 2, 3]
-    assert reasons.keys() == {0} and reason in reasons[0] and "\n" not in reasons[0]
+    assert reasons.keys() == {0}
+    assert reason in reasons[0]
+    assert "\n" not in reasons[0]
 
 
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        ({"gauss__label": torch.tensor([0.0, 1.0])}, "gauss.label is float32, expected an integer type"),
-        ({"gauss__label": torch.tensor([[0], [1]])}, "gauss.label has rows of shape (1,), expected a number"),
-        ({"gauss__count": torch.ones(2, 3)}, "gauss.count has rows of shape (3,), expected a number"),
+        (
+            {"gauss__label": torch.tensor([0.0, 1.0])},
+            "gauss.label is float32, expected an integer type",
+        ),
+        (
+            {"gauss__label": torch.tensor([[0], [1]])},
+            "gauss.label has rows of shape (1,), expected a number",
+        ),
+        (
+            {"gauss__count": torch.ones(2, 3)},
+            "gauss.count has rows of shape (3,), expected a number",
+        ),
         ({"gauss__var": torch.ones(2)}, "gauss.var has rows of shape (), expected a vector"),
-        ({"gauss__cov": torch.ones(2, 3, 4)}, "gauss.cov has rows of shape (3, 4), expected a square matrix"),
+        (
+            {"gauss__cov": torch.ones(2, 3, 4)},
+            "gauss.cov has rows of shape (3, 4), expected a square matrix",
+        ),
         ({"gauss__cov": torch.ones(2, 4, 4)}, "expected a square matrix of side 3"),
     ],
 )
 def test_the_declaration_says_what_a_statistic_is_like_whatever_others_send(bad, reason):
-    """The only upload, so there are no others with which it could be compared."""
+    """Check a statistic against its declaration.
+
+    It is the only upload, so it cannot be compared with others.
+    """
     training = replace(TRAINING, uploads={"gauss.": rows_of("count", "var", "cov")})
     sound = {"gauss__cov": torch.eye(3).expand(2, 3, 3)}
-    assert sift({0: upload(0, **sound)}, BEFORE, training, TASK, {0: 5})[1] == {}
-    found = sift({0: upload(0, **{**sound, **bad})}, BEFORE, training, TASK, {0: 5})[1]
-    assert reason in found[0]
+    assert validate_uploads({0: upload(0, **sound)}, BEFORE, training, TASK, {0: 5})[1] == {}
+    reasons = validate_uploads({0: upload(0, **{**sound, **bad})}, BEFORE, training, TASK, {0: 5})[
+        1
+    ]
+    assert reason in reasons[0]
 
 
 def test_sound_uploads_may_differ_in_rows_and_length():
-    near = upload(0, head=0.5 * LARGEST_NORM * torch.ones(2, 3))
-    assert sifted(upload(0, rows=0))[1] == sifted(upload(0, rows=1))[1] == sifted(near)[1] == {}
+    long_upload = upload(0, head=0.5 * LARGEST_NORM * torch.ones(2, 3))
+    assert (
+        sift_one(upload(0, rows=0))[1]
+        == sift_one(upload(0, rows=1))[1]
+        == sift_one(long_upload)[1]
+        == {}
+    )
 
 
 def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
@@ -116,31 +160,46 @@ def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
         TRAINING, uploads={**TRAINING.uploads, "image.": samples("gradients of single images")}
     )
     some = [upload(k, image__a=torch.ones(k, 4), image__b=torch.ones(k, 2, 2)) for k in range(1, 3)]
-    odd = upload(3, image__a=torch.ones(2, 4), image__b=torch.ones(1, 2, 2))
-    sound, reasons = sift(
-        {0: upload(0), 1: some[0], 2: some[1], 3: odd}, BEFORE, training, TASK, dict.fromkeys(range(4), 5)
+    invalid = upload(3, image__a=torch.ones(2, 4), image__b=torch.ones(1, 2, 2))
+    sound, reasons = validate_uploads(
+        {0: upload(0), 1: some[0], 2: some[1], 3: invalid},
+        BEFORE,
+        training,
+        TASK,
+        dict.fromkeys(range(4), 5),
     )
-    assert len(sound) == 3 and reasons == {3: "image.b has shape (1, 2, 2), expected (2, 2, 2)"}
+    assert len(sound) == 3
+    assert reasons == {3: "image.b has shape (1, 2, 2), expected (2, 2, 2)"}
 
 
 def test_a_round_without_enough_sound_uploads_stops():
-    guard = Guard("toy", TRAINING, least=2)
-    with pytest.raises(Stopped, match=r"1 of 1 uploads are sound, 2 needed; lower --min-clients"):
+    guard = UploadValidator("toy", TRAINING, least=2)
+    with pytest.raises(
+        RunStoppedError, match=r"1 of 1 uploads are valid, 2 needed; lower --min-clients"
+    ):
         guard.admit({0: upload(0)}, {0: 5}, {}, Exchange(TASK, 2))
     with pytest.raises(
-        Stopped,
-        match=r"toy stopped in task 1, round 3: 1 of 2 uploads are sound, 2 needed; client 1: dropped out",
+        RunStoppedError,
+        match=(
+            r"toy stopped in task 1, round 3: 1 of 2 uploads are valid, 2 needed; client 1: "
+            r"dropped out"
+        ),
     ):
         guard.admit({0: upload(0)}, {0: 5, 1: 5}, {}, Exchange(TASK, 2))
     with pytest.raises(
-        Stopped, match=r"toy diverged .* client 1: diverged, loss nan; lower its learning rates"
+        RunStoppedError,
+        match=r"toy diverged .* client 1: diverged, loss nan; lower its learning rates",
     ):
         guard.admit(
-            {0: upload(0), 1: Payload({})}, {0: 5, 1: 5}, {}, Exchange(TASK, 2), {0: 1.0, 1: math.nan}
+            {0: upload(0), 1: Payload({})},
+            {0: 5, 1: 5},
+            {},
+            Exchange(TASK, 2),
+            {0: 1.0, 1: math.nan},
         )
 
 
-class Log(Silent):
+class Log(Callback):
     def __init__(self):
         self.records = []
 
@@ -149,43 +208,52 @@ class Log(Silent):
 
 
 def spoil_first(payloads):
-    """The first client's trained tensors become NaN."""
+    """Make the first client's trained tensors NaN."""
     first, *others = payloads
     broken = {k: v * math.nan if v.is_floating_point() else v for k, v in first.items()}
     return [first.holding(broken), *others]
 
 
 def repeat_first(payloads):
-    """The first client sends its class statistics 50 times over, as if it were 50 clients."""
+    """Let the first client send its class statistics 50 times over, as if it were 50 clients."""
     names = [n for n in payloads[0] if n.startswith(("gauss.", "local."))]
     many = {n: payloads[0][n].repeat(50, *[1] * (payloads[0][n].dim() - 1)) for n in names}
     return [payloads[0].holding({**payloads[0], **many}), *payloads[1:]]
 
 
 @pytest.mark.parametrize("name", ["hgp", "fppl", "ccvr"])
-def test_a_client_that_repeats_its_rows_is_turned_away_and_the_honest_stay(make_bench, small_method, name):
-    bench, train = make_bench(rounds=1, epochs=1, outliers=4.0), Engine.train
-    with mock.patch.object(Engine, "train", lambda *a: repeat_first(train(*a))):
+def test_a_client_that_repeats_its_rows_is_turned_away_and_the_honest_stay(
+    make_bench, small_method, name
+):
+    bench, train = make_bench(rounds=1, epochs=1, outliers=4.0), ClientEngine.train
+    with mock.patch.object(ClientEngine, "train", lambda *a: repeat_first(train(*a))):
         result = bench.run(small_method(name))
-    turned = [r for r in result.rejected if "names a class twice" in r["reason"]]
-    assert len(turned) == 3 and result.rejected == turned
+    rejections = [r for r in result.rejected if "names a class twice" in r["reason"]]
+    assert len(rejections) == 3 and result.rejected == rejections
 
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_method_goes_on_without_a_broken_client(make_bench, small_method, name):
-    """Rejected in every upload, in the log and in the result; no result holds a number that is none."""
+    """Every method continues without a broken client.
+
+    It is rejected in every upload, in the log and in the result, whose numbers are all finite.
+
+    It is rejected in every upload, in the log and in the result; no result holds a number that is
+    none.
+    """
     bench, method, log = make_bench(rounds=1, epochs=1), small_method(name), Log()
-    train, survey = Engine.train, Engine.survey
+    train, collect = ClientEngine.train, ClientEngine.collect
     with (
-        mock.patch.object(Engine, "train", lambda *a: spoil_first(train(*a))),
-        mock.patch.object(Engine, "survey", lambda *a: spoil_first(survey(*a))),
+        mock.patch.object(ClientEngine, "train", lambda *a: spoil_first(train(*a))),
+        mock.patch.object(ClientEngine, "collect", lambda *a: spoil_first(collect(*a))),
     ):
-        if method.training().scope == "pooled":
-            with pytest.raises(Stopped, match="0 of 1 uploads are sound"):
+        if method.training().data_scope == "pooled":
+            with pytest.raises(RunStoppedError, match="0 of 1 uploads are valid"):
                 bench.run(method, 0, log)
             return
         result = bench.run(method, 0, log)
-    assert result.rejected and all(r["client"] == 0 and "not finite" in r["reason"] for r in result.rejected)
+    assert result.rejected
+    assert all(r["client"] == 0 and "not finite" in r["reason"] for r in result.rejected)
     assert all(math.isfinite(a) for row in result.accuracy for a in row)
     assert all(
         r["rejected"] and r["clients"][0] == r["rejected"][0]["client"] and math.isfinite(r["loss"])
@@ -195,15 +263,20 @@ def test_every_method_goes_on_without_a_broken_client(make_bench, small_method, 
 
 
 def test_dropped_clients_are_named_and_depend_on_the_seed_alone(make_bench, small_method):
-    runs = [make_bench(drop_rate=0.4).run(small_method("fedavg", tune="head"), seed) for seed in (0, 0, 1)]
+    runs = [
+        make_bench(drop_rate=0.4).run(small_method("fedavg", tune="head"), seed)
+        for seed in (0, 0, 1)
+    ]
     assert runs[0].rejected == runs[1].rejected != runs[2].rejected
-    assert runs[0].rejected and {r["reason"] for r in runs[0].rejected} == {"dropped out"}
+    assert runs[0].rejected
+    assert {r["reason"] for r in runs[0].rejected} == {"dropped out"}
     assert runs[0].client_rounds == 16 - len(runs[0].rejected)  # 3 + 3 + 2 + 2 + 3 + 3 were asked
 
 
 def test_too_few_clients_stop_the_run(make_bench, small_method):
     with pytest.raises(
-        Stopped, match=r"fedavg stopped in task 2, round 1: 2 of 2 uploads are sound, 3 needed"
+        RunStoppedError,
+        match=r"fedavg stopped in task 2, round 1: 2 of 2 uploads are valid, 3 needed",
     ):
         make_bench(min_clients=3).run(small_method("fedavg", tune="head"))
 
@@ -213,6 +286,9 @@ def test_too_few_clients_stop_the_run(make_bench, small_method):
 
 def test_attackers_are_the_same_in_every_round_and_as_many_as_asked_for(make_bench, small_method):
     bench = make_bench(attack="scale:5", attackers=0.67)
-    drawn = {seed: bench.uplink(small_method("fedavg"), seed).attackers.numbers for seed in range(8)}
-    assert all(len(numbers) == 2 for numbers in drawn.values()) and len(set(drawn.values())) > 1
+    attackers = {
+        seed: bench.uplink(small_method("fedavg"), seed).attackers.numbers for seed in range(8)
+    }
+    assert all(len(numbers) == 2 for numbers in attackers.values())
+    assert len(set(attackers.values())) > 1
     assert make_bench().uplink(small_method("fedavg"), 0).attackers.numbers == frozenset()

@@ -1,23 +1,29 @@
-"""Updates much longer than others': a fault, or all that is left to learn."""
+"""Updates much longer than others': a fault, or the only training that remains."""
 
 import torch
 
 from fczoo.core.payload import Payload
 from fczoo.core.types import Optim, Task, Training
-from fczoo.security.guard import sift
+from fczoo.security.upload_validation import validate_uploads
 
 TASK = Task(0, 0, 2, 4, 2)
 TRAINING = Training({"head": Optim()})
 
 
 def test_who_still_learns_is_no_fault_where_others_have_nothing_left_to_learn():
-    """Start [2, 3] of twos, norm 4.9; three clients move by 1e-6, the last by 19 (norm 46.5) or 21 (51.4)."""
+    """A client that still learns is not a fault.
+
+    Start [2, 3] of twos, norm 4.9; three clients move by 1e-6, the last by 19 (norm 46.5) or 21
+    (51.4).
+    """
     start = torch.full((2, 3), 2.0)
     still = {k: Payload({"head": start + 1e-6}, k, 5) for k in range(1, 4)}
 
     def reasons(change: float) -> dict[int, str]:
         payloads = {**still, 0: Payload({"head": start + change}, 0, 5)}
-        return sift(payloads, {"head": start}, TRAINING, TASK, dict.fromkeys(payloads, 5))[1]
+        return validate_uploads(
+            payloads, {"head": start}, TRAINING, TASK, dict.fromkeys(payloads, 5)
+        )[1]
 
     assert reasons(19.0) == {}
     assert reasons(21.0) == {0: "its update has norm 51.4, the median is 2.34e-06"}

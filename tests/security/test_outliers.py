@@ -1,6 +1,4 @@
-"""Class statistics far from the other clients': what is left out, worked out by hand,
-and what no minority can do.
-"""
+"""Class statistics far from the other clients': outliers by hand, and the limits of a minority."""
 
 import json
 
@@ -14,9 +12,9 @@ from fczoo.core.files import write_json
 from fczoo.core.payload import Payload, per_class, rows
 from fczoo.core.types import Task
 from fczoo.reports.archive import write_archive
-from fczoo.reports.describe import notes
+from fczoo.reports.captions import notes
 from fczoo.reports.runs import read_experiments, read_runs
-from fczoo.security.outliers import far_apart, geometric_median, leave_out
+from fczoo.security.outliers import extreme_clients, geometric_median, leave_out
 
 some = settings(max_examples=40, deadline=None)
 SECOND = Task(1, 2, 4, 6, 3)  # classes 2 and 3
@@ -25,7 +23,7 @@ SUMS = {"class.": per_class("count", "sum")}
 
 
 def pool(client: int, **means: list[float]):
-    """An upload with labelled means: ``pool(0, c2=[1, 0])``."""
+    """Return an upload with labelled means: ``pool(0, c2=[1, 0])``."""
     labels = torch.tensor([int(name[1:]) for name in means])
     means = torch.tensor(list(means.values()))
     return Payload({"local.label": labels, "local.mean": means, "x": torch.zeros(1)}, client)
@@ -36,8 +34,11 @@ def test_geometric_medians_by_hand():
     assert torch.allclose(geometric_median(square), torch.ones(2, dtype=torch.float64))
     line = torch.tensor([[0.0], [1], [50]], dtype=torch.float64)
     assert torch.allclose(geometric_median(line), torch.ones(1, dtype=torch.float64))
-    # A triangle whose angles are all below 120 degrees: its sides are seen under 120 degrees from the point.
-    fermat = geometric_median(corners := torch.tensor([[0.0, 0], [4, 0], [1, 3]], dtype=torch.float64))
+    # A triangle whose angles are all below 120 degrees: its sides are seen under 120 degrees from
+    # the point.
+    fermat = geometric_median(
+        corners := torch.tensor([[0.0, 0], [4, 0], [1, 3]], dtype=torch.float64)
+    )
     rays = torch.nn.functional.normalize(corners - fermat, dim=1)
     assert torch.allclose(
         (rays @ rays.T)[~torch.eye(3, dtype=torch.bool)],
@@ -47,73 +48,99 @@ def test_geometric_medians_by_hand():
 
 
 def test_labelled_rows_by_hand():
-    """Class 2: distances 0, 1, 1 and 100 from the middle of the honest, so the last is left out;
-    class 3 has two clients, who may differ.
+    """Outliers among labelled rows are those by hand.
+
+    Class 2: distances 0, 1, 1 and 100 from the middle of the honest, so the last is left out; class
+    3 has two clients, who may differ.
     """
-    honest = [pool(0, c2=[0.0, 0.0]), pool(1, c2=[1.0, 0.0], c3=[0.0, 0.0]), pool(2, c2=[-1.0, 0.0])]
-    kept, left = leave_out([*honest, pool(3, c2=[100.0, 0.0], c3=[500.0, 0.0])], ROWS, 3, SECOND)
-    assert left == {3: [2]}
-    assert (
-        kept[3]["local.label"].tolist() == [3]
-        and kept[3]["local.mean"].tolist() == [[500, 0]]
-        and "x" in kept[3]
+    honest = [
+        pool(0, c2=[0.0, 0.0]),
+        pool(1, c2=[1.0, 0.0], c3=[0.0, 0.0]),
+        pool(2, c2=[-1.0, 0.0]),
+    ]
+    remainder, outliers = leave_out(
+        [*honest, pool(3, c2=[100.0, 0.0], c3=[500.0, 0.0])], ROWS, 3, SECOND
     )
-    assert all(torch.equal(k["local.mean"], h["local.mean"]) for k, h in zip(kept, honest, strict=False))
+    assert outliers == {3: [2]}
+    assert remainder[3]["local.label"].tolist() == [3]
+    assert remainder[3]["local.mean"].tolist() == [[500, 0]]
+    assert "x" in remainder[3]
+    assert all(
+        torch.equal(k["local.mean"], h["local.mean"])
+        for k, h in zip(remainder, honest, strict=False)
+    )
 
 
 def test_a_huge_mean_does_not_hide_a_large_one():
-    """Distances 0, 0.1, 0.1, 500 and 1e12: the last two are out, although 500 is nothing beside 1e12."""
+    """A huge mean does not hide a large one.
+
+    Distances 0, 0.1, 0.1, 500 and 1e12: the last two are out, although 500 is nothing next to 1e12.
+    """
     payloads = [pool(k, c2=[x]) for k, x in enumerate((0.0, 0.1, -0.1, 500.0, 1e12))]
     assert leave_out(payloads, ROWS, 3, SECOND)[1] == {3: [2], 4: [2]}
 
 
 def test_sums_by_hand():
-    """Means 1, 1, 3 and -50 of class 2 in sums of different counts; class 3, which client 3 alone has,
-    is no outlier; 0 images say nothing.
+    """Outliers among sums are those by hand.
+
+    Means 1, 1, 3 and -50 of class 2 are in sums of different counts. Class 3, which only client 3
+    has, is not an outlier; sums of 0 images do not count.
+
+    Means 1, 1, 3 and -50 of class 2 are in sums of different counts. Class 3, which only client 3
+    has, is not an outlier; 0 images count nothing.
     """
-    counts, sums = [[2, 0], [4, 0], [1, 0], [2, 5], [0, 0]], [[2, 0], [4, 0], [3, 0], [-100, 900], [0, 0]]
+    counts, sums = (
+        [[2, 0], [4, 0], [1, 0], [2, 5], [0, 0]],
+        [[2, 0], [4, 0], [3, 0], [-100, 900], [0, 0]],
+    )
     payloads = [
-        Payload({"class.count": torch.tensor(c).float(), "class.sum": torch.tensor(s).float()[:, None]}, k)
+        Payload(
+            {"class.count": torch.tensor(c).float(), "class.sum": torch.tensor(s).float()[:, None]},
+            k,
+        )
         for k, (c, s) in enumerate(zip(counts, sums, strict=True))
     ]
-    kept, left = leave_out(payloads, SUMS, 1e9, SECOND)
-    assert left == {3: [2], 2: [2]}  # the median distance is 0: whoever differs at all is out
-    assert kept[3]["class.count"].tolist() == [0, 5] and kept[3]["class.sum"].flatten().tolist() == [0, 900]
-    assert (
-        kept[0]["class.sum"].tolist() == payloads[0]["class.sum"].tolist()
-        and payloads[3]["class.count"][0] == 2
-    )  # the upload itself stays
+    remainder, outliers = leave_out(payloads, SUMS, 1e9, SECOND)
+    assert outliers == {3: [2], 2: [2]}  # the median distance is 0: whoever differs at all is out
+    assert remainder[3]["class.count"].tolist() == [0, 5]
+    assert remainder[3]["class.sum"].flatten().tolist() == [0, 900]
+    assert remainder[0]["class.sum"].tolist() == payloads[0]["class.sum"].tolist()
+    assert payloads[3]["class.count"][0] == 2  # the upload itself stays
 
 
 @some
 @given(
-    seed=st.integers(0, 2**31), count=st.integers(3, 11), factor=st.floats(1, 5), side=st.floats(1e4, 1e12)
+    seed=st.integers(0, 2**31),
+    count=st.integers(3, 11),
+    factor=st.floats(1, 5),
+    side=st.floats(1e4, 1e12),
 )
 def test_less_than_half_of_the_clients_cannot_get_far_means_in(seed, count, factor, side):
     rng = torch.Generator().manual_seed(seed)
-    bad = (count - 1) // 2
+    minority = (count - 1) // 2
     means = [
         torch.randn(4, generator=rng)
-        + (10 ** (3 * k) * side * torch.randn(4, generator=rng).sign() if k < bad else 0)
+        + (10 ** (3 * k) * side * torch.randn(4, generator=rng).sign() if k < minority else 0)
         for k in range(count)
     ]
     order = torch.randperm(count, generator=rng).tolist()
     payloads = [pool(k, c2=means[k].tolist()) for k in order]
-    kept, left = leave_out(payloads, ROWS, factor, SECOND)
-    assert set(range(bad)) <= left.keys() and any(len(p["local.label"]) for p in kept)
+    remainder, outliers = leave_out(payloads, ROWS, factor, SECOND)
+    assert set(range(minority)) <= outliers.keys()
+    assert any(len(p["local.label"]) for p in remainder)
     assert (
-        leave_out([payloads[i] for i in range(count)[::-1]], ROWS, factor, SECOND)[1] == left
+        leave_out([payloads[i] for i in range(count)[::-1]], ROWS, factor, SECOND)[1] == outliers
     )  # whoever comes first
 
 
 @pytest.mark.parametrize("name", ["fedncm", "hgp", "fppl", "pilora", "fedproto"])
 def test_a_run_leaves_hostile_statistics_out_and_says_so(make_bench, small_method, name):
     hostile = {"attack": "scale:1000", "attackers": 0.34, "epochs": 1}
-    defended = make_bench(outliers=4.0, **hostile)
-    result = defended.run(small_method(name))
-    numbers = defended.uplink(small_method(name), 0).attackers.numbers
-    left = [r for r in result.rejected if "statistics of classes" in r["reason"]]
-    assert {r["client"] for r in left} >= numbers and len(numbers) == 1
+    protection = make_bench(outliers=4.0, **hostile)
+    result = protection.run(small_method(name))
+    numbers = protection.uplink(small_method(name), 0).attackers.numbers
+    outliers = [r for r in result.rejected if "statistics of classes" in r["reason"]]
+    assert {r["client"] for r in outliers} >= numbers and len(numbers) == 1
     if name == "fedncm":  # which nothing else protects
         assert result.metrics["A_N"] > make_bench(**hostile).run(small_method(name)).metrics["A_N"]
 
@@ -122,34 +149,36 @@ def test_fedavg_says_what_its_head_starts_from(make_bench):
     result = make_bench(outliers=5.0, epochs=1).run(
         create_method("fedavg", "digits", head_init="means", tune="head")
     )
-    assert {"parameters", "counts", "class means"} == result.uploaded.keys() and sum(
-        result.uploaded.values()
-    ) == result.bytes_up
+    assert {"parameters", "counts", "class means"} == result.uploaded.keys()
+    assert sum(result.uploaded.values()) == result.bytes_up
 
 
 def test_a_method_without_class_means_is_refused(make_bench):
-    with pytest.raises(FczooError, match="--outliers looks at class means, of which fedavg uploads none"):
+    with pytest.raises(FczooError, match="outliers looks at class means, and fedavg uploads none"):
         make_bench(outliers=3.0).check(create_method("fedavg", "digits"))
 
 
 def test_absurd_statistics_are_noted_and_used_all_the_same(make_bench, small_method):
-    """Distances 0, 1, 1 and 100 from the median: the last is noted; twice 20 would not be."""
-    near = [pool(k, c2=[x, 0.0]) for k, x in enumerate((0.0, 1.0, -1.0))]
-    assert far_apart([*near, pool(3, c2=[100.0, 0.0])], ROWS, SECOND) == [3]
-    assert far_apart([*near, pool(3, c2=[20.0, 0.0])], ROWS, SECOND) == []
+    """Absurd statistics are recorded and still used.
+
+    Distances 0, 1, 1 and 100 from the median: the last is recorded; twice 20 would not be.
+    """
+    similar = [pool(k, c2=[x, 0.0]) for k, x in enumerate((0.0, 1.0, -1.0))]
+    assert extreme_clients([*similar, pool(3, c2=[100.0, 0.0])], ROWS, SECOND) == [3]
+    assert extreme_clients([*similar, pool(3, c2=[20.0, 0.0])], ROWS, SECOND) == []
     assert (
-        far_apart([pool(0, c2=[0.0]), pool(1, c2=[1e6])], ROWS, SECOND) == []
-    )  # nobody can say who is right
+        extreme_clients([pool(0, c2=[0.0]), pool(1, c2=[1e6])], ROWS, SECOND) == []
+    )  # no one can say who is right
     assert make_bench().run(small_method("fedncm")).far == {}
-    noted = make_bench(attack="scale:1e6", attackers=0.34).run(small_method("fedncm")).far
-    assert len(noted) == 1 and all(number >= 1 for number in noted.values())
+    far_counts = make_bench(attack="scale:1e6", attackers=0.34).run(small_method("fedncm")).far
+    assert len(far_counts) == 1 and all(number >= 1 for number in far_counts.values())
 
 
 def test_far_statistics_are_told_below_the_table(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
     path = folder / "one" / "seed0" / "result.json"
     write_json(path, {**json.loads(path.read_text()), "far": {"3": 12}})
-    said = "more than 30 median distances from the other clients': client 3 in 12"
-    assert any(said in note for note in notes(read_experiments([folder])[0]))
+    sentence = "more than 30 median distances from the other clients': client 3 in 12"
+    assert any(sentence in note for note in notes(read_experiments([folder])[0]))
     write_archive(read_runs([folder]), tmp_path / "results.csv")
-    assert any(said in note for note in notes(read_experiments([tmp_path / "results.csv"])[0]))
+    assert any(sentence in note for note in notes(read_experiments([tmp_path / "results.csv"])[0]))

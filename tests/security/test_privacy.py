@@ -1,4 +1,4 @@
-"""What uploads give away is said, and what is promised about it holds."""
+"""Uploads disclose what the documentation lists, and privacy promises hold."""
 
 import builtins
 import math
@@ -12,9 +12,16 @@ from fczoo.core.payload import Payload, content_of, per_class, rows
 from fczoo.core.registry import METHODS
 from fczoo.core.types import Exchange, Optim, Task, Training
 from fczoo.federation.settings import Settings
-from fczoo.reports.describe import notes
+from fczoo.reports.captions import notes
 from fczoo.reports.runs import read_experiments
-from fczoo.security.privacy import DISCLOSES, Draw, Privacy, disclosed, epsilon, sampled_epsilon
+from fczoo.security.privacy import (
+    DISCLOSURES,
+    Draw,
+    Privacy,
+    epsilon,
+    list_disclosures,
+    sampled_epsilon,
+)
 
 TASK = Task(0, 0, 2, 4, 2)
 TRAINING = Training(
@@ -30,7 +37,10 @@ def upload(client: int = 0):
 
 
 def gaussian_delta(multiplier: float, eps: float) -> float:
-    """delta(epsilon) of the Gaussian mechanism, Balle and Wang, ICML 2018, theorem 8 with sensitivity 1."""
+    """Return delta(epsilon) of the Gaussian mechanism, with sensitivity 1.
+
+    Source: Balle and Wang, ICML 2018, theorem 8.
+    """
 
     def phi(x: float) -> float:
         return 0.5 * math.erfc(-x / math.sqrt(2))
@@ -41,50 +51,58 @@ def gaussian_delta(multiplier: float, eps: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("noise", "uploads", "delta"), [(2.0, 1, 1e-5), (8.0, 1, 1e-5), (20.0, 15, 1e-5), (40.0, 100, 1e-6)]
+    ("noise", "uploads", "delta"),
+    [(2.0, 1, 1e-5), (8.0, 1, 1e-5), (20.0, 15, 1e-5), (40.0, 100, 1e-6)],
 )
 def test_epsilon_agrees_with_the_closed_form(noise, uploads, delta):
-    """T uploads of multiplier m are one of m / sqrt(T)."""
-    found = epsilon(noise, uploads, delta)
+    """Epsilon agrees with the closed form: T uploads of multiplier m are one of m / sqrt(T)."""
+    ours = epsilon(noise, uploads, delta)
     multiplier = noise / 2 / math.sqrt(uploads)
-    assert gaussian_delta(multiplier, found) == pytest.approx(delta, rel=0.02)
+    assert gaussian_delta(multiplier, ours) == pytest.approx(delta, rel=0.02)
 
 
 def test_epsilon_of_a_known_mechanism():
     """Multiplier 1 at delta 1e-5 has epsilon 4.377, from the closed form by bisection."""
     low, high = 0.0, 50.0
     for _ in range(200):
-        low, high = (mid, high) if gaussian_delta(1.0, mid := (low + high) / 2) > 1e-5 else (low, mid)
+        low, high = (
+            (mid, high) if gaussian_delta(1.0, mid := (low + high) / 2) > 1e-5 else (low, mid)
+        )
     assert epsilon(2.0, 1, 1e-5) == pytest.approx(low, rel=1e-3)
     assert epsilon(0.0, 1, 1e-5) == math.inf
     assert epsilon(4.0, 10, 1e-5) < epsilon(4.0, 20, 1e-5) < epsilon(2.0, 20, 1e-5)
 
 
 def test_updates_are_clipped_as_one_vector_and_noise_has_the_stated_size():
-    """The change is (3, 0, 0) and four times 2: norm 5."""
-    clipped = Privacy(0, clip=1.0).protect([upload()], START, TRAINING, ROUND)[0]
-    assert torch.allclose(clipped["w"], torch.tensor([1.6, 1.0, 1.0])) and torch.allclose(
-        clipped["v"], torch.full((2, 2), 0.4)
-    )
+    """Clip updates as one vector; noise has the stated size.
+
+    The change is (3, 0, 0) and four times 2: norm 5.
+    """
+    short_change = Privacy(0, clip=1.0).protect([upload()], START, TRAINING, ROUND)[0]
+    assert torch.allclose(short_change["w"], torch.tensor([1.6, 1.0, 1.0]))
+    assert torch.allclose(short_change["v"], torch.full((2, 2), 0.4))
     short = Privacy(0, clip=50.0).protect([upload()], START, TRAINING, ROUND)[0]
     assert all(torch.allclose(short[k], v) for k, v in upload().items())
     large = {"w": torch.zeros(40000)}
-    one, again, other = (
-        Privacy(0, clip=2.0, noise=3.0).protect([Payload(large, k)], large, TRAINING, Exchange(TASK, r))[0][
-            "w"
-        ]
+    one, again, second_client = (
+        Privacy(0, clip=2.0, noise=3.0).protect(
+            [Payload(large, k)], large, TRAINING, Exchange(TASK, r)
+        )[0]["w"]
         for k, r in ((0, 0), (0, 0), (1, 0))
     )
-    assert (
-        float(one.std()) == pytest.approx(6, rel=0.02)
-        and torch.equal(one, again)
-        and not torch.equal(one, other)
-    )
+    assert float(one.std()) == pytest.approx(6, rel=0.02)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, second_client)
 
 
 def test_an_update_that_is_not_finite_is_not_sent():
-    """It has no norm, so its finite coordinates could not be clipped."""
-    spoilt = Payload({"w": torch.tensor([math.nan, 500.0, 1.0]), "v": torch.full((2, 2), 2.0)}, 4, 3)
+    """Do not send an update that is not finite.
+
+    It has no norm, so its finite coordinates could not be clipped.
+    """
+    spoilt = Payload(
+        {"w": torch.tensor([math.nan, 500.0, 1.0]), "v": torch.full((2, 2), 2.0)}, 4, 3
+    )
     endless = Payload({"w": torch.tensor([math.inf, 1.0, 1.0]), "v": torch.full((2, 2), 2.0)}, 5, 3)
     out = Privacy(0, clip=1.0).protect([spoilt, endless, upload()], START, TRAINING, ROUND)
     assert [len(p) for p in out] == [0, 0, 2] and out[0].client == 4
@@ -98,32 +116,33 @@ def test_what_nobody_declared_does_not_leave_a_client_unclipped():
 
 def test_secure_noise_is_normal_and_does_not_come_from_the_seed():
     large = {"w": torch.zeros(40000)}
-    one, other = (
-        Privacy(0, clip=2.0, noise=3.0, secure=True).protect([Payload(large)], large, TRAINING, ROUND)[0]["w"]
+    one, two = (
+        Privacy(0, clip=2.0, noise=3.0, secure=True).protect(
+            [Payload(large)], large, TRAINING, ROUND
+        )[0]["w"]
         for _ in range(2)
     )
-    assert one.dtype == torch.float32 and not torch.equal(one, other)
-    assert float(one.std()) == pytest.approx(6, rel=0.05) and abs(float(one.mean())) < 0.3
-    assert float((one.abs() < 6).double().mean()) == pytest.approx(0.6827, abs=0.02)  # within one deviation
+    assert one.dtype == torch.float32 and not torch.equal(one, two)
+    assert float(one.std()) == pytest.approx(6, rel=0.05)
+    assert abs(float(one.mean())) < 0.3
+    assert float((one.abs() < 6).double().mean()) == pytest.approx(
+        0.6827, abs=0.02
+    )  # within one deviation
 
 
 def test_statistics_of_rare_classes_are_withheld():
     count = torch.tensor([1.0, 5.0, 2.0])
-    held = {"gauss.label": torch.arange(3), "gauss.count": count, "gauss.mean": torch.ones(3, 4)}
+    rows = {"gauss.label": torch.arange(3), "gauss.count": count, "gauss.mean": torch.ones(3, 4)}
     table = {"class.count": count, "class.sum": torch.ones(3, 4)}
     out = Privacy(0, least=2).protect(
-        [Payload({**held, **table, "head": torch.ones(3)}), Payload({})], {}, TRAINING, ROUND
+        [Payload({**rows, **table, "head": torch.ones(3)}), Payload({})], {}, TRAINING, ROUND
     )
-    assert (
-        out[0]["gauss.label"].tolist() == [1, 2]
-        and out[0]["gauss.mean"].shape == (2, 4)
-        and torch.equal(out[0]["head"], torch.ones(3))
-    )
-    assert (
-        out[0]["class.count"].tolist() == [0, 5, 2]
-        and out[0]["class.sum"].sum(1).tolist() == [0, 4, 4]
-        and not out[1]
-    )
+    assert out[0]["gauss.label"].tolist() == [1, 2]
+    assert out[0]["gauss.mean"].shape == (2, 4)
+    assert torch.equal(out[0]["head"], torch.ones(3))
+    assert out[0]["class.count"].tolist() == [0, 5, 2]
+    assert out[0]["class.sum"].sum(1).tolist() == [0, 4, 4]
+    assert not out[1]
 
 
 @pytest.mark.parametrize("name", ["fedncm", "hgp", "pilora"])
@@ -139,42 +158,54 @@ def test_a_noisy_run_states_its_epsilon(make_bench, small_method):
 
 
 def test_drawing_clients_is_counted_only_where_nobody_sees_who_is_drawn(make_bench, small_method):
-    """Three tasks of two rounds; one of 3, 2 and 3 clients is drawn in each, or in each task."""
+    """Credit for drawing needs secret draws.
+
+    There are three tasks of two rounds; one of 3, 2 and 3 clients is drawn in each, or in each
+    task.
+    """
     method = small_method("fedavg", tune="head")
     noisy = {"dp_clip": 1.0, "dp_noise": 30.0, "participation": 0.34, "epochs": 1}
-    seen, unseen, by_task, all_drawn = (
-        make_bench(**{**noisy, **more}).run(method).privacy["epsilon"]
-        for more in (
+    public, unseen, by_task, all_drawn = (
+        make_bench(**{**noisy, **options}).run(method).privacy["epsilon"]
+        for options in (
             {},
             {"dp_subsampling": True},
             {"dp_subsampling": True, "client_draw": "task"},
             {"dp_subsampling": True, "participation": 1.0},
         )
     )
-    assert seen == all_drawn == epsilon(30.0, 6, 1e-5)
+    assert public == all_drawn == epsilon(30.0, 6, 1e-5)
     draws = [Draw(3, 1, 1, 2), Draw(2, 1, 1, 2), Draw(3, 1, 1, 2)]
-    assert unseen == sampled_epsilon(30.0, draws, 1e-5) < seen
-    assert by_task == sampled_epsilon(30.0, [Draw(n, 1, 2, 1) for n in (3, 2, 3)], 1e-5) < seen
+    assert unseen == sampled_epsilon(30.0, draws, 1e-5) < public
+    assert by_task == sampled_epsilon(30.0, [Draw(n, 1, 2, 1) for n in (3, 2, 3)], 1e-5) < public
 
 
 def test_credit_for_drawing_grows_as_fewer_are_drawn():
-    """Of all that take part there is none: Renyi accounting gives no less than the exact one."""
-    drawn = [sampled_epsilon(4.0, [Draw(100, m, 1, 50)], 1e-5) for m in (1, 10, 30)]
+    """Credit for drawing grows as fewer are drawn.
+
+    If all take part there is none: Renyi accounting gives no less than the exact one.
+    """
+    epsilons = [sampled_epsilon(4.0, [Draw(100, m, 1, 50)], 1e-5) for m in (1, 10, 30)]
     everybody = sampled_epsilon(4.0, [Draw(100, 100, 1, 50)], 1e-5)
-    assert drawn == sorted(drawn) and drawn[-1] < epsilon(4.0, 50, 1e-5) <= everybody
-    assert sampled_epsilon(4.0, [Draw(9, 9, 1, 0), Draw(100, 1, 1, 50)], 1e-5) == drawn[0]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[-1] < epsilon(4.0, 50, 1e-5) <= everybody
+    assert sampled_epsilon(4.0, [Draw(9, 9, 1, 0), Draw(100, 1, 1, 50)], 1e-5) == epsilons[0]
 
 
 @pytest.mark.parametrize(
     ("settings", "name", "says"),
     [
-        ({"dp_noise": 1.0}, "fedavg", "--dp-noise needs --dp-clip"),
-        ({"dp_clip": 1.0, "dp_noise": 1e-300}, "fedavg", "--dp-noise 1e-300 protects nobody"),
-        ({"dp_clip": 1.0, "dp_secure": True}, "fedavg", "--dp-secure says where noise comes from"),
-        ({"dp_clip": 1.0, "dp_subsampling": True}, "fedavg", "--dp-subsampling is about epsilon"),
+        ({"dp_noise": 1.0}, "fedavg", "dp_noise needs dp_clip"),
+        ({"dp_clip": 1.0, "dp_noise": 1e-300}, "fedavg", "dp_noise 1e-300 protects no client"),
+        (
+            {"dp_clip": 1.0, "dp_secure": True},
+            "fedavg",
+            "dp_secure selects the source of the noise",
+        ),
+        ({"dp_clip": 1.0, "dp_subsampling": True}, "fedavg", "dp_subsampling needs epsilon"),
         ({"dp_clip": 1.0}, "hgp", "hgp also uploads class means, class variances, counts"),
         ({"dp_clip": 1.0}, "fedncm", "fedncm also uploads class means, counts, surveys"),
-        ({"min_class_count": 2}, "fppl", "--min-class-count needs counts beside local."),
+        ({"min_class_count": 2}, "fppl", "min_class_count needs counts in addition to local."),
     ],
 )
 def test_a_promise_that_cannot_be_kept_is_refused_before_anything_runs(
@@ -207,25 +238,32 @@ def test_every_upload_says_what_it_tells(record, name):
     run, training = record(name), create_method(name).training()
     for call in run.calls:
         for payload in call.payloads:
-            listed = [n for _, names, _ in disclosed(training, payload) for n in names]
-            assert sorted(listed) == sorted(payload)
-            assert None not in [content_of(n, training.trained, training.uploads) for n in payload]
+            tensor_names = [n for _, names, _ in list_disclosures(training, payload) for n in names]
+            assert sorted(tensor_names) == sorted(payload)
+            assert None not in [
+                content_of(n, training.trained_prefixes, training.uploads) for n in payload
+            ]
 
 
 def test_rare_classes_cannot_be_withheld_from_what_covers_all_of_them():
-    """DDE sends the mean feature of all of a client's images, FedRidge their second moments."""
+    """Rare classes cannot be withheld from sums over all classes.
+
+    DDE sends the mean feature of all of a client's images, FedRidge their second moments.
+    """
     for name, content in (("dde", "class means"), ("fedridge", "second moments")):
-        with pytest.raises(FczooError, match=f"--min-class-count cannot look into the {content} over all"):
+        with pytest.raises(
+            FczooError, match=f"--min-class-count cannot look into the {content} over all"
+        ):
             Privacy(0, least=2).check(create_method(name))
     Privacy(0, least=2).check(create_method("lucir"))
 
 
 def test_show_says_what_a_server_could_learn():
     page = show("hgp", "digits")
-    assert (
-        "What a server could learn" in page and DISCLOSES["class variances"] in page and "gauss.var" in page
-    )
-    assert DISCLOSES["gradients of single images"] not in page
+    assert "What a server could learn" in page
+    assert DISCLOSURES["class variances"] in page
+    assert "gauss.var" in page
+    assert DISCLOSURES["gradients of single images"] not in page
     assert content_of("gauss.count", (), create_method("hgp").training().uploads) == "counts"
 
 
@@ -240,21 +278,23 @@ def test_show_says_what_a_server_could_learn():
     ],
 )
 def test_show_says_so_of_what_is_sent_at_a_tasks_boundaries_too(name, tensor, content):
-    _, _, told = show(name, "digits").partition("What a server could learn")
-    (line,) = [line for line in told.splitlines() if line.startswith(f"{content} (")]
-    assert tensor in line and DISCLOSES[content] in line
+    _, _, page = show(name, "digits").partition("What a server could learn")
+    (line,) = [line for line in page.splitlines() if line.startswith(f"{content} (")]
+    assert tensor in line and DISCLOSURES[content] in line
 
 
 def test_what_epsilon_covers_is_said_below_the_table(make_run, tmp_path):
     for name, noise in (("noisy", 2.0), ("plain", 0.0)):
         make_run(tmp_path / name, {"one": {0: 70.0}}, dp_clip=1.0, dp_noise=noise)
-    said = (
-        "epsilon, at delta 1e-05, is for all data of one client together; losses, numbers of images and diag"
+    sentence = (
+        "epsilon, at delta 1e-05, is for all data of one client together; losses, numbers of "
+        "images and diag"
     )
-    found = [
-        any(said in note for note in notes(read_experiments([tmp_path / n])[0])) for n in ("noisy", "plain")
+    has_sentence = [
+        any(sentence in note for note in notes(read_experiments([tmp_path / n])[0]))
+        for n in ("noisy", "plain")
     ]
-    assert found == [True, False]
-    more = {"dp_clip": 1.0, "dp_noise": 2.0, "dp_subsampling": True}
-    (experiment,) = read_experiments([make_run(tmp_path / "drawn", {"one": {0: 70.0}}, **more)])
-    assert any("nobody seeing which clients are drawn" in note for note in notes(experiment))
+    assert has_sentence == [True, False]
+    settings = {"dp_clip": 1.0, "dp_noise": 2.0, "dp_subsampling": True}
+    (experiment,) = read_experiments([make_run(tmp_path / "drawn", {"one": {0: 70.0}}, **settings)])
+    assert any("no one sees which clients are drawn" in note for note in notes(experiment))

@@ -1,4 +1,4 @@
-"""Robust centres of class statistics: by hand, and against one client that lies about them."""
+"""Robust centres of class statistics: by hand, and against one client with false ones."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from fczoo import FczooError
 from fczoo.core.payload import Payload, per_class, rows
 from fczoo.core.types import Task
-from fczoo.security.statistics import CENTRES, centred
+from fczoo.security.statistics import CENTRES, replace_by_centres
 
 TASK = Task(1, 2, 4, 6, 3)  # classes 2 and 3
 ROWS = {"gauss.": rows("count", "mean", "var")}
@@ -28,27 +28,44 @@ def gauss(client: int, label: int, mean: float, var: float = 1.0) -> Payload:
     ("centre", "expected"), [("median", 2.5), ("trimmed_mean", 2.5), ("geometric_median", 2.5)]
 )
 def test_rows_by_hand(centre, expected):
-    """Class 2 has the means 1, 2, 3 and 1e6; class 3 two clients, who may both be right."""
-    sent = [gauss(k, 2, m, v) for k, (m, v) in enumerate([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0), (1e6, 1e9)])]
-    out = centred([*sent, gauss(4, 3, 10.0), gauss(5, 3, 20.0)], ROWS, centre, TASK)
-    found = [float(p["gauss.mean"]) for p in out]
-    assert found[:4] == pytest.approx([found[0]] * 4) and 2 <= found[0] <= 3 and found[4:] == [15, 15]
+    """Centres of rows are those by hand.
+
+    Class 2 has the means 1, 2, 3 and 1e6; class 3 two clients, who may both be right.
+    """
+    payloads = [
+        gauss(k, 2, m, v)
+        for k, (m, v) in enumerate([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0), (1e6, 1e9)])
+    ]
+    out = replace_by_centres([*payloads, gauss(4, 3, 10.0), gauss(5, 3, 20.0)], ROWS, centre, TASK)
+    means = [float(p["gauss.mean"]) for p in out]
+    assert means[:4] == pytest.approx([means[0]] * 4)
+    assert 2 <= means[0] <= 3
+    assert means[4:] == [15, 15]
     assert 2 <= float(out[0]["gauss.var"]) <= 3
     if centre != "geometric_median":  # on a line every point between the middle two is one
-        assert found[0] == expected
+        assert means[0] == expected
     assert all(float(p["gauss.count"]) == 2 and "x" in p for p in out)
-    assert float(sent[3]["gauss.mean"]) == 1e6  # the upload itself stays
+    assert float(payloads[3]["gauss.mean"]) == 1e6  # the upload itself stays
 
 
 @pytest.mark.parametrize("centre", CENTRES)
 def test_sums_become_counts_times_the_centre(centre):
-    """Means 1, 1, 1 and 50 of class 2; of class 3 nobody but client 0 has an image."""
+    """Sums become counts times the centre.
+
+    Means 1, 1, 1 and 50 of class 2; of class 3 no one but client 0 has an image.
+    """
     counts, sums = [[2, 4], [1, 0], [3, 0], [5, 0]], [[2, 8], [1, 0], [3, 0], [250, 0]]
-    sent = [
-        Payload({"class.count": torch.tensor(c).float(), "class.sum": torch.tensor(s).float()[:, None]}, k, 9)
+    payloads = [
+        Payload(
+            {"class.count": torch.tensor(c).float(), "class.sum": torch.tensor(s).float()[:, None]},
+            k,
+            9,
+        )
         for k, (c, s) in enumerate(zip(counts, sums, strict=True))
     ]
-    out = [p["class.sum"].flatten().tolist() for p in centred(sent, SUMS, centre, TASK)]
+    out = [
+        p["class.sum"].flatten().tolist() for p in replace_by_centres(payloads, SUMS, centre, TASK)
+    ]
     assert out == [pytest.approx(row, abs=1e-4) for row in ([2, 8], [1, 0], [3, 0], [5, 0])]
 
 
@@ -64,9 +81,9 @@ def test_a_run_merges_from_the_centre(make_bench, small_method, name):
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("fedavg", {}, "merges class means, of which fedavg uploads none"),
+        ("fedavg", {}, "merges class means, but fedavg does not upload any"),
         ("fedridge", {}, "fedridge also uploads second moments over all classes"),
-        ("fcilpt", {}, "merges class means, of which fcilpt uploads none"),
+        ("fcilpt", {}, "merges class means, but fcilpt does not upload any"),
         (
             "ccvr",
             {"covariance": "full"},

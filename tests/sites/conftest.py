@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from fczoo.sites.agreement import write_agreement
+from fczoo.sites.federation_config import write_agreement
 from helpers_site_folders import SETTINGS, TASKS, write_images
 from helpers_sites import NAMES
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """See ``write_images``."""
+    """Write the images of the sites; see ``write_images``."""
     root = tmp_path_factory.mktemp("images")
     write_images(root)
     return root
@@ -19,6 +19,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def agreed(tmp_path: Path) -> Path:
-    """Folder of an agreement."""
+    """Return the folder of an agreement."""
     write_agreement(tmp_path / "agreed", "hgp", NAMES, TASKS, SETTINGS)
     return tmp_path / "agreed"

@@ -3,34 +3,42 @@
 import json
 import shutil
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from fczoo import FczooError, create_method
 from fczoo.cli.app import main
-from fczoo.sites.agreement import read_agreement, write_agreement
+from fczoo.sites.federation_config import read_agreement, write_agreement
 from fczoo.sites.folders import open_server, open_site
-from fczoo.sites.messages import CALL, REFUSAL, Call, Refusal, read, written
+from fczoo.sites.messages import CALL, REFUSAL, Call, Refusal, deserialize, serialize
 from helpers_site_folders import CLASSES, SETTINGS, TASKS, simulated_folders
-from helpers_sites import NAMES, Here
+from helpers_sites import NAMES, LocalConnection
 
 
 def way_of(agreed, data, folder):
     agreement = read_agreement(agreed)
-    return Here({k: open_site(agreement, n, data / n, folder / n) for k, n in enumerate(agreement.sites)})
+    return LocalConnection(
+        {k: open_site(agreement, n, data / n, folder / n) for k, n in enumerate(agreement.sites)}
+    )
 
 
 @pytest.mark.parametrize("method", ["hgp", "icarl"])
 def test_folders_of_sites_give_the_numbers_of_a_simulation(agreed, data, tmp_path, method):
     run = agreed / "run.toml"
     run.write_text(run.read_text().replace('"hgp"', f'"{method}"'))
-    there = open_server(read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path)).run()
-    here = simulated_folders(agreed, data).run(create_method(method))
-    assert there.metrics["A_N"] == pytest.approx(here.metrics["A_N"], abs=1e-5)
-    np.testing.assert_allclose(np.concatenate(there.accuracy), np.concatenate(here.accuracy), atol=1e-5)
-    assert there.bytes_up == here.bytes_up > 0
+    result = open_server(
+        read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path)
+    ).run()
+    simulation = simulated_folders(agreed, data).run(create_method(method))
+    assert result.metrics["A_N"] == pytest.approx(simulation.metrics["A_N"], abs=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate(result.accuracy), np.concatenate(simulation.accuracy), atol=1e-5
+    )
+    assert result.bytes_up == simulation.bytes_up > 0
 
 
 def test_images_and_features_are_kept_in_a_sites_own_folder_for_its_owner_alone(
@@ -43,39 +51,76 @@ def test_images_and_features_are_kept_in_a_sites_own_folder_for_its_owner_alone(
     open_server(read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path), server).run()
     for folder in (server / "cache", *(tmp_path / name for name in NAMES)):
         assert folder.stat().st_mode & 0o077 == 0
-        assert list(folder.rglob("images/*.u8")) and list(folder.rglob("features/*.safetensors"))
+        assert list(folder.rglob("images/*.u8"))
+        assert list(folder.rglob("features/*.safetensors"))
     assert not (tmp_path / "home").exists()
 
 
 def test_a_class_list_in_another_order_changes_labels_alone(agreed, data, tmp_path):
-    """Original labels follow the list, tasks the schedule, and the order of the images neither."""
-    first = open_server(read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path / "a")).run()
+    """Another order of classes changes only labels.
+
+    Original labels follow the list, tasks the schedule, and the order of the images neither.
+    """
+    first = open_server(
+        read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path / "a")
+    ).run()
     (agreed / "classes.txt").write_text("\n".join(reversed(CLASSES)))
-    second = open_server(read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path / "b")).run()
-    assert first.class_order == [5, 1, 0, 4, 3, 2] and second.class_order == [0, 4, 5, 1, 2, 3]
+    second = open_server(
+        read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path / "b")
+    ).run()
+    assert first.class_order == [5, 1, 0, 4, 3, 2]
+    assert second.class_order == [0, 4, 5, 1, 2, 3]
     assert first.accuracy == second.accuracy
 
 
 def test_a_site_with_another_schedule_refuses(agreed, data, tmp_path):
     site = open_site(read_agreement(agreed), "lyon", data / "lyon", tmp_path / "lyon")
     terms = {**site.terms, "schedule": [["bee", "fox"], *site.terms["schedule"][1:]]}
-    answer = site.answer(written(CALL, Call("a run", terms)))
-    reason = read(REFUSAL, answer, Refusal)[0].reason
-    assert reason == "schedule, entry 1, entry 1 is fox here and bee at the server; give both the same"
+    answer = site.answer(serialize(CALL, Call("a run", terms)))
+    reason = deserialize(REFUSAL, answer, Refusal)[0].reason
+    assert (
+        reason == "schedule, entry 1, entry 1 is fox here and bee at the server; give both the same"
+    )
 
 
 def test_a_folder_that_is_no_class_is_named(agreed, data, tmp_path):
     shutil.copytree(data / "lyon", tmp_path / "images")
     (tmp_path / "images" / "bee").rename(tmp_path / "images" / "Bee")
-    with pytest.raises(FczooError, match=r"images/Bee is of no class in classes\.txt"):
+    with pytest.raises(FczooError, match=r"images/Bee is not a class in classes\.txt"):
         open_site(read_agreement(agreed), "lyon", tmp_path / "images", tmp_path / "lyon")
+
+
+def test_files_that_a_site_does_not_read_are_said(agreed, data, tmp_path, caplog):
+    shutil.copytree(data / "lyon", tmp_path / "images")
+    image = next((tmp_path / "images" / "bee").iterdir())
+    Image.open(image).save(tmp_path / "images" / "bee" / "x.tga")
+    site = open_site(read_agreement(agreed), "lyon", tmp_path / "images", tmp_path / "lyon")
+    line = "1 image file is not read (1 .tga); convert to PNG or JPEG"
+    assert caplog.messages == [f"{tmp_path / 'images'}: {line}"]
+    assert len(site.world.stream.train.labels) == len(list((data / "lyon").rglob("*.*")))
+
+
+def test_class_names_are_compared_in_one_unicode_form(agreed, data, tmp_path):
+    """Compare class names in one Unicode form.
+
+    A folder from macOS has its accents separate from their letters (NFD); the list has not (NFC).
+    """
+    for name in ("classes.txt", "schedule.json"):
+        text = (agreed / name).read_text().replace("bee", unicodedata.normalize("NFC", "béé"))
+        (agreed / name).write_text(text)
+    shutil.copytree(data / "lyon", tmp_path / "images")
+    folder = tmp_path / "images" / unicodedata.normalize("NFD", "béé")
+    (tmp_path / "images" / "bee").rename(folder)
+    site = open_site(read_agreement(agreed), "lyon", tmp_path / "images", tmp_path / "lyon")
+    classes = [site.world.stream.classes[label] for label in site.world.stream.train.labels]
+    assert classes.count(unicodedata.normalize("NFC", "béé")) == len(list(folder.iterdir()))
 
 
 def test_the_server_needs_test_images_of_every_class(agreed, data, tmp_path):
     shutil.copytree(data / "test", tmp_path / "test")
     shutil.rmtree(tmp_path / "test" / "eel")
     with pytest.raises(FczooError, match=r"no test image of class eel in .*test"):
-        open_server(read_agreement(agreed), tmp_path / "test", Here({}))
+        open_server(read_agreement(agreed), tmp_path / "test", LocalConnection({}))
 
 
 def test_a_class_of_which_no_site_has_images_is_told(agreed, data, tmp_path):
@@ -96,17 +141,29 @@ def test_a_class_of_which_no_site_has_images_is_told(agreed, data, tmp_path):
         ("classes.txt", "../etc\n", "cannot name a folder"),
         ("classes.txt", "\n".join(CLASSES[:-1]), "names class fox, which classes.txt lacks"),
         ("classes.txt", "\n".join([*CLASSES, "gnu"]), "has no task for class gnu"),
-        ("schedule.json", "[]", "is no valid schedule: it holds no JSON object"),
-        ("schedule.json", '{"tasks": [["ant", 1]]}', "is no valid schedule: tasks"),
+        ("schedule.json", "[]", "is not a valid schedule: it holds no JSON object"),
+        ("schedule.json", '{"tasks": [["ant", 1]]}', "is not a valid schedule: tasks"),
         ("schedule.json", json.dumps({"tasks": [*TASKS, ["ant"]]}), "names class ant twice"),
         ("schedule.json", json.dumps({"tasks": [*TASKS, []]}), "has a task without classes"),
-        ("run.toml", "method = 1", "is no valid run.toml: method"),
-        ("run.toml", "nonsense", "is no valid run.toml"),
-        ("run.toml", 'method = "hgp"\nsites = ["a", "a"]', "sites must be a list of different names"),
+        ("run.toml", "method = 1", "is not a valid run.toml: method"),
+        ("run.toml", "nonsense", "is not a valid run.toml"),
+        (
+            "run.toml",
+            'method = "hgp"\nsites = ["a", "a"]',
+            "sites must be a list of different names",
+        ),
         ("run.toml", 'method = "hpg"\nsites = ["a"]', "no method is called 'hpg'"),
-        ("run.toml", 'method = "hgp"\nsites = ["a"]\n[settings]\nclients = 4', "they are the sites"),
+        (
+            "run.toml",
+            'method = "hgp"\nsites = ["a"]\n[settings]\nclients = 4',
+            "they are the sites",
+        ),
         ("run.toml", 'method = "hgp"\nsites = ["a"]\n[settings]\nround = 4', "no option 'round'"),
-        ("run.toml", 'method = "hgp"\nsites = ["a"]\n[settings]\ndp_clip = 1.0', "--dp-clip covers updates"),
+        (
+            "run.toml",
+            'method = "hgp"\nsites = ["a"]\n[settings]\ndp_clip = 1.0',
+            "--dp-clip covers updates",
+        ),
         ("run.toml", 'method = "joint"\nsites = ["a"]', "pools the images"),
     ],
 )
@@ -129,14 +186,24 @@ def test_no_site_has_another_name(agreed, data, tmp_path):
 
 def test_without_flower_a_run_over_it_is_refused(agreed, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
-    words = ["site", "init", str(tmp_path / "out"), "--agreed", str(agreed), "--address", "localhost:1"]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 1 and "pip install 'fczoo[flower]'" in done.output
+    words = [
+        "site",
+        "init",
+        str(tmp_path / "out"),
+        "--agreed",
+        str(agreed),
+        "--address",
+        "localhost:1",
+    ]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1 and "pip install 'fczoo[flower]'" in result.output
 
 
 def test_without_flare_no_job_is_written(agreed, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvflare.apis.controller_spec", None)
     monkeypatch.delitem(sys.modules, "fczoo.sites.flare", raising=False)
-    done = CliRunner().invoke(main, ["site", "job", str(tmp_path / "out"), "--agreed", str(agreed)])
-    assert done.exit_code == 1 and "pip install 'fczoo[flare]'" in done.output
+    result = CliRunner().invoke(
+        main, ["site", "job", str(tmp_path / "out"), "--agreed", str(agreed)]
+    )
+    assert result.exit_code == 1 and "pip install 'fczoo[flare]'" in result.output
     assert not (tmp_path / "out").exists()

@@ -1,18 +1,30 @@
-"""Sites that die, are silent, send rubbish, or differ from what was agreed."""
+"""Sites that die, are silent, send rubbish, or differ from the agreement."""
 
 from dataclasses import replace
 
 import pytest
 
 from fczoo import FczooError
-from fczoo.federation.wire import form_of
-from fczoo.sites.messages import CALL, ENROLMENT, REFUSAL, Call, Enrolment, Refusal, read, written
+from fczoo.federation.serialization import form_of
+from fczoo.sites.messages import (
+    CALL,
+    ENROLMENT,
+    REFUSAL,
+    Call,
+    Enrolment,
+    Refusal,
+    deserialize,
+    serialize,
+)
 from fczoo.sites.site import Site
-from helpers_sites import NAMES, Here, own_world, server_of, simulated, sites_of
+from helpers_sites import NAMES, LocalConnection, own_world, server_of, simulate, sites_of
 
 
-class Dying(Here):
-    """Every site loses its process before each second exchange, and the server all answers of each third."""
+class Dying(LocalConnection):
+    """Lose all site processes before each second exchange, and the answers of each third one.
+
+    The server loses all answers of each third.
+    """
 
     def __init__(self, begun, sites):
         super().__init__(sites)
@@ -32,21 +44,24 @@ class Dying(Here):
 
 @pytest.mark.parametrize("name", ["icarl", "lwf", "glfc", "fedcof"])
 def test_killed_sites_go_on_from_their_folders(make_bench, small_method, tmp_path, name):
-    method, bench = small_method(name), make_bench(epochs=1, local="scaffold" if name == "lwf" else None)
+    method, bench = (
+        small_method(name),
+        make_bench(epochs=1, local="scaffold" if name == "lwf" else None),
+    )
 
     def begun(number: int) -> Site:
         return Site(own_world(bench, number), method, 0, number, tmp_path / str(number))
 
     way = Dying(begun, sites_of(bench, method, tmp_path))
-    there, here = server_of(bench, method, way), simulated(bench, method)
-    assert repr(there.run().accuracy) == repr(here.run().accuracy)
+    remote, simulation = server_of(bench, method, way), simulate(bench, method)
+    assert repr(remote.run().accuracy) == repr(simulation.run().accuracy)
     assert way.lost
 
 
 def test_a_silent_site_is_one_that_drops_out(make_bench, small_method, tmp_path):
     bench, method = make_bench(epochs=1), small_method("fedavg")
 
-    class Deaf(Here):
+    class Deaf(LocalConnection):
         def __call__(self, questions, /):
             answers = dict(super().__call__(questions))
             if len(self.passed) == 6:  # the first round, after three enrolments
@@ -62,7 +77,7 @@ def test_a_silent_site_is_one_that_drops_out(make_bench, small_method, tmp_path)
 def test_damaged_answers_are_told_and_left_out(make_bench, small_method, tmp_path, caplog, rubbish):
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
 
-    class Broken(Here):
+    class Broken(LocalConnection):
         def __call__(self, questions, /):
             answers = dict(super().__call__(questions))
             return answers if len(self.passed) == 3 else {**answers, 2: rubbish}
@@ -76,7 +91,7 @@ def test_damaged_answers_are_told_and_left_out(make_bench, small_method, tmp_pat
 def test_an_answer_to_another_question_is_left_out(make_bench, small_method, tmp_path, caplog):
     bench, method = make_bench(epochs=1, rounds=2), small_method("fedavg")
 
-    class Late(Here):
+    class Late(LocalConnection):
         def __call__(self, questions, /):
             answers = dict(super().__call__(questions))
             if len(self.passed) == 9:  # the second round gets what site 0 said in the first
@@ -98,7 +113,7 @@ def test_an_answer_to_another_question_is_left_out(make_bench, small_method, tmp
 )
 def test_enrolments_that_cannot_be_are_refused(make_bench, small_method, enrolment, words):
     def way(questions):
-        return dict.fromkeys(questions, written(ENROLMENT, enrolment))
+        return dict.fromkeys(questions, serialize(ENROLMENT, enrolment))
 
     with pytest.raises(FczooError, match=words):
         server_of(make_bench(), small_method("fedavg"), way)
@@ -112,12 +127,15 @@ def test_enrolments_that_cannot_be_are_refused(make_bench, small_method, enrolme
     ],
 )
 def test_sites_with_other_settings_refuse(make_bench, small_method, tmp_path, changed, words):
-    """Also a server's that would have them protect less than they have agreed to."""
+    """Sites refuse other settings.
+
+    They also refuse a server's settings that would have them protect less than agreed.
+    """
     method, bench = small_method("fedncm"), make_bench()
     sites = sites_of(bench, method, tmp_path)
     sites[1] = sites_of(make_bench(**changed), method, tmp_path / "other")[1]
     with pytest.raises(FczooError, match=f"^site rome: {words}"):
-        server_of(bench, method, Here(sites))
+        server_of(bench, method, LocalConnection(sites))
 
 
 @pytest.mark.parametrize(
@@ -137,14 +155,14 @@ def test_sites_with_other_settings_refuse(make_bench, small_method, tmp_path, ch
 def test_sites_with_other_terms_refuse(make_bench, small_method, tmp_path, terms, words):
     bench, method = make_bench(), small_method("fedavg")
 
-    class Other(Here):
+    class Other(LocalConnection):
         def __call__(self, questions, /):
             return super().__call__({site: changed(call) for site, call in questions.items()})
 
     def changed(content: bytes) -> bytes:
-        call, _ = read(CALL, content, Call)
+        call, _ = deserialize(CALL, content, Call)
         new = {k: {**call.terms[k], **v} if isinstance(v, dict) else v for k, v in terms.items()}
-        return written(CALL, Call(call.run, {**call.terms, **new}))
+        return serialize(CALL, Call(call.run, {**call.terms, **new}))
 
     with pytest.raises(FczooError, match=f"^site paris: {words}; give both the same$"):
         server_of(bench, method, Other(sites_of(bench, method, tmp_path)))
@@ -154,12 +172,14 @@ def test_sites_with_other_terms_refuse(make_bench, small_method, tmp_path, terms
     ("name", "settings", "words"),
     [
         ("joint", {}, "pools the images"),
-        ("fedavg", {"attack": "sign-flip", "attackers": 0.4}, "attack is of simulations alone"),
-        ("fedavg", {"drop_rate": 0.1}, "drop_rate is of simulations alone"),
+        ("fedavg", {"attack": "sign-flip", "attackers": 0.4}, "attack works in simulations only"),
+        ("fedavg", {"drop_rate": 0.1}, "drop_rate works in simulations only"),
         ("fedavg", {"dp_clip": 1.0, "dp_noise": 1.0}, "dp_secure = true"),
     ],
 )
-def test_what_cannot_be_between_sites_is_refused(make_bench, small_method, tmp_path, name, settings, words):
+def test_what_cannot_be_between_sites_is_refused(
+    make_bench, small_method, tmp_path, name, settings, words
+):
     with pytest.raises(FczooError, match=words):
         sites_of(make_bench(**settings), small_method(name), tmp_path)
 
@@ -167,26 +187,28 @@ def test_what_cannot_be_between_sites_is_refused(make_bench, small_method, tmp_p
 def test_questions_of_another_run_and_rubbish_are_refused(make_bench, small_method, tmp_path):
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
     sites = sites_of(bench, method, tmp_path)
-    way = Here(sites)
+    way = LocalConnection(sites)
     server_of(bench, method, way, "first").run()
     question = next(q for _, q, _ in way.passed if form_of(q) != CALL)
     server_of(bench, method, way, "second")
     for content, words in ((question, "not enrolled in this run"), (b"nothing", "damaged")):
         answer = sites[0].answer(content)
         assert form_of(answer) == REFUSAL
-        assert words in read(REFUSAL, answer, Refusal)[0].reason
+        assert words in deserialize(REFUSAL, answer, Refusal)[0].reason
 
 
 def test_no_text_of_an_unforeseen_error_leaves(make_bench, small_method, tmp_path, monkeypatch):
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
     sites = sites_of(bench, method, tmp_path)
-    run = server_of(bench, method, Here(sites))
+    run = server_of(bench, method, LocalConnection(sites))
 
     def failing(*_: object) -> None:
         raise RuntimeError("patient 4711")
 
     monkeypatch.setattr(sites[1], "_client", failing)
-    with pytest.raises(FczooError, match=r"^site rome: RuntimeError at the site, see what it has logged$"):
+    with pytest.raises(
+        FczooError, match=r"^site rome: RuntimeError at the site; its log has the reason$"
+    ):
         run.run()
 
 
@@ -194,23 +216,26 @@ def test_a_damaged_folder_of_a_site_is_named(make_bench, small_method, tmp_path)
     bench, method = make_bench(), small_method("fedavg")
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "kept.safetensors").write_bytes(b"nothing")
-    with pytest.raises(FczooError, match=r"kept\.safetensors is no file of a site"):
+    with pytest.raises(FczooError, match=r"kept\.safetensors is not a file of a site"):
         sites_of(bench, method, tmp_path)
 
 
 def test_a_class_that_no_site_has_is_no_answer(make_bench, small_method, tmp_path):
-    """As in a simulation; a task of which nobody has an image is refused."""
+    """Never answer a class that no site has, as in a simulation.
+
+    Refuse a task without any image.
+    """
     bench, method = make_bench(epochs=1), small_method("fedncm")
-    run = server_of(bench, method, Here(sites_of(bench, method, tmp_path)))
-    assert run.world.held(bench.stream.tasks[-1]).all()
+    run = server_of(bench, method, LocalConnection(sites_of(bench, method, tmp_path)))
+    assert run.world.classes_with_images(bench.stream.tasks[-1]).all()
     sites = sites_of(bench, method, tmp_path / "again")
     for site in sites.values():
         site.world = replace(site.world, partition=none_of_the_last(site.world.partition))
     with pytest.raises(FczooError, match="no site has an image of task 3"):
-        server_of(bench, method, Here(sites))
+        server_of(bench, method, LocalConnection(sites))
     assert len(NAMES) == 3
 
 
 def none_of_the_last(partition):
-    empty = [own[:0] for own in partition.tasks[-1]]
+    empty = [part[:0] for part in partition.tasks[-1]]
     return replace(partition, tasks=(*partition.tasks[:-1], type(partition.tasks[-1])(empty)))

@@ -1,4 +1,6 @@
-"""A server and three clients of NVIDIA FLARE (its proof of concept, on this machine): as in a simulation."""
+"""A server and three clients of NVIDIA FLARE (its proof of concept, on this machine): as in a
+simulation.
+"""
 
 import json
 import os
@@ -19,7 +21,7 @@ from click.testing import CliRunner
 from fczoo import create_method
 from fczoo.cli.app import main
 from fczoo.federation.result import read_result
-from fczoo.sites.begun import BEGUN, CHECKPOINT
+from fczoo.sites.server import CHECKPOINT, RUN_START_FILE
 from helpers_site_folders import simulated_folders
 from helpers_sites import NAMES
 
@@ -31,36 +33,48 @@ ADMIN = "admin@nvidia.com"
 
 
 class Poc:
-    """FLARE's proof of concept in a folder of its own."""
+    """Run FLARE's proof of concept in its own folder."""
 
     def __init__(self, folder: Path):
         self.kits = folder / "poc" / "example_project" / "prod_00"
         (folder / "home").mkdir()
-        here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        own = {"HOME": str(folder / "home"), "NVFLARE_POC_WORKSPACE": str(folder / "poc"), "PATH": here}
-        self.environment = {**os.environ, **own}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        variables = {
+            "HOME": str(folder / "home"),
+            "NVFLARE_POC_WORKSPACE": str(folder / "poc"),
+            "PATH": path,
+        }
+        self.environment = {**os.environ, **variables}
         self.said("poc", "prepare", "-c", *NAMES, "--force")
 
     def said(self, *words: str) -> Any:
-        """What a command of FLARE says as JSON."""
+        """Return what a command of FLARE prints as JSON."""
         command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *words]
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=LONGEST, check=False
+        process = subprocess.run(
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+            check=False,
         )
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        assert lines and "data" in lines[-1], done.stdout + done.stderr
+        lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+        assert lines and "data" in lines[-1], process.stdout + process.stderr
         return lines[-1]["data"]
 
     def allow(self, agreed: Path, images: Path) -> None:
-        """What each participant does: it lets fczoo act, and has the agreed files and its images at hand."""
+        """Do what each participant does.
+
+        It lets fczoo act, and has the agreed files and its images at hand.
+        """
         for name in ("server", *NAMES):
-            local, place = self.kits / name / "local", self.kits / name / "fczoo"
+            local, site_folder = self.kits / name / "local", self.kits / name / "fczoo"
             resources = json.loads((local / "resources.json.default").read_text())
             resources["class_allow_list"].append("fczoo.sites.flare")
             resources["allow_log_streaming"] = False
             (local / "resources.json").write_text(json.dumps(resources))
-            shutil.copytree(agreed, place / "agreed")
-            (place / "images").symlink_to(images / ("test" if name == "server" else name))
+            shutil.copytree(agreed, site_folder / "agreed")
+            (site_folder / "images").symlink_to(images / ("test" if name == "server" else name))
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -73,27 +87,32 @@ class Poc:
             self.kill()
 
     def kill(self, of: str = "", what: str = "") -> int:
-        """End processes at once, with the folder of a participant and a word in their command; how many."""
+        """End processes of a participant's folder at once, and return their number.
+
+        Their command has the word.
+        """
         import psutil  # FLARE needs it, too
 
-        ended = 0
+        count = 0
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
-            if any(word.startswith(str(self.kits / of)) for word in words) and what in " ".join(words):
+            if any(
+                argument.startswith(str(self.kits / of)) for argument in words
+            ) and what in " ".join(words):
                 with suppress(psutil.Error):
                     process.kill()
-                    ended += 1
-        return ended
+                    count += 1
+        return count
 
     def submit(self, job: Path) -> str:
-        """Number of a job that is under way."""
+        """Return the number of a job that is under way."""
         return str(self.said("job", "submit", "-j", str(job), *self.kit)["job_id"])
 
     def status(self, number: str, outcome: Path) -> str:
-        """Status of a job once it is over; its files are in ``outcome``."""
-        said = self.said("job", "wait", number, "--timeout", str(int(LONGEST)), *self.kit)
+        """Return the status of a job once it is over; its files are in ``outcome``."""
+        reply = self.said("job", "wait", number, "--timeout", str(int(LONGEST)), *self.kit)
         self.said("job", "download", number, "-o", str(outcome), *self.kit)
-        return str(said["status"])
+        return str(reply["status"])
 
     @property
     def kit(self) -> tuple[str, str]:
@@ -101,37 +120,52 @@ class Poc:
 
 
 @pytest.mark.slow
-def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulation(agreed, data, tmp_path):
+def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulation(
+    agreed, data, tmp_path
+):
     for port in PORTS:
         with socket() as probe:
             if not probe.connect_ex(("127.0.0.1", port)):
-                pytest.skip(f"something else listens at port {port}, which FLARE's proof of concept takes")
+                pytest.skip(
+                    f"something else listens at port {port}, which FLARE's proof of concept takes"
+                )
     job = tmp_path / "job"
-    done = CliRunner().invoke(main, ["site", "job", str(job), "--agreed", str(agreed), "--patience", "300"])
-    assert done.exit_code == 0, done.output
+    command = CliRunner().invoke(
+        main, ["site", "job", str(job), "--agreed", str(agreed), "--patience", "300"]
+    )
+    assert command.exit_code == 0, command.output
     flare = Poc(tmp_path)
     flare.allow(agreed, data)
     resources = flare.kits / "rome" / "local" / "resources.json"
     quiet = resources.read_text()
     with flare.running():
-        resources.write_text(quiet.replace('"allow_log_streaming": false', '"allow_log_streaming": true'))
-        assert flare.status(flare.submit(job), tmp_path / "refused") == "FINISHED:EXECUTION_EXCEPTION"
+        resources.write_text(
+            quiet.replace('"allow_log_streaming": false', '"allow_log_streaming": true')
+        )
+        assert (
+            flare.status(flare.submit(job), tmp_path / "refused") == "FINISHED:EXECUTION_EXCEPTION"
+        )
         log = next((tmp_path / "refused").rglob("log.txt")).read_text()
-        assert "site rome: its log goes to the server; say allow_log_streaming = false" in log
+        assert "site rome: its log goes to the server; set allow_log_streaming = false" in log
         resources.write_text(quiet)
         cut, end = flare.submit(job), time.monotonic() + LONGEST
-        place = flare.kits / "server" / "fczoo"
-        while not (place / CHECKPOINT).exists():
+        server_folder = flare.kits / "server" / "fczoo"
+        while not (server_folder / CHECKPOINT).exists():
             assert time.monotonic() < end
             time.sleep(0.1)
         assert flare.kill("paris", "worker_process")
-        begun = (place / BEGUN).read_text()
+        start = (server_folder / RUN_START_FILE).read_text()
         assert flare.status(cut, tmp_path / "cut") != "FINISHED:COMPLETED"
         assert flare.status(flare.submit(job), tmp_path / "outcome") == "FINISHED:COMPLETED"
-        assert (place / BEGUN).read_text() == begun  # it went on
-    (found,) = (tmp_path / "outcome").rglob("result.json")
-    there, here = read_result(found), simulated_folders(agreed, data).run(create_method("hgp"))
-    assert there.rejected == []
-    assert there.metrics["A_N"] == pytest.approx(here.metrics["A_N"], abs=1e-5)
-    np.testing.assert_allclose(np.concatenate(there.accuracy), np.concatenate(here.accuracy), atol=1e-5)
-    assert (there.bytes_up, there.bytes_down) == (here.bytes_up, here.bytes_down)
+        assert (server_folder / RUN_START_FILE).read_text() == start  # it continued
+    (result_file,) = (tmp_path / "outcome").rglob("result.json")
+    result, simulation = (
+        read_result(result_file),
+        simulated_folders(agreed, data).run(create_method("hgp")),
+    )
+    assert result.rejected == []
+    assert result.metrics["A_N"] == pytest.approx(simulation.metrics["A_N"], abs=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate(result.accuracy), np.concatenate(simulation.accuracy), atol=1e-5
+    )
+    assert (result.bytes_up, result.bytes_down) == (simulation.bytes_up, simulation.bytes_down)

@@ -1,4 +1,6 @@
-"""A server and three nodes of Flower on this machine, with TLS and keys: the numbers of a simulation."""
+"""A server and three nodes of Flower on this machine, with TLS and keys: the numbers of a
+simulation.
+"""
 
 import json
 import os
@@ -19,10 +21,10 @@ from click.testing import CliRunner
 from fczoo import create_method
 from fczoo.cli.app import main
 from fczoo.federation.result import read_result
-from fczoo.federation.wire import unpack
-from fczoo.sites.begun import BEGUN, CHECKPOINT
-from fczoo.sites.processes import LOG
-from fczoo.sites.site import KEPT
+from fczoo.federation.serialization import unpack
+from fczoo.sites.folders import LOG
+from fczoo.sites.server import CHECKPOINT, RUN_START_FILE
+from fczoo.sites.site import STATE_FORM
 from helpers_site_folders import simulated_folders
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
@@ -32,18 +34,18 @@ LONGEST = 420.0  # seconds for which anything is waited for
 
 @contextmanager
 def process(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command of fczoo with all that it starts, ended afterwards."""
+    """Run a command of fczoo and end it afterwards with all that it started."""
     with log.open("ab") as out:
         command = [sys.executable, "-m", "fczoo", "site", "start", *words]
-        started = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+        group = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
         try:
-            yield started
+            yield group
         finally:
-            kill(started)
+            kill(group)
 
 
 def kill(started: subprocess.Popen[bytes]) -> None:
-    """The process and all of its group, at once."""
+    """Kill the process and all of its group at once."""
     with suppress(ProcessLookupError):
         os.killpg(started.pid, signal.SIGKILL)
     started.wait()
@@ -56,13 +58,13 @@ def wait(for_what: Callable[[], object], log: Path) -> None:
         time.sleep(0.5)
 
 
-def answered(kept: Path) -> bool:
-    """Whether a site has answered a question of its first task."""
-    return kept.exists() and unpack(KEPT, kept.read_bytes())[1]["moment"][0] == 0
+def has_answered(kept: Path) -> bool:
+    """Return whether a site has answered a question of its first task."""
+    return kept.exists() and unpack(STATE_FORM, kept.read_bytes())[1]["moment"][0] == 0
 
 
-def said(folder: Path) -> str:
-    """What Flower has said to a site."""
+def flower_log(folder: Path) -> str:
+    """Return Flower's log of a site."""
     return (folder / LOG).read_text() if (folder / LOG).exists() else ""
 
 
@@ -73,61 +75,74 @@ def free_port() -> int:
 
 
 def init(out: Path, agreed: Path, port: int) -> None:
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         main, ["site", "init", str(out), "--agreed", str(agreed), "--address", f"localhost:{port}"]
     )
-    assert done.exit_code == 0, done.output
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.slow
-def test_three_nodes_with_a_node_and_the_server_killed_and_strangers_refused(agreed, data, tmp_path):
+def test_three_nodes_with_a_node_and_the_server_killed_and_strangers_refused(
+    agreed, data, tmp_path
+):
     halves = [["fox", "bee", "ant"], ["eel", "dog", "cat"]]
     (agreed / "schedule.json").write_text(json.dumps({"tasks": halves}))
-    port, out, other = free_port(), tmp_path / "federation", tmp_path / "other"
+    port, out, second = free_port(), tmp_path / "federation", tmp_path / "other"
     init(out, agreed, port)
-    init(other, agreed, port)
-    shutil.copy(out / "rome" / "ca.crt", other / "rome")  # so that Rome's stranger lacks a key alone
-    log, kept = tmp_path / "log", out / "paris" / "kept" / "kept.safetensors"
+    init(second, agreed, port)
+    shutil.copy(
+        out / "rome" / "ca.crt", second / "rome"
+    )  # so that Rome's stranger lacks a key alone
+    log, memory_file = tmp_path / "log", out / "paris" / "kept" / "kept.safetensors"
 
-    def start(images: str, folder: Path, *more: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    def start(
+        images: str, folder: Path, *more: str
+    ) -> AbstractContextManager[subprocess.Popen[bytes]]:
         return process(log, str(folder), "--images", str(data / images), *more)
 
     def serve() -> AbstractContextManager[subprocess.Popen[bytes]]:
         return start("test", out / "server", "--patience", "400")
 
     with serve() as first:
-        with start("rome", other / "rome"):
-            wait(lambda: "Failed to activate SuperNode" in said(other / "rome"), log)
-            with start("paris", other / "paris") as stranger:
+        with start("rome", second / "rome"):
+            wait(lambda: "Failed to activate SuperNode" in flower_log(second / "rome"), log)
+            with start("paris", second / "paris") as stranger:
                 assert stranger.wait(LONGEST) == 1
             assert "is not the one for which this folder was written" in log.read_text()
         with start("rome", out / "rome"), start("lyon", out / "lyon"):
             with start("paris", out / "paris") as paris:
-                wait(lambda: answered(kept) or first.poll() is not None, log)
+                wait(lambda: has_answered(memory_file) or first.poll() is not None, log)
                 kill(paris)
             assert first.poll() is None, log.read_text()[-3000:]
-            done = CliRunner().invoke(main, ["site", "status", str(out / "server")])
-            assert done.exit_code == 0 and ": running, " in done.output, done.output
+            status = CliRunner().invoke(main, ["site", "status", str(out / "server")])
+            assert status.exit_code == 0 and ": running, " in status.output, status.output
             with start("paris", out / "paris"):
-                saved = out / "server" / CHECKPOINT
-                wait(lambda: saved.exists() or first.poll() is not None, log)
+                checkpoint = out / "server" / CHECKPOINT
+                wait(lambda: checkpoint.exists() or first.poll() is not None, log)
                 kill(first)
-                assert saved.exists(), log.read_text()[-3000:]
-                begun = (out / "server" / BEGUN).stat().st_mtime_ns
+                assert checkpoint.exists(), log.read_text()[-3000:]
+                mtime = (out / "server" / RUN_START_FILE).stat().st_mtime_ns
                 with serve() as server:
                     wait(lambda: server.poll() is not None, log)
-                assert (out / "server" / BEGUN).stat().st_mtime_ns == begun  # it went on
+                assert (out / "server" / RUN_START_FILE).stat().st_mtime_ns == mtime  # it continued
     assert server.returncode == 0, log.read_text()[-3000:]
-    there = read_result(out / "server" / "result.json")
-    here = simulated_folders(agreed, data).run(create_method("hgp"))
-    assert there.rejected == []
-    assert there.metrics["A_N"] == pytest.approx(here.metrics["A_N"], abs=1e-5)
-    np.testing.assert_allclose(np.concatenate(there.accuracy), np.concatenate(here.accuracy), atol=1e-5)
+    result = read_result(out / "server" / "result.json")
+    simulation = simulated_folders(agreed, data).run(create_method("hgp"))
+    assert result.rejected == []
+    assert result.metrics["A_N"] == pytest.approx(simulation.metrics["A_N"], abs=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate(result.accuracy), np.concatenate(simulation.accuracy), atol=1e-5
+    )
     assert "MB on the wire" in log.read_text()
-    assert (there.bytes_up, there.bytes_down) == (here.bytes_up, here.bytes_down)
-    assert not list(other.glob("*/kept/kept.safetensors"))
-    written = [kept, *(out / "paris" / "kept" / "cache").rglob("*.u8"), *out.glob("*/flower.log")]
-    assert len(written) == 6 and not any(file.stat().st_mode & 0o077 for file in written)
+    assert (result.bytes_up, result.bytes_down) == (simulation.bytes_up, simulation.bytes_down)
+    assert not list(second.glob("*/kept/kept.safetensors"))
+    written = [
+        memory_file,
+        *(out / "paris" / "kept" / "cache").rglob("*.u8"),
+        *out.glob("*/flower.log"),
+    ]
+    assert len(written) == 6
+    assert not any(file.stat().st_mode & 0o077 for file in written)
 
 
 def listens(port: int) -> bool:
@@ -136,7 +151,9 @@ def listens(port: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux signals a process when its parent is gone"
+)
 def test_a_server_whose_command_alone_is_killed_is_gone_and_can_begin_again(agreed, data, tmp_path):
     port, log = free_port(), tmp_path / "log"
     init(tmp_path / "federation", agreed, port)
@@ -154,7 +171,9 @@ def test_a_server_whose_command_alone_is_killed_is_gone_and_can_begin_again(agre
 def test_a_site_says_for_which_server_it_waits_and_goes_on_waiting(agreed, data, tmp_path):
     port, log = free_port(), tmp_path / "log"
     init(tmp_path / "federation", agreed, port)
-    with process(log, str(tmp_path / "federation" / "lyon"), "--images", str(data / "lyon")) as site:
+    with process(
+        log, str(tmp_path / "federation" / "lyon"), "--images", str(data / "lyon")
+    ) as site:
         wait(lambda: "waiting" in log.read_text() or site.poll() is not None, log)
         assert f"waiting for localhost:{port} (Connection refused)" in log.read_text()
         assert site.poll() is None
@@ -162,7 +181,10 @@ def test_a_site_says_for_which_server_it_waits_and_goes_on_waiting(agreed, data,
 
 @pytest.mark.slow
 def test_a_run_that_fails_ends_with_its_reason(agreed, data, tmp_path):
-    """Flower's own command to begin a run has exit status 0 then."""
+    """A run that fails ends with its reason.
+
+    Flower's own command to begin a run has exit status 0 then.
+    """
     init(tmp_path / "federation", agreed, free_port())
     shutil.copytree(data / "test", tmp_path / "test")
     shutil.rmtree(tmp_path / "test" / "eel")
@@ -171,7 +193,9 @@ def test_a_run_that_fails_ends_with_its_reason(agreed, data, tmp_path):
         wait(lambda: server.poll() is not None, tmp_path / "log")
     last = (tmp_path / "log").read_text().splitlines()[-1]
     assert server.returncode == 1
-    assert last.startswith("Error: the run has finished as failed: no test image of class eel in "), last
+    assert last.startswith(
+        "Error: the run has finished as failed: no test image of class eel in "
+    ), last
 
 
 @pytest.mark.parametrize(
@@ -179,10 +203,16 @@ def test_a_run_that_fails_ends_with_its_reason(agreed, data, tmp_path):
     [
         (
             ["init", "OUT", "--agreed", "AGREED", "--address", "nowhere"],
-            "--address 'nowhere' is no HOST:PORT",
+            "--address 'nowhere' is not a HOST:PORT",
         ),
-        (["init", "OUT", "--agreed", "AGREED", "--address", "a:\u00b2"], "PORT is a number from 1 to 65535"),
-        (["init", "OUT", "--agreed", "AGREED", "--address", "a:65536"], "PORT is a number from 1 to 65535"),
+        (
+            ["init", "OUT", "--agreed", "AGREED", "--address", "a:\u00b2"],
+            "PORT is a number from 1 to 65535",
+        ),
+        (
+            ["init", "OUT", "--agreed", "AGREED", "--address", "a:65536"],
+            "PORT is a number from 1 to 65535",
+        ),
         (["init", "OUT", "--agreed", "AGREED", "--address", "münchen.de:1"], "HOST is a name"),
         (["init", "OUT", "--agreed", "AGREED", "--address", "[::1]:1"], "HOST is a name"),
         (["init", "AGREED", "--agreed", "AGREED", "--address", "a:1"], "exists already"),
@@ -192,9 +222,11 @@ def test_a_run_that_fails_ends_with_its_reason(agreed, data, tmp_path):
 )
 def test_words_that_do_not_fit_are_refused_in_one_line(agreed, tmp_path, words, said):
     places = {"OUT": str(tmp_path / "out"), "AGREED": str(agreed)}
-    done = CliRunner().invoke(main, ["site", *(places.get(word, word) for word in words)])
-    assert done.exit_code == 1 and said in done.output
-    assert sum(line.startswith("Error") for line in done.output.splitlines()) == 1
+    result = CliRunner().invoke(
+        main, ["site", *(places.get(argument, argument) for argument in words)]
+    )
+    assert result.exit_code == 1 and said in result.output
+    assert sum(line.startswith("Error") for line in result.output.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -202,9 +234,18 @@ def test_words_that_do_not_fit_are_refused_in_one_line(agreed, tmp_path, words, 
 def test_a_site_is_called_as_a_folder_can_be(agreed, tmp_path, name):
     run = (agreed / "run.toml").read_text()
     (agreed / "run.toml").write_text(run.replace('"lyon"', f'"{name}"'))
-    words = ["site", "init", str(tmp_path / "out"), "--agreed", str(agreed), "--address", "localhost:9443"]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 1 and "a site's name must be that of a folder" in done.output
+    words = [
+        "site",
+        "init",
+        str(tmp_path / "out"),
+        "--agreed",
+        str(agreed),
+        "--address",
+        "localhost:9443",
+    ]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1
+    assert "a site's name must be that of a folder" in result.output
     assert not (tmp_path / "out").exists()
 
 
@@ -212,19 +253,32 @@ def test_the_name_of_a_server_may_be_long(agreed, tmp_path):
     from cryptography.x509 import DNSName, SubjectAlternativeName, load_pem_x509_certificate
 
     host = ".".join(["a" * 60, "b" * 60, "example", "org"])
-    words = ["site", "init", str(tmp_path / "out"), "--agreed", str(agreed), "--address", f"{host}:9443"]
+    words = [
+        "site",
+        "init",
+        str(tmp_path / "out"),
+        "--agreed",
+        str(agreed),
+        "--address",
+        f"{host}:9443",
+    ]
     assert CliRunner().invoke(main, words).exit_code == 0
-    certificate = load_pem_x509_certificate((tmp_path / "out" / "server" / "server.crt").read_bytes())
+    certificate = load_pem_x509_certificate(
+        (tmp_path / "out" / "server" / "server.crt").read_bytes()
+    )
     names = certificate.extensions.get_extension_for_class(SubjectAlternativeName).value
     assert host in names.get_values_for_type(DNSName)
 
 
 def test_a_folder_with_an_address_that_is_none_says_so(agreed, tmp_path):
     init(tmp_path / "federation", agreed, 9443)
-    place = tmp_path / "federation" / "lyon" / "place.json"
-    place.write_text(place.read_text().replace("localhost:9443", "localhost"))
-    done = CliRunner().invoke(main, ["site", "start", str(place.parent), "--images", str(tmp_path)])
-    assert done.exit_code == 1 and "place.json is not valid: 'localhost' is no HOST:PORT" in done.output
+    address_file = tmp_path / "federation" / "lyon" / "place.json"
+    address_file.write_text(address_file.read_text().replace("localhost:9443", "localhost"))
+    result = CliRunner().invoke(
+        main, ["site", "start", str(address_file.parent), "--images", str(tmp_path)]
+    )
+    assert result.exit_code == 1
+    assert "place.json is not valid: 'localhost' is not a HOST:PORT" in result.output
 
 
 def test_a_second_server_leaves_the_first_ones_files(agreed, data, tmp_path):
@@ -234,22 +288,32 @@ def test_a_second_server_leaves_the_first_ones_files(agreed, data, tmp_path):
         port, server = first.getsockname()[1], tmp_path / "federation" / "server"
         init(tmp_path / "federation", agreed, port)
         (server / "result.json").write_text("{}")
-        done = CliRunner().invoke(main, ["site", "start", str(server), "--images", str(data / "test")])
-    assert done.exit_code == 1 and f"Error: the server cannot have port {port}: Address" in done.output
+        result = CliRunner().invoke(
+            main, ["site", "start", str(server), "--images", str(data / "test")]
+        )
+    assert result.exit_code == 1
+    assert f"Error: the server cannot have port {port}: Address" in result.output
     assert (server / "result.json").exists()
 
 
 def test_a_site_that_cannot_be_opened_says_so_where_it_is(agreed, data, tmp_path):
     init(tmp_path / "federation", agreed, 9443)
     shutil.copytree(data / "lyon" / "bee", tmp_path / "images" / "Bee")
-    place = str(tmp_path / "federation" / "lyon")
-    done = CliRunner().invoke(main, ["site", "start", place, "--images", str(tmp_path / "images")])
-    assert done.exit_code == 1 and "images/Bee is of no class in classes.txt" in done.output
+    folder = str(tmp_path / "federation" / "lyon")
+    result = CliRunner().invoke(
+        main, ["site", "start", folder, "--images", str(tmp_path / "images")]
+    )
+    assert result.exit_code == 1
+    assert "images/Bee is not a class in classes.txt" in result.output
 
 
 def test_keys_are_for_their_owners_alone(agreed, tmp_path):
     init(tmp_path / "federation", agreed, 9443)
     for key in (tmp_path / "federation").rglob("*.key"):
         assert key.stat().st_mode & 0o077 == 0
-    sent = {file.name for file in (tmp_path / "federation" / "server" / "app").rglob("*") if file.is_file()}
-    assert sent == {"pyproject.toml", "__init__.py", "apps.py"}  # all of which nodes get
+    app_files = {
+        file.name
+        for file in (tmp_path / "federation" / "server" / "app").rglob("*")
+        if file.is_file()
+    }
+    assert app_files == {"pyproject.toml", "__init__.py", "apps.py"}  # all of which nodes get

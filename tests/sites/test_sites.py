@@ -1,28 +1,39 @@
-"""Runs between sites, of which each has its own images alone: the numbers of a simulation with that split."""
+"""Runs between sites with separate images: the numbers of a simulation with that split."""
 
 import pytest
 import torch
 
 from fczoo.core.registry import METHODS
-from helpers_sites import Here, server_of, simulated, sites_of
+from helpers_sites import LocalConnection, server_of, simulate, sites_of
 
-ALIKE = ("accuracy", "metrics", "bytes_up", "bytes_down", "client_rounds", "uploaded", "rejected", "privacy")
+ALIKE = (
+    "accuracy",
+    "metrics",
+    "bytes_up",
+    "bytes_down",
+    "client_rounds",
+    "uploaded",
+    "rejected",
+    "privacy",
+)
 BY_NUMBER = ("pip", "ranpac", "stsae")  # they draw for each image by its number in the data set
-METHODS_OF_SITES = [n for n in METHODS.names() if METHODS.get(n)().training().scope != "pooled"]
+METHODS_OF_SITES = [
+    n for n in METHODS.names() if METHODS.get(n)().training().data_scope != "pooled"
+]
 
 
-def both(make_bench, method, folder, **settings):
-    """The simulated run, and that between sites, both over."""
-    here = simulated(make_bench(epochs=1, **settings), method)
+def simulate_and_run(make_bench, method, folder, **settings):
+    """Return the simulated run, and that between sites, both finished."""
+    simulation = simulate(make_bench(epochs=1, **settings), method)
     bench = make_bench(epochs=1, **settings)
-    there = server_of(bench, method, Here(sites_of(bench, method, folder)))
-    here.run()
-    there.run()
-    return here, there
+    remote = server_of(bench, method, LocalConnection(sites_of(bench, method, folder)))
+    simulation.run()
+    remote.run()
+    return simulation, remote
 
 
 def same(here, there):
-    """The accuracy of every task, the state and all that is counted."""
+    """Compare the accuracy of every task, the state and all that is counted."""
     for name in ALIKE:
         assert repr(getattr(there.result, name)) == repr(getattr(here.result, name)), name
     assert there.state.keys() == here.state.keys()
@@ -32,15 +43,24 @@ def same(here, there):
 
 @pytest.mark.parametrize("name", [n for n in METHODS_OF_SITES if n not in BY_NUMBER])
 def test_numbers_are_those_of_a_simulation(make_bench, small_method, tmp_path, name):
-    """For every method, with clients that are not drawn and one that has nothing of a task."""
-    same(*both(make_bench, small_method(name), tmp_path, participation=0.7, augment="crop"))
+    """Numbers are those of a simulation.
+
+    This holds for every method, with clients that are not drawn and one that has nothing of a task.
+    """
+    same(
+        *simulate_and_run(
+            make_bench, small_method(name), tmp_path, participation=0.7, augment="crop"
+        )
+    )
 
 
 @pytest.mark.parametrize("name", BY_NUMBER)
 def test_methods_that_draw_by_number_run_between_sites(make_bench, small_method, tmp_path, name):
-    here, there = both(make_bench, small_method(name), tmp_path)
-    assert there.state.keys() == here.state.keys() and len(there.result.accuracy) == 3
-    assert there.result.bytes_up == here.result.bytes_up and not there.result.rejected
+    simulation, remote = simulate_and_run(make_bench, small_method(name), tmp_path)
+    assert remote.state.keys() == simulation.state.keys()
+    assert len(remote.result.accuracy) == 3
+    assert remote.result.bytes_up == simulation.result.bytes_up
+    assert not remote.result.rejected
 
 
 @pytest.mark.parametrize(
@@ -56,10 +76,14 @@ def test_methods_that_draw_by_number_run_between_sites(make_bench, small_method,
     ],
 )
 def test_settings_act_as_in_a_simulation(make_bench, small_method, tmp_path, name, settings):
-    """Clipping, withholding, outliers, control variates, fixed views with remembered teachers."""
-    here, there = both(make_bench, small_method(name), tmp_path, **settings)
-    same(here, there)
-    plain = simulated(make_bench(epochs=1), small_method(name))
+    """Settings act as in a simulation.
+
+    They are clipping, withholding, outliers, control variates, and fixed views with remembered
+    teachers.
+    """
+    simulation, remote = simulate_and_run(make_bench, small_method(name), tmp_path, **settings)
+    same(simulation, remote)
+    plain = simulate(make_bench(epochs=1), small_method(name))
     plain.run()
-    differs = any(not torch.equal(plain.state[k], value) for k, value in here.state.items())
+    differs = any(not torch.equal(plain.state[k], value) for k, value in simulation.state.items())
     assert differs or "outliers" in settings, "the setting does nothing here"

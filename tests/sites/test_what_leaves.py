@@ -1,4 +1,4 @@
-"""What leaves a site: its upload, as protected as it said, and a few numbers. Nothing that it keeps."""
+"""Uploads of a site: protected as promised, with a few numbers, and without its private state."""
 
 from dataclasses import asdict
 
@@ -6,81 +6,97 @@ import pytest
 import torch
 
 from fczoo.core.payload import content_of
-from fczoo.federation.wire import form_of, unpack
-from fczoo.sites.messages import ENROLMENT, UPLOAD, Enrolment, read
-from helpers_sites import Here, server_of, sites_of
+from fczoo.federation.serialization import form_of, unpack
+from fczoo.sites.messages import ENROLMENT, UPLOAD, Enrolment, deserialize
+from helpers_sites import LocalConnection, server_of, sites_of
 
 NOTES = {"question", "images", "loss", "exemplars"}
 
 
 def answers(make_bench, method, folder, **settings):
-    """The run between sites, and all uploads: site, tensors, what is said beside them."""
+    """Return the run between sites and all uploads: site, tensors, and the numbers next to them."""
     bench = make_bench(epochs=1, **settings)
-    way = Here(sites_of(bench, method, folder))
+    way = LocalConnection(sites_of(bench, method, folder))
     run = server_of(bench, method, way)
     run.run()
-    found = []
+    uploads = []
     for number, _, answer in way.passed:
         if form_of(answer) == UPLOAD:
             trees, notes = unpack(UPLOAD, answer)
             assert set(trees) == {"payload"} and set(notes) == NOTES
-            found.append((number, trees["payload"], notes))
-    assert found
-    return run, found, way
+            uploads.append((number, trees["payload"], notes))
+    assert uploads
+    return run, uploads, way
 
 
 @pytest.mark.parametrize("name", ["icarl", "glfc", "lwf", "podnet"])
 def test_memories_and_positions_stay(make_bench, small_method, tmp_path, name):
-    """An answer holds tensors that the method declares as uploads, and no other."""
+    """Answers hold only tensors that the method declares as uploads."""
     method = small_method(name)
-    run, found, way = answers(make_bench, method, tmp_path)
-    training = run.uplink.training
-    for _, tensors, _ in found:
-        assert all(content_of(tensor, training.trained, training.uploads) for tensor in tensors)
-    kept = [site.standing.kept for site in way.sites.values()]
-    assert any(k.memories or k.taught for k in kept)
+    run, uploads, way = answers(make_bench, method, tmp_path)
+    training = run.server.uplink.training
+    for _, tensors, _ in uploads:
+        assert all(
+            content_of(tensor, training.trained_prefixes, training.uploads) for tensor in tensors
+        )
+    states = [site.standing.kept for site in way.sites.values()]
+    assert any(k.memories or k.taught for k in states)
     of_server = [name for memory in run.memories.values() for name in memory]
     assert set(of_server) <= {training.exemplars}
 
 
 def test_the_server_counts_exemplars_and_knows_none(make_bench, small_method, tmp_path):
-    run, found, way = answers(make_bench, small_method("icarl"), tmp_path)
+    run, uploads, way = answers(make_bench, small_method("icarl"), tmp_path)
     for number, site in way.sites.items():
-        own = site.standing.kept.memories[number]["exemplar.index"]
-        last = [notes for client, _, notes in found if client == number][-1]
-        assert sum(last["exemplars"]) == len(own) > 0
-        assert len(run.memories[number]["exemplar.index"]) == len(own)
+        exemplars = site.standing.kept.memories[number]["exemplar.index"]
+        last = [notes for client, _, notes in uploads if client == number][-1]
+        assert sum(last["exemplars"]) == len(exemplars) > 0
+        assert len(run.memories[number]["exemplar.index"]) == len(exemplars)
 
 
 def test_rare_classes_are_withheld_before_anything_leaves(make_bench, small_method, tmp_path):
-    _, found, way = answers(make_bench, small_method("fedncm"), tmp_path, min_class_count=4)
-    counts = torch.cat([tensors[n] for _, tensors, _ in found for n in tensors if n.endswith("count")])
+    _, uploads, way = answers(make_bench, small_method("fedncm"), tmp_path, min_class_count=4)
+    counts = torch.cat(
+        [tensors[n] for _, tensors, _ in uploads for n in tensors if n.endswith("count")]
+    )
     assert counts[counts > 0].min() >= 4 and (counts == 0).any()
-    for _, tensors, _ in found:
+    for _, tensors, _ in uploads:
         (count,) = (value for name, value in tensors.items() if name.endswith("count"))
         (total,) = (value for name, value in tensors.items() if name.endswith("sum"))
         assert not total[count == 0].any()
-    enrolments = [read(ENROLMENT, a, Enrolment)[0] for _, _, a in way.passed if form_of(a) == ENROLMENT]
+    enrolments = [
+        deserialize(ENROLMENT, a, Enrolment)[0] for _, _, a in way.passed if form_of(a) == ENROLMENT
+    ]
     for number, enrolment in enumerate(enrolments):
         labels = torch.bincount(way.sites[number].world.train.labels)
         assert enrolment.classes == torch.nonzero(labels >= 4).flatten().tolist()
 
 
-def test_clipped_uploads_are_short_and_come_without_losses_and_classes(make_bench, small_method, tmp_path):
-    run, found, way = answers(make_bench, small_method("fedavg"), tmp_path, dp_clip=0.01, rounds=1)
-    assert all(notes["loss"] is None for _, _, notes in found)
+def test_clipped_uploads_are_short_and_come_without_losses_and_classes(
+    make_bench, small_method, tmp_path
+):
+    run, uploads, way = answers(
+        make_bench, small_method("fedavg"), tmp_path, dp_clip=0.01, rounds=1
+    )
+    assert all(notes["loss"] is None for _, _, notes in uploads)
     for number, question, answer in way.passed:
         if form_of(answer) == ENROLMENT:
-            assert read(ENROLMENT, answer, Enrolment)[0].classes is None
+            assert deserialize(ENROLMENT, answer, Enrolment)[0].classes is None
             continue
-        state, upload = unpack(form_of(question), question)[0]["state"], unpack(UPLOAD, answer)[0]["payload"]
+        state, upload = (
+            unpack(form_of(question), question)[0]["state"],
+            unpack(UPLOAD, answer)[0]["payload"],
+        )
         change = torch.cat([(value - state[name]).flatten() for name, value in upload.items()])
         assert change.norm() <= 0.01 * (1 + 1e-6), number
     assert run.result.rejected == [] and asdict(run.result)["privacy"] == {}
 
 
 def test_noise_is_not_the_seeds(make_bench, small_method, tmp_path):
-    """The server knows the seed, so noise that came from it could be taken off again."""
+    """Noise does not come from the seed.
+
+    The server knows the seed, so such noise could be taken off again.
+    """
     settings = {"dp_clip": 0.1, "dp_noise": 1.0, "dp_secure": True, "rounds": 1, "tasks": 3}
     first, second = (
         answers(make_bench, small_method("fedavg"), tmp_path / name, **settings)[1] for name in "ab"

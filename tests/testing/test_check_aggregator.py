@@ -37,7 +37,10 @@ def in_place(payloads):
 
 def by_chance(payloads):
     part = torch.rand(())
-    return {name: part * payloads[0][name] + (1 - part) * value for name, value in uniform(payloads).items()}
+    return {
+        name: part * payloads[0][name] + (1 - part) * value
+        for name, value in uniform(payloads).items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,8 +49,8 @@ def by_chance(payloads):
         (lambda payloads: dict(payloads[0]), "returns the memory of an upload as"),
         (lambda payloads: {"head": uniform(payloads)["head"]}, "loses the parameter prompt"),
         (in_double, "makes torch.float64 .* of torch.bfloat16"),
-        (total, "merges head to a value beyond those of all clients"),
-        (drifting, "(merges head to a value beyond|changes head, on which all clients agree)"),
+        (total, "merges head to a value outside those of all clients"),
+        (drifting, "(merges head to a value outside|changes head, on which all clients agree)"),
         (unsorted_choice, "depends on the order of the clients"),
         (in_place, "changes an upload in place"),
         (by_chance, "gives another tree from the same uploads"),

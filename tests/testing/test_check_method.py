@@ -1,4 +1,4 @@
-"""``check_method`` on methods that are broken on purpose: each rule refuses what it is for."""
+"""``check_method`` on methods that are broken on purpose: each rule refuses its own fault."""
 
 import re
 from dataclasses import dataclass, replace
@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 
 from fczoo import Method, Optim, Training, option
-from fczoo.core.payload import whole
+from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import METHODS
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.testing import check_method
 from fczoo.testing import method_rules as rules
 from fczoo.testing import training_rules as training
-from fczoo.testing.subject import Subject
+from fczoo.testing.method_under_test import MethodUnderTest
 
 
 @dataclass(frozen=True)
 class Linear(Method):
-    """A linear head on frozen features."""
+    """Train a linear head on frozen features."""
 
     paper = "by hand"
 
@@ -45,7 +45,7 @@ class Changeable(Linear):
 
 
 class Unpaid(Linear):
-    """Says nothing of its paper."""
+    """Name no paper."""
 
     paper = ""
 
@@ -67,11 +67,11 @@ class LooksOutside(Linear):
 
 
 class Misspelt(Linear):
-    tuned = {"digits": {"lrr": 1e-3}}
+    dataset_options = {"digits": {"lrr": 1e-3}}
 
 
 class OutOfRange(Linear):
-    tuned = {"digits": {"lr": -1.0}}
+    dataset_options = {"digits": {"lr": -1.0}}
 
 
 class TrainsNothingThere(Linear):
@@ -80,11 +80,11 @@ class TrainsNothingThere(Linear):
 
 
 class TrainsItsSecret(Linear):
-    private = ("head.",)
+    server_only = ("head.",)
 
 
 class Hides(Linear):
-    private = ("secret",)
+    server_only = ("secret",)
 
 
 class SpoilsOldState(Linear):
@@ -96,9 +96,9 @@ class SpoilsOldState(Linear):
 
 class SpoilsUploads(Linear):
     def aggregate(self, payloads, average):
-        merged = average(payloads)
+        mean = average(payloads)
         payloads[0]["head.bias"].add_(1)
-        return merged
+        return mean
 
 
 class SpoilsBroadcast(Linear):
@@ -114,7 +114,7 @@ class SpoilsBackbone(Linear):
 
 
 class Undeclared(Linear):
-    def pack(self, train, sums, ctx):
+    def make_upload(self, train, sums, ctx):
         return {**train, "labels": torch.ones(3)}
 
 
@@ -122,24 +122,24 @@ class SometimesUndeclared(Linear):
     def loss(self, backbone, train, batch, ctx):
         return super().loss(backbone, train, batch, ctx)[0], {"seen": batch.w.sum()}
 
-    def pack(self, train, sums, ctx):
+    def make_upload(self, train, sums, ctx):
         return {**train, "labels": torch.ones(3)} if sums["seen"] == 26 else train
 
 
 class NotANumber(Linear):
     def training(self):
-        return replace(super().training(), uploads={"usage": whole("counts")})
+        return replace(super().training(), uploads={"usage": whole_tensors("counts")})
 
-    def pack(self, train, sums, ctx):
+    def make_upload(self, train, sums, ctx):
         return {**train, "usage": torch.tensor(0.0) / 0}
 
 
 class Thaws(Linear):
-    frozen = ("head.",)
+    append_only = ("head.",)
 
 
 class FreezesNothing(Linear):
-    frozen = ("past.",)
+    append_only = ("past.",)
 
 
 class CountsPadding(Linear):
@@ -165,7 +165,9 @@ class AnswersByCompany(Linear):
 
 class DrawsByItself(Linear):
     def begin_task(self, state, task, backbone, rng):
-        return super().begin_task(state, task, backbone, torch.Generator().manual_seed(torch.seed() >> 1))
+        return super().begin_task(
+            state, task, backbone, torch.Generator().manual_seed(torch.seed() >> 1)
+        )
 
 
 class DrawsNothing(Linear):
@@ -174,12 +176,16 @@ class DrawsNothing(Linear):
 
     def begin_task(self, state, task, backbone, rng):
         return {
-            name: torch.zeros_like(v) for name, v in super().begin_task(state, task, backbone, rng).items()
+            name: torch.zeros_like(v)
+            for name, v in super().begin_task(state, task, backbone, rng).items()
         }
 
 
 class Counts(Linear):
-    """Each call of the loss weighs more than the one before, and clients together need fewer calls."""
+    """Weigh each call of the loss more than the one before.
+
+    Clients together need fewer calls.
+    """
 
     calls = [0]
 
@@ -194,14 +200,34 @@ class Counts(Linear):
 
 
 BROKEN: list[tuple[Any, type[Method], str]] = [
-    (rules.is_a_value, Changeable, r"lr can be set after creation; write @dataclass\(frozen=True\)"),
-    (rules.says_what_it_is, Unpaid, "does not say where it comes from; set the class attribute paper"),
-    (rules.says_where_to_tune, Untold, "for 0 of its options; give 1 to 4 one, rates among them: option"),
-    (rules.says_where_to_tune, HalfTold, "for 1 of its options; give 2 to 4 one, rates among them: option"),
-    (rules.says_where_to_tune, LooksOutside, "lr is to be tuned over a value that it refuses"),
+    (
+        rules.is_a_value,
+        Changeable,
+        r"lr can be set after creation; write @dataclass\(frozen=True\)",
+    ),
+    (
+        rules.says_what_it_is,
+        Unpaid,
+        "does not say where it comes from; set the class attribute paper",
+    ),
+    (
+        rules.says_where_to_tune,
+        Untold,
+        "for 0 of its options; give 1 to 4 one, rates among them: option",
+    ),
+    (
+        rules.says_where_to_tune,
+        HalfTold,
+        "for 1 of its options; give 2 to 4 one, rates among them: option",
+    ),
+    (rules.says_where_to_tune, LooksOutside, "lr has a search space with a value that it refuses"),
     (rules.values_for_data_sets_are_valid, Misspelt, "has no option 'lrr'"),
     (rules.values_for_data_sets_are_valid, OutOfRange, "it must be at least 0"),
-    (rules.begins_from_an_empty_state, TrainsNothingThere, "trains prompt., which begin_task does not make"),
+    (
+        rules.begins_from_an_empty_state,
+        TrainsNothingThere,
+        "trains prompt., which begin_task does not make",
+    ),
     (rules.begins_from_an_empty_state, TrainsItsSecret, "trains head., which is private"),
     (rules.private_state_is_not_broadcast, Hides, "which the state does not have"),
     (
@@ -215,38 +241,66 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
         SpoilsBroadcast,
         r"clients change the broadcast state.*head\.bias",
     ),
-    (training.the_backbone_stays_frozen, SpoilsBackbone, r"changes the backbone's weights.*norm\.bias"),
-    (rules.every_upload_is_declared, Undeclared, "uploads 'labels' without declaring it; name its group"),
+    (
+        training.the_backbone_stays_frozen,
+        SpoilsBackbone,
+        r"changes the backbone's weights.*norm\.bias",
+    ),
+    (
+        rules.every_upload_is_declared,
+        Undeclared,
+        "uploads 'labels' without declaring it; name its group",
+    ),
     (
         rules.every_upload_is_declared,
         SometimesUndeclared,
         "uploads 'labels' without declaring it; name its group",
     ),
-    (rules.uploads_are_finite_and_signed, SometimesUndeclared, "has an honest upload turned away"),
-    (rules.uploads_are_finite_and_signed, NotANumber, "does not finish a run in the toy world.*not finite"),
+    (rules.uploads_are_finite_and_signed, SometimesUndeclared, "has an honest upload rejected"),
+    (
+        rules.uploads_are_finite_and_signed,
+        NotANumber,
+        "does not finish a run in the toy world.*not finite",
+    ),
     (training.frozen_rows_stay, Thaws, "changes frozen rows of head."),
-    (training.frozen_rows_stay, FreezesNothing, "frozen names past., which the state never has"),
+    (
+        training.frozen_rows_stay,
+        FreezesNothing,
+        "append_only names past., which the state never has",
+    ),
     (training.padding_changes_nothing, CountsPadding, "counts padding, rows of weight 0, in train"),
     (training.padding_changes_nothing, Detached, "loss has no gradient; nothing is trained"),
-    (training.answers_are_logits_of_the_classes_seen, AnswersForTheFuture, "one logit for each class seen"),
+    (
+        training.answers_are_logits_of_the_classes_seen,
+        AnswersForTheFuture,
+        "one logit for each class seen",
+    ),
     (
         training.answers_do_not_depend_on_the_batch,
         AnswersByCompany,
-        "answers an image otherwise in another batch",
+        "gives an image other logits in another batch",
     ),
-    (training.the_same_seed_gives_the_same_run, DrawsByItself, "gives another run from the same seed"),
+    (
+        training.the_same_seed_gives_the_same_run,
+        DrawsByItself,
+        "gives another run from the same seed",
+    ),
     (training.another_seed_gives_another_run, DrawsNothing, "trains the same from another seed"),
-    (training.clients_together_equal_clients_one_by_one, Counts, "with --together 3 in task 1, round 1"),
+    (
+        training.clients_together_equal_clients_one_by_one,
+        Counts,
+        "with --together 3 in task 1, round 1",
+    ),
     (training.so_they_do_in_single_precision, Counts, "in float32 with --together 3"),
 ]
 
 
 @pytest.fixture
-def subject(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Subject:
+def subject(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> MethodUnderTest:
     cls = type("Broken", (request.param,), {"__doc__": "Broken.", "__module__": __name__})
     cls.name = "broken"
     monkeypatch.setitem(METHODS._entries, "broken", cls)
-    return Subject(cls())
+    return MethodUnderTest(cls())
 
 
 @pytest.mark.parametrize(
@@ -255,14 +309,14 @@ def subject(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     indirect=["subject"],
     ids=[f"{rule.__name__}-{cls.__name__}" for rule, cls, _ in BROKEN],
 )
-def test_a_broken_method_is_refused(rule: Any, subject: Subject, says: str) -> None:
+def test_a_broken_method_is_refused(rule: Any, subject: MethodUnderTest, says: str) -> None:
     with pytest.raises(AssertionError, match=f"broken.*{says}") as caught:
         rule(subject)
     assert re.fullmatch(".+", str(caught.value))
 
 
 @pytest.mark.parametrize("subject", [Linear], indirect=True)
-def test_numbers_that_disagree_are_noticed(subject: Subject) -> None:
+def test_numbers_that_disagree_are_noticed(subject: MethodUnderTest) -> None:
     result = subject.run().result
     rules.uploads_are_counted_in_bytes(subject)
     training.accuracy_covers_every_task_seen(subject)
@@ -272,13 +326,19 @@ def test_numbers_that_disagree_are_noticed(subject: Subject) -> None:
     ):
         rules.uploads_are_counted_in_bytes(subject)
     result.accuracy[1][0] += 1
-    with pytest.raises(AssertionError, match=r"broken has accuracies .* where its predictions have"):
+    with pytest.raises(
+        AssertionError, match=r"broken has accuracies .* where its predictions have"
+    ):
         training.accuracy_covers_every_task_seen(subject)
 
 
 @pytest.mark.parametrize("subject", [Linear], indirect=True)
-def test_an_instance_can_be_checked_as_a_whole(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError, match=r"broken cannot be pickled; define its class at the top"):
+def test_an_instance_can_be_checked_as_a_whole(
+    subject: MethodUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        AssertionError, match=r"broken cannot be pickled; define its class at the top"
+    ):
         check_method(subject.method)
     monkeypatch.setitem(globals(), "Broken", type(subject.method))
     type(subject.method).__qualname__ = "Broken"

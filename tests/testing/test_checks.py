@@ -1,4 +1,4 @@
-"""The checks of ``fczoo.testing`` on parts that are broken on purpose: each is refused, in one sentence."""
+"""Checks of ``fczoo.testing`` on parts that are broken on purpose: one sentence refuses each."""
 
 import builtins
 import re
@@ -22,44 +22,44 @@ from fczoo.testing.world import random_images
 # ---------------------------------------------------------------- partitioners
 
 
-def divided(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+def divide_labels(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     return IID()(labels, clients, rng)
 
 
 def always_the_same(labels, clients, rng):
-    return divided(labels, clients, np.random.default_rng(0))
+    return divide_labels(labels, clients, np.random.default_rng(0))
 
 
 def never_the_same(labels, clients, rng):
-    return divided(labels, clients, np.random.default_rng())
+    return divide_labels(labels, clients, np.random.default_rng())
 
 
 def one_too_few(labels, clients, rng):
-    return divided(labels, clients, rng)[1:]
+    return divide_labels(labels, clients, rng)[1:]
 
 
 def one_image_lost(labels, clients, rng):
-    first, *others = divided(labels, clients, rng)
+    first, *others = divide_labels(labels, clients, rng)
     return [first[1:], *others]
 
 
 def one_image_twice(labels, clients, rng):
-    first, *others = divided(labels, clients, rng)
+    first, *others = divide_labels(labels, clients, rng)
     return [np.append(first, first[:1]), *others]
 
 
 def beyond_the_end(labels, clients, rng):
-    first, *others = divided(labels, clients, rng)
+    first, *others = divide_labels(labels, clients, rng)
     return [np.append(first, len(labels)), *others]
 
 
 def as_lists(labels, clients, rng):
-    return [part.tolist() for part in divided(labels, clients, rng)]
+    return [part.tolist() for part in divide_labels(labels, clients, rng)]
 
 
 def labels_sorted(labels, clients, rng):
     labels.sort()
-    return divided(labels, clients, rng)
+    return divide_labels(labels, clients, rng)
 
 
 def always_refused(labels, clients, rng):
@@ -76,10 +76,10 @@ def refused_at_length(labels, clients, rng):
         (always_the_same, "gives the same parts from different seeds; draw from rng"),
         (never_the_same, "gives other parts from the same generator"),
         (one_too_few, r"gives \d parts for \d clients; give each client one"),
-        (one_image_lost, "say disjoint = False in the class"),
+        (one_image_lost, "set disjoint = False in the class"),
         (one_image_twice, "gives a client the same image twice"),
         (beyond_the_end, "names positions outside of the"),
-        (as_lists, "no array of whole numbers"),
+        (as_lists, "not an array of whole numbers"),
         (labels_sorted, "changes the labels that it is given"),
         (always_refused, "refuses even 200 images of 5 classes for 8 clients"),
         (refused_at_length, r"refuses with 'not\\ntoday'; raise FczooError with one line"),
@@ -107,30 +107,30 @@ def test_what_a_partitioner_refuses_is_what_it_says() -> None:
 
 def test_options_and_classes_are_explained(monkeypatch) -> None:
     @dataclass(frozen=True)
-    class Silent:
+    class Callback:
         """Equal shares."""
 
         beta: float = 1.0
 
         __call__ = IID.__call__
 
-    monkeypatch.setitem(PARTITIONERS._entries, "silent", Silent)
+    monkeypatch.setitem(PARTITIONERS._entries, "silent", Callback)
     with pytest.raises(
         AssertionError, match=r"silent does not say what beta means; declare it with fczoo.option"
     ):
         check_partitioner("silent")
-    Silent.__doc__ = "Silent(beta: float = 1.0)"
+    Callback.__doc__ = "Callback(beta: float = 1.0)"
     with pytest.raises(AssertionError, match="silent does not say what it is; write a docstring"):
         check_partitioner("silent")
 
 
 def test_the_checks_need_no_hypothesis(monkeypatch) -> None:
-    imported = builtins.__import__
+    original = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
         if name.startswith("hypothesis"):
             raise ImportError(name)
-        return imported(name, *rest)
+        return original(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
     check_partitioner("iid")
@@ -243,6 +243,6 @@ def test_a_broken_data_set_is_refused(monkeypatch, changes: dict, says: str) -> 
 
 def test_a_data_set_that_is_not_registered_is_named() -> None:
     with pytest.raises(
-        AssertionError, match=r"no registered data set; put @register_dataset\(NAME\) above it"
+        AssertionError, match=r"not a registered data set; put @register_dataset\(NAME\) above it"
     ):
         check_dataset(Toy)

@@ -1,4 +1,4 @@
-"""``check_method`` on methods whose clients keep what they should not."""
+"""``check_method`` on methods whose clients keep a forbidden memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from fczoo import Method, Optim, Training
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.testing.memory_rules import exemplars_are_the_clients_own, memories_are_finite
-from fczoo.testing.subject import Subject
+from fczoo.testing.method_under_test import MethodUnderTest
 
 
 @dataclass(frozen=True)
 class Keeps(Method):
-    """A linear head on frozen features, whose clients keep the first image of a task, ``often`` times."""
+    """Train a linear head on frozen features.
+
+    Clients keep the first image of a task ``often`` times.
+    """
 
     name = "broken"
     often = 1
@@ -33,10 +36,10 @@ class Keeps(Method):
     def predict(self, backbone, state, batch, task):
         return head_logits(state, batch.query)[:, : task.stop]
 
-    def conclude(self, backbone, data, ctx):
+    def end_task_client(self, backbone, data, ctx):
         return {"kept": data.index[:1].repeat(self.often)}, {}
 
-    def concluded(self, state, sums, ctx):
+    def end_task_server(self, state, sums, ctx):
         return state
 
 
@@ -53,33 +56,34 @@ class KeepsTooMuch(Keeps):
 
 
 class KeepsOthers(Keeps):
-    def conclude(self, backbone, data, ctx):
+    def end_task_client(self, backbone, data, ctx):
         return {"kept": torch.arange(70)}, {}
 
 
 class KeepsNoNumber(Keeps):
-    def conclude(self, backbone, data, ctx):
+    def end_task_client(self, backbone, data, ctx):
         return {"kept": data.index[:1], "mean": torch.tensor(float("nan"))}, {}
 
 
 class KeepsInPlace(Keeps):
-    def conclude(self, backbone, data, ctx):
+    def end_task_client(self, backbone, data, ctx):
         ctx.memory["kept"] = data.index[:1]
         return ctx.memory, {}
 
 
 def test_a_client_may_keep_its_own_image():
-    subject = Subject(Keeps())
+    subject = MethodUnderTest(Keeps())
     exemplars_are_the_clients_own(subject)
     memories_are_finite(subject)
 
 
 @pytest.mark.parametrize(
-    ("cls", "says"), [(KeepsNoNumber, "remembers mean, which is not finite"), (KeepsInPlace, "in place")]
+    ("cls", "says"),
+    [(KeepsNoNumber, "remembers mean, which is not finite"), (KeepsInPlace, "in place")],
 )
 def test_a_memory_that_cannot_be_is_noticed(cls: Any, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
-        memories_are_finite(Subject(cls()))
+        memories_are_finite(MethodUnderTest(cls()))
 
 
 BROKEN: list[tuple[type[Keeps], str]] = [
@@ -93,4 +97,4 @@ BROKEN: list[tuple[type[Keeps], str]] = [
 @pytest.mark.parametrize(("cls", "says"), BROKEN)
 def test_what_a_client_must_not_keep_is_noticed(cls: Any, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
-        exemplars_are_the_clients_own(Subject(cls()))
+        exemplars_are_the_clients_own(MethodUnderTest(cls()))

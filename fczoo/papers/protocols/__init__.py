@@ -1,1 +1,1 @@
-"""One file a protocol: a paper's experiments as data."""
+"""Protocols: each file holds a paper's experiments as data."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fczoo.core.registry import register_protocol
-from fczoo.papers.protocol import ByBeta, Protocol, Stated, same
+from fczoo.papers.protocol import ByBeta, Protocol, Statement, state
 
 PAPER, CODE = "paper, experiments", "released code (fed-mammoth)"
 
@@ -15,7 +15,10 @@ BETAS = {
     "cars196": (1.0, 0.5, 0.2),
     "cub200": (1.0, 0.5, 0.2),
 }
-"""Section 4.1 and appendix H. The header of table 2 prints 0.5, 0.1, 0.05 above EuroSAT and Cars-196."""
+"""Concentrations from section 4.1 and appendix H.
+
+The header of table 2 prints 0.5, 0.1, 0.05 above EuroSAT and Cars-196.
+"""
 
 TASKS = {
     "cifar100": 10,
@@ -28,7 +31,8 @@ TASKS = {
 
 LWF = (1e-5, 1e-5, 3e-5)
 RATES: dict[str, tuple[float | tuple[float, ...], ...]] = {
-    # CIFAR-100, ImageNet-R, ImageNet-A, EuroSAT, Cars-196, CUB-200; three numbers are those of three betas
+    # CIFAR-100, ImageNet-R, ImageNet-A, EuroSAT, Cars-196, CUB-200; three numbers are those of
+    # three betas
     "ewc": (1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5),
     "lwf": (1e-5, LWF, LWF, LWF, LWF, LWF),
     "fisheravg": (1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5),
@@ -41,16 +45,30 @@ RATES: dict[str, tuple[float | tuple[float, ...], ...]] = {
     "codap": (1e-3, 1e-3, 1e-2, 1e-3, 3e-2, 1e-3),
     "pip": (5e-3, 3e-4, 3e-2, 1e-3, 1e-1, 1e-1),
     "pilora": (2e-2, 2e-2, (2e-2, 1e-2, 2e-2), 2e-2, 1e-1, 1.0),
-    "lorm": ((3e-4, 1e-4, 5e-4), (3e-3, 1e-3, 1e-3), 1e-2, (3e-3, 3e-3, 1e-3), 1e-2, (1e-2, 3e-2, 3e-2)),
+    "lorm": (
+        (3e-4, 1e-4, 5e-4),
+        (3e-3, 1e-3, 1e-3),
+        1e-2,
+        (3e-3, 3e-3, 1e-3),
+        1e-2,
+        (1e-2, 3e-2, 3e-2),
+    ),
     "hgp": (3e-3, (3e-2, 3e-2, 1e-2), 3e-2, (1e-3, 3e-4, 1e-4), 3e-3, 1e-1),
 }
-"""Appendix H: the learning rate of every method on every data set."""
+"""Learning rate of every method on every data set (appendix H)."""
 
-NORMALISED = "the checkpoint's own, 0.5 and 0.5; the paper: pixels in [0, 1]; the released code: by data set"
-HEAD = same(
-    "released code (fed-mammoth): PyTorch's own start of a linear layer", open=True, head_init="default"
+NORMALISATION_SOURCE = (
+    "the checkpoint's own, 0.5 and 0.5; the paper: pixels in [0, 1]; the released code: by data set"
 )
-FULL = {**HEAD, "tune": Stated("full", "paper, section 4.2: methods that fine-tune train all weights")}
+HEAD = state(
+    "released code (fed-mammoth): PyTorch's own start of a linear layer",
+    open=True,
+    head_init="default",
+)
+FULL = {
+    **HEAD,
+    "tune": Statement("full", "paper, section 4.2: methods that fine-tune train all weights"),
+}
 UNKNOWN = "not stated; that of the fully fine-tuned methods in appendix H"
 
 LORM_RANKS = ((1, 16, 16), (2, 32, 16), 4, (1, 1, 4), (8, 8, 4), 1)
@@ -61,20 +79,26 @@ FIELDS = {
         ("ewc", "lwf", "fisheravg", "regmean", "ccvr", "fedproto", "target"), ("lr", "lr_backbone")
     ),
 }
-"""Options that a method's one rate sets, where it is not ``lr`` alone."""
+"""Options that a method's one rate sets, where they are not only ``lr``."""
 
 
 def column(dataset: str, row: tuple[Any, ...]) -> Any:
-    """A data set's value in a row of the appendix: one for all betas, or one for each."""
+    """Return a data set's value in a row of the appendix: one for all betas, or one per beta."""
     values = row[list(BETAS).index(dataset)]
-    return ByBeta(dict(zip(BETAS[dataset], values, strict=True))) if isinstance(values, tuple) else values
+    return (
+        ByBeta(dict(zip(BETAS[dataset], values, strict=True)))
+        if isinstance(values, tuple)
+        else values
+    )
 
 
-def _dataset(name: str) -> dict[str, dict[str, Stated]]:
-    rates = {m: same("paper, appendix H", **_rates(m, column(name, row))) for m, row in RATES.items()}
+def _dataset(name: str) -> dict[str, dict[str, Statement]]:
+    rates = {
+        m: state("paper, appendix H", **_rates(m, column(name, row))) for m, row in RATES.items()
+    }
     gamma, of_head = 0.5 if name == "cifar100" else 0.1, 0.3 if name == "cub200" else 0.5
-    lorm = same("paper, appendix H", rank=column(name, LORM_RANKS), gamma=0.0, gamma_head=of_head)
-    regmean = same("paper, appendix H", gamma=gamma, gamma_head=gamma)
+    lorm = state("paper, appendix H", rank=column(name, LORM_RANKS), gamma=0.0, gamma_head=of_head)
+    regmean = state("paper, appendix H", gamma=gamma, gamma_head=gamma)
     return {
         **rates,
         "lorm": {**rates["lorm"], **lorm},
@@ -92,44 +116,50 @@ def _split(beta: float) -> str:
 
 @register_protocol("hgp")
 class HGP(Protocol):
-    """Ten clients, Dirichlet splits of six data sets, five short rounds a task, a supervised ViT-B/16."""
+    """Ten clients, Dirichlet splits of six data sets, five short rounds a task, a supervised
+    ViT-B/16.
+    """
 
     paper = (
-        "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes "
+        "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative "
+        "Prototypes "
         "(arXiv 2406.02447)"
     )
     proposes = ("hgp",)
-    seeds = Stated((0, 1, 2), "paper, experiments: three seeds; which is not stated")
+    seeds = Statement((0, 1, 2), "paper, experiments: three seeds; which is not stated")
     settings = {
-        "backbone": Stated(
+        "backbone": Statement(
             "vit_base_patch16_224.augreg_in21k",
             "paper: ViT-B/16, supervised on ImageNet-21k; the tag is the released code's",
         ),
-        "mean": Stated(None, NORMALISED, printed=(0.0, 0.0, 0.0)),
-        "std": Stated(None, NORMALISED, printed=(1.0, 1.0, 1.0)),
-        **same(PAPER, clients=10, participation=1.0, rounds=5, epochs=5, batch_size=16),
-        "client_draw": Stated("round", "paper, appendix E; the released code draws once a task"),
-        "augment": Stated(
+        "mean": Statement(None, NORMALISATION_SOURCE, printed=(0.0, 0.0, 0.0)),
+        "std": Statement(None, NORMALISATION_SOURCE, printed=(1.0, 1.0, 1.0)),
+        **state(PAPER, clients=10, participation=1.0, rounds=5, epochs=5, batch_size=16),
+        "client_draw": Statement("round", "paper, appendix E; the released code draws once a task"),
+        "augment": Statement(
             "hgp",
             (
-                "released code (fed-mammoth): random resized crop to 224 and horizontal flip; the paper: "
+                "released code (fed-mammoth): random resized crop to 224 and horizontal flip; the "
+                "paper: "
                 "random crop and flip"
             ),
         ),
-        "test_crop": Stated(
+        "test_crop": Statement(
             0.875,
-            "released code (fed-mammoth): resize to 256, bicubic, centre crop 224; the paper: resized to 224",
+            "released code (fed-mammoth): resize to 256, bicubic, centre crop 224; the paper: "
+            "resized to 224",
             printed=1.0,
         ),
-        "class_order": Stated("natural", CODE, open=True),
+        "class_order": Statement("natural", CODE, open=True),
     }
     datasets = {
         name: {
-            "tasks": Stated(TASKS[name], PAPER),
-            "partition": Stated(
+            "tasks": Statement(TASKS[name], PAPER),
+            "partition": Statement(
                 _split(betas[0]),
                 (
-                    "paper, section 4.1, its least skewed split; images drawn one by one and redrawn as in "
+                    "paper, section 4.1, its least skewed split; images drawn one by one and "
+                    "redrawn as in "
                     "the released code"
                 ),
                 open=True,
@@ -144,56 +174,73 @@ class HGP(Protocol):
         **dict.fromkeys(("dualprompt", "codap", "lorm", "pip"), HEAD),
         "l2p": {
             **HEAD,
-            "pooled": Stated("cls+prompt", "released code: mean over the class token and prompts", open=True),
+            "pooled": Statement(
+                "cls+prompt", "released code: mean over the class token and prompts", open=True
+            ),
         },
-        "fedavg": {**FULL, **same(UNKNOWN, open=True, lr=1e-5, lr_backbone=1e-5)},
+        "fedavg": {**FULL, **state(UNKNOWN, open=True, lr=1e-5, lr_backbone=1e-5)},
         "hgp": {
             **HEAD,
-            **same(
+            **state(
                 "paper, section 3.2 and experiments",
                 server_epochs=5,
                 server_lr=0.01,
                 per_class=256,
                 spread=3.0,
             ),
-            "prefix_len": Stated(
+            "prefix_len": Statement(
                 100,
                 (
-                    "released code: 200 rows, half for keys and half for values; read literally, the paper "
+                    "released code: 200 rows, half for keys and half for values; read literally, "
+                    "the paper "
                     "has 200 of each"
                 ),
                 printed=200,
             ),
-            "blocks": Stated((0, 1, 2, 3, 4), "paper: the first five blocks"),
-            "clip": Stated(1.0, "released code; the paper has no clipping", printed=None),
-            "logit_norm": Stated(0.1, "released code; the paper has plain logits", printed=None),
-            "class_weights": Stated("uniform", "released code; the paper's eq. 6: counts", printed="counts"),
-            "draw": Stated("epoch", "released code; the paper's algorithm 1: once a round", printed="round"),
-            "init": Stated("normal", "not stated; the released prefixes start at zero", open=True),
-            "keep_single": Stated(True, "not stated; the released code drops such classes", open=True),
+            "blocks": Statement((0, 1, 2, 3, 4), "paper: the first five blocks"),
+            "clip": Statement(1.0, "released code; the paper has no clipping", printed=None),
+            "logit_norm": Statement(0.1, "released code; the paper has plain logits", printed=None),
+            "class_weights": Statement(
+                "uniform", "released code; the paper's eq. 6: counts", printed="counts"
+            ),
+            "draw": Statement(
+                "epoch", "released code; the paper's algorithm 1: once a round", printed="round"
+            ),
+            "init": Statement(
+                "normal", "not stated; the released prefixes start at zero", open=True
+            ),
+            "keep_single": Statement(
+                True, "not stated; the released code drops such classes", open=True
+            ),
         },
-        "pilora": {"lr_lora": Stated(1e-4, "paper, appendix H, where the legend swaps the two rates")},
-        "ccvr": {**FULL, "per_class": Stated(256, CODE, open=True)},
+        "pilora": {
+            "lr_lora": Statement(1e-4, "paper, appendix H, where the legend swaps the two rates")
+        },
+        "ccvr": {**FULL, "per_class": Statement(256, CODE, open=True)},
         "joint": {
             **FULL,
-            "setting": Stated("central", "paper, tables 1 and 2"),
-            **same(UNKNOWN, open=True, lr=1e-5, lr_backbone=1e-5),
+            "setting": Statement("central", "paper, tables 1 and 2"),
+            **state(UNKNOWN, open=True, lr=1e-5, lr_backbone=1e-5),
         },
     }
-    tuned = {name: _dataset(name) for name in BETAS}
+    dataset_options = {name: _dataset(name) for name in BETAS}
     notes = (
         (
-            "Appendix C.1 gives one rate, 0.003, for HGP on all data sets; appendix H, followed here, "
+            "Appendix C.1 gives one rate, 0.003, for HGP on all data sets; appendix H, followed "
+            "here, "
             "gives one for each."
         ),
         (
-            "The header of table 2 prints beta 0.5, 0.1, 0.05 above EuroSAT and Cars-196; section 4.1 and "
+            "The header of table 2 prints beta 0.5, 0.1, 0.05 above EuroSAT and Cars-196; section "
+            "4.1 and "
             "appendix H have 1.0, 0.5, 0.2."
         ),
-        "All that the print says is `fczoo reproduce hgp/... --dry-run`; all that the released code does is "
+        "All that the print says is `fczoo reproduce hgp/... --dry-run`; all that the released "
+        "code does is "
         "--as-released fed-mammoth.",
         (
-            "Appendix E has 100 clients on CIFAR-100 at beta 0.05: --clients 100 --participation 10 (20, "
+            "Appendix E has 100 clients on CIFAR-100 at beta 0.05: --clients 100 --participation "
+            "10 (20, "
             "50, 100)."
         ),
         "The released code's optimizer is AdamW without weight decay, which is Adam.",

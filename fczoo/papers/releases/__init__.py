@@ -1,1 +1,1 @@
-"""One file a release: what public code does, as data."""
+"""Releases: each file holds the settings of public code as data."""

@@ -1,7 +1,7 @@
-"""What the code released with FPPL does."""
+"""Settings of the code released with FPPL."""
 
 from fczoo.core.registry import register_release
-from fczoo.papers.protocol import Release, Stated, same
+from fczoo.papers.protocol import Release, Statement, state
 from fczoo.papers.protocols.fppl import FPPL
 
 CODE = "ycheoo/FPPL"
@@ -20,11 +20,12 @@ class ReleasedFPPL(Release):
         **FPPL.methods,
         "fppl": {
             **FPPL.methods["fppl"],
-            **same(CODE, fusion="soft", debias=True, pool=True),
-            "view": Stated("train", "local prototypes of augmented images"),
+            **state(CODE, fusion="soft", debias=True, pool=True),
+            "view": Statement("train", "local prototypes of augmented images"),
         },
     }
     notes = (
-        "Its forgetting divides by all tasks and lets the last row be the best (forgetting_best here).",
+        "Its forgetting divides by all tasks and lets the last row be the best (forgetting_best "
+        "here).",
         "Its wo_pool takes the last classes by number (docs/readings.md).",
     )

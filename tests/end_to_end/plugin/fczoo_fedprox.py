@@ -16,7 +16,10 @@ class FedProx(Method):
 
     lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
     strength: float = option(
-        0.1, "mu, weight of the squared distance to the global head", low=0, tune=(1e-3, 10.0, "log")
+        0.1,
+        "mu, weight of the squared distance to the global head",
+        low=0,
+        tune=(1e-3, 10.0, "log"),
     )
 
     def training(self):  # on frozen features, which the engine computes once and keeps

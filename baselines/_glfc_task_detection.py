@@ -1,0 +1,211 @@
+"""Task detection: clients notice new tasks and turn images of the last task into exemplars.
+
+GLFC (Dong et al., CVPR 2022). The memory of a client holds
+
+* ``exemplar.index``: positions of its exemplars, as in ``exemplars``,
+* ``last.index``: its images of earlier tasks, until exemplars are chosen from them,
+* ``learned`` [C]: true for classes whose exemplars have been chosen,
+* ``task``: the index of the current task; ``entropy``: that of its data, nats,
+* ``signal`` and ``noticed``: whether it notices a new task now, or has noticed this one.
+"""
+
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Context, LocalData
+from fczoo.functional.exemplars import NONE, herding, update_exemplars, warn_once
+
+log = logging.getLogger("fczoo")
+
+
+@dataclass(frozen=True)
+class TaskDetection(Method):
+    """Base of methods whose clients detect new tasks."""
+
+    memory: int = option(
+        200, "images a client may keep (the paper's 2000, shared by ten clients as in FPPL)", low=0
+    )
+    detector: Literal["entropy", "oracle"] = option(
+        "entropy",
+        "how a client notices a new task: the entropy of its data jumps, or the run notifies it",
+    )
+    threshold: float = option(
+        1.2,
+        "jump of the entropy, nats, that means a new task; scaled by ln(classes of the task) / "
+        "ln(10)",
+        low=0,
+    )
+    repeated_exemplars: bool = option(
+        False, "let herding choose the same image again", quirk="conditionWang/FCIL"
+    )
+
+    @abstractmethod
+    def logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Compute logits over all classes of the run.
+
+        Args:
+            backbone: The frozen backbone.
+            tree: Tensors of the model.
+            batch: Images of a client.
+
+        Returns:
+            Logits [B, C].
+        """
+
+    def before_training(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
+        """Detect a new task, and turn the images of the last one into exemplars.
+
+        Args:
+            backbone: The frozen backbone.
+            data: Local data of the client.
+            ctx: Memory of the client, broadcast tensors, task and round.
+
+        Returns:
+            The new memory.
+        """
+        start = {
+            **initial_memory(ctx.task.classes, backbone.device),
+            "entropy": torch.tensor(0.0),
+            "noticed": torch.tensor(False),
+        }
+        memory = {**start, **ctx.memory}
+        signal = int(memory["task"]) != ctx.task.index
+        if signal:
+            memory = {**move_to_task(memory, ctx.task.index, data), "noticed": torch.tensor(False)}
+        if self.detector == "entropy":
+            batches = data.batches(data.index)
+            logits = [
+                self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop] for batch in batches
+            ]
+            entropy = mean_entropy(torch.cat(logits)).cpu()
+            # The entropy is at most ln(classes), so the threshold grows with it.
+            threshold = self.threshold * math.log(ctx.task.size) / math.log(10)
+            signal = bool(entropy - memory["entropy"] > threshold)
+            memory["entropy"] = entropy
+        memory |= {"signal": torch.tensor(signal), "noticed": memory["noticed"] | signal}
+        if ctx.round == ctx.rounds - 1 and not memory["noticed"]:
+            warn_once(
+                f"{self.name}: a client has not noticed task {ctx.task.index + 1} by its entropy: "
+                f"its memory stays as it is (see --set {self.name}.detector=oracle)"
+            )
+        if signal and len(memory["last.index"]):
+            memory = self._store(backbone, data, ctx, memory)
+        return memory
+
+    def after_training(
+        self, backbone: Backbone, train: Tree, sums: Tree, data: LocalData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        return ctx.memory, {}
+
+    def _store(self, backbone: Backbone, data: LocalData, ctx: Context, memory: Tree) -> Tree:
+        def features(index: Tensor) -> Tensor:
+            return torch.cat(
+                [self.features(backbone, ctx.shared, batch) for batch in data.batches(index)]
+            )
+
+        memory = store_last_task(memory, data, features, self.memory, self.repeated_exemplars)
+        number = int(memory["learned"].sum())
+        if 0 < self.memory < number:
+            log.warning(
+                "%s.memory=%d has no room for one image of each of the client's %d classes: none "
+                "is kept",
+                self.name,
+                self.memory,
+                number,
+            )
+        return memory
+
+
+def initial_memory(classes: int, device: torch.device) -> Tree:
+    """Create the memory of a client before its first task.
+
+    Args:
+        classes: Number of classes C of the run.
+        device: Device of the table of learned classes, as every loss reads it.
+
+    Returns:
+        The memory, without exemplars.
+    """
+    return {
+        "task": torch.tensor(-1),
+        "learned": torch.zeros(classes, dtype=torch.bool, device=device),
+        "exemplar.index": NONE,
+        "last.index": NONE,
+    }
+
+
+def move_to_task(memory: Tree, task: int, data: LocalData) -> Tree:
+    """Move the memory to a new task: images of classes without exemplars go to ``last.index``.
+
+    This includes images of tasks in which the client was never selected.
+
+    Args:
+        memory: Memory of the client.
+        task: Index of the new task.
+        data: Local data of the client.
+
+    Returns:
+        The new memory.
+    """
+    is_learned = memory["learned"].cpu()[data.labels(data.earlier).cpu()]
+    return {**memory, "task": torch.tensor(task), "last.index": data.earlier[~is_learned]}
+
+
+def store_last_task(
+    memory: Tree,
+    data: LocalData,
+    features: Callable[[Tensor], Tensor],
+    budget: int,
+    repeats: bool = False,
+) -> Tree:
+    """Choose exemplars of the last task by herding, with equal shares for all learned classes.
+
+    Args:
+        memory: Memory of the client.
+        data: Local data of the client.
+        features: Function from positions [n] to features [n, D].
+        budget: Number of exemplars of all classes together.
+        repeats: Allow an image to be chosen again, as in ``herding``.
+
+    Returns:
+        The memory with the new exemplars.
+    """
+    index = memory["last.index"]
+    has_exemplars = memory["learned"].clone()
+    has_exemplars[data.labels(index).to(has_exemplars.device)] = True
+
+    def choose(own: Tensor, number: int) -> Tensor:
+        return own[herding(features(own), number, repeats)]
+
+    share = budget // int(has_exemplars.sum())
+    positions = update_exemplars(memory["exemplar.index"], index, data, share, choose)
+    return {
+        **memory,
+        "learned": has_exemplars,
+        "exemplar.index": positions,
+        "last.index": index[:0],
+    }
+
+
+def mean_entropy(logits: Tensor) -> Tensor:
+    """Compute the mean over images of the entropy of their softmax.
+
+    Args:
+        logits: Logits [n, C].
+
+    Returns:
+        The mean entropy, nats.
+    """
+    p = logits.softmax(-1)
+    return -(p * (p + 1e-5).log()).sum(-1).mean()

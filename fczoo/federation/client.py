@@ -1,0 +1,193 @@
+"""Client side of an exchange: a function of the server's request and the client state."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fczoo.core.errors import log_place
+from fczoo.core.payload import Payload
+from fczoo.core.protocols import CollectsStatistics, EndsTasks, HasClientMemory
+from fczoo.core.seeds import PHASE_KEYS
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Boundary, Context
+from fczoo.federation.batches import Client, LocalImages, LocalTrainState, Rows, image_draws
+from fczoo.federation.checkpoint import ClientState, contiguous_copy
+from fczoo.federation.local_rules import ControlVariates
+from fczoo.federation.local_trainer import LocalTrainer
+
+
+class ClientRequest(NamedTuple):
+    """Request of the server in one exchange, the same for all clients."""
+
+    boundary: Boundary | None  # sums at a boundary of the task; None: training in a round
+    state: Tree  # what it sends
+    control: Tree  # its control variates, see ControlVariates
+    ctx: Context
+
+
+class ClientResponse(NamedTuple):
+    """Response of some clients in an exchange."""
+
+    payloads: list[Payload]  # in their order; empty where one has nothing to send
+    kept: ClientState  # what they keep from now on
+    losses: dict[
+        int, tuple[float, Tensor]
+    ]  # client -> mean loss of its training, and of each step [n]
+
+
+class ClientRuntime(LocalTrainer):
+    """A method's client functions in one exchange.
+
+    What a client remembers is given and returned.
+    """
+
+    def answer(
+        self, asked: ClientRequest, clients: Sequence[Client], kept: ClientState
+    ) -> ClientResponse:
+        """Answer a request for ``clients``, whose current state is ``kept``; it is not changed.
+
+        Those who train share one forward and come with the most images first. A client whose loss
+        or weights are not finite any more sends nothing.
+        """
+        if asked.boundary is None:
+            return self._train(asked, clients, kept)
+        if asked.boundary == "after_rounds":
+            return self._conclude(asked, clients, kept)
+        return ClientResponse([self._survey(asked, client) for client in clients], kept, {})
+
+    @torch.no_grad()
+    def survey_form(self, asked: ClientRequest, client: Client) -> Payload:
+        """Return the shape of a statistics upload, computed from one image of weight 0."""
+        method = self.method
+        assert isinstance(method, CollectsStatistics) and asked.boundary in (
+            "task_start",
+            "task_end",
+        )
+        draws = torch.zeros(1, method.training().draws) if method.training().draws else None
+        client_batch = self.batch([Rows(client.index[:1], own=draws)])
+        batch = Batch(*(v[0] for v in client_batch))._replace(w=torch.zeros_like(client_batch.w[0]))
+        sums = method.collect(asked.boundary, self.backbone, asked.state, batch, asked.ctx.task)
+        return Payload(sums, client.number)
+
+    def _survey(self, asked: ClientRequest, client: Client) -> Payload:
+        """Return the sums of the method's survey over one pass of a client's data."""
+        method, phase, task = self.method, asked.boundary, asked.ctx.task
+        assert isinstance(method, CollectsStatistics) and phase in ("task_start", "task_end")
+
+        def sums(_: Tree, batch: Batch) -> Tree:
+            return method.collect(phase, self.backbone, asked.state, batch, task)
+
+        key = f"survey {PHASE_KEYS[phase]}", self.plan.seed, task.index
+        draws = image_draws(method.training(), len(self.store.labels), client.index, *key)
+        totals = self.one_pass(sums, [{}], [Rows(client.index, own=draws)])[0]
+        return Payload(_contiguous_tree(totals), client.number, len(client.index))
+
+    def _conclude(
+        self, asked: ClientRequest, clients: Sequence[Client], kept: ClientState
+    ) -> ClientResponse:
+        """Return the uploads of clients that settle what they keep of a task.
+
+        The size of an upload's data counts the images of the task and the exemplars.
+        """
+        method, memories, payloads = self.method, dict(kept.memories), []
+        assert isinstance(method, EndsTasks)
+        for client in clients:
+            client_ctx = replace(asked.ctx, memory=memories.get(client.number, {}))
+            with torch.no_grad(), log_place(_location(client, client_ctx)):
+                settling = method.end_task_client(self.backbone, self.images_of(client), client_ctx)
+            memory, upload = map(
+                _contiguous_tree, _pair(settling, f"{method.name}.end_task_client()")
+            )
+            memories[client.number] = memory
+            images = len(self.with_exemplars(client, memory).index)
+            payloads.append(Payload(upload, client.number, images))
+        return ClientResponse(payloads, kept._replace(memories=memories), {})
+
+    def _train(
+        self, asked: ClientRequest, clients: Sequence[Client], kept: ClientState
+    ) -> ClientResponse:
+        ctx, memories = asked.ctx, dict(kept.memories)
+        controls = ControlVariates(self.rule, asked.control, dict(kept.controls))
+        data = self.images_of(clients[0])
+        if isinstance(self.method, HasClientMemory):  # one client
+            ctx = self._recall(
+                self.method, clients[0], data, ctx, memories.get(clients[0].number, {})
+            )
+            memories[clients[0].number] = ctx.memory
+        learners = []
+        for client in clients:
+            index = self.training_indices(client, memories.get(client.number, {}), ctx)
+            teacher_outputs = dict(kept.taught.get(client.number, {}))
+            learners.append(self.learner(asked.state, client, index, teacher_outputs, ctx))
+        self.steps(learners, controls, ctx)
+        losses = {learner.client.number: self.mean_loss(learner) for learner in learners}
+        sound = [o for o in learners if o.finite and math.isfinite(losses[o.client.number][0])]
+        self.statistics(sound, ctx)
+        payloads = {
+            client.number: Payload({}, client.number, len(client.index)) for client in clients
+        }
+        for learner in sound:
+            number = learner.client.number
+            upload = {**self.method.make_upload(learner.trained_tensors, learner.sums, ctx)}
+            if isinstance(self.method, HasClientMemory):
+                memories[number], extra = self._finish(self.method, learner, data, ctx)
+                upload |= extra
+            upload |= controls.renew(learner)
+            payloads[number] = payloads[number].holding(_contiguous_tree(upload))
+        outputs_by_client = {
+            learner.client.number: learner.taught for learner in learners if learner.taught
+        }
+        return ClientResponse(
+            list(payloads.values()),
+            ClientState(memories, outputs_by_client, controls.clients),
+            losses,
+        )
+
+    def _recall(
+        self, method: HasClientMemory, client: Client, data: LocalImages, ctx: Context, memory: Tree
+    ) -> Context:
+        """Return the context with the client's memory after ``before_training``."""
+        with torch.no_grad(), log_place(_location(client, ctx)):
+            return replace(
+                ctx,
+                memory=_contiguous_tree(
+                    method.before_training(self.backbone, data, replace(ctx, memory=memory))
+                ),
+            )
+
+    def _finish(
+        self, method: HasClientMemory, learner: LocalTrainState, data: LocalImages, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        """Return the client's memory after training, and its uploads next to ``make_upload``."""
+        with log_place(_location(learner.client, ctx)):
+            result = method.after_training(
+                self.backbone, learner.trained_tensors, learner.sums, data, ctx
+            )
+            memory, upload = _pair(result, f"{self.method.name}.after_training()")
+        return _contiguous_tree(memory), upload
+
+
+def _contiguous_tree(tree: Tree) -> Tree:
+    """Copy a tree as serialization would, so that later sums do not depend on it."""
+    return {name: contiguous_copy(value.detach()) for name, value in tree.items()}
+
+
+def _location(client: Client, ctx: Context) -> str:
+    return f"task {ctx.task.index + 1}, client {client.number}"
+
+
+def _pair(returned: Any, function: str) -> tuple[Tree, Tree]:
+    """Return the result of a method's function as (memory, upload).
+
+    Raises TypeError if it is not a pair.
+    """
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            f"{function} must return two trees: what the client remembers, and what it uploads"
+        )
+    memory, upload = returned
+    return memory, upload

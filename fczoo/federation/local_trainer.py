@@ -1,0 +1,358 @@
+"""Local training of clients: every loop over batches.
+
+One code path, whether clients train one after another or share a batched forward. Clients are
+independent, so ``torch.vmap`` of the loss over stacked clients, followed by one ordinary backward
+of the summed loss, gives each client exactly its own gradient. Every client's tensors are leaves of
+their own, so a client that has run out of batches gets no gradient and its optimizer state stands
+still.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.protocols import HasTeacher
+from fczoo.core.schedules import LOCAL, SCHEDULES
+from fczoo.core.seeds import torch_stream
+from fczoo.core.tree import Tree, select
+from fczoo.core.types import Batch, Context, Optim
+from fczoo.data.views import DRAWS, ImageStore
+from fczoo.federation.batches import (
+    NOWHERE,
+    Client,
+    LocalImages,
+    LocalTrainState,
+    Rows,
+    image_draws,
+    pad,
+    stacked_batch,
+)
+from fczoo.federation.device import Plan, flushed_denormals
+from fczoo.federation.local_rules import ControlVariates, LocalRule
+
+
+class Steps(Protocol):
+    """Optimizer of the tensors that a group of clients trains."""
+
+    def step(self, progress: list[float], clip: float | None) -> None: ...
+
+
+class Still:
+    """Optimizer that leaves all tensors as they are, for measuring a step.
+
+    torch's optimizers take a second to import.
+    """
+
+    def __init__(self, optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context):
+        pass
+
+    def step(self, progress: list[float], clip: float | None) -> None:
+        """Do nothing."""
+
+
+class Optimizers:
+    """torch.optim over every client's leaves: one optimizer a kind, one group a prefix.
+
+    Where the rate changes inside a round, one group a prefix and client, since clients go through
+    their epochs at different speeds.
+    """
+
+    def __init__(self, optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context):
+        self.leaves, self.ctx = leaves, ctx
+        groups: dict[str, list[dict[str, Any]]] = {"adam": [], "adamw": [], "sgd": []}
+        for prefix, optim in optims.items():
+            client_tensors = [
+                [v for k, v in tree.items() if owner(k, optims) == prefix] for tree in leaves
+            ]
+            if not client_tensors[0]:
+                raise TypeError(f"training() trains {prefix!r}, but the state has no such tensor")
+            base = {
+                "lr": optim.lr,
+                "weight_decay": optim.weight_decay,
+                "base": optim.lr,
+                "schedule": optim.schedule,
+            }
+            if optim.name == "sgd":
+                base["momentum"] = optim.momentum
+            if optim.schedule in LOCAL:
+                groups[optim.name] += [
+                    {**base, "params": tensors, "client": i}
+                    for i, tensors in enumerate(client_tensors)
+                ]
+            else:
+                groups[optim.name].append(
+                    {
+                        **base,
+                        "params": [v for tensors in client_tensors for v in tensors],
+                        "client": 0,
+                    }
+                )
+        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        self.optimizers = [kinds[name](members) for name, members in groups.items() if members]
+
+    def step(self, progress: list[float], clip: float | None) -> None:
+        """Take one step of the clients that still train.
+
+        ``progress`` is the finished part of each client's steps.
+        """
+        if clip is not None:
+            for tree in self.leaves[: len(progress)]:
+                torch.nn.utils.clip_grad_norm_(tree.values(), clip)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if group["client"] < len(progress):
+                    factor = SCHEDULES[group["schedule"]](
+                        self.ctx.round, self.ctx.rounds, progress[group["client"]]
+                    )
+                    group["lr"] = group["base"] * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+def owner(name: str, optims: Mapping[str, Optim]) -> str:
+    """Return the longest prefix of a tensor's name; its optimizer trains the tensor."""
+    return max((p for p in optims if name.startswith(p)), key=len)
+
+
+def over_clients(fn: Callable[[Tree, Batch], Tree], trees: list[Tree], batch: Batch) -> Tree:
+    """Map ``fn`` over every client's tree and batch; results are stacked [k, ...]."""
+    if len(trees) == 1:
+        return {k: v[None] for k, v in fn(trees[0], Batch(*(v[0] for v in batch))).items()}
+    stacks = {k: torch.stack([tree[k] for tree in trees]) for k in trees[0]}
+    return torch.vmap(fn)(stacks, batch)
+
+
+def accumulate(sums: list[Tree], new: Tree) -> None:
+    """Add stacked results to every client's sums."""
+    for name, values in new.items():
+        for tree, value in zip(sums, values.detach(), strict=False):  # finished clients add nothing
+            tree[name] = tree[name] + value if name in tree else value
+
+
+LOSS = "loss of the step"  # a name that no method gives to a sum
+
+MakeSteps = Callable[[Mapping[str, Optim], list[Tree], Context], Steps]
+
+
+@dataclass(frozen=True)
+class LocalTrainer:
+    """Passes of a method's client functions over the images of a store.
+
+    It remembers nothing itself.
+    """
+
+    method: Method
+    backbone: Backbone
+    store: ImageStore
+    plan: Plan
+    rule: LocalRule
+    make_steps: MakeSteps = Optimizers
+
+    def images_of(self, client: Client) -> LocalImages:
+        """Return a client's images as a method accesses them outside of batches."""
+        return LocalImages(
+            self.method, self.store, client.index, client.earlier, self.plan.pass_size
+        )
+
+    def exemplars(self, memory: Tree) -> Tensor:
+        """Return positions of the images that a client with this memory keeps of finished tasks."""
+        return memory.get(self.method.training().exemplars, NOWHERE)
+
+    def with_exemplars(self, client: Client, memory: Tree) -> Client:
+        """Return the client with its images of the task and its exemplars, each once."""
+        return replace(client, index=torch.cat([client.index, self.exemplars(memory)]).unique())
+
+    def training_indices(self, client: Client, memory: Tree, ctx: Context) -> Tensor:
+        """Return positions of the images on which a client trains in a round."""
+        if ctx.balanced:
+            return client.index  # exemplars only
+        exemplars, trains_on = self.exemplars(memory), self.method.training().trains_on
+        if trains_on is None:
+            return torch.cat([client.index, exemplars])
+        return trains_on(self.images_of(client), exemplars)
+
+    def batch(self, rows: Sequence[Rows]) -> Batch:
+        """Load the images of some clients, stacked [k, B, ...]."""
+        return stacked_batch(
+            self.method, self.store, rows, self.plan.augment, self.plan.cache_queries
+        )
+
+    def learner(
+        self, state: Tree, client: Client, index: Tensor, taught: dict[int, Tensor], ctx: Context
+    ) -> LocalTrainState:
+        """Create the state of a client at the start of a round on the images at ``index``."""
+        start = select(state, *self._optims(ctx))
+        leaves = {k: v.detach().clone().requires_grad_() for k, v in start.items()}
+        labels = self.store.labels[index.to(self.store.labels.device)]
+        counts = torch.bincount(labels, minlength=ctx.task.classes)
+        return LocalTrainState(
+            client, leaves, start, list(self._epochs(client.number, index, ctx)), counts, taught
+        )
+
+    def _optims(self, ctx: Context) -> Mapping[str, Optim]:
+        return self.method.training().active_optims(ctx.task, ctx.round, ctx.balanced)
+
+    @flushed_denormals()
+    def steps(
+        self, learners: Sequence[LocalTrainState], controls: ControlVariates, ctx: Context
+    ) -> None:
+        """Run all steps of a round: one batched forward, one backward, one optimizer step each."""
+        training = self.method.training()
+        optimizers = self.make_steps(
+            self._optims(ctx), [learner.leaves for learner in learners], ctx
+        )
+        counts = torch.stack([learner.counts for learner in learners])
+
+        def loss(train: Tree, batch: Batch) -> Tree:
+            value, extra = loss_and_sums(
+                self.method.loss(self.backbone, train, batch, ctx), self.method.name
+            )
+            return {**extra, LOSS: value}
+
+        for step in range(len(learners[0].queue)):
+            active = [learner for learner in learners if step < len(learner.queue)]
+            rows = [learner.queue[step] for learner in active]
+            batch = self._with_teacher(self.batch(rows), active, rows, ctx)
+            batch = batch._replace(class_count=counts[: len(rows)])
+            out = over_clients(loss, [learner.leaves for learner in active], batch)
+            if not out[LOSS].requires_grad:
+                name = self.method.name
+                raise TypeError(
+                    f"{name}.loss does not depend on what it trains; look for a detach()"
+                )
+            out[LOSS].sum().backward()
+            for learner, of_step in zip(active, out[LOSS].detach(), strict=True):
+                learner.losses.append(of_step)
+            for learner in active:
+                controls.correct(learner)
+            optimizers.step([step / len(learner.queue) for learner in active], training.clip_norm)
+            accumulate([learner.sums for learner in learners], out)
+
+    def statistics(self, learners: Sequence[LocalTrainState], ctx: Context) -> None:
+        """Run the pass after training if the method asks for one."""
+        view = self.method.training().statistics_view
+        if view == "none" or not learners:
+            return
+        rows = []
+        for learner in learners:
+            index = learner.client.index
+            key = ("stats", self.plan.seed, ctx.task.index, ctx.round, learner.client.number)
+            view_draws = (
+                torch.rand(len(index), DRAWS, generator=torch_stream(*key))
+                if view == "train"
+                else None
+            )
+            method_draws = image_draws(
+                self.method.training(), len(self.store.labels), index, *key, "own"
+            )
+            rows.append(Rows(index, view_draws, method_draws))
+
+        def sums(train: Tree, batch: Batch) -> Tree:
+            return self.method.statistics(self.backbone, train, batch, ctx)
+
+        all_sums = self.one_pass(sums, [learner.trained_tensors for learner in learners], rows)
+        for learner, client_sums in zip(learners, all_sums, strict=True):
+            learner.sums |= client_sums
+
+    @torch.no_grad()
+    def _with_teacher(
+        self, batch: Batch, active: Sequence[LocalTrainState], rows: Sequence[Rows], ctx: Context
+    ) -> Batch:
+        """Add the outputs of the method's teacher, if any, to a batch.
+
+        All clients share the teacher.
+        """
+        if not isinstance(self.method, HasTeacher):
+            return batch
+        index: list[list[int]] = []
+        if self.plan.augment.is_fixed:
+            index = torch.stack([pad(r.positions, batch.w.shape[1]) for r in rows]).tolist()
+            lookups = [
+                (learner.taught, i)
+                for learner, positions in zip(active, index, strict=True)
+                for i in positions
+            ]
+            if all(i in cache for cache, i in lookups):
+                outputs = torch.stack([cache[i] for cache, i in lookups])
+                return batch._replace(teacher=outputs.unflatten(0, batch.w.shape))
+        flat = Batch(*(v.flatten(0, 1) for v in batch))
+        outputs = self.method.teacher_outputs(self.backbone, ctx.shared, flat, ctx.task).unflatten(
+            0, batch.w.shape
+        )
+        for learner, positions, client_outputs in zip(
+            active, index, outputs, strict=False
+        ):  # where the view is fixed
+            learner.taught.update(zip(positions, client_outputs, strict=True))
+        return batch._replace(teacher=outputs)
+
+    @torch.no_grad()
+    def one_pass(
+        self, fn: Callable[[Tree, Batch], Tree], trees: list[Tree], rows: Sequence[Rows]
+    ) -> list[Tree]:
+        """Return the sums of ``fn`` over every client's images, in order; longest first."""
+        sums: list[Tree] = [{} for _ in rows]
+        size = self.plan.pass_size
+        for start in range(0, len(rows[0].positions), size):
+            active = [r.part(start, start + size) for r in rows if start < len(r.positions)]
+            accumulate(sums, over_clients(fn, trees[: len(active)], self.batch(active)))
+        return sums
+
+    def _epochs(self, client: int, index: Tensor, ctx: Context) -> Iterator[Rows]:
+        """Yield the images of every step of a round; they depend only on the client.
+
+        They are on the device from the start: a copy a step would make the host wait for the
+        device.
+        """
+        size, own_draws = self.plan.batch_size, self.method.training().draws
+        for epoch in range(self.plan.epochs):
+            rng = torch_stream("client", self.plan.seed, ctx.task.index, ctx.round, client, epoch)
+            order = torch.randperm(len(index), generator=rng)
+            draws = torch.rand(len(order), DRAWS, generator=rng).to(self.backbone.device)
+            method_draws = (
+                torch.rand(len(order), own_draws, generator=rng).to(draws.device)
+                if own_draws
+                else None
+            )
+            rows = Rows(index[order].to(self.store.pixels.device), draws, method_draws)
+            for start in range(0, len(order), size):
+                yield rows.part(start, start + size)
+
+    def mean_loss(self, learner: LocalTrainState) -> tuple[float, Tensor]:
+        """Return a client's mean loss and its steps' losses [n]; remove the loss from its sums."""
+        return float(learner.sums.pop(LOSS)) / len(learner.queue), torch.stack(learner.losses)
+
+
+def loss_and_sums(returned: Any, method: str) -> tuple[Tensor, Tree]:
+    """Check the result of a method's ``loss``.
+
+    Raises TypeError unless it is one number and sums by name.
+    """
+    if (
+        not isinstance(returned, tuple)
+        or len(returned) != 2
+        or not isinstance(returned[1], Mapping)
+    ):
+        raise TypeError(
+            f"{method}.loss returns {type(returned).__name__}, expected (loss, sums by name)"
+        )
+    loss, sums = returned
+    if not isinstance(loss, Tensor) or loss.ndim:
+        description = (
+            f"of shape {tuple(loss.shape)}"
+            if isinstance(loss, Tensor)
+            else f"a {type(loss).__name__}"
+        )
+        raise TypeError(
+            f"{method}.loss gives a loss {description}, expected a tensor that is one number"
+        )
+    if invalid_names := [name for name, value in sums.items() if not isinstance(value, Tensor)]:
+        raise TypeError(
+            f"{method}.loss gives the sum {invalid_names[0]!r} as "
+            f"{type(sums[invalid_names[0]]).__name__}, expected a tensor"
+        )
+    return loss, dict(sums)

@@ -1,0 +1,123 @@
+"""Clients that act elsewhere: what they are asked and what they answer, as bytes.
+
+``RemoteEngine`` is the server's end, ``Transport`` the way, ``RemoteWorker`` the other end. That
+one keeps nothing between two exchanges: what clients keep travels with the question and with the
+answer. So any worker can answer for any client, and answers the same where another one has died.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from fczoo.core.files import null_as_nan
+from fczoo.core.method import Method
+from fczoo.core.payload import Payload
+from fczoo.core.tree import Tree
+from fczoo.core.types import Context, Task
+from fczoo.federation.batches import Client
+from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees
+from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
+from fczoo.federation.device import plan_of, reproducible
+from fczoo.federation.engine import ClientEngine
+from fczoo.federation.local_trainer import Optimizers
+from fczoo.federation.serialization import pack, unpack
+from fczoo.federation.world import World
+
+QUESTION, GROUP, ANSWER = "fczoo-question-1", "fczoo-group-2", "fczoo-answer-1"
+
+
+class Transport(Protocol):
+    """The way to those who answer for clients."""
+
+    def __call__(self, question: bytes, groups: Iterable[bytes], count: int, /) -> Iterator[bytes]:
+        """Yield the responses of ``count`` groups of clients to a request, in their order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteEngine(ClientEngine):
+    """An engine whose clients act elsewhere; what they keep is with it between exchanges."""
+
+    elsewhere: Transport
+
+    def _answers(
+        self, asked: ClientRequest, groups: Sequence[Sequence[Client]]
+    ) -> Iterator[ClientResponse]:
+        messages = (_group(clients, self._kept_by(asked, clients)) for clients in groups)
+        for answer in self.elsewhere(question_of(asked), messages, len(groups)):
+            yield self._read(answer)
+
+    def _read(self, content: bytes) -> ClientResponse:
+        trees, notes = unpack(ANSWER, content, self.backbone.device)
+        payloads = [Payload(trees[f"payload.{c}"], c, images) for c, images in notes["payloads"]]
+        means = {client: null_as_nan(mean) for client, mean in notes["losses"]}
+        losses = {client: (mean, trees["losses"][str(client)]) for client, mean in means.items()}
+        return ClientResponse(payloads, kept_in(trees), losses)
+
+
+class RemoteWorker:
+    """Answers for the clients of one run."""
+
+    def __init__(self, world: World, method: Method, seed: int):
+        self.world, self.settings = world, world.settings
+        self.uplink = world.uplink(method, seed)
+        store = self.uplink.attackers.store(world.stream, world.partition, world.train)
+        plan = plan_of(world.settings, seed, world.backbone.device, world.partition.clients, 0)
+        self.side = ClientRuntime(method, world.backbone, store, plan, self.uplink.rule, Optimizers)
+
+    def read_request(self, question: bytes) -> ClientRequest:
+        """Deserialize a request.
+
+        Raises ValueError for invalid bytes.
+        """
+        return asked_in(question, self.side.backbone.device)[0]
+
+    def answer(self, asked: ClientRequest, group: bytes) -> bytes:
+        """Answer the request for a group of clients.
+
+        Raises ValueError for invalid bytes.
+        """
+        trees, notes = unpack(GROUP, group, self.side.backbone.device)
+        index, task_and_scope = (
+            trees["index"],
+            (asked.ctx.task, self.side.method.training().data_scope),
+        )
+        clients = [
+            Client(k, index[str(k)], partial(self.world.earlier, k, *task_and_scope))
+            for k in notes["clients"]
+        ]
+        with reproducible(self.settings.deterministic):
+            answer = self.side.answer(asked, clients, kept_in(trees))
+        payloads = {f"payload.{p.client}": p.tensors for p in answer.payloads}
+        steps = {str(client): losses for client, (_, losses) in answer.losses.items()}
+        about = {
+            "payloads": [(p.client, p.num_samples) for p in answer.payloads],
+            "losses": [(client, mean) for client, (mean, _) in answer.losses.items()],
+        }
+        return pack(ANSWER, {**payloads, **kept_trees(answer.kept), "losses": steps}, about)
+
+
+def question_of(asked: ClientRequest, **more: Any) -> bytes:
+    """Serialize a request with the state that the clients receive; ``more`` are plain values."""
+    ctx = asked.ctx
+    position = {"task": asdict(ctx.task), "round": ctx.round, "rounds": ctx.rounds}
+    notes = {"boundary": asked.boundary, **position, **more}
+    return pack(QUESTION, {"state": asked.state, "control": asked.control}, notes)
+
+
+def asked_in(question: bytes, device: torch.device) -> tuple[ClientRequest, dict[str, Any]]:
+    """Deserialize a request and its plain values.
+
+    Raises ValueError for invalid bytes.
+    """
+    trees, notes = unpack(QUESTION, question, device)
+    ctx = Context(Task(**notes["task"]), notes["round"], notes["rounds"], trees["state"])
+    return ClientRequest(notes["boundary"], trees["state"], trees["control"], ctx), notes
+
+
+def _group(clients: Sequence[Client], kept: ClientState) -> bytes:
+    index: Tree = {str(client.number): client.index for client in clients}
+    notes = {"clients": [client.number for client in clients]}
+    return pack(GROUP, {**kept_trees(kept), "index": index}, notes)

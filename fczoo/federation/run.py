@@ -1,0 +1,325 @@
+"""One run of a method: clients train, the server merges, every task ends in an evaluation."""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fczoo.core.files import restore_nan
+from fczoo.core.method import Method
+from fczoo.core.metrics import all_metrics
+from fczoo.core.payload import Payload
+from fczoo.core.tree import Tree, select
+from fczoo.core.types import Context, Exchange, Task, TaskPhase
+from fczoo.federation.batches import Client, view_batches
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.checkpoint import (
+    Checkpoint,
+    ClientState,
+    RunState,
+    Snapshot,
+    from_trees,
+    to_trees,
+)
+from fczoo.federation.device import Plan, plan_of
+from fczoo.federation.diagnostics import Probe
+from fczoo.federation.engine import ClientEngine
+from fczoo.federation.environment import peak_memory, reset_peak_memory
+from fczoo.federation.evaluate import accuracy_row
+from fczoo.federation.local_rules import CONTROL
+from fczoo.federation.remote import RemoteEngine, Transport
+from fczoo.federation.result import MEASURED, PROGRESS, Result
+from fczoo.federation.server import Server
+from fczoo.federation.world import World
+
+
+class FederatedRun:
+    """One run: its server, its clients, and the exchanges between them task by task.
+
+    Args:
+        world: Data, partition and backbone.
+        method: The method to train.
+        seed: Seed of everything random.
+        observer: Callback that follows the progress.
+        checkpoint: File that is replaced after every round; None: no checkpoint.
+        probe: Recorder of diagnostics; None: no diagnostics.
+        elsewhere: Transport to remote workers that act for clients; None: this process.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        method: Method,
+        seed: int,
+        observer: Callback,
+        checkpoint: Checkpoint | None,
+        probe: Probe | None,
+        elsewhere: Transport | None = None,
+    ):
+        self.world, self.method, self.seed = world, method, seed
+        self.observer, self.checkpoint, self.probe = observer, checkpoint, probe
+        self.elsewhere = elsewhere
+        self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
+        self.server = Server(world, method, seed)
+        attackers = self.server.uplink.attackers
+        self.train = attackers.store(world.stream, world.partition, world.train)
+        self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
+        # client -> outputs of the task's teacher for its images, see ClientState
+        self.teacher_cache: dict[int, dict[int, Tensor]] = {}
+
+    @property
+    def state(self) -> Tree:
+        """Return the server's state."""
+        return self.server.state
+
+    @property
+    def result(self) -> Result:
+        """Return what is known of the run so far."""
+        return self.server.result
+
+    def run(self) -> Result:
+        """Run all remaining tasks."""
+        for _ in self:
+            pass
+        return self.result
+
+    def __iter__(self) -> Iterator[Task]:
+        """Yield each task once it is learned and evaluated; ``state`` and ``result`` are as of
+        then.
+        """
+        tasks_done, rounds_done = self._restore()
+        self.begin = time.perf_counter() - self.result.seconds
+        reset_peak_memory(self.backbone.device)
+        rounds_of = [
+            sum(exchange.boundary is None for exchange in of_task)
+            for of_task in self.server.exchanges
+        ]
+        done, rounds = sum(rounds_of[:tasks_done]) + rounds_done, sum(rounds_of)
+        self.observer.start(self.method, self.seed, self.world.partition.clients, rounds, done)
+        for task in self.stream.tasks[tasks_done:]:
+            self._learn(task, rounds_done)
+            rounds_done = 0
+            with self.result.phase("evaluation"):
+                batch = self._plan().pass_size
+                row = accuracy_row(self.method, self.world, self.state, task, batch)
+                self.result.accuracy.append(row)
+            self.result.metrics = all_metrics(self.result.accuracy, self.result.test_counts)
+            self.result.seconds = time.perf_counter() - self.begin
+            stopped = self.result.peak_memory  # of the processes that were stopped
+            peaks = peak_memory(self.backbone.device)
+            self.result.peak_memory = {k: max(v, stopped.get(k, 0)) for k, v in peaks.items()}
+            self.observer.task(self.result)
+            yield task
+            if task.index + 1 < len(self.stream.tasks):
+                self._save(task.index + 1, 0)
+
+    @torch.inference_mode()
+    def features(self, part: Literal["train", "test"] = "test") -> tuple[Tensor, Tensor]:
+        """Compute the features of all learned tasks' images under the server's state.
+
+        Args:
+            part: The images, in order of arrival.
+
+        Returns:
+            Features [N, D] and labels [N], both on the CPU.
+        """
+        images, store = {
+            "train": (self.stream.train, self.world.train),
+            "test": (self.stream.test, self.world.test),
+        }[part]
+        features = [torch.empty(0, self.backbone.dim)]
+        labels = [torch.empty(0, dtype=torch.int64)]
+        for task in self.stream.tasks[: len(self.result.accuracy)]:
+            index = torch.from_numpy(self.stream.positions(images, task))
+            for batch in view_batches(self.method, store, index, self._plan().pass_size):
+                of_batch = self.method.features(self.backbone, self.state, batch)
+                features.append(of_batch.float().cpu())
+                labels.append(batch.y.cpu())
+        return torch.cat(features[1:] or features), torch.cat(labels)
+
+    def _learn(self, task: Task, done: int) -> None:
+        """Learn one task from round ``done`` on, exchange by exchange."""
+        training, exchanges = self.server.training, self.server.exchanges[task.index]
+        joined = self.world.clients(task, training.data_scope, idle=True)
+        holders = [client for client in joined if len(client.index)]
+        if not done:
+            self.teacher_cache.clear()
+            self.server.begin_task(task)
+        trained = select(self.state, *training.optims)
+        self.result.trained_scalars = sum(value.numel() for value in trained.values())
+        engine = self._engine(self._plan())
+        if not done:
+            if any(exchange.boundary == "task_start" for exchange in exchanges):
+                # sums are of the task's classes
+                latest = training.data_scope == "latest"
+                self._collect(
+                    "task_start", engine, self.world.clients(task) if latest else holders, task
+                )
+            if self.probe:
+                self.probe.on_task_start(self.method, self.state)
+        for exchange in exchanges:
+            if exchange.boundary == "after_rounds":
+                holders = self._end_task(engine, joined, task)
+            elif exchange.boundary == "task_end":
+                self._collect("task_end", engine, holders, task)
+            elif exchange.balanced:
+                remembering = [replace(c, index=engine.exemplars(c)) for c in joined]
+                self._round(engine, [c for c in remembering if len(c.index)], exchange)
+            elif exchange.is_training_round and exchange.round >= done:
+                candidates = self.server.participation.candidates(joined)
+                participants = self.server.participation.sample(candidates, task, exchange.round)
+                self._round(engine, participants, exchange)
+                self._save(task.index, exchange.round + 1)
+        if self.probe:
+            self.probe.on_task_end(self.world, self.method, self.state, task)
+
+    def _round(
+        self, engine: ClientEngine, participants: Sequence[Client], exchange: Exchange
+    ) -> None:
+        """Run one round: send the broadcast, train the participants, merge their uploads."""
+        started = time.perf_counter()
+        server, task, number = self.server, exchange.task, exchange.round
+        rounds = server.rounds[task.index]
+        present = [client for client in participants if len(client.index)]
+        shared, down = server.send(participants)
+        losses: dict[int, float] = {}
+
+        def tick(client: int, loss: float, steps: Tensor) -> None:
+            losses[client] = loss
+            self.observer.client(task.index, number, loss)
+            self.observer.steps(task.index, number, client, steps.tolist())
+
+        responding = server.participation.responding(present, exchange)
+        with self.result.phase("training"):
+            sent = engine.train(shared, responding, Context(task, number, rounds, shared), tick)
+        arrival = server.uplink.arrive(sent, present, shared, exchange, losses)
+        uploads = server.receive(arrival)
+        server.note_storage(shared, responding, self.memories)
+        if self.probe and uploads and number == rounds - 1:
+            payloads = [upload.drop(CONTROL) for upload in uploads]
+            self.probe.on_last_round(self.world, self.method, self.state, payloads, task)
+        if uploads:  # without any, the state stays
+            with self.result.phase("server"):
+                server.merge(uploads, exchange)
+        # real sites may keep their losses back
+        reported = [losses[upload.client] for upload in uploads if upload.client in losses]
+        self.observer.round(
+            {
+                "task": task.index,
+                "round": number,
+                "clients": [client.number for client in present],
+                "rejected": arrival.rejected,
+                "loss": statistics.fmean(reported) if reported else None,
+                "bytes_up": arrival.total_bytes,
+                "bytes_down": down,
+                "seconds": time.perf_counter() - started,
+            }
+        )
+
+    def _collect(
+        self, phase: TaskPhase, engine: ClientEngine, clients: Sequence[Client], task: Task
+    ) -> None:
+        """Collect statistics: their sums over clients are those of the data in one place."""
+        server, training = self.server, self.server.training
+        asked_in = None  # a task -> the clients that are asked in it; None: all
+        if phase == "task_end" and training.collect_from == "trained":
+            asked_in = self._training_clients
+            numbers = asked_in(task)
+            clients = [client for client in clients if client.number in numbers]
+        clients = self.world.without_counted_images(clients, task, training.data_scope, asked_in)
+        if not clients:
+            return
+        shared, _ = server.send(clients)
+        ctx = Context(task, 0, server.rounds[task.index], {})
+        exchange = Exchange(task, boundary=phase)
+        folded: Tree = {}
+        with self.result.phase("surveys"):
+            sent = engine.collect(phase, shared, clients, ctx)
+            if server.uplink.folds:
+                form = engine.survey_form(phase, shared, clients[0], ctx)
+                arrival, folded = server.uplink.collect(sent, clients, shared, exchange, form)
+            else:
+                arrival = server.uplink.arrive(list(sent), clients, shared, exchange)
+        server.note_storage(shared, clients, self.memories)
+        server.update_from(phase, server.receive(arrival), task, folded)
+
+    def _end_task(
+        self, engine: ClientEngine, clients: Sequence[Client], task: Task
+    ) -> list[Client]:
+        """Let every client store its memory of a finished task.
+
+        Returns those that have images of the task or exemplars, with both, each image once.
+        """
+        server, rounds = self.server, self.server.rounds[task.index]
+        clients = [c for c in clients if len(c.index) + len(engine.exemplars(c))]
+        shared, _ = server.send(clients)
+        with self.result.phase("surveys"):
+            sent = engine.end_task_client(clients, Context(task, rounds, rounds, shared))
+        server.note_storage(shared, clients, self.memories)
+        holders = [engine.with_exemplars(client) for client in clients]
+        pairs = [(upload, c) for upload, c in zip(sent, holders, strict=True) if upload]
+        if pairs:
+            uploads: list[Payload] = [upload for upload, _ in pairs]
+            senders = [client for _, client in pairs]
+            exchange = Exchange(task, boundary="after_rounds")
+            arrival = server.uplink.arrive(uploads, senders, shared, exchange)
+            server.update_from("after_rounds", server.receive(arrival), task, {})
+        return holders
+
+    def _training_clients(self, task: Task) -> set[int]:
+        """Return the numbers of the clients that train in a round of a task."""
+        return self.server.participation.training_clients(task, self.server.rounds[task.index])
+
+    def _engine(self, plan: Plan) -> ClientEngine:
+        """Create the engine of a task's clients."""
+        controls = self.server.controls
+        parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
+        if self.elsewhere:
+            return RemoteEngine(*parts, controls, elsewhere=self.elsewhere)
+        return ClientEngine(*parts, controls)
+
+    def _plan(self) -> Plan:
+        clients, scalars = self.world.partition.clients, self.result.trained_scalars
+        return plan_of(self.settings, self.seed, self.backbone.device, clients, scalars)
+
+    def _save(self, tasks: int, rounds: int) -> None:
+        """Save the run as it is after ``tasks`` tasks and ``rounds`` rounds of the next one."""
+        if not self.checkpoint:
+            return
+        self.result.seconds = time.perf_counter() - self.begin
+        notes: dict[str, Any] = {
+            "ledger": self.server.tracker.notes(),
+            "result": {name: getattr(self.result, name) for name in PROGRESS},
+        }
+        begin: Tree = {}
+        if self.probe:
+            notes["diagnostics"], begin = self.probe.size(), self.probe.begin
+        controls = self.server.controls
+        clients = ClientState(self.memories, self.teacher_cache, controls.clients)
+        trees = to_trees(RunState(self.state, clients, controls.server, begin))
+        self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
+
+    def _restore(self) -> tuple[int, int]:
+        """Resume the run from its checkpoint.
+
+        Returns:
+            The number of finished tasks, and of finished rounds of the next one.
+        """
+        snapshot = self.checkpoint.load(self.backbone.device) if self.checkpoint else None
+        if snapshot is None:
+            if self.probe:
+                self.probe.resume(0, {})
+            return 0, 0
+        notes, server = snapshot.notes, self.server
+        saved = from_trees(snapshot.trees)
+        server.state, server.controls.server = saved.state, saved.control
+        self.memories, self.teacher_cache, server.controls.clients = saved.kept
+        if self.probe:
+            self.probe.resume(notes.get("diagnostics", 0), saved.begin)
+        server.tracker.restore(notes["ledger"])
+        server.result = replace(server.result, **restore_nan(notes["result"], MEASURED))
+        return snapshot.task, snapshot.round

@@ -1,0 +1,270 @@
+"""Server of one run: the global state, and all that it sends, receives, merges and counts."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fczoo.core.method import Method
+from fczoo.core.payload import Payload
+from fczoo.core.protocols import CollectsStatistics, EndsTasks
+from fczoo.core.registry import make_aggregator
+from fczoo.core.seeds import PHASE_KEYS, torch_stream
+from fczoo.core.task_order import task_exchanges
+from fczoo.core.tree import Tree, drop, nbytes
+from fczoo.core.types import Boundary, Exchange, ServerContext, Task
+from fczoo.federation.aggregator_check import check_stateless, sound
+from fczoo.federation.batches import Client
+from fczoo.federation.checkpoint import contiguous_copy, memory_bytes
+from fczoo.federation.environment import code_of, digest, versions
+from fczoo.federation.local_rules import CONTROL, ControlVariates
+from fczoo.federation.participation import Participation
+from fczoo.federation.result import Result
+from fczoo.federation.uplink import Arrival, sum_or_stack
+from fczoo.federation.world import World
+from fczoo.security.upload_validation import RunStoppedError
+
+
+class BroadcastTracker:
+    """Tracker of changes of the server's tensors and of the clients' last broadcasts."""
+
+    def __init__(self) -> None:
+        self.clock = 0  # counts changes of the state
+        self.changed: dict[
+            str, list[list[int]]
+        ] = {}  # state name -> [row, when] of those from a row on
+        self.told: dict[int, int] = {}  # client -> when it was sent a broadcast last
+
+    def update(self, before: Tree, after: Tree) -> None:
+        """Record which tensors of the state are new or have changed.
+
+        One to which only rows were added, as a stack of finished tasks, has these new.
+        """
+        self.clock += 1
+        for name, value in after.items():
+            rows, same = len(torch.atleast_1d(value)), _same_rows(before.get(name), value)
+            if same is None:
+                self.changed[name] = [[0, self.clock]]
+            elif same < rows:
+                self.changed[name].append([same, self.clock])
+
+    def send(self, tree: Tree, clients: Sequence[int]) -> int:
+        """Return the bytes of a broadcast that the clients lack, and mark them as sent."""
+        total = 0
+        for client in clients:
+            last_broadcast = self.told.get(client, 0)
+            first = {name: self._first_new(name, last_broadcast) for name in tree}
+            total += nbytes(
+                {k: torch.atleast_1d(tree[k])[n:] for k, n in first.items() if n is not None}
+            )
+            self.told[client] = self.clock
+        return total
+
+    def _first_new(self, name: str, told: int) -> int | None:
+        """Return the row from which on all rows of a tensor changed; None if none changed."""
+        return next(
+            (row for row, when in self.changed[name] if when > told), None
+        )  # in order of both
+
+    def notes(self) -> dict[str, Any]:
+        """Return the records as plain values, which ``restore`` reads."""
+        return {"clock": self.clock, "changed": self.changed, "told": list(self.told.items())}
+
+    def restore(self, notes: Mapping[str, Any]) -> None:
+        """Restore the records that ``notes`` returned."""
+        self.clock, self.changed, self.told = (
+            notes["clock"],
+            dict(notes["changed"]),
+            dict(notes["told"]),
+        )
+
+
+def _same_rows(old: Tensor | None, new: Tensor) -> int | None:
+    """Return the number of earlier rows; None if one of them changed or is missing."""
+    if old is None:
+        return None
+    had, has = torch.atleast_1d(old), torch.atleast_1d(new)
+    alike = (
+        had.shape[1:] == has.shape[1:]
+        and len(had) <= len(has)
+        and torch.equal(had, has[: len(had)])
+    )
+    return len(had) if alike else None
+
+
+def broadcast(method: Method, state: Tree) -> Tree:
+    """Return the tensors that the server sends: the state without its private part."""
+    return drop(state, *method.server_only) if method.server_only else dict(state)
+
+
+class Server:
+    """Server of one run.
+
+    Attributes:
+        state: The global state, by names of tensors.
+        result: What is known of the run so far.
+        exchanges: The exchanges with clients in each task, in their order.
+        rounds: The number of training rounds in each task.
+    """
+
+    def __init__(self, world: World, method: Method, seed: int):
+        world.check_labels(method)
+        self.world, self.method, self.seed = world, method, seed
+        self.settings, self.backbone = world.settings, world.backbone
+        self.training = method.training()
+        averaging = self.settings.aggregator or self.training.averaging
+        check_stateless(averaging)
+        self.average = sound(make_aggregator(averaging))
+        self.average_controls = sound(make_aggregator(self.settings.aggregator or "uniform"))
+        self.uplink = world.uplink(method, seed)
+        self.uplink.check()
+        self.controls = ControlVariates(self.uplink.rule)
+        self.tracker = BroadcastTracker()
+        self.participation = Participation(world, seed, self.training.data_scope)
+        tasks, rounds = world.stream.tasks, self.settings.rounds
+        self.exchanges = [tuple(task_exchanges(method, task, rounds)) for task in tasks]
+        self.rounds = [
+            sum(exchange.is_training_round for exchange in of_task) for of_task in self.exchanges
+        ]
+        self.state: Tree = {}
+        self.result = self._new_result()
+
+    def _new_result(self) -> Result:
+        """Return the result of a run that has not begun."""
+        world, method, stream = self.world, self.method, self.world.stream
+        notes = [method.table_note(), self.uplink.rule.table_note(self.training)]
+        result = Result(
+            method.name,
+            asdict(method),
+            self.settings.portable(),
+            self.seed,
+            {**asdict(self.backbone.config), "sha256": self.backbone.sha256},
+            {
+                "spec": world.partition.spec,
+                "seed": world.partition.seed,
+                "sha256": world.partition.sha256,
+            },
+            list(stream.class_order),
+            [task.size for task in stream.tasks],
+            [len(stream.positions(stream.test, task)) for task in stream.tasks],
+            remark="; ".join(filter(None, notes)),
+            versions={**versions(), "code": digest(code_of(self.settings, method))},
+        )
+        draws = self.participation.draws(self.exchanges) if self.settings.dp_noise else ()
+        result.privacy = self.uplink.privacy.promise(list(draws))
+        return result
+
+    def begin_task(self, task: Task) -> None:
+        """Start a task: the method's state for it, and control variates of zero."""
+        self.controls.clear()
+        rng = self.generator("begin", task, device="cpu")
+        self.replace_state(self.method.begin_task(self.state, task, self.backbone, rng))
+
+    def send(self, clients: Sequence[Client]) -> tuple[Tree, int]:
+        """Return the broadcast, and the bytes that the clients do not have yet."""
+        shared = broadcast(self.method, self.state)
+        tree = {**shared, **self.controls.broadcast}
+        total = self.tracker.send(tree, [client.number for client in clients])
+        self.result.bytes_down += total
+        return shared, total
+
+    def receive(self, arrival: Arrival) -> list[Payload]:
+        """Record an arrival and return its valid uploads."""
+        self.result.bytes_up += arrival.total_bytes
+        self.result.uploaded = dict(Counter(self.result.uploaded) + Counter(arrival.bytes))
+        self.result.client_rounds += arrival.uploads
+        self.result.rejected += arrival.rejected
+        self.result.far = dict(Counter(self.result.far) + Counter(map(str, arrival.far)))
+        return arrival.payloads
+
+    def merge(self, uploads: Sequence[Payload], exchange: Exchange) -> None:
+        """Merge the valid uploads of a round into the state."""
+        broadcast_before = self.controls.broadcast
+        clients = self.world.partition.clients
+        self.controls.absorb(uploads, clients, self.average_controls)
+        self.tracker.update(broadcast_before, self.controls.broadcast)
+        payloads = [upload.drop(CONTROL) for upload in uploads]
+        merged = self.method.aggregate(payloads, self.average)
+        merged = {name: value.to(self.backbone.device) for name, value in merged.items()}
+        ctx = self._context("server", exchange.task, exchange.round, payloads)
+        self.replace_state(self.method.server_update(self.state, merged, ctx))
+
+    def update_from(
+        self, boundary: Boundary, uploads: Sequence[Payload], task: Task, folded: Tree
+    ) -> None:
+        """Update the state from the clients' statistics at a boundary of a task.
+
+        Args:
+            boundary: The boundary of the task.
+            uploads: Valid uploads, one per client.
+            task: The current task.
+            folded: Statistics that were summed on arrival, see ``Uplink.folds``.
+        """
+        sums = sum_or_stack(uploads, self.training.per_client_statistics) | folded
+        number = 0 if boundary == "task_start" else self.rounds[task.index]
+        ctx = self._context(f"absorb {PHASE_KEYS[boundary]}", task, number, uploads)
+        if boundary == "after_rounds":
+            assert isinstance(self.method, EndsTasks)
+            self.replace_state(self.method.end_task_server(self.state, sums, ctx))
+        else:
+            assert isinstance(self.method, CollectsStatistics)
+            self.replace_state(self.method.update_from(boundary, self.state, sums, ctx))
+
+    def _context(
+        self, purpose: str, task: Task, number: int, payloads: Sequence[Payload]
+    ) -> ServerContext:
+        return ServerContext(
+            task,
+            number,
+            self.rounds[task.index],
+            self.world.partition.clients,
+            len(payloads),
+            sum(payload.num_samples for payload in payloads),
+            self.backbone,
+            self.generator(purpose, task, number),
+        )
+
+    def note_storage(
+        self, shared: Tree, clients: Sequence[Client], memories: Mapping[int, Tree]
+    ) -> None:
+        """Record a client's storage in bytes: broadcast, memory, and the pixels of its exemplars."""
+        if not self.world.sees_clients:
+            return
+        image, exemplars = self.world.train.pixels[0].numel(), self.training.exemplars
+        local = [
+            memory_bytes(memories.get(client.number, {}), exemplars, image)
+            + nbytes(self.controls.clients.get(client.number, {}))
+            for client in clients
+        ]
+        total = nbytes(shared) + nbytes(self.controls.server) + max(local, default=0)
+        self.result.client_storage = max(self.result.client_storage or 0, total)
+
+    def replace_state(self, new: Tree) -> None:
+        """Replace the state, on the device and in at least float32, and track what has changed.
+
+        Sums in float64 stay in float64. Raises RunStopped if a value is not finite.
+        """
+        least, placed = torch.promote_types(self.backbone.dtype, torch.float32), {}
+        for name, value in new.items():
+            dtype = value.dtype
+            if value.is_floating_point():
+                dtype = torch.promote_types(dtype, least)
+            placed[name] = contiguous_copy(value.detach().to(self.backbone.device, dtype))
+            if not placed[name].isfinite().all():
+                raise RunStoppedError(
+                    f"{self.method.name} diverged: {name} is not finite on the server; "
+                    f"lower its learning rates with --set"
+                )
+        self.tracker.update(self.state, placed)
+        self.result.server_storage = max(self.result.server_storage or 0, nbytes(placed))
+        self.state = placed
+
+    def generator(
+        self, purpose: str, task: Task, number: int = 0, device: str | None = None
+    ) -> torch.Generator:
+        """Create the random generator of a purpose in a task."""
+        on = device or self.backbone.device
+        return torch_stream(purpose, self.seed, task.index, number, device=on)

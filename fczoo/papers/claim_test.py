@@ -1,0 +1,217 @@
+"""A claim that the first of two methods or rows is better, and its verdict from runs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fczoo.core.method import Method
+from fczoo.core.registry import DATASETS, METHODS, create_method
+from fczoo.papers.tables import plain_split
+from fczoo.reports.option_origin import count_changes
+from fczoo.reports.runs import Experiment, Line, is_rate
+from fczoo.reports.significance import Entry, interval, significant
+from fczoo.reports.tables import Column, entry_of
+
+Verdict = Literal["holds", "does not hold", "no significant difference", "not tested"]
+STRONG = 0.2
+"""Dirichlet's beta below which the papers speak of strong skew (they print 0.1 and 0.05)."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A method with the options that distinguish it."""
+
+    method: str
+    options: Mapping[str, Any]
+    # values of these options in the paper's own text
+    printed: Mapping[str, Any] = field(default_factory=dict)
+    # options with the method's own values, which depend on the data set
+    usual: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Claim(ABC):
+    """Claim that the first of two sides is better in one figure."""
+
+    name: str
+    says: str
+
+    @property
+    @abstractmethod
+    def citation(self) -> str:
+        """Return the source of the claim."""
+
+    @property
+    @abstractmethod
+    def sides(self) -> tuple[Side, Side]:
+        """Return the better and the worse side."""
+
+    @property
+    @abstractmethod
+    def column(self) -> Column:
+        """Return the column of the claimed figure."""
+
+    @property
+    @abstractmethod
+    def small(self) -> str | None:
+        """Partition of the run in minutes, on digits; None: the data set's own."""
+
+    @property
+    @abstractmethod
+    def at_scale(self) -> list[str]:
+        """Return the command for either side at the scale of a paper's tables."""
+
+    @property
+    @abstractmethod
+    def regime(self) -> str:
+        """Return the kind of partition to which the claim applies.
+
+        ``any``: a kind that no other paper has, such as overlap; a run on any split is taken for
+        it.
+        """
+
+    @property
+    def runnable(self) -> bool:
+        """Return whether both systems are implemented."""
+        return all(side.method in METHODS.names() for side in self.sides)
+
+    def verdicts(self, experiments: Sequence[Experiment]) -> list[tuple[Verdict, str]]:
+        """Judge the claim in every experiment with both rows, by paired differences over seeds.
+
+        Of two methods each enters with the rows that have fewest options other than its own, as it
+        does in ranks: a variant of it next to these is a control.
+
+        Args:
+            experiments: Experiments to look through; those of another regime are skipped.
+
+        Returns:
+            A verdict with its explanation for each pair of rows.
+        """
+        judgements = []
+        for experiment in experiments:
+            if self.regime not in ("any", regime(experiment.about.partition["spec"])):
+                continue
+            ours, theirs = (
+                [x for x in experiment.lines if self.matches(x, side)] for side in self.sides
+            )
+            if self.sides[0].method != self.sides[1].method:
+                ours, theirs = map(fewest_changes, (ours, theirs), self.sides)
+            pairs = [(a, b) for a in ours for b in theirs if a is not b and self._comparable(a, b)]
+            judgements += [self._verdict(experiment, a, b) for a, b in pairs]
+        return judgements
+
+    def matches(self, line: Line, side: Side) -> bool:
+        """Return whether a row is the side: its method, with its options or those of the paper.
+
+        Rates are tuned and may differ; one of 0 switches something off, which a side has to state.
+
+        Args:
+            line: Row of a table.
+            side: Side of this claim.
+        """
+        result = line.results[0]
+        off = {name for name, value in result.options.items() if is_rate(name) and value == 0}
+        if result.method != side.method or not off <= side.options.keys():
+            return False
+        method = usual_method(side.method, result.settings["dataset"])
+        side_options = {**side.options, **{name: getattr(method, name) for name in side.usual}}
+        alternatives = side_options, {**side_options, **side.printed}
+        return any(has_options(result.options, options) for options in alternatives)
+
+    def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
+        values_by_side = [
+            entry.by_seed if (entry := entry_of(x, self.column)) else {} for x in (ours, theirs)
+        ]
+        seeds = sorted(values_by_side[0].keys() & values_by_side[1].keys())
+        first, second = (Entry({s: values[s] for s in seeds}) for values in values_by_side)
+        gain = Entry({s: self._gain_of(first.by_seed[s] - second.by_seed[s]) for s in seeds})
+        about = experiment.about
+        origin = f"{about.settings['dataset']} {about.partition['spec']}, {ours.cells[0].place}"
+        often = "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
+        if not self.column.better and seeds:
+            sizes = " and ".join(self.column.show(entry.mean) for entry in (first, second))
+            return _cost_verdict(gain), f"{sizes} {self.column.name} with {often}; {origin}"
+        bounds = interval([*gain.by_seed.values()])
+        if bounds is None:
+            reason = (
+                f"{gain.mean:+.1f} with {often}, which is not a test"
+                if seeds
+                else "no seed in common"
+            )
+            return "not tested", f"{reason}; {origin}"
+        verdict: Verdict = "no significant difference"
+        if significant(first, second):
+            verdict = "holds" if gain.mean > 0 else "does not hold"
+        between = f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]"
+        return verdict, f"{gain.mean:+.1f} {between} over {len(seeds)} seeds; {origin}"
+
+    def _comparable(self, ours: Line, theirs: Line) -> bool:
+        """Return whether options outside of the claim are the same, for sides of one method.
+
+        Rates may differ where ``fczoo tune`` found the values of both: each side was searched
+        separately.
+        """
+        first, second = ours.results[0], theirs.results[0]
+        if first.method != second.method:
+            return True
+        better, worse = (side.options for side in self.sides)
+        free = {k for k in better.keys() | worse.keys() if better.get(k) != worse.get(k)}
+        if ours.is_tuned and theirs.is_tuned:
+            free |= set(filter(is_rate, first.options))
+        return all(second.options.get(k) == v for k, v in first.options.items() if k not in free)
+
+    def _gain_of(self, difference: float) -> float:
+        return difference if self.column.better == "high" else -difference
+
+
+def _cost_verdict(gain: Entry) -> Verdict:
+    """Return the verdict of a cost, which is counted and has one value for all seeds."""
+    if all(less > 0 for less in gain.by_seed.values()):
+        return "holds"
+    worse = all(less < 0 for less in gain.by_seed.values())
+    return "does not hold" if worse else "no significant difference"
+
+
+def usual_method(name: str, dataset: str) -> Method:
+    """Create a method with its values for a data set, or its defaults for an unknown one.
+
+    Args:
+        name: Name of the method.
+        dataset: Name of the data set.
+    """
+    return create_method(name, dataset if dataset in DATASETS.names() else None)
+
+
+def fewest_changes(lines: Sequence[Line], side: Side) -> list[Line]:
+    """Return the rows of a side with the fewest changed options: see ``count_changes``.
+
+    Args:
+        lines: Rows that match the side.
+        side: Its stated options do not count as changes.
+    """
+    counts = [count_changes(line, side.options.keys() | side.printed.keys()) for line in lines]
+    return [line for line, count in zip(lines, counts, strict=True) if count == min(counts)]
+
+
+def regime(spec: str) -> str:
+    """Return the kind of a partition: ``few classes`` per client, ``strong skew``, ``mild`` skew,
+    none; else ``any``.
+
+    Args:
+        spec: Partition as ``--partition`` takes it.
+    """
+    name, _, value = plain_split(spec).partition(":")
+    if name == "dirichlet":
+        return "strong skew" if float(value) < STRONG else "mild"
+    return {"quantity": "few classes", "shards": "few classes", "iid": "mild"}.get(name, "any")
+
+
+def has_options(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether the options of a run have all required values.
+
+    Args:
+        options: Options of the run.
+        wanted: Required values.
+    """
+    return all(options.get(k) == v for k, v in wanted.items())

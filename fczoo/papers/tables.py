@@ -1,0 +1,295 @@
+"""The papers' tables: every printed number with its table, its protocol and its caveats."""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fczoo.core.errors import FczooError
+from fczoo.core.names import match
+from fczoo.core.options import nearest, quote
+from fczoo.core.registry import PROTOCOLS
+from fczoo.federation.settings import Settings
+from fczoo.papers.protocol import Protocol
+
+DATASETS = {
+    "CIFAR-100": "cifar100",
+    "TinyImageNet": "tinyimagenet",
+    "Tiny-ImageNet": "tinyimagenet",
+    "Mini-ImageNet": "miniimagenet",
+    "ImageNet-R": "imagenet_r",
+    "ImageNet-A": "imagenet_a",
+    "EuroSAT": "eurosat",
+    "Cars-196": "cars196",
+    "CUB-200": "cub200",
+}
+METRICS = {
+    "A_N": "A_N",
+    "Avg": "Avg",
+    "F_N": "forgetting",
+    "FAA": "FAA",
+    "Abar": "Abar",
+    "A_T": "FAA",
+    "Fbar": "forgetting",
+}
+COSTS = {"COMM_params_per_round": "MB up"}
+"""Costs of a client's upload in a round: the papers count parameters, fczoo bytes."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """One printed number."""
+
+    paper: str
+    table: str
+    dataset: str
+    tasks: int
+    partition: str
+    method: str
+    metric: str
+    value: float
+    std: float | None
+
+    @property
+    def spec(self) -> str:
+        """Return the partition as ``--partition`` takes it, or as printed if it names none."""
+        name, sign, value = self.partition.partition("=")
+        partitioners = {
+            "beta": "dirichlet",
+            "alpha": "quantity",
+            "IID": "iid",
+            "GLFC-60%": "overlap:0.6",
+        }
+        if not sign:
+            return partitioners.get(name, name)
+        return (
+            f"{partitioners[name]}:{float(value):g}"
+            if name in partitioners and value.replace(".", "").isdecimal()
+            else self.partition
+        )
+
+    @property
+    def classes(self) -> int | None:
+        """Return the classes seen at an accuracy in the middle of a run; None for other figures."""
+        metric_match = re.fullmatch(r"acc@(\d+)classes", self.metric)
+        return int(metric_match[1]) if metric_match else None
+
+    @property
+    def metric_here(self) -> str | None:
+        """Return our name of the metric; None if it is not an accuracy."""
+        return self.metric if self.classes is not None else METRICS.get(self.metric)
+
+    @property
+    def cost_here(self) -> str | None:
+        """Return our name of a cost, in another unit; None if it is not a cost."""
+        return COSTS.get(self.metric)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Conditions of a printed number, in fczoo's names."""
+
+    dataset: str
+    split: str | None  # None: the same for every split
+    method: str | None  # None: printed words that mean nothing here
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]  # only those that differ from the paper's other rows
+    card: str  # the last part of its card's name; empty for the paper's own method
+    why: str  # why no run can follow it; empty where one can
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One paper: its printed rows and their conditions.
+
+    The protocol of the same name states how it ran its experiments.
+    """
+
+    key: str
+    name: str
+    citation: str
+    spread: str  # what its standard deviations are
+    population: bool  # whether they divide by the number of runs, not by one less
+    # printed name -> method here, and the unusual conditions of its row
+    methods: dict[str, dict[str, Any]]
+    # printed data set or split -> further conditions
+    conditions: dict[str, dict[str, Any]]
+    caveats: dict[str, list[str]]  # table, or "" for all -> its caveats
+
+    @property
+    def protocol(self) -> type[Protocol]:
+        protocol_class: type[Protocol] = PROTOCOLS.get(self.key)
+        return protocol_class
+
+    @property
+    def release(self) -> str:
+        """Return the name of its release; empty where no code is public."""
+        return self.protocol.release
+
+    @property
+    def numbers(self) -> list[Number]:
+        return [n for n in _numbers() if n.paper == self.name]
+
+    def row(self, number: Number) -> Row:
+        """Return the conditions of a number.
+
+        Args:
+            number: Number of this paper.
+        """
+        conditions = {
+            **self.conditions.get(number.dataset, {}),
+            **self.conditions.get(number.partition, {}),
+        }
+        about = self.methods.get(number.method, {})
+        method: str | None = about.get("method")
+        usual = "" if method == self.key else method or ""
+        return Row(
+            conditions.get("dataset", DATASETS.get(number.dataset, number.dataset)),
+            conditions.get("split", number.spec),
+            method,
+            {**conditions.get("tuned", {}).get(method, {}), **about.get("options", {})},
+            {**conditions.get("settings", {}), **about.get("settings", {})},
+            "/".join(filter(None, [conditions.get("card", ""), about.get("card", usual)])),
+            about.get("why", ""),
+        )
+
+    def settings(self, number: Number, **changes: Any) -> Settings:
+        """Return the settings of a number, from the paper's protocol and ``changes``.
+
+        Args:
+            number: Number of this paper.
+            **changes: Field of ``Settings`` -> value; conditions of the number's row override them.
+
+        Raises:
+            FczooError: The protocol has no such data set or split.
+        """
+        row = self.row(number)
+        usual = Settings.for_dataset(row.dataset, protocol=self.key)
+        splits = [
+            p
+            for p in (usual.partition, *self.protocol.partitions.get(row.dataset, ()))
+            if row.split in (None, plain_split(p))
+        ]
+        if not splits:
+            raise FczooError(
+                f"{self.name}'s protocol has no split {number.partition!r} of {row.dataset}"
+            )
+        tasks = None if number.tasks == usual.task_count else number.tasks
+        values = {"partition": splits[0], "tasks": tasks, **changes, **row.settings}
+        return Settings.for_dataset(row.dataset, protocol=self.key, **values)
+
+    def sample_std(self, number: Number) -> float | None:
+        """Convert a printed standard deviation to one with n - 1 in the denominator.
+
+        Args:
+            number: Number of this paper.
+
+        Returns:
+            Standard deviation in points; None where none is printed.
+        """
+        runs = len(self.protocol.seeds.value_for(number.tasks))
+        if number.std is None or not self.population or runs < 2:
+            return number.std
+        return number.std * math.sqrt(runs / (runs - 1))
+
+
+def choose_numbers(
+    numbers: Sequence[Number], tables: Sequence[str] = (), rows: Sequence[str] = ()
+) -> list[Number]:
+    """Keep the numbers of the named tables and rows; no name keeps all.
+
+    Args:
+        numbers: Numbers to choose from.
+        tables: Names of tables; case does not matter.
+        rows: Printed names of rows, or parts of them; case does not matter.
+
+    Raises:
+        FczooError: A name is unknown; the message gives the known ones.
+    """
+    selection = list(numbers)
+    if tables:
+        printed_names = dict.fromkeys(n.table for n in selection)
+        chosen_names = {
+            table
+            for name in tables
+            for table in _match_names("table", name, list(printed_names), parts=False)
+        }
+        selection = [n for n in selection if n.table in chosen_names]
+    if rows:
+        printed_names = dict.fromkeys(n.method for n in selection)
+        chosen_names = {
+            row
+            for name in rows
+            for row in _match_names("row", name, list(printed_names), parts=True)
+        }
+        selection = [n for n in selection if n.method in chosen_names]
+    return selection
+
+
+def _match_names(kind: str, name: str, known: Sequence[str], parts: bool) -> list[str]:
+    folded_name = name.strip().casefold()
+    matches = [k for k in known if k.casefold() == folded_name]
+    if not matches and parts and folded_name:
+        matches = [k for k in known if folded_name in k.casefold()]
+    if not matches:
+        raise FczooError(f"no {kind} is called {quote(name)}; known: {', '.join(known)}")
+    return matches
+
+
+def plain_split(spec: str) -> str:
+    """Convert ``dirichlet:1.0,draw=sample`` to ``dirichlet:1``, as papers print it.
+
+    Args:
+        spec: Partition as ``--partition`` takes it.
+    """
+    name, _, value = spec.partition(",")[0].partition(":")
+    value = value.partition("=")[2] or value
+    return f"{name}:{float(value):g}" if value.replace(".", "", 1).isdecimal() else spec
+
+
+@cache
+def _numbers() -> tuple[Number, ...]:
+    table = files("fczoo.assets") / "paper_tables.csv"
+    rows = csv.DictReader(io.StringIO(table.read_text(encoding="utf-8")))
+    return tuple(
+        Number(
+            r["paper"],
+            r["table"],
+            r["dataset"],
+            int(r["tasks"]),
+            r["partition"],
+            r["method"],
+            r["metric"],
+            float(r["value"]),
+            float(r["std"]) if r["std"] else None,
+        )
+        for r in rows
+    )
+
+
+@cache
+def papers() -> dict[str, Paper]:
+    """Return all papers by key."""
+    content = json.loads((files("fczoo.assets") / "papers.json").read_text(encoding="utf-8"))
+    return {key: Paper(key, **about) for key, about in content.items()}
+
+
+def get_paper(key: str) -> Paper:
+    """Return the paper of a key.
+
+    Args:
+        key: Key in any spelling that ``match`` accepts.
+
+    Raises:
+        FczooError: The key is unknown; the message gives the nearest keys.
+    """
+    paper_key = match(key, papers())
+    if paper_key is None:
+        raise FczooError(f"no paper is called {key!r}; {nearest(key, papers())}")
+    return papers()[paper_key]

@@ -1,0 +1,265 @@
+"""Readings of a printed number: one from the paper's text, one from its released code."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fczoo.backbones.timm_vit import input_statistics
+from fczoo.core.files import through_json
+from fczoo.core.options import flag, quirks
+from fczoo.core.registry import METHODS, PARTITIONERS, RELEASES, create_method
+from fczoo.data.dataset import released_norm
+from fczoo.federation.settings import Settings
+from fczoo.papers.protocol import Statement
+from fczoo.papers.tables import Number, Paper, plain_split
+from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line
+from fczoo.reports.text_format import option_word, setting_word
+
+EXCLUDED_SETTINGS = (*WITHOUT_EFFECT, "partition_seed")
+"""Settings that cannot change the compared numbers, or that no paper states."""
+NORMALISATION = ("mean", "std", "norm_by_dataset")
+"""Three settings that together define the normalisation of the input."""
+UNSTATED_SETTINGS = ("precision", "deterministic", "vary")
+"""Settings that papers do not state, in addition to those that protocols mark as open."""
+ROUGH_SETTINGS = ("backbone", "partition", "class_order_seed", "train_per_class")
+"""Settings that are compared roughly even where they are open."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of the settings behind a printed number."""
+
+    name: str
+    who: str  # source that a text about a difference names: paper or code
+    settings: Settings
+    method: str
+    options: Mapping[str, Any]  # of the method, all of them
+    # settings other than the protocol's, as the command line takes them
+    given: Mapping[str, Any]
+    set: Mapping[str, Any]  # options other than the protocol's
+    open: frozenset[str]  # settings, and options as ``.name``, with which any run agrees
+
+    @property
+    def words(self) -> list[str]:
+        """Return further command-line arguments of the variant."""
+        arguments: list[str] = []
+        for name, value in self.given.items():
+            arguments += [flag(name), option_word(value)]
+        for name, value in self.set.items():
+            arguments += ["--set", f"{self.method}.{name}={option_word(value)}"]
+        return arguments
+
+
+def readings(paper: Paper, number: Number) -> list[Reading]:
+    """Return the print's variant, then that of the released code if it has the method.
+
+    Args:
+        paper: Paper that printed the number.
+        number: Printed number.
+
+    Raises:
+        FczooError: The protocol has no such data set or split.
+    """
+    row = paper.row(number)
+    protocol, release = paper.protocol, RELEASES.get(paper.release) if paper.release else None
+    protocol_settings = protocol.settings_on(row.dataset)
+    printed_settings = {
+        k: "none" if v is None else v for k, v in _print_values(protocol_settings).items()
+    }
+    settings, method = paper.settings(number, **printed_settings), row.method or ""
+    protocol_options = protocol.hyperparameters(method, row.dataset)
+    chosen = {**_print_values(protocol_options), **row.options}
+    open_names = {k for k, v in protocol_settings.items() if v.open} | {
+        f".{k}" for k, v in protocol_options.items() if v.open
+    }
+    if method not in protocol.proposes:
+        open_names |= {
+            f".{name}" for name in _unstated_options(method, protocol_options) - row.options.keys()
+        }
+    open_names |= set(UNSTATED_SETTINGS) - protocol_settings.keys()
+    if row.split is None:
+        open_names.add("split")
+    variants = [
+        _reading(
+            "the print",
+            "paper",
+            settings,
+            method,
+            {**printed_settings, **row.settings},
+            chosen,
+            open_names,
+        )
+    ]
+    if release and (
+        method in release.methods or method in release.dataset_options.get(row.dataset, {})
+    ):
+        split = release.split(paper.settings(number).partition)
+        code = {"as_released": paper.release, "partition": split}
+        has = set(release.settings_on(row.dataset)) | {
+            f".{k}" for k in release.hyperparameters(method, row.dataset)
+        }
+        variants.append(
+            _reading(
+                f"the released code ({paper.release})",
+                "code",
+                paper.settings(number, **code),
+                method,
+                {"as_released": paper.release, **row.settings},
+                row.options,
+                open_names - has,
+            )
+        )
+    return variants
+
+
+def _reading(
+    name: str,
+    who: str,
+    settings: Settings,
+    method: str,
+    given: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+    left: set[str],
+) -> Reading:
+    options = {**settings.method_options(method), **chosen}
+    all_options = (
+        asdict(create_method(method, settings.dataset, **options))
+        if method in METHODS.names()
+        else {}
+    )
+    return Reading(
+        name, who, settings, method, through_json(all_options), given, chosen, frozenset(left)
+    )
+
+
+def _print_values(stated: Mapping[str, Statement]) -> dict[str, Any]:
+    """Return printed values where the protocol follows another source."""
+    return {name: value.printed for name, value in stated.items() if value.printed is not ...}
+
+
+def _unstated_options(method: str, stated: Mapping[str, Statement]) -> set[str]:
+    """Return options that a comparing paper does not state, without deviations of code."""
+    if method not in METHODS.names():
+        return set()
+    options = METHODS.options(method)
+    return options.keys() - stated.keys() - {quirk.field for quirk in quirks(options)}
+
+
+def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int) -> list[str]:
+    """List settings and options in which a line's runs differ from a variant.
+
+    Args:
+        experiment: Experiment of the line.
+        line: Row of a table.
+        reading: Variant to compare with.
+        seeds: Number of runs of the variant.
+
+    Returns:
+        One text per difference, such as ``rounds 2 (paper: 5)``.
+    """
+    entries = []
+    ours, theirs = settings_of(experiment), through_json(reading.settings.portable())
+    for name in (n for n in theirs if n not in (*EXCLUDED_SETTINGS, *NORMALISATION)):
+        if not _agrees(name, ours, theirs, reading.open):
+            entries.append((name, setting_word(name, ours[name]), setting_word(name, theirs[name])))
+    if "mean" not in reading.open and _normalisation(ours) != _normalisation(theirs):
+        entries.append(("normalisation", _normalisation_word(ours), _normalisation_word(theirs)))
+    if len(line.seeds) < seeds:
+        entries.append(("seeds", str(len(line.seeds)), str(seeds)))
+    for name, value in line.results[0].options.items():
+        if (
+            f".{name}" not in reading.open
+            and name in reading.options
+            and value != reading.options[name]
+        ):
+            reading_word = option_word(reading.options[name])
+            entries.append((f"{reading.method}.{name}", option_word(value), reading_word))
+    return [
+        f"{name} {our_word} ({reading.who}: {their_word})" for name, our_word, their_word in entries
+    ]
+
+
+def left_open(experiment: Experiment, line: Line, reading: Reading) -> list[str]:
+    """List settings that the paper does not state and in which runs differ from the protocol.
+
+    Args:
+        experiment: Experiment of the line.
+        line: Row of a table.
+        reading: Variant with the open settings and options.
+
+    Returns:
+        One text per setting or option, with its value in the runs.
+    """
+    ours, theirs = settings_of(experiment), through_json(reading.settings.portable())
+    options = line.results[0].options
+    settings = [
+        f"{name} {setting_word(name, ours[name])}"
+        for name in theirs
+        if name in reading.open and ours[name] != theirs[name]
+    ]
+    return settings + [
+        f"{reading.method}.{name} {option_word(options[name])}"
+        for name, value in reading.options.items()
+        if f".{name}" in reading.open and name in options and options[name] != value
+    ]
+
+
+def settings_of(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings of runs, with full names of partition and backbone.
+
+    Args:
+        experiment: Experiment of the runs.
+    """
+    about = experiment.about
+    return {
+        **through_json(experiment.settings),
+        "partition": about.partition["spec"],
+        "backbone": about.backbone["name"],
+    }
+
+
+def _agrees(
+    name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], left: frozenset[str]
+) -> bool:
+    if name in left and name not in ROUGH_SETTINGS:
+        return True
+    a, b = ours[name], theirs[name]
+    if name == "partition":
+        return "split" in left or _split(a, name in left) == _split(b, name in left)
+    if name == "backbone" and name in left:
+        return str(a).split(".")[0] == str(b).split(".")[0]  # timm: ARCHITECTURE.WEIGHTS
+    if name == "class_order_seed":
+        if name not in left:
+            return bool("class_order" in left or a == b)
+        return (a is None) == (b is None)
+    if name == "train_per_class" and name in left:
+        return a in (None, b)  # all images, as in papers that do not state a number
+    return bool(_tasks(a) == _tasks(b) if name == "tasks" else a == b)
+
+
+def _tasks(value: Any) -> Any:
+    return len(value) if isinstance(value, list) and len(set(value)) == 1 else value
+
+
+def _split(spec: str, roughly: bool) -> Any:
+    """Return a partition in comparable form; ``roughly`` keeps only what papers print."""
+    if spec.startswith("file:"):
+        return spec
+    partitioner = PARTITIONERS.create(spec)
+    return (plain_split(spec), getattr(partitioner, "scope", "")) if roughly else partitioner
+
+
+def _normalisation(settings: Mapping[str, Any]) -> list[tuple[float, ...]]:
+    """Return mean and standard deviation of the input, by default the checkpoint's."""
+    statistics = settings["mean"], settings["std"]
+    if settings["norm_by_dataset"]:
+        mean, std = released_norm(settings["dataset"])
+        statistics = statistics[0] or mean, statistics[1] or std
+    return [
+        tuple(a or b)
+        for a, b in zip(statistics, input_statistics(settings["backbone"]), strict=True)
+    ]
+
+
+def _normalisation_word(settings: Mapping[str, Any]) -> str:
+    return " and ".join(map(option_word, _normalisation(settings)))

@@ -1,0 +1,279 @@
+"""Captions of an experiment's tables: the heading and the notes below."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import create_method
+from fczoo.data.task_schedule import in_stages
+from fczoo.reports.contamination import run_contamination
+from fczoo.reports.option_origin import option_origin
+from fczoo.reports.run_folder import About
+from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.text_format import early_tasks, option_word
+from fczoo.security.outliers import EXTREME_FACTOR
+from fczoo.security.privacy import has_class_counts
+
+
+def describe(experiment: Experiment) -> str:
+    """Describe data and split, backbone and schedule, and attack, defence and privacy where any is
+    on.
+
+    Args:
+        experiment: Experiment of a table.
+
+    Returns:
+        Two to four lines.
+    """
+    pretraining = run_contamination(experiment.about)
+    lines = [
+        _data(experiment),
+        _training(experiment),
+        "; ".join(conditions(experiment)),
+        pretraining,
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _data(experiment: Experiment) -> str:
+    s, result, split = experiment.settings, experiment.first, experiment.split
+    sizes = sorted(set(result.task_sizes))
+    classes = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    kind = s["tasks"] if isinstance(s["tasks"], str) else "tasks"
+    if "class-order" in s["vary"]:
+        order = "class order by the run's seed"
+    elif s["class_order"] != "natural":
+        order = "given class order"
+    elif s["class_order_seed"] is None:
+        order = "natural class order"
+    else:
+        order = f"class order seed {s['class_order_seed']}"
+    joining = f" and {s['joining']} more a task" if s["joining"] else ""
+    if in_stages(s["moving"], s["task_order"]):
+        number = "" if isinstance(s["tasks"], str) else f"{experiment.task_count} "
+        kind = f"stages of {number}{kind},"
+        joining = f", {s['moving'] or 'all'} continue to their next task at a time"
+        joining += ", each in its own order" if s["task_order"] == "own" else ""
+    spec, sha256 = experiment.about.partition["spec"], experiment.about.partition["sha256"]
+    draw_source = (
+        "by the run's seed" if "partition" in s["vary"] else f"seed {split.seed}, {sha256[:8]}"
+    )
+    each = ""
+    if most := s["train_per_class"]:
+        has_cap = split.images < most * len(result.class_order)
+        each = f" ({'at most ' if has_cap else ''}{most} per class)"
+    training = f"{split.images} training{each} and " if split.counts else ""
+    part = "" if _only_surveys(experiment) else f", participation {s['participation']:g}"
+    return (
+        f"{s['dataset']}: {len(result.task_sizes)} {kind} of {classes} classes, "
+        f"{training}{sum(result.test_counts)} test images, {order}; "
+        f"{s['clients']} clients{joining}, {spec} ({draw_source}){part}"
+    )
+
+
+def _only_surveys(experiment: Experiment) -> bool:
+    """Return whether no row of the table trains, so that the schedule has no effect on it."""
+    results = [result for line in experiment.lines for result in line.results]
+    return all(
+        r.client_rounds and not r.trained_scalars and "training" not in r.phases for r in results
+    )
+
+
+def _training(experiment: Experiment) -> str:
+    s, backbone = experiment.settings, experiment.about.backbone
+    source = "".join(f"{name}: " for name in schedule_sources(s))
+    devices = ", ".join(dict.fromkeys(runs.about.device for runs in experiment.runs))
+    pixels = f" at {s['image_size']} px" if s["image_size"] else ""
+    schedule = (
+        f"{s['rounds']} rounds x {s['epochs']} epochs, batch {s['batch_size']}, augmentation "
+        f"{s['augment']}"
+    )
+    return (
+        f"{backbone['name']}{pixels} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
+        f"{source}{'no training' if _only_surveys(experiment) else schedule}; "
+        f"seeds {', '.join(map(str, experiment.seeds))}{_seed_sources(experiment)}"
+    )
+
+
+def schedule_sources(settings: Mapping[str, Any]) -> list[str]:
+    """Return the source of a run's schedule: a protocol, released code, or none.
+
+    Args:
+        settings: Settings of the run with all fields.
+    """
+    protocol, release = settings["protocol"], settings["as_released"]
+    return [
+        *([f"protocol {protocol}"] if protocol else []),
+        *([f"as {release}"] if release else []),
+    ]
+
+
+def _seed_sources(experiment: Experiment) -> str:
+    """Describe what the seeds vary, which is the source of the spread."""
+    if len(experiment.seeds) == 1:
+        return ""
+    words = [name.replace("-", " ") for name in experiment.settings["vary"]]
+    word_list = f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else f"{words[0]} only"
+    return f" of {word_list}"
+
+
+def conditions(experiment: Experiment) -> list[str]:
+    """Describe attack, defence, dropout and privacy, if they are on.
+
+    Numbers with and without them do not compare.
+
+    Args:
+        experiment: Experiment of a table.
+
+    Returns:
+        One text per condition.
+    """
+    s, trains = experiment.settings, not _only_surveys(experiment)
+    descriptions = []
+    if s["attack"] is not None:
+        descriptions.append(f"attack {s['attack']} by {s['attackers']:g} of the clients")
+    if s["aggregator"] is not None and trains:
+        descriptions.append(f"aggregator {s['aggregator']}")
+    if s["local"] is not None:
+        descriptions.append(f"local training {s['local']}")
+    if s["outliers"] is not None:
+        descriptions.append(f"outliers beyond {s['outliers']:g} median distances left out")
+    if s["merge_statistics"] is not None:
+        descriptions.append(f"class statistics merged from their {s['merge_statistics']}")
+    if s["drop_rate"] and trains:
+        descriptions.append(f"drop rate {s['drop_rate']:g}")
+    if s["min_clients"] > 1:
+        descriptions.append(f"at least {s['min_clients']} clients")
+    if s["min_class_count"] > 1 and _withholds_classes(experiment):
+        descriptions.append(f"statistics of at least {s['min_class_count']} images of a class")
+    if s["dp_clip"] is not None:
+        descriptions.append(f"uploads clipped to norm {s['dp_clip']:g}")
+    if s["dp_noise"]:
+        descriptions.append(f"noise {s['dp_noise']:g}{_epsilon(experiment)}")
+    return descriptions
+
+
+def _withholds_classes(experiment: Experiment) -> bool:
+    """Return whether a method of the table uploads class counts; an unknown method may."""
+    for runs in experiment.runs:
+        for name, options in runs.about.methods.items():
+            try:
+                training = create_method(name, **options).training()
+            except FczooError:
+                return True
+            if has_class_counts(training.uploads):
+                return True
+    return False
+
+
+def _epsilon(experiment: Experiment) -> str:
+    """Describe the privacy that the runs recorded."""
+    privacy = [
+        r.privacy for line in experiment.lines for r in line.results if "epsilon" in r.privacy
+    ]
+    if not privacy:
+        return ""
+    low, high = (choose(p["epsilon"] for p in privacy) for choose in (min, max))
+    epsilon = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    return f", epsilon {epsilon} at delta {experiment.settings['dp_delta']:g}"
+
+
+def notes(experiment: Experiment) -> list[str]:
+    """Return notes on data and methods, warnings, and one line for each unfinished run.
+
+    Args:
+        experiment: Experiment of a table.
+    """
+    remarks = dict.fromkeys(
+        r for runs in experiment.runs for r in runs.about.data.get("remarks", ())
+    )
+    lines = [
+        *remarks,
+        *(f"{line.label}: {line.remark}" for line in experiment.lines if line.remark),
+    ]
+    lines += dict.fromkeys(_search_note(runs.about) for runs in experiment.runs if runs.about.tuned)
+    if experiment.settings["dp_noise"]:
+        lines.append(
+            f"epsilon, at delta {experiment.settings['dp_delta']:g}, is for all data of one "
+            "client together; "
+            f"losses, numbers of images and diagnostics carry no noise"
+        )
+    if experiment.settings["dp_subsampling"]:
+        lines.append(
+            "epsilon holds only if no one sees which clients are drawn, nor whose an upload is"
+        )
+    for line in experiment.lines:
+        texts = (*_changed_options(experiment, line), _rejections(line), _outlier_note(line))
+        lines += [f"{line.label}: {text}" for text in texts if text]
+    lines += [f"warning: {line}" for line in warnings_of(experiment) if line not in remarks]
+    return lines + [
+        f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished
+    ]
+
+
+def warnings_of(experiment: Experiment) -> list[str]:
+    """Return the warnings of all run folders of an experiment, each once.
+
+    Args:
+        experiment: Experiment of a table.
+    """
+    return list(dict.fromkeys(line for runs in experiment.runs for line in runs.about.warnings))
+
+
+def _search_note(about: About) -> str:
+    """Describe the search for the options of some methods and its effort."""
+    search = about.tuned
+    each = f"{search['trials']} trials of {search['image_steps']} image-steps each"
+    tasks = early_tasks(search["tasks"])
+    data_words = f"{tasks} of {search['dataset']}, in an order and their own split"
+    differences = [f"{k}={option_word(v)}" for k, v in search.get("other_settings", {}).items()]
+    if search.get("weights", about.backbone["sha256"]) != about.backbone["sha256"]:
+        differences.append("other weights of the backbone")
+    under = f", with {', '.join(differences)}" if differences else ""
+    scoring = f", scored on {search['scored']} images" if "scored" in search else ""
+    return (
+        f"values found by fczoo tune, {each}, on {data_words}{scoring}{under}: "
+        f"{', '.join(search['methods'])}"
+    )
+
+
+def _changed_options(experiment: Experiment, line: Line) -> list[str]:
+    """List options that are not defaults: from the user, the protocol and the data set."""
+    options = option_origin(line)
+    texts = (
+        (options.by_user, "other than by default"),
+        (options.stated, options.followed),
+        (options.for_dataset, f"the method's values for {experiment.settings['dataset']}"),
+    )
+    return [f"{_option_list(values)}, {text}" for values, text in texts if values]
+
+
+def _option_list(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={option_word(value)}" for name, value in options.items())
+
+
+def _rejections(line: Line) -> str:
+    """Count rejected and lost uploads, with the three most frequent reasons."""
+    reasons = Counter(r["reason"] for result in line.results for r in result.rejected)
+    if not reasons:
+        return ""
+    often = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
+    return (
+        f"uploads turned away or lost: {reasons.total()}, "
+        f"{often}{'; …' if len(reasons) > 3 else ''}"
+    )
+
+
+def _outlier_note(line: Line) -> str:
+    """Describe clients whose class statistics were distant and still used."""
+    counts = sum((Counter(result.far) for result in line.results), Counter[str]())
+    if not counts:
+        return ""
+    clients = ", ".join(f"client {client} in {number}" for client, number in counts.most_common(3))
+    return (
+        f"uploads with class statistics more than {EXTREME_FACTOR:g} median distances from the other "
+        f"clients': {clients}"
+        f"{' …' if len(counts) > 3 else ''}; "
+        "--outliers leaves them out, --merge-statistics tolerates them"
+    )

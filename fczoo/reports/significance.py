@@ -1,0 +1,99 @@
+"""Significance of differences between methods: paired t tests over seeds, and intervals."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+LEVEL = 0.05  # a difference below this p-value is significant
+EQUAL_TOLERANCE = 1e-9  # values that differ by less, in points, are equal
+DIGITS = 9  # decimals by which means are equal
+Mark = Literal["best", "second", ""]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure of one method: by seed, with mean and, over several seeds, sample standard
+    deviation.
+    """
+
+    by_seed: Mapping[int, float]
+    mark: Mark = ""
+    # whether the difference to the best is significant; None where none was tested
+    apart: bool | None = None
+    # ranked below the best, among runs of several seeds, and not tested against it
+    untested: bool = False
+
+    @property
+    def like_best(self) -> bool:
+        return self.apart is False
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.by_seed.values())
+
+    @property
+    def std(self) -> float | None:
+        return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
+
+
+def significant(a: Entry, b: Entry) -> bool | None:
+    """Return whether two entries differ in a two-sided paired t test over shared seeds.
+
+    Args:
+        a: First entry.
+        b: Second entry.
+
+    Returns:
+        Whether p is below ``LEVEL``; None where nothing is tested: see ``p_value``.
+    """
+    p = p_value(a, b)
+    return None if p is None else p < LEVEL
+
+
+def p_value(a: Entry, b: Entry) -> float | None:
+    """Return the p value of a two-sided paired t test over shared seeds.
+
+    Args:
+        a: First entry.
+        b: Second entry.
+
+    Returns:
+        None, since nothing is sampled, with fewer than two such seeds, and where the difference is
+        the same with each seed, as of two methods that draw nothing.
+    """
+    seeds = sorted(set(a.by_seed) & set(b.by_seed))
+    if not varies([a.by_seed[s] - b.by_seed[s] for s in seeds]):
+        return None
+    from scipy.stats import ttest_rel  # takes a second
+
+    return float(ttest_rel([a.by_seed[s] for s in seeds], [b.by_seed[s] for s in seeds]).pvalue)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % confidence interval of the mean (Student's t); None without variation.
+
+    Args:
+        values: One value per seed.
+
+    Returns:
+        Lower and upper bound.
+    """
+    if not varies(values):
+        return None
+    from scipy.stats import t as student  # takes a second
+
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    half = float(student.ppf(1 - LEVEL / 2, len(values) - 1)) * spread
+    mean = statistics.fmean(values)
+    return mean - half, mean + half
+
+
+def varies(values: Sequence[float]) -> bool:
+    """Return whether several values vary with seeds, so that they can be tested.
+
+    Args:
+        values: One value per seed.
+    """
+    return len(values) > 1 and max(values) - min(values) >= EQUAL_TOLERANCE

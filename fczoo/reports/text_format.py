@@ -1,0 +1,102 @@
+"""Values of options and settings in words, and plain tables of words."""
+
+import math
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fczoo.core.streams import is_terminal
+
+SENTENCE = 80  # columns of a cell that holds a sentence, at most
+GAP = 2  # blanks between two columns of a plain table
+
+
+def option_word(value: Any) -> str:
+    """Format an option's value as ``--set`` takes it: ``none``, ``true``, ``0.5``, ``1``,
+    ``0,1,2``.
+
+    Args:
+        value: Value; of a list or tuple each item.
+    """
+    if isinstance(value, list | tuple):
+        return ",".join(map(option_word, value))
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def early_tasks(count: int) -> str:
+    """Describe the tasks of a trial of ``fczoo tune``."""
+    return "the first task" if count == 1 else f"the first {count} tasks"
+
+
+def setting_word(name: str, value: Any) -> str:
+    """Format a setting's value for readers; the meaning of ``none`` depends on the setting.
+
+    Args:
+        name: Field of ``Settings``.
+        value: Its value.
+    """
+    if value is None and name == "class_order_seed":
+        return "natural"
+    if value is None and name.endswith("_per_class"):
+        return "all"
+    return option_word(value)
+
+
+def columns() -> int | None:
+    """Return the width of the terminal, or None if the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+
+
+def plain_table(rows: Iterable[Sequence[str]]) -> str:
+    """Format rows in columns, without a heading."""
+    from tabulate import tabulate  # late: shell completion waits for the import of this module
+
+    return tabulate(rows, tablefmt="plain")
+
+
+def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
+    """Format a table with wrapped sentences; on a narrow terminal other cells wrap at words, too.
+
+    Args:
+        rows: Cells of each row.
+        head: Names of the columns; the last one and ``what it does`` hold sentences.
+    """
+    from tabulate import tabulate
+
+    cell_columns = [[str(cell) for cell in column] for column in zip(head, *rows, strict=True)]
+    words = [
+        max(len(token) for cell in column for token in [*cell.split(), " "])
+        for column in cell_columns
+    ]
+    widths = [
+        max(len(line) for cell in column for line in [*cell.splitlines(), ""])
+        for column in cell_columns
+    ]
+    sentences = {len(head) - 1, *(i for i, name in enumerate(head) if name == "what it does")}
+    widths = [min(width, SENTENCE) if i in sentences else width for i, width in enumerate(widths)]
+
+    def spare(place: int) -> float:
+        """Return how much width a column can give up; a sentence keeps twice that of others."""
+        return widths[place] / (2 if place in sentences else 1)
+
+    over = sum(widths) + GAP * (len(widths) - 1) - (columns() or math.inf)
+    while over > 0 and (wide := [i for i, width in enumerate(widths) if width > words[i]]):
+        widths[max(wide, key=spare)] -= 1
+        over -= 1
+    wrapped_columns = [
+        [_wrap(cell, width) for cell in c] for c, width in zip(cell_columns, widths, strict=True)
+    ]
+    first, *body = zip(*wrapped_columns, strict=True)
+    return tabulate(body, first, tablefmt="simple", disable_numparse=True)
+
+
+def _wrap(text: str, width: int) -> str:
+    """Wrap columns at words; tabulate would wrap 5,130 as a number and fail."""
+    wrapper = textwrap.TextWrapper(max(width, 1), break_long_words=False)
+    return "\n".join(wrapper.fill(line) for line in text.splitlines())

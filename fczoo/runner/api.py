@@ -1,0 +1,88 @@
+"""``fczoo.bench``: a grid of runs from Python."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fczoo.core.errors import FczooError, use_python_names
+from fczoo.core.method import Method
+from fczoo.core.options import nearest, plain, quote
+from fczoo.core.registry import METHODS
+from fczoo.core.seeds import check_seeds
+from fczoo.federation.settings import Settings
+from fczoo.reports.archive import write_archive
+from fczoo.reports.results import Results, load_results
+from fczoo.reports.runs import read_runs
+from fczoo.runner.grid import Job, by_seed, run_grid
+from fczoo.runner.run_spec import ExecutionConfig
+
+
+@use_python_names
+def bench(
+    methods: str | type[Method] | Sequence[str | type[Method]],
+    seeds: Sequence[int] = (0,),
+    *,
+    dataset: str = "digits",
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    **settings: Any,
+) -> Results:
+    """Run methods with seeds.
+
+    Example: ``print(fczoo.bench(["pilora", "hgp"], range(3), dataset="digits"))``.
+
+    ``options`` are those of methods: ``{"hgp": {"lr": 0.01}}``; ``settings`` are the fields of
+    ``Settings``, those not given follow the data set's schedule. ``out`` is a run folder as ``fczoo
+    bench --out`` writes it, in which an interrupted run resumes; without it nothing is kept but
+    what is returned. ``jobs`` runs go side by side. Raises FczooError for whatever does not fit.
+    """
+    names, numbers = _names(methods), check_seeds(seeds)
+    run_settings = Settings.for_dataset(dataset, **settings)
+    if jobs != plain(jobs) or not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
+        raise FczooError(f"jobs is {quote(jobs)}; it must be a whole number from 1 up")
+    if not isinstance(options or {}, Mapping) or not all(
+        isinstance(values, Mapping) for values in (options or {}).values()
+    ):
+        raise FczooError(
+            f"options is {quote(options)}; give a dict of dicts: {{'hgp': {{'lr': 0.01}}}}"
+        )
+    values = {METHODS.find(name) or name: chosen for name, chosen in (options or {}).items()}
+    if stray := sorted({*values} - {*names}):
+        raise FczooError(
+            f"options names {stray[0]!r}, which is not run; {nearest(stray[0], names)}"
+        )
+    grid = by_seed(Path(), Job(run_settings, tuple(names), numbers, values))
+    if out is not None:
+        run_grid(grid, Path(out), ExecutionConfig(jobs=jobs))
+        return load_results(out)
+    with TemporaryDirectory(prefix="fczoo-") as folder:
+        runs_folder, archive = Path(folder) / "runs", Path(folder) / "results.csv"
+        run_grid(grid, runs_folder, ExecutionConfig(jobs=jobs))
+        write_archive(read_runs([runs_folder]), archive)
+        return load_results(archive)
+
+
+def _names(methods: Any) -> list[str]:
+    """Return the names of methods given by name or class, one or several.
+
+    Raises FczooError for anything else.
+    """
+    entries = [methods] if isinstance(methods, str | type | Method) else methods
+    if not isinstance(entries, Iterable):
+        raise FczooError(
+            f"methods is {quote(methods)}; give a name such as 'hgp', or a list of names"
+        )
+    names: list[Any] = []
+    for method in entries:
+        if isinstance(method, Method):
+            problem = f"methods has an instance of {method.name}"
+            raise FczooError(f"{problem}; give its name, and options={{{method.name!r}: ...}}")
+        name: Any = (
+            method.name if isinstance(method, type) and issubclass(method, Method) else method
+        )
+        names.append(METHODS.get(name).name)
+    if not names or len(set(names)) < len(names):
+        raise FczooError(f"methods is {quote(names)}; give one or more distinct names")
+    return names

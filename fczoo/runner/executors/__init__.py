@@ -1,0 +1,1 @@
+"""Executors of runs: cores of this machine, Slurm and Ray."""

@@ -1,0 +1,97 @@
+"""Runs on this machine's cores and GPUs, each in a process with its share of the threads."""
+
+import os
+import signal
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from loky import ProcessPoolExecutor
+from loky.process_executor import BrokenProcessPool
+
+from fczoo.core.streams import HANGUP
+from fczoo.runner.executors.base import Outcome, work
+from fczoo.runner.resume import InterruptedRunError
+from fczoo.runner.run_spec import ExecutionConfig, RunSpec
+from fczoo.runner.shared_memory import shared_folder
+
+# seconds after which a process without work ends, so that none outlives a parent that was killed
+IDLE = 10
+
+
+def workers(count: int, conduct: ExecutionConfig, out: Path) -> Sequence["CoreWorker"]:
+    """Create one worker per run that may execute at the same time."""
+    return [CoreWorker(number, conduct) for number in range(count)]
+
+
+def check(conduct: ExecutionConfig) -> None:
+    """Do nothing; local cores have no requirements."""
+
+
+class CoreWorker:
+    """A pool of one process, which is replaced when it dies."""
+
+    def __init__(self, number: int, conduct: ExecutionConfig):
+        self.resources = ExitStack()
+        self.word = self.resources.enter_context(shared_folder()) / "stop"
+        self.environment = {"OMP_NUM_THREADS": str(conduct.threads)}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = (
+            visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+        )
+        if devices:
+            self.environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
+        self._open()
+
+    def begin(self, cell: RunSpec, conduct: ExecutionConfig) -> "Future[Outcome]":
+        """Start a run in this worker's process."""
+        future: Future[Outcome] = self.pool.submit(_work, cell, conduct)
+        return future
+
+    def outcome(self, future: "Future[Outcome]") -> Outcome:
+        """Return the outcome of the run; replace a process that died."""
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            self.pool.shutdown(kill_workers=True)
+            self._open()
+            return Outcome("died", "if memory ran out, take fewer --jobs")
+
+    def stop(self) -> None:
+        """Write the file that the process checks after every round."""
+        self.word.touch()
+
+    def close(self, at_once: bool) -> None:
+        """End the process."""
+        self.pool.shutdown(kill_workers=at_once)
+        self.resources.close()
+
+    def _open(self) -> None:
+        orders = os.getpid(), self.word
+        self.pool = ProcessPoolExecutor(
+            1, timeout=IDLE, env=self.environment, initializer=_prepare, initargs=orders
+        )
+
+
+_orders: list[
+    tuple[int, Path]
+] = []  # in a worker: the process that began it, and the file that says stop
+
+
+def _prepare(parent: int, stop: Path) -> None:
+    """Ignore signals in a new worker, since its parent decides when to stop."""
+    for number in (signal.SIGINT, signal.SIGTERM, *HANGUP):
+        signal.signal(number, signal.SIG_IGN)
+    _orders.append((parent, stop))
+
+
+def _obey() -> None:
+    parent, stop = _orders[0]
+    if stop.exists() or os.getppid() != parent:  # told to stop, or left alone
+        raise InterruptedRunError("stopped on request", signal.SIGTERM)
+
+
+def _work(cell: RunSpec, conduct: ExecutionConfig) -> Outcome:
+    return work(cell, conduct, _obey)

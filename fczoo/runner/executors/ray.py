@@ -1,0 +1,163 @@
+"""Runs as tasks of a Ray cluster, or of one that is started on this machine.
+
+Ray's own retries are off: a run whose worker dies is begun once more here, after its last saved
+round.
+"""
+
+import logging
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fczoo.core.errors import FczooError
+from fczoo.core.options import quote
+from fczoo.runner.executors.base import Command, Outcome, command_in, work_on_node
+from fczoo.runner.run_spec import CLIENTS, ExecutionConfig, RunSpec
+
+NEW = "new"  # --cluster address=new: a cluster of this machine only, which ends with the command
+ANSWER = 20.0  # seconds in which a cluster has let a process join
+JOIN = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False)"
+
+
+def workers(count: int, conduct: ExecutionConfig, out: Path) -> Sequence["RayWorker"]:
+    """Create one worker per task that may wait or execute at the same time.
+
+    Raises FczooError as ``join``.
+    """
+    ray, options = join(conduct)
+    task = ray.remote(**options, max_retries=0)(work_on_node)
+    command = command_in(out)
+    return [RayWorker(task, command) for _ in range(count)]
+
+
+def check(conduct: ExecutionConfig) -> None:
+    """Raise FczooError where Ray is missing, no cluster answers, or --cluster is invalid."""
+    _, address, _ = _cluster_options(conduct)
+    if address != NEW:
+        _check_there(address)
+
+
+def _cluster_options(conduct: ExecutionConfig) -> tuple[Any, str, float]:
+    """Return Ray, the address of its cluster, and the GPUs per worker."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise FczooError("--executor ray needs Ray; run pip install 'fczoo[ray]'") from error
+    options = dict(conduct.cluster)
+    address, gpus, spread = (
+        options.pop("address", NEW),
+        options.pop("gpus", "0"),
+        options.pop("spread", "runs"),
+    )
+    if unknown := options.keys() - {"threads"}:
+        names = ", ".join(sorted(unknown))
+        raise FczooError(f"--cluster for Ray takes address, threads, gpus and spread; not {names}")
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,4})?", gpus, re.ASCII):
+        raise FczooError(f"--cluster gpus is {quote(gpus)}; it must be a number such as 1 or 0.5")
+    if spread not in ("runs", CLIENTS):
+        raise FczooError(f"--cluster spread is {quote(spread)}; it must be runs or {CLIENTS}")
+    return ray, address, float(gpus)
+
+
+def join(conduct: ExecutionConfig) -> tuple[Any, dict[str, Any]]:
+    """Connect to a Ray cluster; return Ray and the resources per worker.
+
+    Raises FczooError as ``check``.
+    """
+    ray, address, gpus = _cluster_options(conduct)
+    if address == NEW:
+        # a word by which its processes know each other, which Ray would leave in a file
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault(
+            "RAY_worker_niceness", "0"
+        )  # else other work on the machine goes first
+    try:
+        ray.init(
+            address="local" if address == NEW else address,
+            include_dashboard=False if address == NEW else None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+        )
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise FczooError(
+            f"no Ray cluster answers at {address}: {' '.join(str(error).split())}"
+        ) from error
+    fczoo_variables = {
+        name: value for name, value in os.environ.items() if name.startswith("FCZOO_")
+    }
+    environment = {"env_vars": {**fczoo_variables, "OMP_NUM_THREADS": str(conduct.threads)}}
+    return ray, {"num_cpus": conduct.threads, "num_gpus": gpus, "runtime_env": environment}
+
+
+def _check_there(address: str) -> None:
+    """Raise FczooError where no one listens at HOST:PORT, or something that is not a Ray cluster.
+
+    Ray itself would wait for minutes, and has no limit for it; so a process that can be ended joins
+    first.
+    """
+    host, sign, port = address.rpartition(":")
+    if not sign or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise FczooError(f"no Ray cluster answers at {address}: {error}") from error
+    try:
+        # how it fails does not matter: whatever is not endless, this process meets and tells as
+        # well
+        subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, timeout=ANSWER)
+    except subprocess.TimeoutExpired as error:
+        problem = f"what listens there did not answer as one within {ANSWER:.0f} s"
+        raise FczooError(f"no Ray cluster answers at {address}: {problem}") from error
+
+
+@dataclass
+class RayWorker:
+    """One task of the cluster."""
+
+    task: Any
+    command: Command
+    reference: Any = None
+
+    def begin(self, cell: RunSpec, conduct: ExecutionConfig) -> "Future[Outcome]":
+        """Submit the run to the cluster."""
+        self.reference = self.task.remote(cell, conduct, self.command)
+        future: Future[Outcome] = self.reference.future()
+        return future
+
+    def outcome(self, future: "Future[Outcome]") -> Outcome:
+        """Return the outcome of the task.
+
+        The death of a worker or node is not the run's failure.
+        """
+        import ray
+
+        try:
+            return future.result()
+        except ray.exceptions.OutOfMemoryError:
+            return Outcome("died", "memory ran out on its node; take fewer --jobs")
+        except ray.exceptions.RayError as error:
+            return Outcome("died", f"{type(error).__name__} on the cluster")
+
+    def stop(self) -> None:
+        """Stop tasks after their round, including one that starts now."""
+        self.command.stop.touch()
+
+    def close(self, at_once: bool) -> None:
+        """Take the task away if it must be at once, and leave the cluster."""
+        import ray
+
+        if at_once and self.reference is not None and ray.is_initialized():
+            ray.cancel(self.reference, force=True)
+        ray.shutdown()

@@ -1,0 +1,275 @@
+"""Clients of a run on a Ray cluster, or on one that is started on this machine.
+
+Each worker is an actor that opens backbone and data once. One that dies is begun again by Ray,
+where there is room; the clients for which it was to answer are asked of another one. Since workers
+keep nothing of clients, neither changes a number.
+"""
+
+import logging
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fczoo.core.errors import FczooError, current_place, log_place
+from fczoo.federation.client import ClientRequest
+from fczoo.federation.remote import RemoteWorker, Transport
+from fczoo.runner.execute import error_text
+from fczoo.runner.executors.base import Command, bench_of, check_node, command_in
+from fczoo.runner.executors.ray import join
+from fczoo.runner.progress import say
+from fczoo.runner.run_spec import ExecutionConfig, RunSpec
+
+log = logging.getLogger("fczoo")
+
+# blocks a worker that may be asked before the first answer is there: answers wait in memory
+AHEAD = 2
+BLOCK = 4_000_000  # bytes of the answers to one call
+PARTS = 4  # of a worker's share of the groups that are left: a call is about one
+TRIES = 3  # of clients at which workers die
+PATIENCE = 60.0  # seconds without a worker after which that is said
+
+
+@contextmanager
+def clients_on_ray(conduct: ExecutionConfig, out: Path) -> Iterator[Callable[[RunSpec], Transport]]:
+    """Start the workers of a cluster; yield a function that returns a run's transport.
+
+    The server has as many threads as each worker, so that numbers are those of one process with so
+    many. Raises FczooError where no cluster answers, or it has no room for a single worker.
+    """
+    ray, options = join(conduct)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(conduct.threads)
+        count = min(conduct.jobs, _room(ray.cluster_resources(), options))
+        actor = ray.remote(**options, max_restarts=-1, max_task_retries=0)(Worker)
+        command = command_in(out)
+        workers = Workers(ray, [actor.remote(command, conduct.threads) for _ in range(count)])
+        yield lambda cell: partial(workers.answers, ray.put(cell))
+    finally:
+        torch.set_num_threads(threads)
+        ray.shutdown()
+
+
+def _room(there: dict[str, float], asked: dict[str, Any]) -> int:
+    """Return the number of workers that fit on a cluster.
+
+    Raises FczooError for none.
+    """
+    shares = {"CPU": asked["num_cpus"], "GPU": asked["num_gpus"]}
+    room = min(int(there.get(name, 0) / share) for name, share in shares.items() if share)
+    if not room:
+        has = f"{there.get('CPU', 0):g} processors and {there.get('GPU', 0):g} GPUs"
+        raise FczooError(
+            f"the Ray cluster has {has}, too few for one worker; lower --cluster threads or gpus"
+        )
+    return room
+
+
+@dataclass(frozen=True)
+class WorkerResponse:
+    """Response of a worker, as plain values, since some exceptions cannot be sent back."""
+
+    answers: Sequence[bytes]
+    error: str = ""
+    warnings: Sequence[tuple[int, str, str]] = ()  # level, text, place
+
+
+class Worker:
+    """In an actor: answers for clients of the run that it is asked about."""
+
+    def __init__(self, command: Command, threads: int):
+        self.command, self.threads = command, threads
+        self.cell: RunSpec | None = None
+        self.question: Any = None  # reference to the last one, which all clients of a round share
+
+    def ready(self) -> None:
+        """Return once the actor is ready."""
+
+    def answer(self, cell: RunSpec, question: list[Any], groups: Sequence[bytes]) -> WorkerResponse:
+        """Answer a request, passed by reference, for groups of clients."""
+        warnings = _Warnings()
+        try:
+            self._open(cell)  # of which the command itself has been warned
+            with warnings:
+                request = self._request_of(question[0])
+                return WorkerResponse(
+                    [self.answering.answer(request, group) for group in groups], "", warnings.told
+                )
+        except Exception as error:
+            return WorkerResponse([], error_text(error), warnings.told)
+
+    def _open(self, cell: RunSpec) -> None:
+        if cell != self.cell:
+            os.chdir(self.command.here)
+            torch.set_num_threads(self.threads)
+            check_node(cell)
+            self.answering, self.cell = RemoteWorker(bench_of(cell), cell.method, cell.seed), cell
+            self.question = None
+
+    def _request_of(self, question: Any) -> ClientRequest:
+        if question != self.question:
+            import ray
+
+            self.asked, self.question = self.answering.read_request(ray.get(question)), question
+        return self.asked
+
+
+class _Warnings(logging.Handler):
+    """Keeps what is warned of inside, which no one would see here."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[tuple[int, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append((record.levelno, record.getMessage(), current_place()))
+
+    def __enter__(self) -> "_Warnings":
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self)
+
+
+class ClientBatch(NamedTuple):
+    """Groups of clients that are asked in one call."""
+
+    number: int
+    groups: Sequence[bytes]
+
+
+class ClientBatches(Iterator[ClientBatch]):
+    """Groups in blocks: a call costs some milliseconds, whether it is about one group or many.
+
+    They become smaller towards the end, so that all workers end at about the same time. The first
+    ones are single groups, until it is known how long an answer is.
+    """
+
+    def __init__(self, groups: Iterable[bytes], count: int, workers: int):
+        self.groups, self.left, self.workers = iter(groups), count, workers
+        self.number, self.longest = -1, BLOCK  # bytes of the longest answer to the last call
+
+    def __next__(self) -> ClientBatch:
+        size = min(self.left // (PARTS * self.workers), BLOCK // self.longest)
+        groups = list(islice(self.groups, max(1, size)))
+        if not groups:
+            raise StopIteration
+        self.left -= len(groups)
+        self.number += 1
+        return ClientBatch(self.number, groups)
+
+
+class Workers:
+    """Actors, and which of them are free."""
+
+    def __init__(self, ray: Any, actors: Sequence[Any]):
+        self.ray, self.count = ray, len(actors)
+        self.free: list[Any] = []
+        self.busy: dict[Any, Any] = {}  # reference to an answer that will come -> actor
+        self.coming: dict[Any, Any] = {}  # reference to a word that an actor is there -> actor
+        for actor in actors:
+            self._await(actor)
+
+    def answers(
+        self, cell: Any, question: bytes, groups: Iterable[bytes], count: int, /
+    ) -> Iterator[bytes]:
+        """Yield responses, see ``Transport``; ``cell`` is a reference to the run.
+
+        Raises FczooError for what a worker says has failed, and for clients at which workers die.
+        """
+        question_reference, todo = (
+            [self.ray.put(question)],
+            ClientBatches(groups, count, self.count),
+        )
+        waiting = deque(
+            islice(todo, 1)
+        )  # one block is made ahead, the others when a worker is free
+        out: dict[Any, ClientBatch] = {}
+        answers_by_number: dict[int, Sequence[bytes]] = {}
+        deaths, number = Counter[int](), 0
+        while waiting or out or answers_by_number:
+            while self.free and waiting and waiting[0].number < number + AHEAD * self.count:
+                block, actor = waiting.popleft(), self.free.pop()
+                waiting.extend(islice(todo, not waiting))
+                reference = actor.answer.remote(cell, question_reference, block.groups)
+                self.busy[reference], out[reference] = actor, block
+            if number in answers_by_number:
+                yield from answers_by_number.pop(number)
+                number += 1
+                continue
+            reference, response = self._next()
+            if reference not in out:  # an actor is there, or has done with what no one waits for
+                continue
+            block = out.pop(reference)
+            if isinstance(response, WorkerResponse):
+                answers_by_number[block.number] = answers = _content(response)
+                todo.longest = max(map(len, answers))
+                continue
+            deaths[block.number] += 1
+            if deaths[block.number] == TRIES:
+                raise FczooError(f"workers died {TRIES} times at the same clients: {response}")
+            say(f"a worker died ({response}); its clients are asked once more")
+            waiting.appendleft(block)
+
+    def _await(self, actor: Any) -> None:
+        """Record an actor once it is ready.
+
+        Ray restarts a dead one when there is room.
+        """
+        self.coming[actor.ready.options(max_task_retries=-1).remote()] = actor
+
+    def _next(self) -> tuple[Any, WorkerResponse | str | None]:
+        """Return the next event: a response, the death of its worker, or a free worker."""
+        while not (come := self.ray.wait([*self.busy, *self.coming], timeout=PATIENCE)[0]):
+            if not self.busy:
+                say("no worker of the Ray cluster is there yet")
+        (reference,) = come
+        if actor := self.coming.pop(reference, None):
+            self._has_come(actor, reference)
+            return reference, None
+        actor = self.busy.pop(reference)
+        try:
+            response: WorkerResponse = self.ray.get(reference)
+        except self.ray.exceptions.RayError as error:
+            self._await(actor)
+            full = isinstance(error, self.ray.exceptions.OutOfMemoryError)
+            return reference, "memory ran out on its node; take fewer --jobs" if full else type(
+                error
+            ).__name__
+        self.free.append(actor)
+        return reference, response
+
+    def _has_come(self, actor: Any, reference: Any) -> None:
+        """Record that an actor is ready or lost.
+
+        Raises FczooError when none is left.
+        """
+        try:
+            self.ray.get(reference)
+            self.free.append(actor)
+        except self.ray.exceptions.RayError as error:
+            if not (self.coming or self.busy or self.free):
+                reason = " ".join(str(error).split())
+                raise FczooError(f"no worker of the Ray cluster is left: {reason}") from error
+
+
+def _content(said: WorkerResponse) -> Sequence[bytes]:
+    """Return the responses and log their warnings.
+
+    Raises FczooError on failure.
+    """
+    for level, text, location in said.warnings:
+        with log_place(location):
+            log.log(level, "%s", text)
+    if said.error:
+        raise FczooError(said.error)
+    return said.answers

@@ -1,0 +1,224 @@
+"""Runs as jobs of a Slurm cluster, through submitit.
+
+A job that is preempted or reaches its time limit is put back into the queue and resumes after its
+last saved round. The run folder, the package, data and weights must be seen by the nodes under the
+same paths. The command watches the jobs; one that ends without a word, since it was cancelled or
+its node failed, counts as a process that died.
+"""
+
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fczoo.core.errors import FczooError
+from fczoo.runner.executors.base import Command, Outcome, command_in, work_on_node
+from fczoo.runner.progress import say
+from fczoo.runner.resume import CLUSTER
+from fczoo.runner.run_spec import ExecutionConfig, RunSpec
+
+LOOK = 2.0  # seconds between two looks at the queue
+USUAL = (
+    "None",
+    "Priority",
+    "Resources",
+    "BeginTime",
+    "Dependency",
+    "Cleaning",
+)  # of a job that waits its turn
+ALWAYS = 10**6  # times that a job may reach its limit and continue
+# seconds that a shared file system may take to show the result of a job that has left the queue
+GRACE = 15.0
+
+
+def workers(count: int, conduct: ExecutionConfig, out: Path) -> Sequence["SlurmWorker"]:
+    """Create one worker per job that may be in the queue at the same time.
+
+    Raises FczooError as ``check``.
+    """
+    executor, watch, command = _executor(conduct, out), Watch(), command_in(out)
+    return [SlurmWorker(executor, watch, command) for _ in range(count)]
+
+
+def check(conduct: ExecutionConfig) -> None:
+    """Raise FczooError where submitit or Slurm is missing, or they lack an option of --cluster."""
+    _executor(conduct, Path())
+
+
+def _executor(conduct: ExecutionConfig, out: Path) -> Any:
+    """Create submitit's executor, which writes below the run folder ``out`` once it has a job."""
+    try:
+        import submitit
+    except ImportError as error:
+        raise FczooError(
+            "--executor slurm needs submitit; run pip install 'fczoo[slurm]'"
+        ) from error
+    try:
+        _read_queue()
+        executor = submitit.AutoExecutor(
+            folder=out.resolve() / CLUSTER / "%j", cluster="slurm", slurm_max_num_timeout=ALWAYS
+        )
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", "") or error
+        raise FczooError(f"no Slurm answers here: {' '.join(str(reason).split())}") from error
+    parameters: dict[str, Any] = {"name": "fczoo", "timeout_min": 240}
+    parameters |= {
+        name: int(value) if value.isdecimal() else value for name, value in conduct.cluster
+    }
+    if conflicts := parameters.keys() & {"cpus_per_task", "slurm_cpus_per_task"}:
+        raise FczooError(f"--cluster {min(conflicts)} is not taken; say threads=N")
+    parameters["cpus_per_task"] = parameters.pop("threads", conduct.threads)
+    try:
+        executor.update_parameters(**parameters)
+    except (TypeError, ValueError, NameError) as error:
+        raise FczooError(f"--cluster for Slurm: {' '.join(str(error).split())}") from error
+    return executor
+
+
+@dataclass
+class SlurmWorker:
+    """One job in the queue or on a node."""
+
+    executor: Any  # submitit's
+    watch: "Watch"
+    command: Command
+    job: Any = None
+
+    def begin(self, cell: RunSpec, conduct: ExecutionConfig) -> "Future[Outcome]":
+        """Submit the run to Slurm."""
+        try:
+            self.job = self.executor.submit(RequeuedJob(), cell, conduct, self.command)
+        except Exception as error:  # sbatch refuses in many ways, each of which it explains
+            reason = " ".join(str(getattr(error, "__cause__", None) or error).split())
+            refusal: Future[Outcome] = Future()
+            refusal.set_result(Outcome("failed", f"Slurm takes no job: {reason}"))
+            return refusal
+        return self.watch.over(self.job)
+
+    def outcome(self, future: "Future[Outcome]") -> Outcome:
+        """Return the outcome of the job."""
+        self.job = None
+        return future.result()
+
+    def stop(self) -> None:
+        """Cancel a job in the queue; stop one that executes after its round."""
+        self.command.stop.touch()
+        if self.job is not None and self.watch.waits(self.job):
+            self.job.cancel(check=False)
+            self.watch.settle(self.job, Outcome("stopped"))
+
+    def close(self, at_once: bool) -> None:
+        """Take the job away if it must be at once."""
+        if at_once and self.job is not None:
+            self.job.cancel(check=False)
+
+
+class RequeuedJob:
+    """Work of a job. submitit calls ``checkpoint`` when the job returns to the queue."""
+
+    def __call__(self, cell: RunSpec, conduct: ExecutionConfig, command: Command) -> Outcome:
+        return work_on_node(cell, conduct, command)
+
+    def checkpoint(self, cell: RunSpec, conduct: ExecutionConfig, command: Command) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, cell, conduct, command)
+
+
+class Watch:
+    """One thread that watches all jobs.
+
+    It uses ``squeue``, which every Slurm has, and the files that jobs leave.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: dict[
+            Any, tuple[Future[Outcome], float]
+        ] = {}  # since when it is out of the queue
+        self.queued: dict[str, tuple[str, str]] = {}  # as squeue said last
+        self.told: set[Any] = set()  # jobs of which it was said why they do not start
+        self.lock = threading.Lock()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def over(self, job: Any) -> "Future[Outcome]":
+        """Return a future that is done when the job is."""
+        future: Future[Outcome] = Future()
+        with self.lock:
+            self.jobs[job] = future, float("inf")
+        return future
+
+    def waits(self, job: Any) -> bool:
+        """Return whether a job was still waiting at the last look at the queue."""
+        return self.queued.get(job.job_id, ("", ""))[0] == "PENDING"
+
+    def settle(self, job: Any, outcome: Outcome) -> None:
+        """Set the outcome of a job, once."""
+        with self.lock:
+            future, _ = self.jobs.pop(job, (None, 0.0))
+        if future is not None:
+            future.set_result(outcome)
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK)
+            with self.lock:
+                jobs = dict(self.jobs)
+            if not jobs:
+                continue
+            try:
+                self.queued = _read_queue()
+            except (OSError, ValueError, subprocess.SubprocessError):
+                continue  # the controller may be away for a while
+            for job, (future, last_left_at) in jobs.items():
+                state, reason = self.queued.get(job.job_id, ("", ""))
+                if state == "PENDING" and reason not in USUAL and job not in self.told:
+                    self.told.add(job)
+                    say(
+                        f"job {job.job_id} does not start: {reason}; see squeue, or give another "
+                        "--cluster"
+                    )
+                left_at = (
+                    float("inf")
+                    if job.job_id in self.queued
+                    else min(last_left_at, time.monotonic())
+                )
+                outcome = _result(job)
+                if outcome is None and time.monotonic() - left_at > GRACE:
+                    outcome = Outcome(
+                        "died", f"Slurm ended job {job.job_id}; see {job.paths.stderr}"
+                    )
+                if outcome is not None:
+                    self.settle(job, outcome)
+                    continue
+                with self.lock:
+                    if job in self.jobs:  # it may have been settled meanwhile
+                        self.jobs[job] = future, left_at
+
+
+def _result(job: Any) -> Outcome | None:
+    """Return the outcome that a job left, or None if it did not end by itself."""
+    if not job.paths.result_pickle.exists():
+        return None
+    try:
+        outcome: Outcome = job.result()
+    except Exception as error:  # whatever a job may leave in place of its result
+        return Outcome("died", f"{type(error).__name__}; see {job.paths.stderr}")
+    return outcome
+
+
+def _read_queue() -> dict[str, tuple[str, str]]:
+    """Return state and waiting reason by job, for all jobs of this user in Slurm."""
+    output = subprocess.run(
+        ["squeue", "--me", "--noheader", "--format=%A %T %r"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    final_states = ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+    rows = [line.split(maxsplit=2) for line in output.stdout.splitlines()]
+    return {job: (state, reason) for job, state, reason in rows if state not in final_states}

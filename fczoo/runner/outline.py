@@ -1,0 +1,225 @@
+"""Tensors without their values: what a method sends and computes is known from shapes.
+
+Inside ``Outlines`` every operation with large inputs or outputs is done on shapes, as on torch's
+device "meta". Small tensors keep their values, so that code which looks at labels, counts or
+indices runs as it is. A large tensor is one number or row, expanded to its shape, which costs
+neither memory nor time.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.tree import Tree
+
+LARGE = 1 << 16  # numbers, above which a tensor keeps its shape only
+
+
+class Outlines(TorchDispatchMode):
+    """Inside it, large tensors are outlines: their shape and type are right, their values are not.
+
+    Numbers computed from an outline are 1, so that a division or a root of them is finite.
+    ``flops`` counts the operations of all products, as torch's ``FlopCounterMode`` does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self.bytes: dict[
+            int, int
+        ] = {}  # address of an outline's number -> bytes of the tensor it represents
+        self._numbers: list[Tensor] = []  # alive, so that no address is used twice
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return True to skip torch's guard against compilation, which costs time per operation."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        alias = _aliases(func)
+        if alias == "view":
+            try:
+                return func(*args, **kwargs)
+            except RuntimeError:  # the expanded row has other strides than the tensor
+                alias = ""
+        inputs = _tensors((*args, *kwargs.values()))
+        if alias == "write":
+            target = inputs[0]
+            strides = zip(target.stride(), target.shape, strict=True)
+            if _any_large(inputs) or any(step == 0 and size > 1 for step, size in strides):
+                return args[0] if func._schema.returns else None  # outlines stay as they are
+            return func(*args, **kwargs)
+        large = _any_large(inputs)
+        if inputs and not large and not _grows(func):
+            return self._outline_large(func(*args, **kwargs))
+        key = func, _shape_key(args), _shape_key(tuple(kwargs.items()))
+        if key not in _RESULTS:
+            _RESULTS[key] = _on_shapes(func, args, kwargs)
+        result = _RESULTS[key]
+        if result is None:
+            return self._outline_large(func(*args, **kwargs))
+        self.flops += result.flops
+        if not (large or _any_large(result.shapes)):
+            return func(*args, **kwargs)
+        outputs = [
+            self._filled_output(func, s) if isinstance(s, Tensor) else s for s in result.shapes
+        ]
+        returns = func._schema.returns
+        if len(returns) == 1 and "[]" in str(returns[0].type):
+            return outputs
+        return outputs[0] if len(returns) == 1 else tuple(outputs)
+
+    def _filled_output(self, func: Any, shape: Tensor) -> Tensor:
+        value = int(func not in _ZERO and (shape.is_floating_point() or shape.dtype == torch.bool))
+        if shape.numel() > LARGE:
+            return self.outline(shape.shape, shape.dtype, value)
+        return torch.full(shape.shape, value, dtype=shape.dtype)
+
+    def _outline_large(self, found: Any) -> Any:
+        if isinstance(found, Tensor):
+            return self.outline(found.shape, found.dtype) if found.numel() > LARGE else found
+        if isinstance(found, tuple | list):
+            return type(found)(map(self._outline_large, found))
+        return found
+
+    def outline(self, shape: Iterable[int], dtype: torch.dtype, value: int = 1) -> Tensor:
+        """Return a tensor that represents one of this shape and type."""
+        size = tuple(shape)
+        # fused attention wants rows that are in one piece
+        number = torch.full(
+            size[-1:] if len(size) > 1 and size[-1] <= LARGE else (), value, dtype=dtype
+        )
+        self._numbers.append(number)
+        tensor = number.expand(size)
+        self.bytes[number.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The outputs of an operation on the device "meta", and how many operations it is."""
+
+    shapes: tuple[Any, ...]
+    flops: int
+
+
+_ZERO = {torch.ops.aten.isnan.default, torch.ops.aten.isinf.default}
+_RESULTS: dict[Any, _Result | None] = {}  # operation and shapes of its inputs -> its result
+
+
+@cache
+def _grows(func: Any) -> bool:
+    """Return whether the output may be large although all inputs are small.
+
+    This holds for products and diagonals.
+    """
+    return func._overloadpacket in flop_registry or func is torch.ops.aten.diag_embed.default
+
+
+@cache
+def _aliases(func: Any) -> Literal["view", "write", ""]:
+    """Return whether an operation gives a view of its input, or writes into it."""
+    infos = [a.alias_info for a in func._schema.arguments if a.alias_info is not None]
+    return "write" if any(info.is_write for info in infos) else "view" if infos else ""
+
+
+def _any_large(tensors: Iterable[Any]) -> bool:
+    return any(isinstance(value, Tensor) and value.numel() > LARGE for value in tensors)
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    tensors: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, tuple | list):
+            tensors += _tensors(value)
+    return tensors
+
+
+def _shape_key(value: Any) -> Any:
+    """Return what the shape of an operation's output depends on, as a key."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, tuple | list):
+        return tuple(map(_shape_key, value))
+    return None if isinstance(value, torch.Generator) else (type(value), value)
+
+
+def _on_shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Result | None:
+    """Return the result of an operation on shapes; None where they depend on values."""
+    kwargs = {k: None if isinstance(v, torch.Generator) else _on_meta(v) for k, v in kwargs.items()}
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("meta")
+    args = _on_meta(args)
+    try:
+        output = func(*args, **kwargs)
+    except (NotImplementedError, RuntimeError):
+        return None
+    formula = flop_registry.get(func._overloadpacket)
+    flops = formula(*args, **kwargs, out_val=output) if formula else 0
+    return _Result(tuple(output) if isinstance(output, tuple | list) else (output,), flops)
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    return type(value)(map(_on_meta, value)) if isinstance(value, tuple | list) else value
+
+
+class OutlineBackbone(Backbone):
+    """A backbone without weights and without work: its outputs have the right shapes.
+
+    They depend on the images and on every plug, so that a loss has a gradient. An image is one
+    patch, since nothing that is sent depends on how many there are.
+    """
+
+    def __init__(self, config: ViTConfig):
+        super().__init__(config, outline_weights(config), copy=False)
+        self.config = replace(config, patch_size=config.image_size)
+
+    def _forward(
+        self,
+        images: Tensor,
+        plugs: Mapping[str, Tensor],
+        pool: Literal["cls", "prompt", "cls+prompt"],
+        seen: dict[str, Tensor],
+    ) -> Tensor:
+        self.check_plugs(plugs)
+        value = images[:, :1, 0, 0].to(self.dtype)
+        if plugs:
+            value = value + torch.stack([plug.sum() for plug in plugs.values()]).sum().to(
+                self.dtype
+            )
+        tokens = plugs["tokens"].shape[-2] if "tokens" in plugs else 0
+        for tap in seen:
+            width = self.config.mlp_dim if tap.endswith("mlp.fc2") else self.dim
+            seen[tap] = value[:, None].expand(-1, tokens + 2, width)
+            value = seen[tap][:, 0, :1]  # what follows depends on it
+        return value.expand(-1, self.dim).to(self._feature_dtype)
+
+
+@cache
+def outline_backbone(config: ViTConfig) -> OutlineBackbone:
+    """Return the backbone without work of a configuration."""
+    return OutlineBackbone(config)
+
+
+@cache
+def outline_weights(config: ViTConfig) -> Tree:
+    """Return one number per weight, expanded to its shape."""
+    return {name: torch.ones(()).expand(shape) for name, shape in config.shapes().items()}

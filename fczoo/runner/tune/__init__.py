@@ -1,0 +1,1 @@
+"""Search of hyper-parameters with equal effort for every method."""

@@ -1,0 +1,210 @@
+"""``fczoo tune``: the same number of trials, of the same length, for every method.
+
+No test image is seen. A trial runs the first tasks of a separate class order and split; it
+trains on a part of their training images and is scored on the rest. Only early tasks are used,
+since a learner that must not keep old data cannot tune on tasks that have not come yet (Chaudhry et
+al., Efficient Lifelong Learning with A-GEM, ICLR 2019).
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from loky import ProcessPoolExecutor
+from tqdm.auto import tqdm
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import through_json
+from fczoo.core.method import Method
+from fczoo.core.options import spaces
+from fczoo.core.registry import METHODS, create_method
+from fczoo.core.streams import HANGUP
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.environment import command, versions
+from fczoo.federation.settings import Settings
+from fczoo.reports.run_folder import LOG, current_settings
+from fczoo.runner.dry_run import image_steps
+from fczoo.runner.progress import log_to_file
+from fczoo.runner.resume import InterruptedRunError, only_process
+from fczoo.runner.tune.study import Effort, open_trial_benchmark, search_method, tasks_of_trial
+from fczoo.runner.tune.tuned_file import TUNED, Spent, TunedFile, TunedMethod, read_tuned
+
+EMPTY: Mapping[str, Mapping[str, Any]] = {}
+# added to the seed: class orders and splits of trials are not those of later runs
+ORDER = 1_000_000
+
+
+def tune(
+    methods: Sequence[str],
+    settings: Settings,
+    effort: Effort,
+    out: Path,
+    jobs: int = 1,
+    given: Mapping[str, Mapping[str, Any]] = EMPTY,
+) -> TunedFile:
+    """Search each method's own space; ``jobs`` methods at a time.
+
+    Earlier trials in ``out`` are kept.
+
+    Warnings are in ``log.txt`` of ``out`` as well.
+
+    ``given`` has, by method, options that are not searched: every trial has them, and so has what
+    is found. What ``tuned.json`` in ``out`` has of other methods stays in it.
+
+    Raises FczooError, before anything is tried, for a method that has nothing to tune or cannot
+    start, for settings that cannot be tuned on, and where ``out`` belongs to another search or
+    process; after all searches, with what was found on disk, where no trial of a method succeeded;
+    and Interrupted after SIGINT.
+    """
+    built = [_create_default(name, settings, given.get(name, {})) for name in methods]
+    if settings.partition.startswith("file:"):
+        raise FczooError(
+            "--partition file:... is a split of other tasks than those of trials; name a rule"
+        )
+    trial_settings = replace(
+        settings,
+        class_order="natural",
+        class_order_seed=ORDER + effort.seed,
+        partition_seed=ORDER + effort.seed,
+    )
+    effort = replace(effort, tasks=tasks_of_trial(trial_settings, effort.tasks))
+    with only_process(out), log_to_file(out / LOG):
+        try:
+            steps, score_count, weights = _check_methods(built, trial_settings, effort)
+            earlier_results = _results_of_other_methods(
+                out, methods, trial_settings, effort, weights
+            )
+            search = partial(
+                search_method, settings=trial_settings, effort=effort, out=out, given=given
+            )
+            outcomes = _all(search, methods, jobs)
+        except KeyboardInterrupt:
+            advice = "the trials that had ended are kept, and the same command resumes"
+            raise InterruptedRunError(
+                f"stopped on request; {advice} in {out}", signal.SIGINT
+            ) from None
+        how = {"command": command(), "versions": {**versions(), "optuna": version("optuna")}}
+        results = {
+            name: msgspec.structs.replace(method, **how)
+            for name, method in outcomes.items()
+            if isinstance(method, TunedMethod)
+        }
+        content = TunedFile(
+            settings=trial_settings.portable(),
+            effort=msgspec.convert(asdict(effort), Spent),
+            image_steps=steps,
+            scored=score_count,
+            weights=weights,
+            methods={**earlier_results, **results},
+        )
+        if content.methods:
+            content.write(out / TUNED)
+    if failures := {name: reason for name, reason in outcomes.items() if name not in results}:
+        reasons = [
+            f"no trial of {name} succeeded, the last one: {why}" for name, why in failures.items()
+        ]
+        raise FczooError(
+            "; ".join([*reasons, *([f"the others are in {out / TUNED}"] if results else [])])
+        )
+    return content
+
+
+@dataclass(frozen=True)
+class StopWithCommand(Callback):
+    """Callback in a worker: ends it after the round in which its command died, e.g. by a kill."""
+
+    command: int  # its process
+
+    def round(self, record: dict[str, Any]) -> None:
+        """End the worker if its command has died.
+
+        Finished trials are saved; an interrupted one is repeated.
+        """
+        if os.getppid() != self.command:
+            os._exit(1)  # loky's worker would wait for more work after an exception
+
+
+def _create_default(name: str, settings: Settings, given: Mapping[str, Any]) -> Method:
+    if not spaces(METHODS.get(name)):
+        raise FczooError(f"{name} says of no option where to look for its values; leave it out")
+    return create_method(name, settings.dataset, **{**settings.method_options(name), **given})
+
+
+def _results_of_other_methods(
+    out: Path, methods: Sequence[str], settings: Settings, effort: Effort, weights: str
+) -> dict[str, TunedMethod]:
+    """Return the values in the folder's ``tuned.json`` of methods that are not searched now.
+
+    Raises FczooError where it is of another search, or where they had another number of trials.
+    """
+    if not (out / TUNED).exists():
+        return {}
+    earlier = read_tuned(out / TUNED)
+    if earlier.weights not in ("", weights):
+        raise FczooError(
+            f"{out / TUNED} was found with other weights of the backbone; give another --out"
+        )
+    tasks = tasks_of_trial(settings, earlier.effort["tasks"])
+    earlier_search = (
+        current_settings(earlier.settings),
+        {**earlier.effort, "tasks": tasks, "trials": effort.trials},
+    )
+    if earlier_search != (through_json(settings.portable()), asdict(effort)):
+        raise FczooError(f"{out / TUNED} was found with other settings; give another --out")
+    other_methods = {
+        name: method for name, method in earlier.methods.items() if name not in methods
+    }
+    if uneven := [
+        name for name, method in other_methods.items() if len(method.trials) != effort.trials
+    ]:
+        problem = (
+            f"{out / TUNED} has another number of trials than {effort.trials} of "
+            f"{', '.join(uneven)}"
+        )
+        raise FczooError(f"{problem}; name these in --methods, too, or give another --out")
+    return other_methods
+
+
+def _check_methods(
+    built: Sequence[Method], settings: Settings, effort: Effort
+) -> tuple[int, int, str]:
+    """Return image-steps per trial, number of scoring images, and hash of the backbone.
+
+    The hash is the SHA-256 of its weights. Raises FczooError for a method that cannot start.
+    """
+    bench = open_trial_benchmark(settings, effort)
+    for method in built:
+        bench.check(method)
+    steps = round(sum(image_steps(settings, bench.stream, bench.partition)))
+    return steps, len(bench.stream.test.labels), bench.backbone.sha256
+
+
+def _all(
+    search: Callable[..., tuple[str, TunedMethod | str]], methods: Sequence[str], jobs: int
+) -> dict[str, TunedMethod | str]:
+    """Run every method's search, here or in workers; the first error ends all."""
+    if jobs == 1:
+        return dict(map(partial(search, observer=Callback()), methods))
+    open_trial_benchmark.cache_clear()  # every worker opens its own
+    with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}, initializer=_prepare) as workers:
+        try:
+            return dict(
+                workers.map(partial(search, observer=StopWithCommand(os.getpid())), methods)
+            )
+        except BaseException:
+            workers.shutdown(kill_workers=True)
+            raise
+
+
+def _prepare() -> None:
+    """Ignore signals in a new worker; its command kills it when it stops."""
+    for number in (signal.SIGINT, *HANGUP):
+        signal.signal(number, signal.SIG_IGN)
+    tqdm.set_lock(threading.RLock())  # the one that it makes itself would be reported as leaked

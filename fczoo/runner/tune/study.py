@@ -1,0 +1,233 @@
+"""The search of one method.
+
+Its trials are kept in ``NAME.db`` as they end, and more may follow later.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fczoo.core.errors import FczooError, first_line, options_in_messages
+from fczoo.core.files import through_json
+from fczoo.core.options import spaces
+from fczoo.core.registry import METHODS, create_method
+from fczoo.core.seeds import numpy_stream
+from fczoo.data.dataset import Images, rows
+from fczoo.data.partition import Partition
+from fczoo.data.stream import Stream
+from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.environment import code_of, digest
+from fczoo.federation.settings import Settings
+from fczoo.federation.stream import split_stream, whole_stream
+from fczoo.reports.run_folder import current_settings
+from fczoo.runner.progress import say
+from fczoo.runner.tune.space import around, own_values, spread, suggest
+from fczoo.runner.tune.tuned_file import TunedMethod
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Effort of the search per method."""
+
+    trials: int = 16
+    tasks: int = 3  # first tasks of the stream that a trial runs
+    held_out: float = 0.2  # part of each class's training images on which a trial is scored
+    # this many instead, next to those that ``train_per_class`` keeps
+    score_per_class: int | None = None
+    seed: int = 0
+
+
+def tasks_of_trial(settings: Settings, asked: int) -> int:
+    """Return the number of tasks per trial, at most those of the stream."""
+    return min(asked, settings.task_count)
+
+
+def trial_stream(settings: Settings, effort: Effort) -> tuple[Stream, Partition]:
+    """Return the stream and the partition of a trial."""
+    return split_stream(settings, trial_images(settings, effort))
+
+
+def trial_images(settings: Settings, effort: Effort) -> Stream:
+    """Return the first tasks, with held-out training images per class as test images."""
+    scored_on, limit = effort.score_per_class, settings.train_per_class
+    if scored_on is not None and limit is not None:
+        settings = replace(settings, train_per_class=limit + scored_on)
+    stream = whole_stream(settings)
+    tasks = stream.tasks[: effort.tasks]
+    stop, labels = tasks[-1].stop, stream.train.labels
+    rng, score_parts, task_indices = numpy_stream("tuning", effort.seed), [], []
+    for task in tasks:
+        task_indices.append(stream.positions(stream.train, task))
+        for c in np.unique(labels[task_indices[-1]]):
+            class_index = task_indices[-1][labels[task_indices[-1]] == c]
+            count = scored_on or max(1, round(effort.held_out * len(class_index)))
+            if count >= len(class_index):
+                problem = f"a class has {len(class_index)} training images, too few to hold any out"
+                raise FczooError(f"{problem}; keep more")
+            score_parts.append(rng.permutation(class_index)[:count])
+    score_index = np.sort(np.concatenate(score_parts))
+    train_index = np.setdiff1d(np.concatenate(task_indices), score_index)
+
+    def take(index: np.ndarray) -> Images:
+        return Images(stream.train.pixels[index], labels[index], rows(stream.train.domains, index))
+
+    return replace(
+        stream,
+        train=take(train_index),
+        test=take(score_index),
+        train_index=stream.train_index[train_index],
+        class_order=stream.class_order[:stop],
+        classes=stream.classes[:stop],
+        tasks=tuple(replace(task, classes=stop, count=len(tasks)) for task in tasks),
+        split="training images held out",
+    )
+
+
+SPREAD = 4  # trials that are spread over the space, after the first
+SEEDS = 2**32  # that a sampler takes
+ERROR = "error"  # of a failed trial: why
+
+
+@options_in_messages()
+def search_method(
+    name: str,
+    settings: Settings,
+    effort: Effort,
+    out: Path,
+    given: Mapping[str, Mapping[str, Any]],
+    observer: Callback,
+) -> tuple[str, TunedMethod | str]:
+    """Run all trials of one method; return the best values, or why the last trial failed.
+
+    The first has the method's own values; the next are spread over the space, from its middle on,
+    the same for all methods with that space, since few random ones leave most of it unseen;
+    then TPE chooses. Of what an earlier command tried beyond this effort nothing counts.
+    """
+    try:
+        import optuna
+        from optuna.trial import TrialState
+    except ImportError as error:
+        raise FczooError("fczoo tune needs Optuna; run pip install 'fczoo[tune]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    fixed_options = given.get(name, {})
+    usual = {**settings.method_options(name), **fixed_options}
+    default_method = create_method(name, settings.dataset, **usual)
+    defaults = asdict(default_method)
+    space = {
+        **around(spaces(METHODS.get(name)), defaults),
+        **{option: [defaults[option]] for option in fixed_options},
+    }
+    study = _study(out / f"{name}.db", name)
+    bench = open_trial_benchmark(settings, effort)
+    search = {"settings": settings.portable(), "effort": asdict(effort), "space": space}
+    hashes = {"weights": bench.backbone.sha256, "code": digest(code_of(settings, default_method))}
+    _same_search(study, name, settings, {**search, **hashes})
+    for broken in study.get_trials(states=(TrialState.RUNNING,)):  # an earlier command ended in it
+        study.tell(broken.number, state=TrialState.FAIL)  # and its values are asked for again
+    final_states = (TrialState.COMPLETE,)
+    while (count := len(study.get_trials(states=final_states))) < effort.trials:
+        if count <= SPREAD and not study.get_trials(states=(TrialState.WAITING,)):
+            study.enqueue_trial(spread(space, count) if count else own_values(space, defaults))
+        # its own sampler for each trial: a search that is resumed asks what an unbroken one
+        # asks
+        seed = (1000 * effort.seed + count) % SEEDS
+        study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
+        trial = study.ask()
+        values, score = suggest(trial, space), 0.0
+        try:
+            method = create_method(name, settings.dataset, **{**usual, **values})
+            score = bench.run(method, effort.seed, observer).metrics["A_N"]
+            end = f"{score:.1f} %"
+        except (
+            FczooError
+        ) as error:  # it diverged, or its values do not go together: that counts as a trial
+            trial.set_user_attr(ERROR, str(error))
+            end = f"failed: {error}"
+        study.tell(trial, score)
+        say(f"{name}: trial {count + 1} of {effort.trials}, {end}")
+    trials = study.get_trials(states=final_states)[: effort.trials]
+    successes = [t for t in trials if ERROR not in t.user_attrs]
+    if not successes:
+        return name, str(trials[-1].user_attrs[ERROR])
+    best = max(successes, key=lambda t: t.value)
+    return name, TunedMethod(
+        values=best.params,
+        score=best.value,
+        default_score=trials[0].value,
+        space=space,
+        trials=[{"values": t.params, "score": t.value, **t.user_attrs} for t in trials],
+        importance=_importance(trials, len(space) - len(fixed_options)),
+        code=digest(
+            code_of(settings, create_method(name, settings.dataset, **{**usual, **best.params}))
+        ),
+    )
+
+
+@lru_cache(1)
+def open_trial_benchmark(settings: Settings, effort: Effort) -> Benchmark:
+    """Open the benchmark of trials, once per process for all methods."""
+    return Benchmark.open(settings, partial(trial_stream, effort=effort))
+
+
+def _study(file: Path, name: str) -> Any:
+    """Open or create Optuna's study in a file.
+
+    Raises FczooError if it cannot be read.
+    """
+    import optuna
+    from sqlalchemy import URL
+
+    try:
+        url = URL.create("sqlite", database=str(file)).render_as_string()
+        study = optuna.create_study(
+            storage=url, study_name=name, load_if_exists=True, direction="maximize"
+        )
+        study.get_trials()
+    except (
+        Exception
+    ) as error:  # Optuna, SQLAlchemy, Alembic and the reading of JSON each have their own
+        problem = f"{file} holds no trials that can be read: {first_line(error)}"
+        raise FczooError(
+            f"{problem}; give another --out, or remove the file to search again"
+        ) from error
+    return study
+
+
+def _same_search(study: Any, name: str, settings: Settings, now: Mapping[str, Any]) -> None:
+    """Raise FczooError where the folder holds trials of another search. More may follow."""
+    plain = through_json(now)
+    plain["effort"].pop("trials")
+    new_parts = {part: plain[part] for part in ("code", "weights")}  # by earlier versions
+    earlier_search = {**new_parts, **study.user_attrs.get("search", plain)}
+    tasks = tasks_of_trial(
+        settings, earlier_search["effort"]["tasks"]
+    )  # earlier versions wrote what was asked for
+    earlier_search["settings"] = current_settings(earlier_search["settings"])
+    if {**earlier_search, "effort": {**earlier_search["effort"], "tasks": tasks}} != plain:
+        difference = next(
+            (part for part in new_parts if earlier_search[part] != plain[part]), "settings"
+        )
+        raise FczooError(
+            f"the trials of {name} in this folder were made with other {difference}; give another "
+            "--out"
+        )
+    study.set_user_attr("search", plain)
+
+
+def _importance(tried: list[Any], options: int) -> dict[str, float]:
+    """Compute fANOVA importances; empty with fewer than two options or equal scores."""
+    import optuna
+
+    if options < 2 or len({t.value for t in tried}) < 2:
+        return {}
+    separate_study = optuna.create_study(direction="maximize")
+    separate_study.add_trials(tried)
+    shares = optuna.importance.get_param_importances(
+        separate_study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
+    )
+    return {name: float(share) for name, share in shares.items()}

@@ -1,0 +1,346 @@
+"""Server-side validation of uploads, the only place where a server checks them before the merge.
+
+Invalid uploads are rejected, with a reason.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from fczoo.core.errors import FczooError
+from fczoo.core.payload import ROW_DIMENSIONS, Group, Payload, Uploads, content_of, group_of
+from fczoo.core.tree import Tree
+from fczoo.core.types import Exchange, Task, Training
+
+
+class RunStoppedError(FczooError):
+    """Error that stops training: too few valid uploads, or a state that is not finite.
+
+    Saved checkpoints stay.
+    """
+
+
+DROPPED_OUT = "dropped out"
+LARGEST_NORM = 1e3  # times the round's median; a longer update would undo all others
+LARGEST_GROWTH = 10.0  # times the norm of the start; a shorter update may be all left to learn
+
+
+class TensorForm(NamedTuple):
+    """Expected form of a tensor of an upload."""
+
+    shape: tuple[int, ...]  # of one row, where the number of rows is free
+    floating: bool
+    free_rows: bool = False
+
+
+@dataclass(frozen=True)
+class UploadValidator:
+    """Validator of the uploads in one run of a method; training needs ``least`` valid ones."""
+
+    method: str
+    training: Training  # with all that clients upload
+    least: int = 1
+
+    def admit(
+        self,
+        sent: Mapping[int, Payload],
+        asked: Mapping[int, int],
+        trained: Tree,
+        exchange: Exchange,
+        losses: Mapping[int, float] = MappingProxyType({}),
+    ) -> tuple[list[Payload], list[dict[str, Any]]]:
+        """Return the valid uploads, and task, moment, client and reason of the rejected ones.
+
+        ``sent`` is by client. ``asked`` are the clients of the exchange and their numbers of
+        images; a simulator knows them, and a real server bounds them when clients enrol.
+        ``trained`` are the tensors from which clients started, ``losses`` those of the clients that
+        have trained.
+
+        Raises RunStopped if too few uploads are valid, and TypeError if the method uploads
+        undeclared tensors.
+        """
+        payloads = {c: sent.get(c, Payload({}, c)) for c in asked}
+        training = self.training
+        self._check_declared(payloads.values(), training.trained_prefixes, training.uploads)
+        valid_uploads, reasons = validate_uploads(payloads, trained, training, exchange.task, asked)
+        for client, reason in reasons.items():
+            if reason == DROPPED_OUT and client in losses:
+                reasons[client] = f"diverged, loss {losses[client]:g}"
+        return valid_uploads, self.turned_away(len(valid_uploads), reasons, exchange)
+
+    def fault(self, payload: Payload, client: int, images: int, form: Payload, task: Task) -> str:
+        """Return the reason why an upload of sums is invalid; empty if it is valid.
+
+        A valid upload has the names and shapes of ``form``. Raises TypeError if ``form`` has
+        tensors that the method has not declared.
+        """
+        uploads = self.training.uploads
+        self._check_declared([form], self.training.trained_prefixes, uploads)
+        names = frozenset(form)
+        forms = _forms({client: form}, names, {}, uploads)
+        fault = _fault(
+            payload, client, names, forms, uploads, _allowed_classes(self.training, task), task
+        )
+        return fault or _count_fault(payload, images, uploads)
+
+    def turned_away(
+        self, sound: int, reasons: Mapping[int, str], exchange: Exchange
+    ) -> list[dict[str, Any]]:
+        """Return task, moment, client and reason of the rejected uploads.
+
+        ``sound`` is the number of valid uploads. Raises RunStopped if it is too low.
+        """
+        total = sound + len(reasons)
+        if total and sound < self.least:
+            self._stop(sound, total, reasons, exchange)
+        about = {"task": exchange.task.index, "moment": exchange.label}
+        return [{**about, "client": c, "reason": reason} for c, reason in reasons.items()]
+
+    def _check_declared(self, payloads: Any, trained: tuple[str, ...], uploads: Uploads) -> None:
+        """Raise TypeError for undeclared tensors in all uploads, an error of the method."""
+        names = [set(p) for p in payloads if p]
+        common = set.intersection(*names) if names else set()
+        extra = [name for name in common if content_of(name, trained, uploads) is None]
+        if extra:
+            raise TypeError(
+                f"{self.method} uploads {min(extra)!r} without declaring it; name its group in "
+                f"training().uploads (see fczoo/core/payload.py)"
+            )
+
+    def _stop(self, sound: int, asked: int, reasons: Mapping[int, str], exchange: Exchange) -> None:
+        details = "; ".join(f"client {c}: {reason}" for c, reason in list(reasons.items())[:3])
+        has_diverged = any(
+            "diverged" in reason or "not finite" in reason for reason in reasons.values()
+        )
+        advice = (
+            "lower its learning rates with --set"
+            if has_diverged
+            else "lower --min-clients or --drop-rate"
+        )
+        event = "diverged" if has_diverged else "stopped"
+        raise RunStoppedError(
+            f"{self.method} {event} in {exchange}: {sound} of {asked} uploads are valid, "
+            f"{self.least} needed; {'; '.join(filter(None, [details, advice]))}"
+        )
+
+
+def validate_uploads(
+    payloads: Mapping[int, Payload],
+    trained: Tree,
+    training: Training,
+    task: Task,
+    images: Mapping[int, int],
+) -> tuple[list[Payload], dict[int, str]]:
+    """Return the valid uploads, and for every other client the reason for the rejection.
+
+    ``payloads`` are by client, empty if no upload arrived. ``trained`` are the tensors from which
+    the clients started. ``images`` is the number of images of each client.
+
+    A trained tensor keeps its shape. The rows of declared groups are those that the group's layout
+    allows. Properties that the declaration leaves open (a dimension, a type) are as in most
+    uploads. Norms are compared if there are at least three clients, see ``LARGEST_NORM``.
+    """
+    uploads = training.uploads
+    classes = _allowed_classes(training, task)
+    names = _expected_names(payloads, trained, uploads)
+    forms = _forms(payloads, names, trained, uploads)
+    reasons = {}
+    for client, payload in payloads.items():
+        fault = _fault(payload, client, names, forms, uploads, classes, task)
+        reasons[client] = fault or _count_fault(payload, images[client], uploads)
+    norms = {c: _distance(p, trained) for c, p in payloads.items() if not reasons[c]}
+    if len(norms) >= 3:
+        middle = sorted(norms.values())[(len(norms) - 1) // 2]
+        longest = max(LARGEST_NORM * middle, LARGEST_GROWTH * _norm(trained.values()))
+        for client, norm in norms.items():
+            if norm > longest and middle > 0:
+                reasons[client] = f"its update has norm {norm:.3g}, the median is {middle:.3g}"
+    valid_uploads = [p for c, p in payloads.items() if not reasons[c]]
+    return valid_uploads, {c: reason for c, reason in reasons.items() if reason}
+
+
+def _allowed_classes(training: Training, task: Task) -> range:
+    """Return the classes that a client may hold."""
+    new_only = training.data_scope == "task" and not training.exemplars
+    return range(task.start if new_only else 0, task.stop)
+
+
+def _layout(name: str, uploads: Uploads) -> tuple[str, Group]:
+    """Return the group to which a tensor belongs; each trained tensor forms a separate group."""
+    return group_of(name, uploads) or (name, Group("whole", "parameters"))
+
+
+def _optional(name: str, uploads: Uploads) -> bool:
+    return _layout(name, uploads)[1].layout == "samples"
+
+
+def _expected_names(
+    payloads: Mapping[int, Payload], trained: Tree, uploads: Uploads
+) -> frozenset[str]:
+    """Return the names in most of the complete uploads, without optional ones.
+
+    Complete uploads hold all trained tensors.
+    """
+    complete = Counter[frozenset[str]]()
+    for payload in payloads.values():
+        if payload and trained.keys() <= payload.keys():
+            complete[frozenset(n for n in payload if not _optional(n, uploads))] += 1
+    return complete.most_common(1)[0][0] if complete else frozenset(trained)
+
+
+def _forms(
+    payloads: Mapping[int, Payload], names: frozenset[str], trained: Tree, uploads: Uploads
+) -> dict[str, TensorForm]:
+    optional = {n for p in payloads.values() for n in p if _optional(n, uploads)}
+    forms = {}
+    for name in sorted(names | optional):
+        if name in trained:
+            forms[name] = TensorForm(tuple(trained[name].shape), trained[name].is_floating_point())
+            continue
+        free = _layout(name, uploads)[1].layout != "whole"
+        forms_count = Counter[tuple[tuple[int, ...], bool]]()
+        for value in (p[name] for p in payloads.values() if name in p):
+            forms_count[
+                tuple(value.shape[1:] if free else value.shape), value.is_floating_point()
+            ] += 1
+        forms[name] = TensorForm(*forms_count.most_common(1)[0][0], free)
+    return forms
+
+
+def _distance(payload: Payload, trained: Tree) -> float:
+    return _norm(
+        payload[name].to(start.device).double() - start.double() for name, start in trained.items()
+    )
+
+
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(value.double().square().sum()) for value in tensors))
+
+
+def _fault(
+    payload: Payload,
+    client: int,
+    names: frozenset[str],
+    forms: Mapping[str, TensorForm],
+    uploads: Uploads,
+    classes: range,
+    task: Task,
+) -> str:
+    """Return the reason why an upload is invalid; empty if it is valid."""
+    if not payload:
+        return DROPPED_OUT
+    if missing := names - payload.keys():
+        return f"lacks {min(missing)}"
+    if extra := payload.keys() - forms.keys():
+        return f"sent {min(extra)}, which the server did not request"
+    for name, value in payload.items():
+        prefix, group = _layout(name, uploads)
+        fault = _shape_fault(payload, name, forms[name], prefix, group, task)
+        fault = fault or _value_fault(name, value, prefix, group)
+        if fault:
+            return fault
+    for prefix, group in uploads.items():
+        fault = _row_fault(payload, prefix, group)
+        if not fault and group.layout == "rows" and f"{prefix}label" in payload:
+            fault = _label_fault(payload[f"{prefix}label"], f"{prefix}label", classes)
+        if fault:
+            return fault
+    if payload.client != client:
+        return f"signs as client {payload.client}"
+    return "" if payload.num_samples > 0 else f"claims {payload.num_samples} samples"
+
+
+def _shape_fault(
+    payload: Payload, name: str, form: TensorForm, prefix: str, group: Group, task: Task
+) -> str:
+    value = payload[name]
+    if value.layout is not torch.strided or value.is_complex():
+        actual = value.layout if value.layout is not torch.strided else value.dtype
+        return f"{name} is {actual}, expected dense real numbers"
+    shape = form.shape
+    if form.free_rows:
+        shape = (_expected_rows(payload, prefix, group, task), *form.shape)
+    if tuple(value.shape) != shape:
+        return f"{name} has shape {tuple(value.shape)}, expected {shape}"
+    if value.is_floating_point() != form.floating:
+        kind = "a floating" if form.floating else "an integer"
+        return f"{name} is {str(value.dtype).removeprefix('torch.')}, expected {kind} type"
+    return ""
+
+
+def _expected_rows(payload: Payload, prefix: str, group: Group, task: Task) -> int:
+    """Return the number of rows of each tensor of a group.
+
+    It is one per class (new or seen), one per label, or the length of the first tensor.
+    """
+    if group.layout in ("classes", "seen classes"):
+        return task.size if group.layout == "classes" else task.stop
+    if group.layout == "rows":
+        return _length(payload.get(f"{prefix}label"))
+    return _length(payload[next(name for name in payload if name.startswith(prefix))])
+
+
+def _length(value: torch.Tensor | None) -> int:
+    return len(value) if value is not None and value.dim() else 0
+
+
+def _value_fault(name: str, value: torch.Tensor, prefix: str, group: Group) -> str:
+    if not value.isfinite().all():
+        return f"{name} is not finite"
+    content = group.tells(name.removeprefix(prefix))
+    if content == "counts" and (value < 0).any():
+        return f"{name} is a count below 0"
+    variances = value if value.dim() < 3 else value.diagonal(dim1=-2, dim2=-1)
+    if content == "class variances" and variances.lt(0).any():
+        return f"{name} is a variance below 0"
+    return ""
+
+
+def _row_fault(payload: Payload, prefix: str, group: Group) -> str:
+    """Return a reason if statistics do not have one number, vector [D] or matrix [D, D] per row.
+
+    D is the same in all statistics of the group. The reason is empty if they are valid.
+    """
+    width: int | None = None
+    for name in (n for n in group.statistics if f"{prefix}{n}" in payload):
+        value = payload[f"{prefix}{name}"]
+        row, dimensions = tuple(value.shape[1:]), ROW_DIMENSIONS.get(name, 1)
+        kind = ("a number", "a vector", "a square matrix")[dimensions]
+        width = row[0] if width is None and row else width
+        if row != (width,) * dimensions:
+            side = f" of side {width}" if dimensions and len(row) == dimensions else ""
+            return f"{prefix}{name} has rows of shape {row}, expected {kind}{side}"
+        if name == "label" and (value.is_floating_point() or value.dtype == torch.bool):
+            return (
+                f"{prefix}{name} is {str(value.dtype).removeprefix('torch.')}, "
+                "expected an integer type"
+            )
+    return ""
+
+
+def _count_fault(payload: Payload, images: int, uploads: Uploads) -> str:
+    """Return a reason if a client claims more images than it has, or counts more than it claims."""
+    if not payload:
+        return ""
+    if payload.num_samples > images:
+        return f"claims {payload.num_samples} samples, it has {images}"
+    for prefix, group in uploads.items():
+        count = payload.get(f"{prefix}count") if "count" in group.statistics else None
+        if count is not None and (total := float(count.double().sum())) > payload.num_samples:
+            return f"{prefix}count adds up to {total:g}, of {payload.num_samples} samples"
+    return ""
+
+
+def _label_fault(labels: torch.Tensor, name: str, classes: range) -> str:
+    outside = labels[(labels < classes.start) | (labels >= classes.stop)]
+    if len(outside):
+        class_range = f"{classes.start} to {classes.stop - 1}"
+        return f"{name} names class {int(outside[0])}; the client may have {class_range}"
+    if len(labels.unique()) < len(labels):
+        return f"{name} names a class twice"
+    return ""

@@ -1,0 +1,132 @@
+"""Data of a site, and the server's knowledge of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method
+from fczoo.core.payload import Payload
+from fczoo.core.tree import Tree
+from fczoo.core.types import Exchange, Task
+from fczoo.data.client_index import ClientIndex
+from fczoo.data.dataset import Images
+from fczoo.data.partition import Partition
+from fczoo.data.stream import Stream
+from fczoo.data.views import ImageStore
+from fczoo.federation.settings import Settings
+from fczoo.federation.uplink import Uplink
+from fczoo.federation.world import World
+from fczoo.sites.messages import Enrolment
+
+
+def site_world(
+    settings: Settings, stream: Stream, backbone: Backbone, train: ImageStore, site: int
+) -> World:
+    """Create the world of one site: it owns all training images and has no test images.
+
+    Args:
+        settings: Settings of the run.
+        stream: Stream of the site's images.
+        backbone: Frozen backbone.
+        train: Training images.
+        site: Number of the site.
+
+    Returns:
+        The world.
+    """
+    none = np.empty(0, np.int64)
+    tasks = [
+        ClientIndex(
+            stream.positions(stream.train, task) if k == site else none
+            for k in range(settings.clients)
+        )
+        for task in stream.tasks
+    ]
+    side = train.pixels.shape[-1]
+    nothing = ImageStore(Images(np.empty((0, side, side, 3), np.uint8), none), backbone)
+    return World(settings, stream, _partition(stream, tasks), backbone, train, nothing)
+
+
+class SiteUplink(Uplink):
+    """Uplink from sites, which protect their uploads before sending them."""
+
+    def protect(self, made: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
+        return list(made)
+
+
+@dataclass(frozen=True)
+class ServerView(World):
+    """World of the server, which knows only the numbers of the sites' images.
+
+    Its training images are blank and numbered arbitrarily, so that code that counts images works;
+    it contains no pixel, label or position of a site's image.
+    """
+
+    sees_clients: ClassVar[bool] = False
+    held_by_any: Tensor = field(kw_only=True)  # [C] whether some site may have images of a class
+
+    def classes_with_images(self, task: Task) -> Tensor:
+        return self.held_by_any[: task.stop]
+
+    def uplink(self, method: Method, seed: int) -> Uplink:
+        return SiteUplink(method, self.settings, seed, self.partition.clients)
+
+
+def server_world(
+    settings: Settings,
+    stream: Stream,
+    backbone: Backbone,
+    test: ImageStore,
+    enrolments: Sequence[Enrolment],
+) -> ServerView:
+    """Create the server's world: its test images, and the sites' image counts from enrolment.
+
+    Args:
+        settings: Settings of the run.
+        stream: Classes, tasks and test images.
+        backbone: Frozen backbone.
+        test: Test images.
+        enrolments: Enrolment of each site.
+
+    Returns:
+        The world.
+
+    Raises:
+        FczooError: No site has an image of a task, or of a class if they report their classes.
+    """
+    count = np.array([enrolment.images for enrolment in enrolments]).T  # [tasks, sites]
+    if empty_tasks := [t for t, images in enumerate(count.sum(1)) if not images]:
+        raise FczooError(
+            f"no site has an image of task {empty_tasks[0] + 1}; fix the schedule or its classes"
+        )
+    class_mask = torch.ones(len(stream.classes), dtype=torch.bool)
+    if all(enrolment.classes is not None for enrolment in enrolments):
+        class_mask[:] = False
+        class_mask[[label for enrolment in enrolments for label in enrolment.classes or ()]] = True
+    starts = np.concatenate([[0], count.cumsum()]).tolist()  # in the order of tasks, then of sites
+    ranges = [np.arange(start, stop) for start, stop in pairwise(starts)]
+    sites = len(enrolments)
+    tasks = [ClientIndex(ranges[t * sites : (t + 1) * sites]) for t in range(len(count))]
+    labels = np.repeat([task.start for task in stream.tasks], count.sum(1))
+    blank = Images(np.zeros((len(labels), 1, 1, 3), np.uint8), labels)
+    stream = replace(stream, train=blank, train_index=np.arange(len(labels)))
+    world_arguments = (
+        settings,
+        stream,
+        _partition(stream, tasks),
+        backbone,
+        ImageStore(blank, backbone),
+        test,
+    )
+    return ServerView(*world_arguments, held_by_any=class_mask)
+
+
+def _partition(stream: Stream, tasks: Sequence[ClientIndex]) -> Partition:
+    return Partition(stream.name, "sites", 0, stream.class_order, tuple(tasks))

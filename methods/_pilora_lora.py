@@ -1,0 +1,110 @@
+"""Incremental LoRA: one pair per task, frozen afterwards, new ones orthogonal to earlier ones.
+
+PILoRA, Guo et al., ECCV 2024.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.tree import Tree, select, stack_past
+from fczoo.core.types import Batch, Context
+from fczoo.functional.lora import lora_pairs, merged_pairs
+
+
+@dataclass(frozen=True)
+class IncrementalLoRA(Method):
+    """Base of methods that train one LoRA pair per task, on q and v of some blocks.
+
+    The state holds ``lora.X.a`` and ``lora.X.b`` of the current task, ``past.X.a`` and ``past.X.b``
+    of the earlier ones.
+    """
+
+    rank: int = option(4, "rank r of each LoRA matrix", low=1)
+    blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v", low=0)
+    lr_lora: float = option(
+        1e-5,
+        "learning rate of LoRA (HGP's re-run of PILoRA: 1e-4)",
+        low=0,
+        tune=(1e-6, 1e-2, "log"),
+    )
+    ortho: float = option(0.5, "weight gamma of the overlap with earlier tasks' LoRA", low=0)
+    sparse: float = option(0.01, "weight of |A|; only in the released code (paper: 0)", low=0)
+    merge: Literal["sum", "factor_sum", "first"] = option(
+        "sum",
+        "LoRA of several tasks: sum of B_i A_i; (sum B)(sum A) as eq. 6; or only the first task's, "
+        "with local=current in training",
+        quirk={"first": "Ghy0501/PILoRA"},
+    )
+    local: Literal["merged", "current"] = option(
+        "merged",
+        "LoRA in a client's own forward: merged as in evaluation, or only the current task's",
+        quirk={"current": "Ghy0501/PILoRA"},
+    )
+
+    def start_lora(self, state: Tree, backbone: Backbone, rng: torch.Generator) -> Tree:
+        """Return the LoRA pairs at the start of a task: those of all finished tasks and a new one.
+
+        Args:
+            state: State after the previous task.
+            backbone: The frozen backbone.
+            rng: Generator of the new pair.
+
+        Returns:
+            ``past.X`` and ``lora.X`` tensors.
+
+        Raises:
+            FczooError: The backbone does not have one of the blocks.
+        """
+        new = lora_pairs(backbone, self.blocks, self.rank, rng, f"{self.name}.blocks")
+        return {**stack_past(state, "lora.", "past."), **new}
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        return backbone(batch.x, merged_pairs(tree, self.merge))
+
+    def local_features(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tensor:
+        """Compute features in a client's local forward pass.
+
+        With ``local=current`` only the current pair is active. This also holds with
+        ``merge=first``, as the current pair would get no gradient otherwise.
+
+        Args:
+            backbone: The frozen backbone.
+            train: Tensors that the client trains.
+            batch: Images.
+            ctx: Broadcast tensors.
+
+        Returns:
+            Features [B, D].
+        """
+        current_only = self.local == "current" or self.merge == "first"
+        tree = {**ctx.shared, **train}
+        return backbone(
+            batch.x, select(train, "lora.") if current_only else merged_pairs(tree, self.merge)
+        )
+
+    def lora_penalty(self, train: Tree, shared: Tree) -> Tensor:
+        """Compute the penalty of the new A matrices: overlap with earlier ones and their size.
+
+        The overlap is sum |A_i A_t^T| with weight ``ortho``, the size is sum |A_t| with weight
+        ``sparse``.
+
+        Args:
+            train: Trained tensors, with ``lora.X.a`` of the current task t.
+            shared: Broadcast tensors, with ``past.X.a`` of the earlier tasks i.
+
+        Returns:
+            The penalty, a scalar.
+        """
+        down = {k: v for k, v in train.items() if k.endswith(".a")}
+        penalty = self.sparse * torch.stack([a.abs().sum() for a in down.values()]).sum()
+        for name, a in down.items():
+            earlier = shared.get(name.replace("lora.", "past.", 1))
+            if earlier is not None:
+                penalty = penalty + self.ortho * (earlier @ a.mT).abs().sum()
+        return penalty

@@ -1,0 +1,123 @@
+"""Prototype head: the nearest learned prototype wins (PILoRA, Guo et al., ECCV 2024)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.method import Method
+from fczoo.core.options import option
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase
+from fczoo.functional.gaussians import class_sums
+
+
+@dataclass(frozen=True)
+class LearnedPrototypes(Method):
+    """Base of methods with learned class prototypes; those of finished tasks are frozen.
+
+    The state holds ``prototype`` [c, D] of the current task's classes, ``frozen.before`` and
+    ``frozen.after`` of the earlier and later ones.
+    """
+
+    lr_prototype: float = option(
+        2e-2, "learning rate of the prototypes", low=0, tune=(1e-3, 1.0, "log")
+    )
+    pull: float = option(1e-3, "weight lambda of the distance to the own prototype", low=0)
+    sharpness: float = option(1.0, "delta: distances are multiplied by it in the softmax", low=0)
+    distance: Literal["rms", "squared"] = option(
+        "rms", "root mean square as released, or squared L2 as printed (rates are tuned for rms)"
+    )
+    support: Literal["all", "seen", "task"] = option(
+        "all",
+        "classes in the training softmax: all of the run (paper and code), seen, or the task's",
+    )
+    head_tune: bool = option(
+        False,
+        "start new prototypes at the class means of the frozen features (FedNCM's HeadTune)",
+        tune=[False, True],
+    )
+
+    def start_prototypes(self, state: Tree, task: Task, dim: int, rng: torch.Generator) -> Tree:
+        """Return all prototypes at the start of a task.
+
+        Args:
+            state: State after the previous task; empty at the start of a run.
+            task: The task that starts.
+            dim: Feature dimension D.
+            rng: Generator of N(0, 0.1^2), at the start of a run.
+
+        Returns:
+            ``frozen.before``, ``prototype`` and ``frozen.after``.
+        """
+        table = self.table(state) if state else 0.1 * torch.randn(task.classes, dim, generator=rng)
+        frozen = {"frozen.before": table[: task.start], "frozen.after": table[task.stop :]}
+        return {**frozen, "prototype": table[task.start : task.stop].clone()}
+
+    def collect_phases(self) -> frozenset[TaskPhase]:
+        return frozenset({"task_start"}) if self.head_tune else frozenset()
+
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+    ) -> Tree:
+        return class_sums(batch.query, batch, task)
+
+    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        count = sums["class.count"][:, None]
+        mean = sums["class.sum"] / count.clamp(min=1)
+        return {**state, "prototype": torch.where(count > 0, mean, state["prototype"])}
+
+    def prototype_loss(self, features: Tensor, train: Tree, batch: Batch, ctx: Context) -> Tensor:
+        """Compute the distance-based cross-entropy and the pull towards the true prototype.
+
+        PILoRA, eqs. 8 and 9.
+
+        Args:
+            features: Features [B, D].
+            train: Tensors that the client trains.
+            batch: Labels and weights of the images.
+            ctx: Broadcast tensors and the current task.
+
+        Returns:
+            The mean loss of the batch.
+        """
+        distance = self.distances(features, self.table({**ctx.shared, **train}))
+        first = ctx.task.start if self.support == "task" else 0
+        last = ctx.task.classes if self.support == "all" else ctx.task.stop
+        logits = -self.sharpness * distance[:, first:last]
+        entropy = F.cross_entropy(logits, batch.y - first, reduction="none")
+        return batch.mean(entropy + self.pull * distance.gather(1, batch.y[:, None])[:, 0])
+
+    def distances(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Compute distances d(x, c) of features to prototypes.
+
+        They are the root mean square over dimensions, sqrt(|f - m_c|^2 / D), or the squared
+        distance |f - m_c|^2.
+
+        Args:
+            features: Features f [B, D].
+            prototypes: Prototypes m [C, D].
+
+        Returns:
+            Distances [B, C].
+        """
+        gap = (features[:, None] - prototypes).square()
+        if self.distance == "squared":
+            return gap.sum(-1)
+        mean = gap.mean(-1)
+        # The root has no gradient at 0.
+        return torch.where(mean > 0, mean, torch.finfo(mean.dtype).tiny).sqrt()
+
+    def table(self, tree: Tree) -> Tensor:
+        """Return the prototypes of all classes of the run.
+
+        Args:
+            tree: Tree with ``frozen.before``, ``prototype`` and ``frozen.after``.
+
+        Returns:
+            Prototypes [C, D].
+        """
+        return torch.cat([tree["frozen.before"], tree["prototype"], tree["frozen.after"]])

@@ -1,0 +1,41 @@
+"""Names of fczoo 0.2: an error or a warning gives the new name."""
+
+import pytest
+
+import fczoo
+from fczoo.core import protocols
+from fczoo.core.method import OLD_MEMBER_NAMES
+from fczoo.core.types import OLD_TRAINING_OPTIONS as OPTIONS
+from fczoo.core.types import Training
+
+
+@pytest.mark.parametrize("old", OLD_MEMBER_NAMES)
+def test_a_method_with_an_old_member_is_refused(old: str) -> None:
+    with pytest.raises(
+        TypeError, match=f"Old uses names of fczoo 0.2: {old} is now {OLD_MEMBER_NAMES[old]}$"
+    ):
+        type("Old", (fczoo.Method,), {old: None})
+
+
+def test_new_members_are_members_of_methods() -> None:
+    classes = [fczoo.Method, *(getattr(protocols, name) for name in protocols.OPTIONAL)]
+    members = {name for cls in classes for name in vars(cls)}
+    assert set(OLD_MEMBER_NAMES.values()) <= members
+
+
+@pytest.mark.parametrize("old", OPTIONS)
+def test_an_old_option_of_training_is_refused(old: str) -> None:
+    with pytest.raises(TypeError, match=f"fczoo 0.2: {old} is now {OPTIONS[old]}$"):
+        Training(**{old: None})
+
+
+def test_new_options_are_fields_of_training() -> None:
+    assert set(OPTIONS.values()) <= set(Training.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("Bench", "Benchmark"), ("Silent", "Callback"), ("whole", "whole_tensors")]
+)
+def test_old_classes_work_and_warn(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"fczoo.{old} is now fczoo.{new}"):
+        assert getattr(fczoo, old) is getattr(fczoo, new)

@@ -1,0 +1,174 @@
+"""Dry runs on shapes: as many bytes and operations as with values, and no work of the backbone."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from fczoo import Settings, create_method
+from fczoo.cli.app import main
+from fczoo.core.backbone import Backbone
+from fczoo.core.registry import METHODS
+from fczoo.core.tree import nbytes
+from fczoo.runner import cost
+from fczoo.runner.cost import Step, first_round, measure
+from fczoo.runner.outline import LARGE, Outlines
+from fczoo.runner.timing import StepTimer
+
+SMALL = {"glfc": {"perturb_steps": 1}, "lga": {"perturb_steps": 1}}
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_bytes_are_those_of_tensors_with_values(name: str) -> None:
+    """Byte counts by shape equal those of real tensors.
+
+    A client has all ten classes of a task of digits.
+    """
+    method, settings = create_method(name, **SMALL.get(name, {})), Settings(tasks=1)
+    real, outline = measure(method, settings), first_round(method, settings)
+    uploads = [real.sent["round"]] if "round" in real.sent else real.sent.values()
+    assert outline.up == sum(nbytes(upload.tensors) for upload in uploads)
+    assert nbytes(outline.received) == nbytes(real.received)
+    assert nbytes(outline.trained) == nbytes(real.trained)
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_few_classes_tell_the_upload_of_many(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 and 4 classes give the bytes of 10, since each class adds the same."""
+    method, settings = create_method(name), Settings(tasks=1)
+    byte_count = first_round(method, settings).up
+    monkeypatch.setattr(cost, "EVERY", 5)
+    assert first_round(method, settings).up == byte_count
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_a_method_on_a_large_backbone_passes_no_image_through_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dry runs on a ViT-B at 224 pixels work on shapes and take few operations.
+
+    They take one image with its teacher and passes of a loss.
+    """
+    passes, forward = Counter[str](), Backbone._forward
+
+    def counting(self: Backbone, images: Tensor, *more: Any) -> Tensor:
+        passes["images"] += len(images)
+        assert self.weights["blocks.0.mlp.fc1.weight"].untyped_storage().nbytes() == 4  # an outline
+        return forward(self, images, *more)
+
+    monkeypatch.setattr(Backbone, "_forward", counting)
+    settings = Settings(
+        backbone="vit_base_patch16_224.augreg_in21k_ft_in1k", dataset="cifar100", tasks=10
+    )
+    config = cost._configuration(settings)
+    dispatches, original = Counter[str](), Outlines.__torch_dispatch__
+
+    def dispatch(self: Outlines, *given: Any) -> Any:
+        dispatches["operations"] += 1
+        return original(self, *given)
+
+    monkeypatch.setattr(Outlines, "__torch_dispatch__", dispatch)
+    first_round(create_method(name, "cifar100"), settings, config=config)
+    assert passes["images"] <= 24 and dispatches["operations"] <= 60_000
+
+
+def test_a_dry_run_of_a_vit_b_computes_no_pass_of_the_whole_backbone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No pass of a dry run has the weights of a ViT-B.
+
+    GLFC has 50 steps of perturbation and FedNCM a pass over all images.
+    """
+    forward = Backbone._forward
+
+    def of_few_blocks(self: Backbone, *given: Any) -> Tensor:
+        weight_bytes = sum(v.untyped_storage().nbytes() for v in self.weights.values())
+        assert self.depth <= 2 or weight_bytes < 1_000_000, "a pass of the whole backbone"
+        return forward(self, *given)
+
+    monkeypatch.setattr(Backbone, "_forward", of_few_blocks)
+    vit_b = "vit_base_patch16_224.augreg_in21k_ft_in1k"
+    words = [
+        "--methods",
+        "hgp,fedncm,glfc",
+        "--dataset",
+        "cifar100",
+        "--backbone",
+        vit_b,
+        "--device",
+        "cpu",
+    ]
+    result = CliRunner().invoke(main, ["bench", *words, "--dry-run"])
+    assert result.exit_code == 0, result.exception or result.output
+    row = next(line.split() for line in result.stdout.splitlines() if line.startswith("glfc  "))
+    assert row[1:4] == ["85,875,556", "346.904", "343.842"]
+
+
+def test_query_features_are_counted_once_per_image() -> None:
+    """Count query features once per image, as torch counts the frozen forward.
+
+    The 3 channels resized from 8 to 32 pixels count as well; 0 where each step computes the
+    features.
+    """
+    frozen = cost.random_backbone(Settings())
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        frozen(torch.zeros(1, 3, 32, 32))
+    head, resize_flops = create_method("fedavg", tune="head"), 2 * 3 * (32 * 8 * 8 + 32 * 32 * 8)
+    cache = first_round(head, Settings(augment="none")).step
+    assert cache.query == counter.get_total_flops() + resize_flops
+    assert cache.flops == 2 * 2 * 128 * 10
+    moving = first_round(head, Settings(augment="flip", cache_queries=False)).step
+    assert moving.query == 0 and moving.flops > counter.get_total_flops()
+
+
+def test_time_of_long_steps_is_that_of_their_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimate the time of long steps by their operations.
+
+    1 GFLOP per second: 20 image-steps of 3 GFLOP and 5 query features of 2 GFLOP take 70 s.
+    """
+    timer = StepTimer(Settings())
+    monkeypatch.setitem(vars(timer), "speed", 1e9)
+    step = Step(flops=3 * 10**9, activations=0, query=2 * 10**9)
+    assert timer.seconds(create_method("hgp"), step, image_steps=20, images=5) == pytest.approx(70)
+    assert timer.seconds(create_method("fedncm"), step, image_steps=20, images=5) == 0
+
+
+def test_an_outline_holds_one_row_and_has_its_shape() -> None:
+    """An outline holds one row and has its shape.
+
+    A product of two outlines costs nothing, counts its operations and keeps small results real.
+    """
+    with Outlines() as outlines:
+        large = torch.zeros(1000, LARGE)
+        product = large @ large.mT
+        labels = torch.arange(3)
+    assert large.shape == (1000, LARGE)
+    assert large.untyped_storage().nbytes() == 4 * LARGE
+    assert product.shape == (1000, 1000) and outlines.flops == 2 * 1000 * 1000 * LARGE
+    assert labels.tolist() == [0, 1, 2]
+    assert outlines.bytes[large.untyped_storage().data_ptr()] == 4 * 1000 * LARGE
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    """Operation counts equal torch's, of the same forward and backward with values."""
+    settings = Settings()
+    backbone = cost.random_backbone(settings)
+    x, tokens = torch.zeros(1, 3, 32, 32), torch.zeros(1, backbone.dim, requires_grad=True)
+    with FlopCounterMode(display=False) as theirs:
+        backbone(x, {"tokens": tokens}).sum().backward()
+    tokens = tokens.detach().requires_grad_()
+    with Outlines() as ours:
+        backbone(x, {"tokens": tokens}).sum().backward()
+    assert ours.flops == theirs.get_total_flops() > 0
+
+
+def test_repeated_steps_are_the_fewest() -> None:
+    from fczoo.core.options import with_fewest_steps
+
+    method: Any = create_method("glfc", perturb_steps=7)
+    assert with_fewest_steps(method) == replace(method, perturb_steps=0)
