@@ -161,7 +161,7 @@ class Reference:
                         nn.utils.clip_grad_norm_(self.own.values(), clip)
                     optimizer.step()
                     loss.item()  # for the log
-            if type(self.method).statistics_view is not Method.statistics:
+            if type(self.method).statistics is not Method.statistics:
                 with torch.no_grad():
                     torch.cat(
                         [

@@ -42,7 +42,7 @@ def init(out: Path, agreed: Path, address: str) -> None:
     Give each site its own folder, and never that of another site: it holds the key by which the
     server knows the site.
     """
-    from fczoo.sites.credentials import host_and_port
+    from fczoo.sites.address import host_and_port
     from fczoo.sites.flower import write_federation
 
     try:

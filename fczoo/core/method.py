@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ClassVar
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -49,14 +50,15 @@ def _with_query(predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _once(training: Callable[..., Training]) -> Callable[..., Training]:
     """Return ``training`` of a class; each instance computes its declaration once."""
-    key = f"_declaration_of_{training.__qualname__}"  # one per class: a subclass may extend it
+    declarations: dict[int, Training] = {}  # beside the instances, whose fields are the options
 
     @wraps(training)
     def declared_once(self: "Method") -> Training:
-        if key not in self.__dict__:
-            self.__dict__[key] = training(self)
-        declaration: Training = self.__dict__[key]
-        return declaration
+        key = id(self)
+        if key not in declarations:
+            declarations[key] = training(self)
+            finalize(self, declarations.pop, key)
+        return declarations[key]
 
     return declared_once
 

@@ -15,7 +15,7 @@ import msgspec
 from fczoo.core.errors import FczooError
 from fczoo.core.files import convert_json, encode_json, read_json, write_json
 from fczoo.federation.result import Result, read_result
-from fczoo.sites.credentials import host_and_port
+from fczoo.sites.address import host_and_port
 from fczoo.sites.federation_config import CLASSES, RUN, SCHEDULE, FederationConfig, read_agreement
 from fczoo.sites.folders import HOME, LOG, flwr, open_site, private_files, running
 

@@ -211,9 +211,10 @@ def test_a_killed_run_goes_on_with_its_control_variates(make_bench, tmp_path, sa
         run_to_end(bench, Linear(), Checkpoint(path)),
     )
     assert same(continuation.state, reference.state)
-    assert same(continuation.controls.server, reference.controls.server)
+    assert same(continuation.server.controls.server, reference.server.controls.server)
     assert all(
-        same(v, reference.controls.clients[k]) for k, v in continuation.controls.clients.items()
+        same(v, reference.server.controls.clients[k])
+        for k, v in continuation.server.controls.clients.items()
     )
     assert continuation.result.bytes_down == reference.result.bytes_down
 

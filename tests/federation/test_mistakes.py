@@ -94,10 +94,10 @@ def test_what_training_asks_for_exists() -> None:
     with pytest.raises(FczooError, match="optimizer 'adamm'; known: adam, adamw, sgd"):
         Optim("adamm")
     with pytest.raises(
-        FczooError, match="schedule of a learning rate 'cosin'; there are constant, cosine"
+        FczooError, match="schedule of a learning rate 'cosin'; known: constant, cosine"
     ):
         Optim(schedule="cosin")
-    with pytest.raises(FczooError, match="input of a batch 'features'; there are images, query"):
+    with pytest.raises(FczooError, match="input of a batch 'features'; known: images, query"):
         Training(inputs=["features"])
 
 
