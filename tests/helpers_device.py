@@ -42,13 +42,13 @@ READS = {  # the host waits for a value, or for a shape that depends on values
     ATEN.unique_consecutive.default: "shape",
     ATEN.repeat_interleave.Tensor: "shape",
 }
-MASKED = (
+MASK_OPERATORS = (
     ATEN.index.Tensor,
     ATEN.index_put.default,
     ATEN.index_put_.default,
     ATEN._index_put_impl_.default,
 )
-HOUSE = tuple(str(Path(place).resolve()) for place in fczoo.__path__) + tuple(
+HOUSE = tuple(str(Path(folder).resolve()) for folder in fczoo.__path__) + tuple(
     str(Path(__file__).resolve().parents[1] / room) for room in ("methods", "baselines")
 )
 
@@ -173,7 +173,7 @@ class PretendDevice(TorchDispatchMode):
             raise RuntimeError(f"{func}: tensors on the device and on the CPU ({shapes}) are mixed")
 
     def _note_read(self, func: Any, args: Any) -> None:
-        mask = func in MASKED and any(
+        mask = func in MASK_OPERATORS and any(
             i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         )
         if mask or func in READS:

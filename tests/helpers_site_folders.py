@@ -40,14 +40,14 @@ def write_images(root: Path) -> None:
                 shutil.copy2(root / "train" / name / f"{number}.png", root / site / name)
 
 
-def simulated_folders(agreed: Path, data: Path) -> Benchmark:
+def simulated_folders(agreement_folder: Path, data: Path) -> Benchmark:
     """Open the same images, at the same sites, as a benchmark of one process.
 
     Args:
         agreed: File of the agreement.
         data: The folder that ``write_images`` has written.
     """
-    agreement = read_agreement(agreed).settings
+    agreement = read_agreement(agreement_folder).settings
     s = Settings.for_dataset(
         "imagefolder",
         **SETTINGS,

@@ -16,7 +16,7 @@ from fczoo.cli.app import main
 
 
 @pytest.fixture
-def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def incomplete_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Finish a grid of two partitions on a folder of images, then remove one of its runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
@@ -50,27 +50,29 @@ def bench(*words: str) -> Result:
     return CliRunner().invoke(main, ["bench", *words])
 
 
-def test_the_newest_run_goes_on(begun: Path) -> None:
+def test_the_newest_run_goes_on(incomplete_run: Path) -> None:
     outcome = bench("--resume")
     assert outcome.exit_code == 0, outcome.output
     assert outcome.stderr.count("finished before, kept") == 7
     assert "fedncm seed 1: task 2 of 2" in outcome.stderr
-    assert (begun / "quantity_1" / "fedncm" / "seed1" / "result.json").is_file()
+    assert (incomplete_run / "quantity_1" / "fedncm" / "seed1" / "result.json").is_file()
     assert outcome.stdout.count("distance=cosine, other than by default") == 2
-    assert not any(b"weights/mine" in p.read_bytes() for p in begun.rglob("*") if p.is_file())
+    assert not any(
+        b"weights/mine" in p.read_bytes() for p in incomplete_run.rglob("*") if p.is_file()
+    )
 
 
 def test_elsewhere_what_is_missing_is_said(
-    begun: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    incomplete_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "another"))
-    folder = begun.rename(tmp_path / "moved")
+    folder = incomplete_run.rename(tmp_path / "moved")
     assert "no weight file at mine.safetensors" in bench("--resume", "--out", str(folder)).stderr
     options = ["--backbone", "weights/mine.safetensors", "--data-root", "images"]
     assert bench("--resume", "--out", str(folder), *options).exit_code == 0
 
 
-def test_a_list_of_settings_is_refused(begun: Path) -> None:
+def test_a_list_of_settings_is_refused(incomplete_run: Path) -> None:
     outcome = bench("--resume", "--partition", "iid,shards:2")
     assert outcome.exit_code == 1
     assert outcome.stderr.count("\n") == 1

@@ -18,16 +18,16 @@ from helpers_cli import TINY, run
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> str:
+def search_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("search")
     run("tune", "--methods", "fedncm,fedridge", "--trials", "2", *TINY, "--out", str(folder))
     return str(folder / TUNED)
 
 
 @pytest.fixture
-def begun(searched: str, tmp_path: Path) -> Path:
+def tuned_run(search_folder: str, tmp_path: Path) -> Path:
     out = tmp_path / "runs"
-    run("bench", "--methods", "fedncm,fedridge", "--tuned", searched, *TINY, "--out", str(out))
+    run("bench", "--methods", "fedncm,fedridge", "--tuned", search_folder, *TINY, "--out", str(out))
     return out
 
 
@@ -35,17 +35,17 @@ def about(folder: Path) -> dict:
     return json.loads((folder / "bench.json").read_text())
 
 
-def test_it_is_resumed_without_another_word(begun):
-    record = about(begun)
-    shutil.rmtree(begun / "fedridge" / "seed0")
-    assert "2 trials of" in run("bench", "--resume", "--out", str(begun))
-    assert (begun / "fedridge" / "seed0" / "result.json").is_file()
-    assert about(begun)["tuned"] == record["tuned"]
+def test_it_is_resumed_without_another_word(tuned_run):
+    record = about(tuned_run)
+    shutil.rmtree(tuned_run / "fedridge" / "seed0")
+    assert "2 trials of" in run("bench", "--resume", "--out", str(tuned_run))
+    assert (tuned_run / "fedridge" / "seed0" / "result.json").is_file()
+    assert about(tuned_run)["tuned"] == record["tuned"]
     assert record["tuned"]["methods"] == ["fedncm", "fedridge"]
 
 
-def test_a_part_of_its_methods_may_have_further_seeds(begun, searched):
-    record = about(begun)["tuned"]
+def test_a_part_of_its_methods_may_have_further_seeds(tuned_run, search_folder):
+    record = about(tuned_run)["tuned"]
     run(
         "bench",
         "--methods",
@@ -53,31 +53,31 @@ def test_a_part_of_its_methods_may_have_further_seeds(begun, searched):
         "--seeds",
         "1",
         "--tuned",
-        searched,
+        search_folder,
         *TINY,
         "--out",
-        str(begun),
+        str(tuned_run),
     )
-    assert about(begun)["tuned"] == record and about(begun)["seeds"] == [0, 1]
+    assert about(tuned_run)["tuned"] == record and about(tuned_run)["seeds"] == [0, 1]
 
 
-def test_a_method_that_was_not_searched_may_come_and_does_not_count(begun):
-    record = about(begun)["tuned"]
-    run("bench", "--methods", "afcl", *TINY, "--out", str(begun))
-    assert about(begun)["tuned"] == record
-    assert len(about(begun)["methods"]) == 3
+def test_a_method_that_was_not_searched_may_come_and_does_not_count(tuned_run):
+    record = about(tuned_run)["tuned"]
+    run("bench", "--methods", "afcl", *TINY, "--out", str(tuned_run))
+    assert about(tuned_run)["tuned"] == record
+    assert len(about(tuned_run)["methods"]) == 3
 
 
-def test_tuned_methods_may_join_one_that_was_not_searched(searched, tmp_path):
+def test_tuned_methods_may_join_one_that_was_not_searched(search_folder, tmp_path):
     out = ["--out", str(tmp_path / "runs")]
     run("bench", "--methods", "afcl", *TINY, *out)
-    run("bench", "--methods", "fedncm", "--tuned", searched, *TINY, *out)
+    run("bench", "--methods", "fedncm", "--tuned", search_folder, *TINY, *out)
     assert about(tmp_path / "runs")["tuned"]["methods"] == ["fedncm"]
 
 
-def test_another_search_does_not_join(begun, tmp_path):
+def test_another_search_does_not_join(tuned_run, tmp_path):
     run("tune", "--methods", "fedridge", "--trials", "1", *TINY, "--out", str(tmp_path / "other"))
-    words = ["--tuned", str(tmp_path / "other" / TUNED), *TINY, "--out", str(begun)]
+    words = ["--tuned", str(tmp_path / "other" / TUNED), *TINY, "--out", str(tuned_run)]
     outcome = CliRunner().invoke(main, ["bench", "--methods", "fedridge", *words])
     assert outcome.exit_code == 1
     assert "already in use by another configuration" in outcome.stderr
@@ -91,14 +91,14 @@ def test_another_search_does_not_join(begun, tmp_path):
         (["--rounds", "2"], ["fedncm", "fedridge"], {"rounds": 1}),
     ],
 )
-def test_its_description_runs_it_again_as_tuned(begun, tmp_path, words, tuned, other):
+def test_its_description_runs_it_again_as_tuned(tuned_run, tmp_path, words, tuned, other):
     """Run a tuned folder again from its description, as tuned.
 
     A method whose options are changed by hand does not count as tuned. Settings that differ from
     the search's are reported.
     """
     again = tmp_path / "again"
-    run("bench", "--config", str(begun / "bench.json"), *words, "--out", str(again))
+    run("bench", "--config", str(tuned_run / "bench.json"), *words, "--out", str(again))
     record = about(again)["tuned"]
     assert record["methods"] == tuned and record.get("other_settings") == other
     assert record["trials"] == 2
@@ -119,12 +119,12 @@ def test_settings_that_are_lists_are_those_of_the_search(tmp_path, caplog):
     assert "other_settings" not in about(tmp_path / "runs")["tuned"]
 
 
-def test_a_report_says_that_values_were_found_on_other_weights(begun):
-    content = about(begun)
+def test_a_report_says_that_values_were_found_on_other_weights(tuned_run):
+    content = about(tuned_run)
     assert content["tuned"]["weights"] == content["backbone"]["sha256"]
-    assert "other weights" not in run("report", str(begun))
+    assert "other weights" not in run("report", str(tuned_run))
     new_content = {**content, "tuned": {**content["tuned"], "weights": "0" * 64}}
     write_record(
-        begun / "bench.json", FORMAT, {k: v for k, v in new_content.items() if k != "sha256"}
+        tuned_run / "bench.json", FORMAT, {k: v for k, v in new_content.items() if k != "sha256"}
     )
-    assert "with other weights of the backbone: fedncm, fedridge" in run("report", str(begun))
+    assert "with other weights of the backbone: fedncm, fedridge" in run("report", str(tuned_run))

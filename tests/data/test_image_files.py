@@ -23,7 +23,7 @@ EVERY = np.arange(12)
 
 
 @pytest.mark.parametrize(
-    ("mode", "colour", "suffix", "expected"),
+    ("mode", "colour", "suffix", "expected_pixel"),
     [
         ("RGB", (200, 100, 50), "png", (200, 100, 50)),
         ("L", 90, "jpg", (90, 90, 90)),
@@ -36,17 +36,17 @@ EVERY = np.arange(12)
     ],
 )
 def test_every_mode_becomes_rgb(
-    mode: str, colour: object, suffix: str, expected: tuple | None, tmp_path: Path
+    mode: str, colour: object, suffix: str, expected_pixel: tuple | None, tmp_path: Path
 ) -> None:
     file = tmp_path / f"image.{suffix}"
     image = Image.new(mode, (9, 7), colour)
     if mode == "P":
         image.putpalette([value for i in range(256) for value in (i, 2 * i % 256, 3 * i % 256)])
-        expected = (7, 14, 21)
+        expected_pixel = (7, 14, 21)
     image.save(file)
     pixels = prepare(file, 5)
     assert pixels.shape == (5, 5, 3) and pixels.dtype == np.uint8
-    assert np.abs(pixels.astype(int) - expected).max() <= 2
+    assert np.abs(pixels.astype(int) - expected_pixel).max() <= 2
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (3, 2), (8, 8), (300, 200)])

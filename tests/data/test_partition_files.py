@@ -15,15 +15,15 @@ from helpers_partition import equal, toy_stream
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def partition_file(tmp_path: Path) -> Path:
     path = tmp_path / "split.json"
     make_partition(toy_stream(), "dirichlet:0.3", 3, seed=4).save(path)
     return path
 
 
-def test_save_and_load(saved: Path) -> None:
+def test_save_and_load(partition_file: Path) -> None:
     original = make_partition(toy_stream(), "dirichlet:0.3", 3, seed=4)
-    copy = load_partition(saved)
+    copy = load_partition(partition_file)
     assert equal(copy, original) and copy.sha256 == original.sha256
     assert copy.class_order == (2, 0, 3, 1)
     assert copy.tasks[0][0].dtype == np.int64
@@ -38,9 +38,9 @@ def test_saving_a_client_without_images(tmp_path: Path) -> None:
     assert equal(copy, partition) and copy.counts().tolist() == [[2, 0]]
 
 
-def test_reuse_gives_the_same_split(saved: Path) -> None:
+def test_reuse_gives_the_same_split(partition_file: Path) -> None:
     stream = toy_stream()
-    copy = make_partition(stream, f"file:{saved}", 3, seed=99)
+    copy = make_partition(stream, f"file:{partition_file}", 3, seed=99)
     assert equal(copy, make_partition(stream, "dirichlet:0.3", 3, seed=4))
 
 
@@ -59,10 +59,10 @@ def test_reuse_gives_the_same_split(saved: Path) -> None:
     ],
 )
 def test_reuse_refuses_other_data(
-    saved: Path, stream: Stream, clients: int, complaint: str
+    partition_file: Path, stream: Stream, clients: int, complaint: str
 ) -> None:
     with pytest.raises(FczooError, match=complaint):
-        make_partition(stream, f"file:{saved}", clients)
+        make_partition(stream, f"file:{partition_file}", clients)
 
 
 def test_reuse_refuses_a_task_without_images(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def edit_json(path: Path, **changes: object) -> None:
     path.write_text(json.dumps({**content, **changes}))
 
 
-def test_edits_are_noticed(saved: Path) -> None:
-    content = json.loads(saved.read_text())
+def test_edits_are_noticed(partition_file: Path) -> None:
+    content = json.loads(partition_file.read_text())
     moved_tasks = [[[*task[0][1:]], [task[0][0], *task[1]], task[2]] for task in content["tasks"]]
     for change in (
         {"tasks": moved_tasks},
@@ -110,11 +110,11 @@ def test_edits_are_noticed(saved: Path) -> None:
         {"class_order": [0, 1, 2, 3]},
         {"sha256": "0" * 64},
     ):
-        saved.write_text(json.dumps(content))
-        load_partition(saved)
-        edit_json(saved, **change)
+        partition_file.write_text(json.dumps(content))
+        load_partition(partition_file)
+        edit_json(partition_file, **change)
         with pytest.raises(FczooError, match="does not match its sha256"):
-            load_partition(saved)
+            load_partition(partition_file)
 
 
 SOUND = '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", '
@@ -149,10 +149,10 @@ SOUND = '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "sp
     ],
     ids=lambda text: text[:60],
 )
-def test_malformed_files(saved: Path, text: str) -> None:
-    saved.write_text(text)
+def test_malformed_files(partition_file: Path, text: str) -> None:
+    partition_file.write_text(text)
     with pytest.raises(FczooError, match="is not a valid partition file"):
-        load_partition(saved)
+        load_partition(partition_file)
 
 
 def test_a_folder_is_no_partition(tmp_path: Path) -> None:
@@ -162,24 +162,24 @@ def test_a_folder_is_no_partition(tmp_path: Path) -> None:
         load_partition(tmp_path / "missing.json")
 
 
-def test_bytes_that_are_no_text(saved: Path) -> None:
-    saved.write_bytes(b"\xff\xfe" + saved.read_bytes())
+def test_bytes_that_are_no_text(partition_file: Path) -> None:
+    partition_file.write_bytes(b"\xff\xfe" + partition_file.read_bytes())
     with pytest.raises(FczooError, match="is not a valid partition file"):
-        load_partition(saved)
+        load_partition(partition_file)
 
 
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_damaged_files(saved: Path, data: st.DataObject) -> None:
+def test_damaged_files(partition_file: Path, data: st.DataObject) -> None:
     """Load the very same partition from a damaged file, or report an error for the user.
 
     Bytes are cut off, changed, inserted or removed.
     """
     original = make_partition(toy_stream(), "dirichlet:0.3", 3, seed=4)
-    original.save(saved)
-    content = bytearray(saved.read_bytes())
+    original.save(partition_file)
+    content = bytearray(partition_file.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(content)))
         match data.draw(st.sampled_from(["cut", "change", "insert", "delete"])):
@@ -197,9 +197,9 @@ def test_damaged_files(saved: Path, data: st.DataObject) -> None:
                 )
             case "delete":
                 del content[at : at + data.draw(st.integers(1, 8))]
-    saved.write_bytes(content)
+    partition_file.write_bytes(content)
     try:
-        copy = load_partition(saved)
+        copy = load_partition(partition_file)
     except FczooError:
         return
     assert equal(copy, original)

@@ -15,7 +15,7 @@ from fczoo.testing import check_aggregator
 from fczoo.testing.world import small_method, toy_bench
 from helpers_cli import TINY
 
-REFUSED = (
+REFUSAL = (
     "aggregator stateful keeps state or draws random numbers, so a resumed run would differ; "
     "compute its result from the uploads only"
 )
@@ -68,12 +68,12 @@ def by_chance(payloads):
 def robust(merge: Callable) -> Callable:
     """Merge as ``merge`` does, from seven uploads up."""
 
-    def checked(payloads):
+    def merge_checked(payloads):
         if len(payloads) < 7:
             raise FczooError("stateful needs 7 uploads")
         return merge(payloads)
 
-    return checked
+    return merge_checked
 
 
 STATEFUL = [lambda: Momentum, counting, lambda: by_chance, lambda: robust(counting())]
@@ -87,7 +87,7 @@ def test_a_run_refuses_state(make: Callable) -> None:
         AGGREGATORS.register("stateful")(make())
         with pytest.raises(FczooError) as caught:
             start(method)
-        assert str(caught.value) == REFUSED
+        assert str(caught.value) == REFUSAL
 
 
 def test_the_aggregator_that_a_method_names_is_checked(monkeypatch) -> None:
@@ -105,7 +105,7 @@ def test_bench_refuses_before_it_writes(extra: list[str], tmp_path) -> None:
     AGGREGATORS.register("stateful")(Momentum)
     run = ["bench", "--methods", "fedavg", "--aggregator", "stateful", *TINY, *extra]
     result = CliRunner().invoke(main, [*run, "--out", str(tmp_path / "run")])
-    assert (result.exit_code, result.stderr.strip()) == (1, f"Error: {REFUSED}")
+    assert (result.exit_code, result.stderr.strip()) == (1, f"Error: {REFUSAL}")
     assert not list(tmp_path.glob("run/*.json"))
 
 

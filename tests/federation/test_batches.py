@@ -91,15 +91,15 @@ def test_the_pass_after_training_may_be_cut_anywhere(look, view):
 
 def test_batches_hold_only_what_is_asked_for(make_bench, batch_of):
     bench, index = make_bench(), torch.arange(4)
-    for wanted, shapes in {
+    for inputs, shapes in {
         ("images",): ((4, 3, 16, 16), (4, 0)),
         ("query",): ((4, 0), (4, 32)),
         ("images", "query"): ((4, 3, 16, 16), (4, 32)),
     }.items():
 
         class Asking(Toy):
-            def training(self, wanted=wanted):
-                return replace(super().training(), inputs=wanted)
+            def training(self, inputs=inputs):
+                return replace(super().training(), inputs=inputs)
 
         batch = batch_of(Asking(), bench.train, index)
         assert (batch.x.shape, batch.query.shape) == shapes

@@ -148,16 +148,16 @@ def test_each_class_has_an_equal_share_of_the_memory(run):
 def test_a_method_may_choose_on_what_clients_train(make_bench, watch):
     class Choosy(Keeper):
         def training(self):
-            def chosen(data, kept):
-                return torch.cat([data.index[:1], kept, kept])
+            def chosen(data, exemplars):
+                return torch.cat([data.index[:1], exemplars, exemplars])
 
             return replace(super().training(), trains_on=chosen)
 
     run = watch(make_bench(epochs=1), Choosy())
     for call in (c for c in run.calls if c.phase == "train"):
         for client, payload in zip(call.clients, call.payloads, strict=True):
-            kept = len(call.memories.get(client.number, {}).get("exemplar.index", ()))
-            assert payload["seen"].sum() == 1 + 2 * kept
+            exemplars = len(call.memories.get(client.number, {}).get("exemplar.index", ()))
+            assert payload["seen"].sum() == 1 + 2 * exemplars
 
 
 def test_an_interrupted_run_keeps_its_memories(make_bench, tmp_path, run):

@@ -61,7 +61,7 @@ def test_several_threads_are_left_alone(threads):
 def test_clients_train_so_and_the_server_does_not(flushes):
     values: dict[str, set[float]] = {"loss": set(), "server": set()}
 
-    class Watched(type(small_method("fedproto"))):
+    class RecordingMethod(type(small_method("fedproto"))):
         def loss(self, *args):
             values["loss"].add(tenth())
             return super().loss(*args)
@@ -70,5 +70,5 @@ def test_clients_train_so_and_the_server_does_not(flushes):
             values["server"].add(tenth())
             return super().server_update(*args)
 
-    toy_bench(torch.float32).run(Watched(), 0)
+    toy_bench(torch.float32).run(RecordingMethod(), 0)
     assert values["loss"] == {0.0} and min(values["server"]) > 0

@@ -132,14 +132,14 @@ def test_scaffold_is_what_the_tutorial_writes_as_a_method(make_bench, scaffold, 
 
 
 def test_fedprox_is_the_term_in_the_loss(make_bench):
-    class Near(Linear):
+    class ProximalLinear(Linear):
         def loss(self, backbone, train, batch, ctx):
             loss, sums = super().loss(backbone, train, batch, ctx)
             return loss + 0.35 * sum((train[k] - ctx.shared[k]).square().sum() for k in train), sums
 
     ours, theirs = (
         run_to_end(make_bench(local="fedprox:0.7"), Linear()),
-        run_to_end(make_bench(), Near()),
+        run_to_end(make_bench(), ProximalLinear()),
     )
     assert same(ours.state, theirs.state, 1e-11)
 
@@ -195,16 +195,16 @@ def test_scaffold_is_local_training_of_any_method(make_bench, small_method, name
 def test_a_killed_run_goes_on_with_its_control_variates(make_bench, tmp_path, saved):
     saves: list[int] = []
 
-    class Killed(Exception):
+    class SimulatedKill(Exception):
         pass
 
     def kill() -> None:
         saves.append(1)
         if len(saves) == saved:
-            raise Killed
+            raise SimulatedKill
 
     bench, path = make_bench(local="scaffold", participation=2, rounds=3), tmp_path / "checkpoint"
-    with pytest.raises(Killed):
+    with pytest.raises(SimulatedKill):
         run_to_end(bench, Linear(), Checkpoint(path, kill))
     reference, continuation = (
         run_to_end(bench, Linear()),

@@ -82,12 +82,12 @@ def test_a_client_that_drops_out_or_is_not_drawn_remembers_what_it_did(make_benc
 
 
 def test_what_is_no_pair_of_trees_is_said(make_bench):
-    class Alone(Counting):
+    class OneTree(Counting):
         def after_training(self, *rest):
             return {"rounds": torch.tensor(1.0), "more": torch.tensor(1.0)}
 
     with pytest.raises(TypeError, match=r"counting.after_training\(\) must return two trees"):
-        make_bench().run(Alone())
+        make_bench().run(OneTree())
 
 
 @pytest.mark.parametrize("saved", [1, 3, 4])
@@ -98,16 +98,16 @@ def test_a_killed_run_goes_on_with_its_memories(make_bench, tmp_path, scaffold, 
     """
     rounds: list[int] = []
 
-    class Killed(Exception):
+    class SimulatedKill(Exception):
         pass
 
     def kill() -> None:
         rounds.append(1)
         if len(rounds) == saved:
-            raise Killed
+            raise SimulatedKill
 
     bench, path = make_bench(participation=2), tmp_path / "checkpoint"
-    with pytest.raises(Killed):
+    with pytest.raises(SimulatedKill):
         bench.run(scaffold, checkpoint=Checkpoint(path, kill))
     reference, continuation = (
         FederatedRun(bench, scaffold, 0, Callback(), c, None) for c in (None, Checkpoint(path))

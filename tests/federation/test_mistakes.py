@@ -114,10 +114,10 @@ def test_a_class_that_lacks_a_function_is_named() -> None:
 
 
 def test_a_class_with_options_that_is_no_dataclass_is_named() -> None:
-    class Bare(Method):
+    class NoDataclass(Method):
         rate: float = option(0.1, "a rate")
 
-    says = r"Bare in .* is not a dataclass; write @dataclass\(frozen=True\) above the class"
+    says = r"NoDataclass in .* is not a dataclass; write @dataclass\(frozen=True\) above the class"
     with pytest.raises(FczooError, match=says):
-        register_method("bare")(Bare)
+        register_method("bare")(NoDataclass)
     assert "bare" not in METHODS.names()

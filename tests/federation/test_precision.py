@@ -25,7 +25,9 @@ TINY = {
     "clients": 2,
 }
 WORDS = [
-    word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", str(value))
+    argument
+    for name, value in TINY.items()
+    for argument in (f"--{name.replace('_', '-')}", str(value))
 ]
 
 

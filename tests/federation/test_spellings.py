@@ -109,7 +109,7 @@ def test_all_splits_of_protocols_and_data_sets_are_canonical() -> None:
 
 def test_a_registered_thing_of_somebody_else_has_one_spelling() -> None:
     @dataclass(frozen=True)
-    class Sliced:
+    class SliceRule:
         rule: str = option("", "a word")
         parts: int | None = option(None, "a number")
         rate: float = option(2.0, "a number")
@@ -117,7 +117,7 @@ def test_a_registered_thing_of_somebody_else_has_one_spelling() -> None:
         rows: tuple[int, ...] = option((1, 2), "numbers")
 
     registry = Registry("thing", "register_thing")
-    registry.register("sliced")(Sliced)
+    registry.register("sliced")(SliceRule)
     assert registry.canonical("sliced") == "sliced"
     assert (
         registry.canonical("sliced:even=false,rate=2,parts=3.")

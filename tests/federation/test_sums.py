@@ -184,7 +184,7 @@ def test_second_moments_of_one_client_are_alive_at_a_time(
     """Hold the second moments of one client at a time; the sums are the same bits."""
     survey, alive, alive_counts = ClientEngine.collect, [], []
 
-    def watched(*arguments: Any) -> Iterator[Payload]:
+    def record_payloads(*arguments: Any) -> Iterator[Payload]:
         for payload in survey(*arguments):
             alive.append(weakref.ref(payload[tensor]))
             alive_counts.append(sum(reference() is not None for reference in alive))
@@ -192,7 +192,7 @@ def test_second_moments_of_one_client_are_alive_at_a_time(
             del payload
 
     method, options = small_method(name), {"epochs": 1, "rounds": 1}
-    monkeypatch.setattr(ClientEngine, "collect", watched)
+    monkeypatch.setattr(ClientEngine, "collect", record_payloads)
     folding_run = run_to_end(toy_bench(**options), method)
     assert len(alive_counts) == 8 and set(alive_counts) == {1}
     monkeypatch.setattr(Uplink, "folds", False)

@@ -9,19 +9,21 @@ from fczoo.core.registry import METHODS, PROTOCOLS
 from fczoo.functional.heads import LinearHead, PromptedHead
 from helpers_methods import CLOSE
 
-HEADED = [name for name in METHODS.names() if issubclass(METHODS.get(name), LinearHead)]
-PROMPTED = ["l2p", "dualprompt", "codap", "fcilpt", "fppl", "hgp", "pip", "fedcprompt"]
+HEAD_METHODS = [name for name in METHODS.names() if issubclass(METHODS.get(name), LinearHead)]
+PROMPT_METHODS = ["l2p", "dualprompt", "codap", "fcilpt", "fppl", "hgp", "pip", "fedcprompt"]
 
 
 def test_every_method_that_trains_a_head_has_its_options():
     head_methods = {
         name for name in METHODS.names() if "head." in create_method(name).training().optims
     }
-    assert head_methods == set(HEADED)
-    assert {name for name in HEADED if issubclass(METHODS.get(name), PromptedHead)} == set(PROMPTED)
+    assert head_methods == set(HEAD_METHODS)
+    assert {name for name in HEAD_METHODS if issubclass(METHODS.get(name), PromptedHead)} == set(
+        PROMPT_METHODS
+    )
 
 
-@pytest.mark.parametrize("name", HEADED)
+@pytest.mark.parametrize("name", HEAD_METHODS)
 def test_the_head_starts_at_zero_or_as_pytorch_does(small_method, backbone, tasks, rng, name):
     def start(**options):
         return small_method(name, **options).begin_task({}, tasks[0], backbone, rng)
@@ -31,7 +33,7 @@ def test_the_head_starts_at_zero_or_as_pytorch_does(small_method, backbone, task
     assert 0.9 * bound < weight.abs().max() <= bound
 
 
-@pytest.mark.parametrize("name", [name for name in HEADED if name != "joint"])
+@pytest.mark.parametrize("name", [name for name in HEAD_METHODS if name != "joint"])
 def test_the_head_starts_at_the_means_of_the_features_that_it_reads(
     make_bench, small_method, watch, batch_of, name
 ):
@@ -52,7 +54,7 @@ def test_the_head_starts_at_the_means_of_the_features_that_it_reads(
     assert not call.state["head.weight"][5:].any()
 
 
-@pytest.mark.parametrize("name", PROMPTED)
+@pytest.mark.parametrize("name", PROMPT_METHODS)
 def test_the_head_has_a_rate_of_its_own(small_method, name):
     """The head has its own rate, or without one that of the prompts."""
     for head_lr, rate in ((None, 0.25), (0.5, 0.5), (0.0, 0.0)):
@@ -71,7 +73,7 @@ def test_papers_keep_the_start_of_their_code(protocol):
     """
     cls, names = PROTOCOLS.get(protocol), set()
     for dataset in cls.datasets:
-        for name in HEADED:
+        for name in HEAD_METHODS:
             values = cls.hyperparameters(name, dataset)
             if values:
                 names.add(name)
@@ -81,7 +83,7 @@ def test_papers_keep_the_start_of_their_code(protocol):
     assert PROTOCOLS.get("quick").hyperparameters("hgp", "digits") == {}
 
 
-@pytest.mark.parametrize("name", HEADED)
+@pytest.mark.parametrize("name", HEAD_METHODS)
 def test_the_optimizer_is_an_option_of_all_that_is_trained(name):
     method = create_method(name, optimizer="sgd", momentum=0.9, weight_decay=0.01)
     for optim in method.training().optims.values():

@@ -9,7 +9,7 @@ from fczoo.functional.adapters import adapters
 from fczoo.testing import check_method
 from fczoo.testing.method_under_test import batch_of
 
-ADAPTED = ["stsa", "stsae", "ranpac"]
+ADAPTER_METHODS = ["stsa", "stsae", "ranpac"]
 
 
 def test_the_number_of_parameters_of_the_paper():
@@ -25,12 +25,12 @@ def test_the_number_of_parameters_of_the_paper():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize("name", ADAPTER_METHODS)
 def test_an_adapted_method_keeps_the_rules(small_method, name):
     check_method(small_method(name, adapt="adapter"))
 
 
-@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize("name", ADAPTER_METHODS)
 def test_clients_train_in_the_first_task_alone(make_bench, small_method, watch, name):
     run = watch(
         make_bench(rounds=2, epochs=1, together=3),
@@ -52,7 +52,7 @@ def test_clients_train_in_the_first_task_alone(make_bench, small_method, watch, 
     assert select(run.calls[1].state, "head.")["head.weight"].shape == (3, 32)
 
 
-@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize("name", ADAPTER_METHODS)
 def test_adapters_that_learn_nothing_change_nothing(make_bench, small_method, watch, name):
     """At rate 0 the sums over classes, and STSA's solution, are those of the pre-trained network.
 

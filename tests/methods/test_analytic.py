@@ -19,7 +19,7 @@ from helpers_golden import golden
 from helpers_payload import server_context
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-10}
-RIDGED = {  # method with options -> how many of its columns the ridge holds back, bias
+RIDGE_METHODS = {  # method with options -> how many of its columns the ridge holds back, bias
     ("fedridge", "plain"): {"bias": "none"},
     ("fedridge", "bias"): {"bias": "penalised"},
     ("fedridge", "free bias"): {"bias": "free"},
@@ -54,7 +54,7 @@ def joint(phi: Tensor, y: Tensor, ridge: float, bias: str) -> Tensor:
     return torch.linalg.lstsq(torch.cat([rows, below]), hot).solution
 
 
-@pytest.mark.parametrize("which", RIDGED, ids=" ".join)
+@pytest.mark.parametrize("which", RIDGE_METHODS, ids=" ".join)
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -64,7 +64,7 @@ def joint(phi: Tensor, y: Tensor, ridge: float, bias: str) -> Tensor:
     ridge=st.sampled_from([1e-2, 1.0, 50.0]),
 )
 def test_any_split_gives_the_joint_solution(which, seed, clients, backwards, size, ridge):
-    options = RIDGED[which]
+    options = RIDGE_METHODS[which]
     method = create_method(
         which[0], **{"gamma" if which[0] == "afcl" else "ridge": ridge}, **options
     )
@@ -101,7 +101,7 @@ def test_any_split_gives_the_same_classifier(name, seed, clients, size):
 DOMAINS = [Task(t, 0, 5, 5, 3) for t in range(3)]
 
 
-@pytest.mark.parametrize("which", [*RIDGED, ("fedlda", ""), ("fecam", "")], ids=" ".join)
+@pytest.mark.parametrize("which", [*RIDGE_METHODS, ("fedlda", ""), ("fecam", "")], ids=" ".join)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(3)), size=st.integers(1, 30))
 def test_labels_that_come_back_give_the_joint_classifier(which, seed, order, size):
@@ -109,7 +109,7 @@ def test_labels_that_come_back_give_the_joint_classifier(which, seed, order, siz
 
     Three domains have all classes; there are two clients.
     """
-    options = {**RIDGED.get(which, {}), **({"ridge": 1.0} if which[0] == "ranpac" else {})}
+    options = {**RIDGE_METHODS.get(which, {}), **({"ridge": 1.0} if which[0] == "ranpac" else {})}
     method, rng = create_method(which[0], **options), torch.Generator().manual_seed(seed)
     (x, y), owner = images(seed), torch.randint(0, 6, (30,), generator=rng)
     start = method.begin_task({}, DOMAINS[0], Wide(4), rng)

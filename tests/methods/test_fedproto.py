@@ -16,11 +16,11 @@ def test_a_class_whose_holders_sit_a_round_out_keeps_its_prototype(make_bench, s
     method, servers = small_method("fedproto"), list[Tree]()
     update = type(method).server_update
 
-    def noted(*args: Any) -> Tree:
+    def record_update(*args: Any) -> Tree:
         servers.append(update(*args))
         return servers[-1]
 
-    with mock.patch.object(type(method), "server_update", noted):
+    with mock.patch.object(type(method), "server_update", record_update):
         run = watch(make_bench(participation=0.34, rounds=4, epochs=1), method)
     absent = 0
     for call, next_call, server in zip(run.rounds, run.rounds[1:], servers, strict=False):

@@ -123,9 +123,9 @@ class Contrast:
         self.g = g = golden("fppl_unified_full")
         assert g["cur_classes"].tolist() == [4, 5, 6, 7] and g["proto_mask"][4:8].all()
         self.task = Task(1, 4, 8, 12, 3)
-        self.context = self.known(g["protos"][4:8])
+        self.context = self.context_of(g["protos"][4:8])
 
-    def known(self, prototypes: Tensor) -> Context:
+    def context_of(self, prototypes: Tensor) -> Context:
         return Context(
             self.task,
             1,

@@ -162,14 +162,14 @@ def test_pilora_step_tells_rates_apart(step: LocalStep) -> None:
 # ---------------------------------------------------------------- the server
 
 
-HELD = [0, 1, 2]  # class 3 is held by no one
+HELD_CLASSES = [0, 1, 2]  # class 3 is held by no one
 
 
 def test_pilora_weights() -> None:
     g = golden("pilora_reweight_k5c4_f64")
     assert g["mask"].any(0).tolist() == [True, True, True, False]
     ours = prototype_weights(g["protos"], g["means"], g["mask"], 0.2)
-    assert error(ours[:, HELD], g["weights"][:, HELD]) < F64L
+    assert error(ours[:, HELD_CLASSES], g["weights"][:, HELD_CLASSES]) < F64L
     assert error(ours[:, 3], torch.full((5,), 0.2, dtype=torch.float64)) < F64
     assert (
         error(ours[:, 3], 2 * g["weights"][:, 3]) < F64L
@@ -182,7 +182,7 @@ def test_pilora_weights() -> None:
 def test_pilora_weights_tell_readings_apart(wrong: dict) -> None:
     g = golden("pilora_reweight_k5c4_f64")
     ours = prototype_weights(g["protos"], g["means"], g["mask"], **{"temperature": 0.2, **wrong})
-    assert error(ours[:, HELD], g["weights"][:, HELD]) > 1e-2
+    assert error(ours[:, HELD_CLASSES], g["weights"][:, HELD_CLASSES]) > 1e-2
 
 
 def test_pilora_server_step() -> None:
@@ -204,12 +204,12 @@ def test_pilora_server_step() -> None:
         prototype_reweight(payloads),
         create_method("pilora").aggregate(payloads, fedavg),
     ):
-        assert error(aggregate["prototype"][HELD], g["merged"][HELD]) < F64L
+        assert error(aggregate["prototype"][HELD_CLASSES], g["merged"][HELD_CLASSES]) < F64L
         assert error(aggregate["prototype"][3], g["protos"][:, 3].mean(0)) < F64
         assert error(aggregate["prototype"][3], 2 * g["merged"][3]) < F64L
         assert error(aggregate["lora.0.q.a"], g["lora_a_avg"]) < F64L
     plain = create_method("pilora", reweight="average").aggregate(payloads, fedavg)
-    assert error(plain["prototype"][HELD], g["merged"][HELD]) > 1e-2
+    assert error(plain["prototype"][HELD_CLASSES], g["merged"][HELD_CLASSES]) > 1e-2
     assert error(g["lora_a"].mean(0), g["lora_a_avg"]) > 1e-2  # not the unweighted mean
 
 

@@ -189,11 +189,11 @@ def test_hgp_draws_its_features_once_an_epoch_or_once_a_round(
 ):
     run, calls = record("hgp"), []
 
-    def counted(*arguments):
+    def count_draws(*arguments):
         calls.append(1)
         return draw_features(*arguments)
 
-    monkeypatch.setattr("fczoo.functional.calibration.draw_features", counted)
+    monkeypatch.setattr("fczoo.functional.calibration.draw_features", count_draws)
     method = create_method("hgp", draw=draw, server_epochs=4, per_class=8)
     method._rebalance(run.states[1], tasks[1], rng)
     assert len(calls) == times

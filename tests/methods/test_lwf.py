@@ -31,11 +31,11 @@ def test_teacher_outputs_are_kept_where_the_view_is_fixed(make_bench, small_meth
     method = small_method("lwf")
     original = type(method).teacher_outputs
 
-    def counted(self, backbone, shared, data, task):
+    def count_images(self, backbone, shared, data, task):
         calls.append(len(data.y))
         return original(self, backbone, shared, data, task)
 
-    type(method).teacher_outputs = counted
+    type(method).teacher_outputs = count_images
     try:
         fixed_view = watch(make_bench(batch_size=100), method)
         once, calls[:] = sum(calls), []

@@ -79,12 +79,12 @@ def test_lucir_by_hand(noise):
     train = {"head.new": noise(2, 5), "sigma": torch.tensor(4.0, dtype=torch.float64)}
     ctx = Context(task, 0, 1, {"head.old": old})
 
-    class Given:
+    class IdentityBackbone:
         def __call__(self, images, plugs=None):
             return images
 
     def total(teacher):
-        return method.loss(Given(), train, batch(features, [2, 3, 2], teacher), ctx)[0]
+        return method.loss(IdentityBackbone(), train, batch(features, [2, 3, 2], teacher), ctx)[0]
 
     scores = cosines(features, torch.cat([old, train["head.new"]]))
     plain = torch.nn.functional.cross_entropy(4 * scores, torch.tensor([2, 3, 2]))
@@ -183,12 +183,12 @@ def test_bic_loss_by_hand(noise):
     logits, teacher = noise(4, 3), noise(4, 3)
     head = {"head.weight": torch.eye(3).double(), "head.bias": torch.zeros(3).double()}
 
-    class Given:
+    class IdentityBackbone:
         def __call__(self, images, plugs=None):
             return images
 
     y = torch.tensor([0, 2, 2, 1])
-    loss, _ = method.loss(Given(), head, batch(logits, y, teacher), ctx)
+    loss, _ = method.loss(IdentityBackbone(), head, batch(logits, y, teacher), ctx)
     plain = torch.nn.functional.cross_entropy(logits, y)
     q, log_p = (teacher[:, :2] / 2).softmax(1), (logits[:, :2] / 2).log_softmax(1)
     assert float(loss) == pytest.approx(float(plain / 3 - 2 / 3 * 4 * (q * log_p).sum(1).mean()))

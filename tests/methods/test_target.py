@@ -190,11 +190,11 @@ def test_labels_of_the_images_are_seen_classes(monkeypatch, exclude, labels) -> 
     method = small_method("target", exclude_last_label=exclude)
     class_counts = []
 
-    def noted(making, teacher, student, start, classes, size, rng):
+    def record_classes(making, teacher, student, start, classes, size, rng):
         class_counts.append(classes)
         return torch.zeros(1)
 
-    monkeypatch.setattr("fczoo.baselines.target.synthesise_images", noted)
+    monkeypatch.setattr("fczoo.baselines.target.synthesise_images", record_classes)
     head = {"head.weight": torch.zeros(7, 32).double(), "head.bias": torch.zeros(7).double()}
     method.synthetic_images(head, Task(0, 0, 3, 7, 3), toy_backbone(), torch.Generator())
     assert class_counts == [len(labels)]

@@ -27,12 +27,14 @@ def claims_output(*arguments: str, code: int = 0) -> str:
 
 
 ALL = sum(claim.runnable for claim in claims().values())
-PRINTED = {name: claim for name, claim in claims().items() if isinstance(claim, PrintedClaim)}
+PRINTED_CLAIMS = {
+    name: claim for name, claim in claims().items() if isinstance(claim, PrintedClaim)
+}
 
 
-@pytest.mark.parametrize("name", [name for name, claim in PRINTED.items() if claim.runnable])
+@pytest.mark.parametrize("name", [name for name, claim in PRINTED_CLAIMS.items() if claim.runnable])
 def test_every_claim_is_what_the_paper_prints(name):
-    claim = PRINTED[name]
+    claim = PRINTED_CLAIMS[name]
     assert claim.gain > 0, "the row that is called better is not printed as better"
     rows_with_runs = [number for number in claim.numbers if not claim.source.row(number).why]
     commands = [command for command in claim.at_scale if command.startswith("  fczoo reproduce ")]
@@ -41,9 +43,9 @@ def test_every_claim_is_what_the_paper_prints(name):
     assert (ours.method, ours.options) != (theirs.method, theirs.options)
 
 
-@pytest.mark.parametrize("name", [name for name, claim in PRINTED.items() if claim.runnable])
+@pytest.mark.parametrize("name", [name for name, claim in PRINTED_CLAIMS.items() if claim.runnable])
 def test_a_claim_knows_the_runs_of_its_commands_at_the_papers_scale(name, tmp_path):
-    claim = PRINTED[name]
+    claim = PRINTED_CLAIMS[name]
     for number, side in zip(claim.numbers, claim.sides, strict=True):
         for i, reading in enumerate(
             [] if claim.source.row(number).why else readings(claim.source, number)
@@ -79,11 +81,11 @@ def test_every_claim_has_commands_at_the_scale_of_a_paper_that_run_its_sides(nam
 
 
 def test_there_are_enough_claims_over_all_papers():
-    assert sum(claim.runnable for claim in PRINTED.values()) >= 40
-    assert {claim.paper for claim in PRINTED.values()} == {"pilora", "hgp", "fcilpt", "fppl"}
+    assert sum(claim.runnable for claim in PRINTED_CLAIMS.values()) >= 40
+    assert {claim.paper for claim in PRINTED_CLAIMS.values()} == {"pilora", "hgp", "fcilpt", "fppl"}
 
 
-@pytest.mark.parametrize("name", sorted(claims().keys() - PRINTED.keys()))
+@pytest.mark.parametrize("name", sorted(claims().keys() - PRINTED_CLAIMS.keys()))
 def test_every_plain_claim_sets_two_methods_apart(name, tmp_path):
     empty = "--results", str(tmp_path)
     claim = get_claim(name)
@@ -196,12 +198,12 @@ def test_a_claim_runs_on_a_split_like_the_papers(name, split):
 def test_run_makes_a_job_of_each_side(tmp_path, monkeypatch):
     jobs_by_folder = {}
 
-    def noted(jobs, out, conduct):
+    def record_jobs(jobs, out, conduct):
         jobs_by_folder.update(jobs)
         write_one(out / "better", "hgp", {0: 52.0})
         write_one(out / "worse", "l2p", {0: 40.0})
 
-    monkeypatch.setattr(fczoo.runner.grid, "run_grid", noted)
+    monkeypatch.setattr(fczoo.runner.grid, "run_grid", record_jobs)
     text = claims_output("--run", "hgp-l2p-skew", "--seeds", "0", "--results", str(tmp_path))
     better, worse = jobs_by_folder[Path("better")], jobs_by_folder[Path("worse")]
     assert (better.methods, worse.methods, better.seeds) == (("hgp",), ("l2p",), (0,))

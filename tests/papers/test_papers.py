@@ -9,7 +9,7 @@ from fczoo.papers.tables import get_paper, papers
 from fczoo.papers.variants import readings
 from helpers_papers import B16, output_of, write_archive
 
-TUNED = ("cifar100-112px-tuned/pilora/seed0", "cifar100-112px-tuned/pilora/seed1")
+TUNED_RUNS = ("cifar100-112px-tuned/pilora/seed0", "cifar100-112px-tuned/pilora/seed1")
 
 
 def test_every_number_is_there_once():
@@ -166,7 +166,7 @@ def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
 
 
 def test_a_printed_row_that_no_run_can_follow_is_not_implemented_and_never_the_nearest(tmp_path):
-    page = output_of("compare", str(write_archive(tmp_path, *TUNED)), "--paper", "pilora")
+    page = output_of("compare", str(write_archive(tmp_path, *TUNED_RUNS)), "--paper", "pilora")
     (row, *others) = [
         line for line in page.splitlines() if "w/o LoRA (fine-tune backbone), T3" in line
     ]
@@ -181,7 +181,7 @@ def test_a_printed_row_that_no_run_can_follow_is_not_implemented_and_never_the_n
 
 
 def test_what_all_rows_share_is_said_once_and_the_rest_by_row(tmp_path):
-    page = output_of("compare", str(write_archive(tmp_path, *TUNED)), "--paper", "pilora")
+    page = output_of("compare", str(write_archive(tmp_path, *TUNED_RUNS)), "--paper", "pilora")
     (common_line,) = [line for line in page.splitlines() if line.startswith("All rows differ")]
     assert "rounds 2 (paper: 30)" in common_line
     assert "pilora.distance rms (paper: squared)" in common_line
@@ -193,7 +193,7 @@ def test_what_all_rows_share_is_said_once_and_the_rest_by_row(tmp_path):
 
 @pytest.mark.parametrize("row", ["w/o l_ort", "W/O L_ORT", "l_ORT"])
 def test_a_table_and_a_row_are_chosen_without_regard_to_case(tmp_path, row):
-    archive = str(write_archive(tmp_path, *TUNED))
+    archive = str(write_archive(tmp_path, *TUNED_RUNS))
     page = output_of("compare", archive, "--paper", "pilora", "--table", "t3", "--row", row)
     rows = [line for line in page.splitlines() if ", 10 tasks, " in line]
     assert rows and all("w/o l_ort, T3 CIFAR-100" in line for line in rows)
@@ -218,7 +218,7 @@ def test_a_table_and_a_row_are_chosen_without_regard_to_case(tmp_path, row):
 )
 def test_a_wrong_table_or_row_is_one_line_with_the_known_ones(tmp_path, words, says):
     text = output_of(
-        "compare", str(write_archive(tmp_path, *TUNED)), "--paper", "pilora", *words, code=1
+        "compare", str(write_archive(tmp_path, *TUNED_RUNS)), "--paper", "pilora", *words, code=1
     )
     assert says in text and text.count("\n") == 1
 

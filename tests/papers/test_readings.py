@@ -19,7 +19,7 @@ ONES, HALVES = "1,1,1", "0.5,0.5,0.5"
 def run(make_run, tmp_path):
     """Return an experiment of a run that follows a reading of a card, with changes."""
 
-    def made(card, which=0, seeds=0, backbone="", options=None, **changes):
+    def make_experiment(card, which=0, seeds=0, backbone="", options=None, **changes):
         card = get_card(card) if isinstance(card, str) else card
         chosen = card.readings[which]
         settings = {**through_json(chosen.settings.portable()), **changes}
@@ -37,7 +37,7 @@ def run(make_run, tmp_path):
         (experiment,) = read_experiments([folder])
         return experiment
 
-    return made
+    return make_experiment
 
 
 def differ(experiment, card, which=0):

@@ -144,11 +144,11 @@ class CountedDraws:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.number, once = 0, Dirichlet._once
 
-        def counted(*args: object) -> list[np.ndarray]:
+        def draw_and_count(*args: object) -> list[np.ndarray]:
             self.number += 1
             return once(*args)
 
-        monkeypatch.setattr(Dirichlet, "_once", counted)
+        monkeypatch.setattr(Dirichlet, "_once", draw_and_count)
 
 
 def test_dirichlet_ends_with_many_clients(monkeypatch: pytest.MonkeyPatch, caplog) -> None:

@@ -17,9 +17,9 @@ from fczoo.reports.contamination import CLASSES, contamination
 from helpers_runs import write_run
 
 TI = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
-LEARNED = "vit_nano_32 learned from Tiny-ImageNet"
+NANO = "vit_nano_32 learned from Tiny-ImageNet"
 MILD = "weights saw images of {} in pre-training, as in the papers"
-STRONG = f"backbone trained with labels of these classes: {LEARNED}"
+STRONG = f"backbone trained with labels of these classes: {NANO}"
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ STRONG = f"backbone trained with labels of these classes: {LEARNED}"
         (
             "miniimagenet",
             "vit_nano_32",
-            f"backbone trained with labels of some of these classes: {LEARNED}",
+            f"backbone trained with labels of some of these classes: {NANO}",
         ),
         (
             "cifar100",
             "vit_nano_32",
-            f"backbone trained with labels of classes like some of these: {LEARNED}",
+            f"backbone trained with labels of classes like some of these: {NANO}",
         ),
         ("digits", "vit_nano_32", ""),
         ("cub200", "vit_nano_32", ""),

@@ -102,7 +102,7 @@ def test_a_stepped_run_tells_the_losses_of_single_steps():
     Each client has two epochs of batches of 8.
     """
 
-    class Watched(fczoo.Callback):
+    class LossRecorder(fczoo.Callback):
         def __init__(self):
             self.means, self.single = [], []
 
@@ -112,7 +112,7 @@ def test_a_stepped_run_tells_the_losses_of_single_steps():
         def steps(self, task, round, client, losses):
             self.single.append((task, client, losses))
 
-    observer = Watched()
+    observer = LossRecorder()
     bench = fczoo.Benchmark.open(
         fczoo.Settings.for_dataset("digits", **{**TINY, "epochs": 2, "tasks": 2})
     )

@@ -17,7 +17,7 @@ from helpers_cli import TINY
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
+def shared_folder(tmp_path_factory) -> Path:
     """Run two methods with two seeds and return their folder."""
     folder = tmp_path_factory.mktemp("submission") / "mine"
     words = ["bench", "--methods", "fedncm,fedridge", "--seeds", "0,1", *TINY, "--out", str(folder)]
@@ -27,8 +27,8 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "mine"))
+def folder(shared_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shared_folder, tmp_path / "mine"))
 
 
 @pytest.fixture
@@ -276,13 +276,13 @@ def test_test_images_are_counted_where_the_data_sets_numbers_are_published(folde
     12.
     """
 
-    def moved(content: dict[str, Any]) -> None:
+    def set_cifar10(content: dict[str, Any]) -> None:
         content["settings"]["dataset"] = "cifar10"
 
-    change_and_seal(folder / "bench.json", moved)
+    change_and_seal(folder / "bench.json", set_cifar10)
     partition = json.loads((folder / "partition.json").read_text())
     for path in folder.glob("*/*/result.json"):
-        change_and_seal(path, moved)
+        change_and_seal(path, set_cifar10)
     assert "test images, but cifar10" not in run_submit(folder, archive).stderr
     path = folder / "fedncm" / "seed0" / "result.json"
     change_and_seal(path, lambda c: c.update(test_counts=[16, 12, 11], metrics={}))

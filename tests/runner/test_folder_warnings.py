@@ -21,42 +21,46 @@ from fczoo.runner.warnings import (
 from helpers_cli import TINY, run
 
 SMALL = ["--train-per-class", "8", "--test-per-class", "4", "--tasks", "3", "--clients", "5"]
-SKEWED = "dirichlet:0.001,min_size=4"  # each class goes to one client
-REPAIRED = "dirichlet:0.001 left a client below 4 images in 100 draws; the last draw was repaired"
+SKEW_SPEC = "dirichlet:0.001,min_size=4"  # each class goes to one client
+REPAIR_WARNING = (
+    "dirichlet:0.001 left a client below 4 images in 100 draws; the last draw was repaired"
+)
 TASKS = " (3 times: task 1; task 2; task 3)"
 FULL = "glfc.memory=1 has no room for one image of each of the client's"
 
 
 @pytest.fixture(scope="module")
-def repaired(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repaired_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run folder whose split was repaired, and the table that the command printed."""
     folder = tmp_path_factory.mktemp("repaired") / "run"
-    words = [*SMALL, "--partition", SKEWED]
+    words = [*SMALL, "--partition", SKEW_SPEC]
     table = run("bench", "--methods", "fedncm", "--out", str(folder), *words)
     (folder / "table.txt").write_text(table)
     return folder
 
 
-def test_a_repaired_split_is_noted_in_every_file(repaired: Path) -> None:
-    assert read_about(repaired).warnings == [f"{REPAIRED}{TASKS}"]
-    assert f" WARNING {REPAIRED}{TASKS}\n" in (repaired / "log.txt").read_text()
-    assert f"warning: {REPAIRED}{TASKS}" in (repaired / "table.txt").read_text()
-    assert json.loads((repaired / "summary.json").read_text())["warnings"] == [f"{REPAIRED}{TASKS}"]
+def test_a_repaired_split_is_noted_in_every_file(repaired_run: Path) -> None:
+    assert read_about(repaired_run).warnings == [f"{REPAIR_WARNING}{TASKS}"]
+    assert f" WARNING {REPAIR_WARNING}{TASKS}\n" in (repaired_run / "log.txt").read_text()
+    assert f"warning: {REPAIR_WARNING}{TASKS}" in (repaired_run / "table.txt").read_text()
+    assert json.loads((repaired_run / "summary.json").read_text())["warnings"] == [
+        f"{REPAIR_WARNING}{TASKS}"
+    ]
     for name in ("summary.md", "summary.csv"):
-        assert f"{REPAIRED}{TASKS}" in (repaired / name).read_text(), name
+        assert f"{REPAIR_WARNING}{TASKS}" in (repaired_run / name).read_text(), name
 
 
 @pytest.mark.parametrize("style", ["text", "markdown", "latex", "csv", "json"])
-def test_every_report_has_the_warning(repaired: Path, style: str) -> None:
-    assert REPAIRED in run("report", str(repaired), "--format", style)
+def test_every_report_has_the_warning(repaired_run: Path, style: str) -> None:
+    assert REPAIR_WARNING in run("report", str(repaired_run), "--format", style)
 
 
-def test_archives_and_pages_have_the_warning(repaired: Path, tmp_path: Path) -> None:
+def test_archives_and_pages_have_the_warning(repaired_run: Path, tmp_path: Path) -> None:
     archive, page = tmp_path / "runs.csv", tmp_path / "page.html"
-    run("report", str(repaired), "--archive", str(archive))
-    run("report", str(repaired), "--html", str(page))
-    assert f"warning: {REPAIRED}{TASKS}" in run("report", str(archive))
-    assert f"{REPAIRED}{TASKS}" in page.read_text(encoding="utf-8")
+    run("report", str(repaired_run), "--archive", str(archive))
+    run("report", str(repaired_run), "--html", str(page))
+    assert f"warning: {REPAIR_WARNING}{TASKS}" in run("report", str(archive))
+    assert f"{REPAIR_WARNING}{TASKS}" in page.read_text(encoding="utf-8")
 
 
 def test_a_grid_notes_a_warning_where_it_belongs(tmp_path: Path) -> None:
@@ -65,8 +69,8 @@ def test_a_grid_notes_a_warning_where_it_belongs(tmp_path: Path) -> None:
     assert read_about(tmp_path / "iid").warnings == []
     warnings = read_about(tmp_path / "dirichlet_0.001").warnings
     assert warnings == [
-        f"{REPAIRED.replace('4', '6')} (task 1)",
-        f"{REPAIRED} (2 times: task 2; task 3)",
+        f"{REPAIR_WARNING.replace('4', '6')} (task 1)",
+        f"{REPAIR_WARNING} (2 times: task 2; task 3)",
     ]
 
 
@@ -98,10 +102,10 @@ def test_the_library_notes_warnings(tmp_path: Path) -> None:
         "test_per_class": 4,
         "tasks": 3,
         "clients": 5,
-        "partition": SKEWED,
+        "partition": SKEW_SPEC,
     }
     fczoo.bench("fedncm", out=tmp_path / "run", **small)
-    assert read_about(tmp_path / "run").warnings == [f"{REPAIRED}{TASKS}"]
+    assert read_about(tmp_path / "run").warnings == [f"{REPAIR_WARNING}{TASKS}"]
 
 
 def test_warnings_before_the_run_count(tmp_path: Path) -> None:
@@ -133,7 +137,7 @@ def test_a_file_holds_each_warning_once_and_survives_a_kill(tmp_path: Path) -> N
 
 
 def test_warnings_of_workers_are_noted_and_name_the_method_once(tmp_path: Path) -> None:
-    words = [*TINY, "--clients", "3", "--tasks", "2", "--partition", SKEWED, "--jobs", "2"]
+    words = [*TINY, "--clients", "3", "--tasks", "2", "--partition", SKEW_SPEC, "--jobs", "2"]
     run(
         "bench",
         "--methods",

@@ -92,16 +92,16 @@ def job(options=None, **changes) -> Job:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def finished_grid(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("grid") / "run"
     grid(out)
     return out
 
 
-def test_a_finished_grid_is_not_run_again(finished):
-    result = finished / "fedncm" / "seed0" / "result.json"
+def test_a_finished_grid_is_not_run_again(finished_grid):
+    result = finished_grid / "fedncm" / "seed0" / "result.json"
     mtime = result.stat().st_mtime_ns
-    assert grid(finished) == ([finished], 0) and result.stat().st_mtime_ns == mtime
+    assert grid(finished_grid) == ([finished_grid], 0) and result.stat().st_mtime_ns == mtime
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_a_finished_grid_is_not_run_again(finished):
         ({}, {"fedncm": {"distance": "cosine"}}, "methods.fedncm.distance was euclid, is cosine"),
     ],
 )
-def test_another_configuration_is_refused_by_name(finished, changes, options, named):
+def test_another_configuration_is_refused_by_name(finished_grid, changes, options, named):
     with pytest.raises(FczooError, match="already in use by another configuration") as error:
-        grid(finished, options, **changes)
+        grid(finished_grid, options, **changes)
     message = str(error.value)
     assert named in message
     assert "\n" not in message
@@ -125,13 +125,13 @@ def test_another_configuration_is_refused_by_name(finished, changes, options, na
 
 
 @pytest.mark.parametrize("part", ["backbone.sha256", "data.sha256", "versions.torch", "device"])
-def test_changed_weights_code_and_data_are_refused_by_name(finished, tmp_path, part):
-    about = json.loads((finished / "bench.json").read_text())
+def test_changed_weights_code_and_data_are_refused_by_name(finished_grid, tmp_path, part):
+    about = json.loads((finished_grid / "bench.json").read_text())
     section, _, name = part.partition(".")
     new_about = {**about, section: {**about[section], name: "0"} if name else "0"}
-    check_same(finished, about, {**about, "started": "later", "command": [], "hardware": {}})
+    check_same(finished_grid, about, {**about, "started": "later", "command": [], "hardware": {}})
     with pytest.raises(FczooError, match=f"{part} was .*, is 0"):
-        check_same(finished, about, new_about)
+        check_same(finished_grid, about, new_about)
 
 
 def test_code_that_a_run_uses_may_change_only_if_that_is_accepted(tmp_path):

@@ -41,20 +41,20 @@ def trials_kept(out: Path, name: str) -> int:
 
 
 @pytest.fixture
-def scored(monkeypatch) -> Callable[[Callable[[Any], float]], None]:
+def replace_runs(monkeypatch) -> Callable[[Callable[[Any], float]], None]:
     """Let a function of the method take the place of runs."""
 
     def instead(score: Callable[[Any], float]) -> None:
-        def made(bench: Benchmark, method: Any, *more: Any) -> SimpleNamespace:
+        def run_scored(bench: Benchmark, method: Any, *more: Any) -> SimpleNamespace:
             return SimpleNamespace(metrics={"A_N": score(method)})
 
-        monkeypatch.setattr(Benchmark, "run", made)
+        monkeypatch.setattr(Benchmark, "run", run_scored)
 
     return instead
 
 
-def test_what_was_tried_beyond_the_effort_does_not_count(tmp_path, scored):
-    scored(lambda method: 50.0 + method.ridge / 1e5 if method.name == "fedridge" else 50.0)
+def test_what_was_tried_beyond_the_effort_does_not_count(tmp_path, replace_runs):
+    replace_runs(lambda method: 50.0 + method.ridge / 1e5 if method.name == "fedridge" else 50.0)
     three = run_search(tmp_path / "more", "--methods", "fedridge", "--trials", "3")
     one = run_search(tmp_path / "more", "--methods", "fedridge", "--trials", "1")
     assert one == run_search(tmp_path / "one", "--methods", "fedridge", "--trials", "1")
@@ -70,8 +70,8 @@ def test_what_was_tried_beyond_the_effort_does_not_count(tmp_path, scored):
     )
 
 
-def test_trials_of_other_code_are_not_gone_on_with(tmp_path, scored, monkeypatch):
-    scored(lambda method: 50.0)
+def test_trials_of_other_code_are_not_gone_on_with(tmp_path, replace_runs, monkeypatch):
+    replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     monkeypatch.setattr(
         "fczoo.runner.tune.study.code_of", lambda settings, method: {"fczoo.core.method": "f" * 64}
@@ -86,8 +86,8 @@ def test_trials_of_other_code_are_not_gone_on_with(tmp_path, scored, monkeypatch
     assert trials_kept(tmp_path, "fedncm") == 1
 
 
-def test_trials_on_other_weights_of_the_same_name_are_not_gone_on_with(tmp_path, scored):
-    scored(lambda method: 50.0)
+def test_trials_on_other_weights_of_the_same_name_are_not_gone_on_with(tmp_path, replace_runs):
+    replace_runs(lambda method: 50.0)
     weights, out = tmp_path / "net.safetensors", tmp_path / "search"
     tensors = load_file(files("fczoo") / "assets" / "vit_nano_32.safetensors")
     save_file(tensors, weights)
@@ -110,8 +110,8 @@ def test_trials_on_other_weights_of_the_same_name_are_not_gone_on_with(tmp_path,
     assert trials_kept(out, "fedncm") == 1
 
 
-def test_methods_that_were_searched_before_stay_in_the_file(tmp_path, scored):
-    scored(lambda method: 50.0)
+def test_methods_that_were_searched_before_stay_in_the_file(tmp_path, replace_runs):
+    replace_runs(lambda method: 50.0)
     old_searches = run_search(tmp_path, "--methods", "fedncm", "--trials", "1").methods
     new_searches = run_search(tmp_path, "--methods", "fedridge", "--trials", "1").methods
     assert list(new_searches) == ["fedncm", "fedridge"]
@@ -157,13 +157,13 @@ def test_options_of_which_a_search_decides_itself_are_unknown(tmp_path):
         assert option in result.output
 
 
-def test_where_no_trial_succeeds_the_reason_is_said_and_others_are_kept(tmp_path, scored):
+def test_where_no_trial_succeeds_the_reason_is_said_and_others_are_kept(tmp_path, replace_runs):
     def diverging(method: Any) -> float:
         if method.name == "fedavg":
             raise FczooError("it diverged")
         return 50.0
 
-    scored(diverging)
+    replace_runs(diverging)
     result = CliRunner().invoke(main, [*ONE, "--methods", "fedavg,fedncm", "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert result.output.splitlines() == [
@@ -181,7 +181,7 @@ def test_where_clients_are_too_few_no_trial_begins(tmp_path):
     assert not (tmp_path / TUNED).exists()
 
 
-def test_a_trial_that_fails_is_never_the_best(tmp_path, scored):
+def test_a_trial_that_fails_is_never_the_best(tmp_path, replace_runs):
     """A trial that fails is never the best, not even where the others score 0."""
 
     def broken_but_at_one(method: Any) -> float:
@@ -189,7 +189,7 @@ def test_a_trial_that_fails_is_never_the_best(tmp_path, scored):
             raise FczooError("broken")
         return 0.0
 
-    scored(broken_but_at_one)
+    replace_runs(broken_but_at_one)
     words = ["--methods", "fedridge", *TINY, "--trials", "4", "--out", str(tmp_path)]
     assert "  failed  " in run("tune", *words)
     search = read_tuned(tmp_path / TUNED).methods["fedridge"]
@@ -198,12 +198,12 @@ def test_a_trial_that_fails_is_never_the_best(tmp_path, scored):
 
 
 @pytest.mark.parametrize("words", [["--partition", "overlap:0.6"], ["--moving", "1"], []])
-def test_image_steps_are_those_of_a_dry_run(tmp_path, scored, words):
+def test_image_steps_are_those_of_a_dry_run(tmp_path, replace_runs, words):
     """Image-steps are those of a dry run.
 
     They cover all tasks but for the fifth that is held out: 8 images per class, 2 of them held out.
     """
-    scored(lambda method: 50.0)
+    replace_runs(lambda method: 50.0)
     steps = run_search(tmp_path, "--methods", "fedncm", "--trials", "1", *words).image_steps
     orders = [
         "--train-per-class",
@@ -219,8 +219,8 @@ def test_image_steps_are_those_of_a_dry_run(tmp_path, scored, words):
     assert (steps > 60) == bool(words)
 
 
-def test_the_first_tasks_are_as_many_as_there_are(tmp_path, scored):
-    scored(lambda method: 50.0)
+def test_the_first_tasks_are_as_many_as_there_are(tmp_path, replace_runs):
+    replace_runs(lambda method: 50.0)
     two = ["--methods", "fedncm", "--tasks", "2", "--trials", "1", "--out", str(tmp_path)]
     assert "after the first 2 tasks, on" in run("tune", *TINY, *two)
     assert read_tuned(tmp_path / TUNED).effort["tasks"] == 2
@@ -239,8 +239,8 @@ def test_a_large_seed_and_a_folder_with_a_sign_of_addresses(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5])
-def test_a_damaged_search_is_named(tmp_path, scored, kept):
-    scored(lambda method: 50.0)
+def test_a_damaged_search_is_named(tmp_path, replace_runs, kept):
+    replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     file = tmp_path / "fedncm.db"
     content = file.read_bytes()
@@ -261,8 +261,8 @@ def test_a_damaged_search_is_named(tmp_path, scored, kept):
         ),
     ],
 )
-def test_a_sealed_file_that_cannot_be_used_is_named(tmp_path, scored, change, said):
-    scored(lambda method: 50.0)
+def test_a_sealed_file_that_cannot_be_used_is_named(tmp_path, replace_runs, change, said):
+    replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     content = json.loads((tmp_path / TUNED).read_text())
     if "space" in change:
@@ -274,8 +274,8 @@ def test_a_sealed_file_that_cannot_be_used_is_named(tmp_path, scored, change, sa
     assert str(tmp_path / TUNED) in message and said in message
 
 
-def test_a_file_of_before_images_that_score_could_be_others_is_read(tmp_path, scored):
-    scored(lambda method: 50.0)
+def test_a_file_of_before_images_that_score_could_be_others_is_read(tmp_path, replace_runs):
+    replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     content = json.loads((tmp_path / TUNED).read_text())
     del content["effort"]["score_per_class"], content["sha256"], content["format"]

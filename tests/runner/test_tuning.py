@@ -31,7 +31,7 @@ def error_line(*arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> Path:
+def search_folder(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("tuning")
     run("tune", "--methods", "fedncm,fedridge", "--trials", "3", *TINY, "--out", str(out))
     return out
@@ -68,8 +68,8 @@ def test_images_that_score_can_be_others_than_those_kept_of_each_class():
         trial_images(settings, Effort(score_per_class=10_000))
 
 
-def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_comes(found):
-    search = read_tuned(found / TUNED)
+def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_comes(search_folder):
+    search = read_tuned(search_folder / TUNED)
     assert search.image_steps == 3 * 2 * 16  # three tasks of two classes of sixteen images, once
     for name, method in search.methods.items():
         assert len(method.trials) == 3
@@ -82,30 +82,32 @@ def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_com
     }
 
 
-def test_a_search_goes_on_where_it_ended_and_finds_what_an_unbroken_one_finds(found, tmp_path):
+def test_a_search_goes_on_where_it_ended_and_finds_what_an_unbroken_one_finds(
+    search_folder, tmp_path
+):
     short = ["tune", "--methods", "fedridge", *TINY, "--out", str(tmp_path)]
     run(*short, "--trials", "1")
     run(*short, "--trials", "3")
     assert (
         read_tuned(tmp_path / TUNED).methods["fedridge"]
-        == read_tuned(found / TUNED).methods["fedridge"]
+        == read_tuned(search_folder / TUNED).methods["fedridge"]
     )
 
 
 @pytest.mark.parametrize("begun", [0, 1])
 def test_a_search_that_ended_before_its_first_trial_did_begins_with_the_method_as_it_comes(
-    found, tmp_path, begun
+    search_folder, tmp_path, begun
 ):
     study = optuna.create_study(
         storage=f"sqlite:///{tmp_path / 'fedridge.db'}", study_name="fedridge", direction="maximize"
     )
-    study.enqueue_trial(read_tuned(found / TUNED).methods["fedridge"].trials[0]["values"])
+    study.enqueue_trial(read_tuned(search_folder / TUNED).methods["fedridge"].trials[0]["values"])
     for _ in range(begun):
         study.ask()  # and is killed before it has drawn any value
     run("tune", "--methods", "fedridge", *TINY, "--trials", "3", "--out", str(tmp_path))
     assert (
         read_tuned(tmp_path / TUNED).methods["fedridge"]
-        == read_tuned(found / TUNED).methods["fedridge"]
+        == read_tuned(search_folder / TUNED).methods["fedridge"]
     )
 
 
@@ -115,12 +117,12 @@ def test_a_word_that_is_set_is_no_scale(tmp_path):
     assert read_tuned(tmp_path / TUNED).methods["fedridge"].values["score"] == "linear"
 
 
-def test_a_picture_shows_how_much_each_option_matters(found, tmp_path, monkeypatch):
+def test_a_picture_shows_how_much_each_option_matters(search_folder, tmp_path, monkeypatch):
     from PIL import Image
 
     from fczoo.cli import plots
 
-    search = read_tuned(found / TUNED)
+    search = read_tuned(search_folder / TUNED)
     plots.write_importance(
         tmp_path / "two.png", with_shares(search, {"ridge": 0.75, "scaled": 0.25})
     )
@@ -143,28 +145,28 @@ def with_shares(tuned: TunedFile, shares: dict[str, float]) -> TunedFile:
     return replace(tuned, methods=methods)
 
 
-def test_bench_takes_the_values_and_says_so(found, tmp_path):
-    file, out = str(found / TUNED), tmp_path / "runs"
+def test_bench_takes_the_values_and_says_so(search_folder, tmp_path):
+    file, out = str(search_folder / TUNED), tmp_path / "runs"
     text = run("bench", "--methods", "fedncm,fedridge", *TINY, "--tuned", file, "--out", str(out))
     assert "values found by fczoo tune, 3 trials of 96 image-steps each" in text
     about = json.loads((out / "bench.json").read_text())
     assert (
         about["methods"]["fedridge"]["ridge"]
-        == read_tuned(found / TUNED).methods["fedridge"].values["ridge"]
+        == read_tuned(search_folder / TUNED).methods["fedridge"].values["ridge"]
     )
     assert about["tuned"]["methods"] == ["fedncm", "fedridge"]
     made_by = json.loads((out / "fedridge" / "seed0" / "result.json").read_text())["versions"][
         "code"
     ]
-    assert read_tuned(found / TUNED).methods["fedridge"].code == made_by
+    assert read_tuned(search_folder / TUNED).methods["fedridge"].code == made_by
     run("report", str(out), "--archive", str(tmp_path / "all.csv"))
     assert "values found by fczoo tune" in run("report", str(tmp_path / "all.csv"))
 
 
-def test_what_is_given_by_hand_was_not_tuned(found, tmp_path, caplog):
+def test_what_is_given_by_hand_was_not_tuned(search_folder, tmp_path, caplog):
     by_hand = [
         "--tuned",
-        str(found / TUNED),
+        str(search_folder / TUNED),
         "--set",
         "fedridge.ridge=3",
         "--out",
@@ -177,12 +179,12 @@ def test_what_is_given_by_hand_was_not_tuned(found, tmp_path, caplog):
     assert "fczoo tune" not in run("bench", "--methods", "fedridge", *TINY, *by_hand)
 
 
-def test_other_settings_than_those_of_the_search_are_said(found, tmp_path, caplog):
+def test_other_settings_than_those_of_the_search_are_said(search_folder, tmp_path, caplog):
     """Warn of settings other than the search's.
 
     Device and test images do not count.
     """
-    bench = ["bench", "--methods", "fedncm", *TINY, "--tuned", str(found / TUNED), "--out"]
+    bench = ["bench", "--methods", "fedncm", *TINY, "--tuned", str(search_folder / TUNED), "--out"]
     same = [
         str(tmp_path / "same"),
         "--test-per-class",
@@ -202,14 +204,14 @@ def test_other_settings_than_those_of_the_search_are_said(found, tmp_path, caplo
     assert "scored on 24 images, with partition=dirichlet:0.5, epochs=1: fedncm" in output
 
 
-def test_a_folder_is_searched_by_one_command_at_a_time(found):
-    content = (found / TUNED).read_bytes()
-    with only_process(found):
+def test_a_folder_is_searched_by_one_command_at_a_time(search_folder):
+    content = (search_folder / TUNED).read_bytes()
+    with only_process(search_folder):
         message = error_line(
-            "tune", "--methods", "fedncm", "--trials", "4", *TINY, "--out", str(found)
+            "tune", "--methods", "fedncm", "--trials", "4", *TINY, "--out", str(search_folder)
         )
     assert "another process is running in" in message
-    assert (found / TUNED).read_bytes() == content
+    assert (search_folder / TUNED).read_bytes() == content
 
 
 def test_image_steps_are_those_of_the_clients_that_are_drawn(tmp_path):
@@ -240,10 +242,10 @@ def test_warnings_of_a_search_are_in_its_log(tmp_path):
     assert "the last draw was repaired" in (tmp_path / "log.txt").read_text()
 
 
-def test_set_beats_tuned(found, tmp_path):
+def test_set_beats_tuned(search_folder, tmp_path):
     options = [
         "--tuned",
-        str(found / TUNED),
+        str(search_folder / TUNED),
         "--set",
         "fedncm.distance=cosine",
         "--out",
@@ -264,9 +266,18 @@ def test_what_is_set_is_not_searched_but_part_of_what_is_found(tmp_path):
     assert search.values["tune"] == "head" and search.values["lr_backbone"] == 0.5
 
 
-def test_what_cannot_be_tuned_is_one_line(found, tmp_path):
+def test_what_cannot_be_tuned_is_one_line(search_folder, tmp_path):
     message = error_line(
-        "tune", "--methods", "fedncm", *TINY, "--rounds", "2", "--trials", "3", "--out", str(found)
+        "tune",
+        "--methods",
+        "fedncm",
+        *TINY,
+        "--rounds",
+        "2",
+        "--trials",
+        "3",
+        "--out",
+        str(search_folder),
     )
     assert "tuned.json was found with other settings; give another --out" in message
     assert "nope" in error_line("tune", "--methods", "nope", "--out", str(tmp_path))

@@ -18,7 +18,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def agreed(tmp_path: Path) -> Path:
+def agreement_folder(tmp_path: Path) -> Path:
     """Return the folder of an agreement."""
     write_agreement(tmp_path / "agreed", "hgp", NAMES, TASKS, SETTINGS)
     return tmp_path / "agreed"

@@ -19,21 +19,23 @@ from helpers_site_folders import CLASSES, SETTINGS, TASKS, simulated_folders
 from helpers_sites import NAMES, LocalConnection
 
 
-def way_of(agreed, data, folder):
-    agreement = read_agreement(agreed)
+def way_of(agreement_folder, data, folder):
+    agreement = read_agreement(agreement_folder)
     return LocalConnection(
         {k: open_site(agreement, n, data / n, folder / n) for k, n in enumerate(agreement.sites)}
     )
 
 
 @pytest.mark.parametrize("method", ["hgp", "icarl"])
-def test_folders_of_sites_give_the_numbers_of_a_simulation(agreed, data, tmp_path, method):
-    run = agreed / "run.toml"
+def test_folders_of_sites_give_the_numbers_of_a_simulation(
+    agreement_folder, data, tmp_path, method
+):
+    run = agreement_folder / "run.toml"
     run.write_text(run.read_text().replace('"hgp"', f'"{method}"'))
     result = open_server(
-        read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path)
+        read_agreement(agreement_folder), data / "test", way_of(agreement_folder, data, tmp_path)
     ).run()
-    simulation = simulated_folders(agreed, data).run(create_method(method))
+    simulation = simulated_folders(agreement_folder, data).run(create_method(method))
     assert result.metrics["A_N"] == pytest.approx(simulation.metrics["A_N"], abs=1e-5)
     np.testing.assert_allclose(
         np.concatenate(result.accuracy), np.concatenate(simulation.accuracy), atol=1e-5
@@ -42,13 +44,18 @@ def test_folders_of_sites_give_the_numbers_of_a_simulation(agreed, data, tmp_pat
 
 
 def test_images_and_features_are_kept_in_a_sites_own_folder_for_its_owner_alone(
-    agreed, data, tmp_path, monkeypatch
+    agreement_folder, data, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
-    run = agreed / "run.toml"
+    run = agreement_folder / "run.toml"
     run.write_text(run.read_text().replace('"hgp"', '"fedncm"'))
     server = tmp_path / "server"
-    open_server(read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path), server).run()
+    open_server(
+        read_agreement(agreement_folder),
+        data / "test",
+        way_of(agreement_folder, data, tmp_path),
+        server,
+    ).run()
     for folder in (server / "cache", *(tmp_path / name for name in NAMES)):
         assert folder.stat().st_mode & 0o077 == 0
         assert list(folder.rglob("images/*.u8"))
@@ -56,25 +63,29 @@ def test_images_and_features_are_kept_in_a_sites_own_folder_for_its_owner_alone(
     assert not (tmp_path / "home").exists()
 
 
-def test_a_class_list_in_another_order_changes_labels_alone(agreed, data, tmp_path):
+def test_a_class_list_in_another_order_changes_labels_alone(agreement_folder, data, tmp_path):
     """Another order of classes changes only labels.
 
     Original labels follow the list, tasks the schedule, and the order of the images neither.
     """
     first = open_server(
-        read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path / "a")
+        read_agreement(agreement_folder),
+        data / "test",
+        way_of(agreement_folder, data, tmp_path / "a"),
     ).run()
-    (agreed / "classes.txt").write_text("\n".join(reversed(CLASSES)))
+    (agreement_folder / "classes.txt").write_text("\n".join(reversed(CLASSES)))
     second = open_server(
-        read_agreement(agreed), data / "test", way_of(agreed, data, tmp_path / "b")
+        read_agreement(agreement_folder),
+        data / "test",
+        way_of(agreement_folder, data, tmp_path / "b"),
     ).run()
     assert first.class_order == [5, 1, 0, 4, 3, 2]
     assert second.class_order == [0, 4, 5, 1, 2, 3]
     assert first.accuracy == second.accuracy
 
 
-def test_a_site_with_another_schedule_refuses(agreed, data, tmp_path):
-    site = open_site(read_agreement(agreed), "lyon", data / "lyon", tmp_path / "lyon")
+def test_a_site_with_another_schedule_refuses(agreement_folder, data, tmp_path):
+    site = open_site(read_agreement(agreement_folder), "lyon", data / "lyon", tmp_path / "lyon")
     terms = {**site.terms, "schedule": [["bee", "fox"], *site.terms["schedule"][1:]]}
     answer = site.answer(serialize(CALL, Call("a run", terms)))
     reason = deserialize(REFUSAL, answer, Refusal)[0].reason
@@ -83,54 +94,66 @@ def test_a_site_with_another_schedule_refuses(agreed, data, tmp_path):
     )
 
 
-def test_a_folder_that_is_no_class_is_named(agreed, data, tmp_path):
+def test_a_folder_that_is_no_class_is_named(agreement_folder, data, tmp_path):
     shutil.copytree(data / "lyon", tmp_path / "images")
     (tmp_path / "images" / "bee").rename(tmp_path / "images" / "Bee")
     with pytest.raises(FczooError, match=r"images/Bee is not a class in classes\.txt"):
-        open_site(read_agreement(agreed), "lyon", tmp_path / "images", tmp_path / "lyon")
+        open_site(read_agreement(agreement_folder), "lyon", tmp_path / "images", tmp_path / "lyon")
 
 
-def test_files_that_a_site_does_not_read_are_said(agreed, data, tmp_path, caplog):
+def test_files_that_a_site_does_not_read_are_said(agreement_folder, data, tmp_path, caplog):
     shutil.copytree(data / "lyon", tmp_path / "images")
     image = next((tmp_path / "images" / "bee").iterdir())
     Image.open(image).save(tmp_path / "images" / "bee" / "x.tga")
-    site = open_site(read_agreement(agreed), "lyon", tmp_path / "images", tmp_path / "lyon")
+    site = open_site(
+        read_agreement(agreement_folder), "lyon", tmp_path / "images", tmp_path / "lyon"
+    )
     line = "1 image file is not read (1 .tga); convert to PNG or JPEG"
     assert caplog.messages == [f"{tmp_path / 'images'}: {line}"]
     assert len(site.world.stream.train.labels) == len(list((data / "lyon").rglob("*.*")))
 
 
-def test_class_names_are_compared_in_one_unicode_form(agreed, data, tmp_path):
+def test_class_names_are_compared_in_one_unicode_form(agreement_folder, data, tmp_path):
     """Compare class names in one Unicode form.
 
     A folder from macOS has its accents separate from their letters (NFD); the list has not (NFC).
     """
     for name in ("classes.txt", "schedule.json"):
-        text = (agreed / name).read_text().replace("bee", unicodedata.normalize("NFC", "béé"))
-        (agreed / name).write_text(text)
+        text = (
+            (agreement_folder / name)
+            .read_text()
+            .replace("bee", unicodedata.normalize("NFC", "béé"))
+        )
+        (agreement_folder / name).write_text(text)
     shutil.copytree(data / "lyon", tmp_path / "images")
     folder = tmp_path / "images" / unicodedata.normalize("NFD", "béé")
     (tmp_path / "images" / "bee").rename(folder)
-    site = open_site(read_agreement(agreed), "lyon", tmp_path / "images", tmp_path / "lyon")
+    site = open_site(
+        read_agreement(agreement_folder), "lyon", tmp_path / "images", tmp_path / "lyon"
+    )
     classes = [site.world.stream.classes[label] for label in site.world.stream.train.labels]
     assert classes.count(unicodedata.normalize("NFC", "béé")) == len(list(folder.iterdir()))
 
 
-def test_the_server_needs_test_images_of_every_class(agreed, data, tmp_path):
+def test_the_server_needs_test_images_of_every_class(agreement_folder, data, tmp_path):
     shutil.copytree(data / "test", tmp_path / "test")
     shutil.rmtree(tmp_path / "test" / "eel")
     with pytest.raises(FczooError, match=r"no test image of class eel in .*test"):
-        open_server(read_agreement(agreed), tmp_path / "test", LocalConnection({}))
+        open_server(read_agreement(agreement_folder), tmp_path / "test", LocalConnection({}))
 
 
-def test_a_class_of_which_no_site_has_images_is_told(agreed, data, tmp_path):
-    (agreed / "classes.txt").write_text("\n".join([*CLASSES, "gnu"]))
+def test_a_class_of_which_no_site_has_images_is_told(agreement_folder, data, tmp_path):
+    (agreement_folder / "classes.txt").write_text("\n".join([*CLASSES, "gnu"]))
     tasks = {"tasks": [*map(list, TASKS), ["gnu"]]}
-    (agreed / "schedule.json").write_text(json.dumps(tasks))
+    (agreement_folder / "schedule.json").write_text(json.dumps(tasks))
     shutil.copytree(data / "test", tmp_path / "test")
     shutil.copytree(data / "test" / "ant", tmp_path / "test" / "gnu")
     with pytest.raises(FczooError, match="no site has an image of task 4"):
-        open_server(read_agreement(agreed), tmp_path / "test", way_of(agreed, data, tmp_path))
+        open_server(
+            read_agreement(agreement_folder),
+            tmp_path / "test",
+            way_of(agreement_folder, data, tmp_path),
+        )
 
 
 @pytest.mark.parametrize(
@@ -167,31 +190,31 @@ def test_a_class_of_which_no_site_has_images_is_told(agreed, data, tmp_path):
         ("run.toml", 'method = "joint"\nsites = ["a"]', "pools the images"),
     ],
 )
-def test_files_of_an_agreement_are_checked(agreed, file, content, words):
-    (agreed / file).write_text(content)
+def test_files_of_an_agreement_are_checked(agreement_folder, file, content, words):
+    (agreement_folder / file).write_text(content)
     with pytest.raises(FczooError, match=words) as caught:
-        read_agreement(agreed)
+        read_agreement(agreement_folder)
     assert "\n" not in str(caught.value)
 
 
-def test_an_agreement_is_not_overwritten(agreed):
+def test_an_agreement_is_not_overwritten(agreement_folder):
     with pytest.raises(FczooError, match="exists already"):
-        write_agreement(agreed, "hgp", NAMES, TASKS, SETTINGS)
+        write_agreement(agreement_folder, "hgp", NAMES, TASKS, SETTINGS)
 
 
-def test_no_site_has_another_name(agreed, data, tmp_path):
+def test_no_site_has_another_name(agreement_folder, data, tmp_path):
     with pytest.raises(FczooError, match="no site is called 'london'"):
-        open_site(read_agreement(agreed), "london", data / "lyon", tmp_path)
+        open_site(read_agreement(agreement_folder), "london", data / "lyon", tmp_path)
 
 
-def test_without_flower_a_run_over_it_is_refused(agreed, tmp_path, monkeypatch):
+def test_without_flower_a_run_over_it_is_refused(agreement_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
     words = [
         "site",
         "init",
         str(tmp_path / "out"),
         "--agreed",
-        str(agreed),
+        str(agreement_folder),
         "--address",
         "localhost:1",
     ]
@@ -199,11 +222,11 @@ def test_without_flower_a_run_over_it_is_refused(agreed, tmp_path, monkeypatch):
     assert result.exit_code == 1 and "pip install 'fczoo[flower]'" in result.output
 
 
-def test_without_flare_no_job_is_written(agreed, tmp_path, monkeypatch):
+def test_without_flare_no_job_is_written(agreement_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvflare.apis.controller_spec", None)
     monkeypatch.delitem(sys.modules, "fczoo.sites.flare", raising=False)
     result = CliRunner().invoke(
-        main, ["site", "job", str(tmp_path / "out"), "--agreed", str(agreed)]
+        main, ["site", "job", str(tmp_path / "out"), "--agreed", str(agreement_folder)]
     )
     assert result.exit_code == 1 and "pip install 'fczoo[flare]'" in result.output
     assert not (tmp_path / "out").exists()

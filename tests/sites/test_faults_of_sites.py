@@ -26,18 +26,18 @@ class Dying(LocalConnection):
     The server loses all answers of each third.
     """
 
-    def __init__(self, begun, sites):
+    def __init__(self, start_site, sites):
         super().__init__(sites)
-        self.begun, self.exchanges, self.lost = begun, 0, 0
+        self.start_site, self.exchanges, self.lost = start_site, 0, 0
 
     def __call__(self, questions, /):
         self.exchanges += 1
         if self.exchanges % 2 == 0:
-            self.sites |= {number: self.begun(number) for number in questions}
+            self.sites |= {number: self.start_site(number) for number in questions}
         answers = super().__call__(questions)
         if self.exchanges % 3 == 0:
             self.lost += 1
-            self.sites |= {number: self.begun(number) for number in questions}
+            self.sites |= {number: self.start_site(number) for number in questions}
             assert super().__call__(questions) == answers  # bit for bit
         return answers
 
@@ -49,10 +49,10 @@ def test_killed_sites_go_on_from_their_folders(make_bench, small_method, tmp_pat
         make_bench(epochs=1, local="scaffold" if name == "lwf" else None),
     )
 
-    def begun(number: int) -> Site:
+    def start_site(number: int) -> Site:
         return Site(own_world(bench, number), method, 0, number, tmp_path / str(number))
 
-    way = Dying(begun, sites_of(bench, method, tmp_path))
+    way = Dying(start_site, sites_of(bench, method, tmp_path))
     remote, simulation = server_of(bench, method, way), simulate(bench, method)
     assert repr(remote.run().accuracy) == repr(simulation.run().accuracy)
     assert way.lost
@@ -120,20 +120,20 @@ def test_enrolments_that_cannot_be_are_refused(make_bench, small_method, enrolme
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changes", "words"),
     [
         ({"batch_size": 5}, "setting batch_size is 5 here and 4 at the server"),
         ({"min_class_count": 3}, "setting min_class_count is 3 here and 1 at the server"),
     ],
 )
-def test_sites_with_other_settings_refuse(make_bench, small_method, tmp_path, changed, words):
+def test_sites_with_other_settings_refuse(make_bench, small_method, tmp_path, changes, words):
     """Sites refuse other settings.
 
     They also refuse a server's settings that would have them protect less than agreed.
     """
     method, bench = small_method("fedncm"), make_bench()
     sites = sites_of(bench, method, tmp_path)
-    sites[1] = sites_of(make_bench(**changed), method, tmp_path / "other")[1]
+    sites[1] = sites_of(make_bench(**changes), method, tmp_path / "other")[1]
     with pytest.raises(FczooError, match=f"^site rome: {words}"):
         server_of(bench, method, LocalConnection(sites))
 
@@ -155,17 +155,17 @@ def test_sites_with_other_settings_refuse(make_bench, small_method, tmp_path, ch
 def test_sites_with_other_terms_refuse(make_bench, small_method, tmp_path, terms, words):
     bench, method = make_bench(), small_method("fedavg")
 
-    class Other(LocalConnection):
+    class OtherTerms(LocalConnection):
         def __call__(self, questions, /):
-            return super().__call__({site: changed(call) for site, call in questions.items()})
+            return super().__call__({site: change_terms(call) for site, call in questions.items()})
 
-    def changed(content: bytes) -> bytes:
+    def change_terms(content: bytes) -> bytes:
         call, _ = deserialize(CALL, content, Call)
         new = {k: {**call.terms[k], **v} if isinstance(v, dict) else v for k, v in terms.items()}
         return serialize(CALL, Call(call.run, {**call.terms, **new}))
 
     with pytest.raises(FczooError, match=f"^site paris: {words}; give both the same$"):
-        server_of(bench, method, Other(sites_of(bench, method, tmp_path)))
+        server_of(bench, method, OtherTerms(sites_of(bench, method, tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ class Poc:
             "PATH": path,
         }
         self.environment = {**os.environ, **variables}
-        self.said("poc", "prepare", "-c", *NAMES, "--force")
+        self.output_of("poc", "prepare", "-c", *NAMES, "--force")
 
-    def said(self, *words: str) -> Any:
+    def output_of(self, *words: str) -> Any:
         """Return what a command of FLARE prints as JSON."""
         command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *words]
         process = subprocess.run(
@@ -62,7 +62,7 @@ class Poc:
         assert lines and "data" in lines[-1], process.stdout + process.stderr
         return lines[-1]["data"]
 
-    def allow(self, agreed: Path, images: Path) -> None:
+    def allow(self, agreement_folder: Path, images: Path) -> None:
         """Do what each participant does.
 
         It lets fczoo act, and has the agreed files and its images at hand.
@@ -73,17 +73,17 @@ class Poc:
             resources["class_allow_list"].append("fczoo.sites.flare")
             resources["allow_log_streaming"] = False
             (local / "resources.json").write_text(json.dumps(resources))
-            shutil.copytree(agreed, site_folder / "agreed")
+            shutil.copytree(agreement_folder, site_folder / "agreed")
             (site_folder / "images").symlink_to(images / ("test" if name == "server" else name))
 
     @contextmanager
     def running(self) -> Iterator[None]:
         try:
-            self.said("poc", "start", "--timeout", "200")
+            self.output_of("poc", "start", "--timeout", "200")
             yield
         finally:
             with suppress(AssertionError, subprocess.TimeoutExpired):
-                self.said("poc", "stop")
+                self.output_of("poc", "stop")
             self.kill()
 
     def kill(self, of: str = "", what: str = "") -> int:
@@ -106,12 +106,12 @@ class Poc:
 
     def submit(self, job: Path) -> str:
         """Return the number of a job that is under way."""
-        return str(self.said("job", "submit", "-j", str(job), *self.kit)["job_id"])
+        return str(self.output_of("job", "submit", "-j", str(job), *self.kit)["job_id"])
 
     def status(self, number: str, outcome: Path) -> str:
         """Return the status of a job once it is over; its files are in ``outcome``."""
-        reply = self.said("job", "wait", number, "--timeout", str(int(LONGEST)), *self.kit)
-        self.said("job", "download", number, "-o", str(outcome), *self.kit)
+        reply = self.output_of("job", "wait", number, "--timeout", str(int(LONGEST)), *self.kit)
+        self.output_of("job", "download", number, "-o", str(outcome), *self.kit)
         return str(reply["status"])
 
     @property
@@ -121,7 +121,7 @@ class Poc:
 
 @pytest.mark.slow
 def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulation(
-    agreed, data, tmp_path
+    agreement_folder, data, tmp_path
 ):
     for port in PORTS:
         with socket() as probe:
@@ -131,11 +131,11 @@ def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulati
                 )
     job = tmp_path / "job"
     command = CliRunner().invoke(
-        main, ["site", "job", str(job), "--agreed", str(agreed), "--patience", "300"]
+        main, ["site", "job", str(job), "--agreed", str(agreement_folder), "--patience", "300"]
     )
     assert command.exit_code == 0, command.output
     flare = Poc(tmp_path)
-    flare.allow(agreed, data)
+    flare.allow(agreement_folder, data)
     resources = flare.kits / "rome" / "local" / "resources.json"
     quiet = resources.read_text()
     with flare.running():
@@ -161,7 +161,7 @@ def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulati
     (result_file,) = (tmp_path / "outcome").rglob("result.json")
     result, simulation = (
         read_result(result_file),
-        simulated_folders(agreed, data).run(create_method("hgp")),
+        simulated_folders(agreement_folder, data).run(create_method("hgp")),
     )
     assert result.rejected == []
     assert result.metrics["A_N"] == pytest.approx(simulation.metrics["A_N"], abs=1e-5)

@@ -74,22 +74,31 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def init(out: Path, agreed: Path, port: int) -> None:
+def init(out: Path, agreement_folder: Path, port: int) -> None:
     result = CliRunner().invoke(
-        main, ["site", "init", str(out), "--agreed", str(agreed), "--address", f"localhost:{port}"]
+        main,
+        [
+            "site",
+            "init",
+            str(out),
+            "--agreed",
+            str(agreement_folder),
+            "--address",
+            f"localhost:{port}",
+        ],
     )
     assert result.exit_code == 0, result.output
 
 
 @pytest.mark.slow
 def test_three_nodes_with_a_node_and_the_server_killed_and_strangers_refused(
-    agreed, data, tmp_path
+    agreement_folder, data, tmp_path
 ):
     halves = [["fox", "bee", "ant"], ["eel", "dog", "cat"]]
-    (agreed / "schedule.json").write_text(json.dumps({"tasks": halves}))
+    (agreement_folder / "schedule.json").write_text(json.dumps({"tasks": halves}))
     port, out, second = free_port(), tmp_path / "federation", tmp_path / "other"
-    init(out, agreed, port)
-    init(second, agreed, port)
+    init(out, agreement_folder, port)
+    init(second, agreement_folder, port)
     shutil.copy(
         out / "rome" / "ca.crt", second / "rome"
     )  # so that Rome's stranger lacks a key alone
@@ -127,7 +136,7 @@ def test_three_nodes_with_a_node_and_the_server_killed_and_strangers_refused(
                 assert (out / "server" / RUN_START_FILE).stat().st_mtime_ns == mtime  # it continued
     assert server.returncode == 0, log.read_text()[-3000:]
     result = read_result(out / "server" / "result.json")
-    simulation = simulated_folders(agreed, data).run(create_method("hgp"))
+    simulation = simulated_folders(agreement_folder, data).run(create_method("hgp"))
     assert result.rejected == []
     assert result.metrics["A_N"] == pytest.approx(simulation.metrics["A_N"], abs=1e-5)
     np.testing.assert_allclose(
@@ -154,9 +163,11 @@ def listens(port: int) -> bool:
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux signals a process when its parent is gone"
 )
-def test_a_server_whose_command_alone_is_killed_is_gone_and_can_begin_again(agreed, data, tmp_path):
+def test_a_server_whose_command_alone_is_killed_is_gone_and_can_begin_again(
+    agreement_folder, data, tmp_path
+):
     port, log = free_port(), tmp_path / "log"
-    init(tmp_path / "federation", agreed, port)
+    init(tmp_path / "federation", agreement_folder, port)
     words = str(tmp_path / "federation" / "server"), "--images", str(data / "test")
     with process(log, *words) as first:
         wait(lambda: listens(port) or first.poll() is not None, log)
@@ -168,9 +179,11 @@ def test_a_server_whose_command_alone_is_killed_is_gone_and_can_begin_again(agre
 
 
 @pytest.mark.slow
-def test_a_site_says_for_which_server_it_waits_and_goes_on_waiting(agreed, data, tmp_path):
+def test_a_site_says_for_which_server_it_waits_and_goes_on_waiting(
+    agreement_folder, data, tmp_path
+):
     port, log = free_port(), tmp_path / "log"
-    init(tmp_path / "federation", agreed, port)
+    init(tmp_path / "federation", agreement_folder, port)
     with process(
         log, str(tmp_path / "federation" / "lyon"), "--images", str(data / "lyon")
     ) as site:
@@ -180,12 +193,12 @@ def test_a_site_says_for_which_server_it_waits_and_goes_on_waiting(agreed, data,
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_ends_with_its_reason(agreed, data, tmp_path):
+def test_a_run_that_fails_ends_with_its_reason(agreement_folder, data, tmp_path):
     """A run that fails ends with its reason.
 
     Flower's own command to begin a run has exit status 0 then.
     """
-    init(tmp_path / "federation", agreed, free_port())
+    init(tmp_path / "federation", agreement_folder, free_port())
     shutil.copytree(data / "test", tmp_path / "test")
     shutil.rmtree(tmp_path / "test" / "eel")
     folder = tmp_path / "federation" / "server"
@@ -220,8 +233,8 @@ def test_a_run_that_fails_ends_with_its_reason(agreed, data, tmp_path):
         (["start", "AGREED", "--images", "AGREED"], "no folder of a site at"),
     ],
 )
-def test_words_that_do_not_fit_are_refused_in_one_line(agreed, tmp_path, words, said):
-    places = {"OUT": str(tmp_path / "out"), "AGREED": str(agreed)}
+def test_words_that_do_not_fit_are_refused_in_one_line(agreement_folder, tmp_path, words, said):
+    places = {"OUT": str(tmp_path / "out"), "AGREED": str(agreement_folder)}
     result = CliRunner().invoke(
         main, ["site", *(places.get(argument, argument) for argument in words)]
     )
@@ -231,15 +244,15 @@ def test_words_that_do_not_fit_are_refused_in_one_line(agreed, tmp_path, words, 
 
 
 @pytest.mark.parametrize("name", ["", "..", "server", "a/b"])
-def test_a_site_is_called_as_a_folder_can_be(agreed, tmp_path, name):
-    run = (agreed / "run.toml").read_text()
-    (agreed / "run.toml").write_text(run.replace('"lyon"', f'"{name}"'))
+def test_a_site_is_called_as_a_folder_can_be(agreement_folder, tmp_path, name):
+    run = (agreement_folder / "run.toml").read_text()
+    (agreement_folder / "run.toml").write_text(run.replace('"lyon"', f'"{name}"'))
     words = [
         "site",
         "init",
         str(tmp_path / "out"),
         "--agreed",
-        str(agreed),
+        str(agreement_folder),
         "--address",
         "localhost:9443",
     ]
@@ -249,7 +262,7 @@ def test_a_site_is_called_as_a_folder_can_be(agreed, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_name_of_a_server_may_be_long(agreed, tmp_path):
+def test_the_name_of_a_server_may_be_long(agreement_folder, tmp_path):
     from cryptography.x509 import DNSName, SubjectAlternativeName, load_pem_x509_certificate
 
     host = ".".join(["a" * 60, "b" * 60, "example", "org"])
@@ -258,7 +271,7 @@ def test_the_name_of_a_server_may_be_long(agreed, tmp_path):
         "init",
         str(tmp_path / "out"),
         "--agreed",
-        str(agreed),
+        str(agreement_folder),
         "--address",
         f"{host}:9443",
     ]
@@ -270,8 +283,8 @@ def test_the_name_of_a_server_may_be_long(agreed, tmp_path):
     assert host in names.get_values_for_type(DNSName)
 
 
-def test_a_folder_with_an_address_that_is_none_says_so(agreed, tmp_path):
-    init(tmp_path / "federation", agreed, 9443)
+def test_a_folder_with_an_address_that_is_none_says_so(agreement_folder, tmp_path):
+    init(tmp_path / "federation", agreement_folder, 9443)
     address_file = tmp_path / "federation" / "lyon" / "place.json"
     address_file.write_text(address_file.read_text().replace("localhost:9443", "localhost"))
     result = CliRunner().invoke(
@@ -281,12 +294,12 @@ def test_a_folder_with_an_address_that_is_none_says_so(agreed, tmp_path):
     assert "place.json is not valid: 'localhost' is not a HOST:PORT" in result.output
 
 
-def test_a_second_server_leaves_the_first_ones_files(agreed, data, tmp_path):
+def test_a_second_server_leaves_the_first_ones_files(agreement_folder, data, tmp_path):
     with socket() as first:
         first.bind(("0.0.0.0", 0))
         first.listen()
         port, server = first.getsockname()[1], tmp_path / "federation" / "server"
-        init(tmp_path / "federation", agreed, port)
+        init(tmp_path / "federation", agreement_folder, port)
         (server / "result.json").write_text("{}")
         result = CliRunner().invoke(
             main, ["site", "start", str(server), "--images", str(data / "test")]
@@ -296,8 +309,8 @@ def test_a_second_server_leaves_the_first_ones_files(agreed, data, tmp_path):
     assert (server / "result.json").exists()
 
 
-def test_a_site_that_cannot_be_opened_says_so_where_it_is(agreed, data, tmp_path):
-    init(tmp_path / "federation", agreed, 9443)
+def test_a_site_that_cannot_be_opened_says_so_where_it_is(agreement_folder, data, tmp_path):
+    init(tmp_path / "federation", agreement_folder, 9443)
     shutil.copytree(data / "lyon" / "bee", tmp_path / "images" / "Bee")
     folder = str(tmp_path / "federation" / "lyon")
     result = CliRunner().invoke(
@@ -307,8 +320,8 @@ def test_a_site_that_cannot_be_opened_says_so_where_it_is(agreed, data, tmp_path
     assert "images/Bee is not a class in classes.txt" in result.output
 
 
-def test_keys_are_for_their_owners_alone(agreed, tmp_path):
-    init(tmp_path / "federation", agreed, 9443)
+def test_keys_are_for_their_owners_alone(agreement_folder, tmp_path):
+    init(tmp_path / "federation", agreement_folder, 9443)
     for key in (tmp_path / "federation").rglob("*.key"):
         assert key.stat().st_mode & 0o077 == 0
     app_files = {

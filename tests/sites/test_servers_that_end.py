@@ -17,15 +17,15 @@ class PowerCut(BaseException):
     """Simulate a power cut: nothing catches it."""
 
 
-class Doomed(LocalConnection):
+class FailingConnection(LocalConnection):
     """Lose the answers of every exchange once, and with them the processes of server and sites."""
 
-    def __init__(self, begun):
+    def __init__(self, start_site):
         super().__init__({})
-        self.begun, self.lost = begun, set()
+        self.start_site, self.lost = start_site, set()
 
     def __call__(self, questions, /):
-        self.sites = {number: self.begun(number) for number in questions}
+        self.sites = {number: self.start_site(number) for number in questions}
         answers = super().__call__(questions)
         content = next(iter(questions.values()))
         if form_of(content) != CALL:
@@ -53,12 +53,12 @@ def run_until_done(bench, method, way, folder):
 def site_starter(bench, method, folder):
     """Return a function that starts a site from its folder."""
 
-    def begun(number: int) -> Site:
+    def start_site(number: int) -> Site:
         site_folder = folder / str(number)
         site_folder.mkdir(exist_ok=True)
         return Site(own_world(bench, number), method, 0, number, site_folder)
 
-    return begun
+    return start_site
 
 
 @pytest.mark.parametrize("name", ["icarl", "lwf", "glfc", "fedcof", "pilora", "podnet"])
@@ -69,7 +69,7 @@ def test_every_exchange_may_be_the_last_of_a_server(make_bench, small_method, tm
     """
     settings = {"epochs": 1, "local": "scaffold" if name == "lwf" else None, "participation": 0.7}
     method, bench = small_method(name), make_bench(**settings)
-    way = Doomed(site_starter(bench, method, tmp_path))
+    way = FailingConnection(site_starter(bench, method, tmp_path))
     run, servers = run_until_done(bench, method, way, tmp_path)
     reference = server_of(
         bench, method, LocalConnection(sites_of(bench, method, tmp_path / "undisturbed"))
@@ -97,7 +97,7 @@ def test_noise_is_drawn_once_for_each_question(make_bench, small_method, tmp_pat
     """
     noisy = {"dp_clip": 0.1, "dp_noise": 1.0, "dp_secure": True, "epochs": 1}
     method, bench = small_method("fedavg"), make_bench(**noisy)
-    way = Doomed(site_starter(bench, method, tmp_path))
+    way = FailingConnection(site_starter(bench, method, tmp_path))
     run, _ = run_until_done(bench, method, way, tmp_path)
     answers_by_question = defaultdict(set)
     for number, question, answer in way.passed:

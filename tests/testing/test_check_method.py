@@ -113,12 +113,12 @@ class SpoilsBackbone(Linear):
         return super().loss(backbone, train, batch, ctx)
 
 
-class Undeclared(Linear):
+class UploadsExtraTensor(Linear):
     def make_upload(self, train, sums, ctx):
         return {**train, "labels": torch.ones(3)}
 
 
-class SometimesUndeclared(Linear):
+class UploadsExtraTensorOnce(Linear):
     def loss(self, backbone, train, batch, ctx):
         return super().loss(backbone, train, batch, ctx)[0], {"seen": batch.w.sum()}
 
@@ -147,7 +147,7 @@ class CountsPadding(Linear):
         return F.cross_entropy(head_logits(train, batch.query), batch.y), {}
 
 
-class Detached(Linear):
+class StopsGradients(Linear):
     def loss(self, backbone, train, batch, ctx):
         value, sums = super().loss(backbone, train, batch, ctx)
         return 0 * value, sums
@@ -248,15 +248,15 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
     ),
     (
         rules.every_upload_is_declared,
-        Undeclared,
+        UploadsExtraTensor,
         "uploads 'labels' without declaring it; name its group",
     ),
     (
         rules.every_upload_is_declared,
-        SometimesUndeclared,
+        UploadsExtraTensorOnce,
         "uploads 'labels' without declaring it; name its group",
     ),
-    (rules.uploads_are_finite_and_signed, SometimesUndeclared, "has an honest upload rejected"),
+    (rules.uploads_are_finite_and_signed, UploadsExtraTensorOnce, "has an honest upload rejected"),
     (
         rules.uploads_are_finite_and_signed,
         NotANumber,
@@ -269,7 +269,7 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
         "append_only names past., which the state never has",
     ),
     (training.padding_changes_nothing, CountsPadding, "counts padding, rows of weight 0, in train"),
-    (training.padding_changes_nothing, Detached, "loss has no gradient; nothing is trained"),
+    (training.padding_changes_nothing, StopsGradients, "loss has no gradient; nothing is trained"),
     (
         training.answers_are_logits_of_the_classes_seen,
         AnswersForTheFuture,
