@@ -52,7 +52,7 @@ def test_movement_by_hand():
 
 
 def test_lora_cosines_by_hand():
-    """Cosines between LoRA updates are those worked out by hand.
+    """Compare cosines between LoRA updates with values worked out by hand.
 
     One layer, rank 1, D = 2: updates e1 e1^T, e1 e2^T, e1 (e1 + e2)^T; cosines 0 and 1 / sqrt 2.
     """
@@ -76,7 +76,7 @@ def test_lora_cosines_by_hand():
 
 
 def test_choice_shares_by_hand(record):
-    """Shares of chosen prompts are those worked out by hand.
+    """Compare shares of chosen prompts with values worked out by hand.
 
     Each image takes prompt 3 and the prompt of its label's number; a balanced task of classes 0 to
     2.

@@ -93,7 +93,7 @@ def test_one_step_of_gradient_descent(train):
 
 
 def test_momentum_and_weight_decay(train):
-    """Momentum and weight decay take the steps worked out by hand.
+    """Compare the steps of momentum and weight decay with values worked out by hand.
 
     g = 2 (w - 1) + 0.5 w; v = 0.9 v + g; w -= 0.1 v: 0, 0.2, 0.53; in the first step v = g = -2.
     """

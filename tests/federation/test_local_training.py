@@ -90,7 +90,7 @@ def rounds(
 
 
 def test_fedprox_by_hand(backbone):
-    """FedProx takes the steps worked out by hand.
+    """Compare the steps of FedProx with values worked out by hand.
 
     Steps of the first client: 0 - 0.1 (-2) = 0.2; 0.2 - 0.1 (2 (0.2 - 1) + 5 (0.2 - 0)) = 0.26.
     """
@@ -101,7 +101,7 @@ def test_fedprox_by_hand(backbone):
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_scaffold_by_hand(backbone, together):
-    """SCAFFOLD takes the steps worked out by hand.
+    """Compare the steps of SCAFFOLD with values worked out by hand.
 
     Round 1: gradients -2, -1.6 and -6, -4.8, so c_i = -1.8 and -5.4, c = -3.6, x = (0.36 + 1.08) /
     2.

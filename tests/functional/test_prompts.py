@@ -197,7 +197,7 @@ def test_codap_classical_gram_schmidt_is_orthogonal_to_orthonormal_rows_only(noi
 
 
 def test_codap_by_hand_classical_gram_schmidt():
-    """Gram-Schmidt gives the remainder worked out by hand.
+    """Compare the remainder of Gram-Schmidt with a value worked out by hand.
 
     Old row (2, 0), draws (1, 1): shadow (1, 0), remainder (0, 1).
     """

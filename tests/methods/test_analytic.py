@@ -270,7 +270,7 @@ def test_groups_of_one_image_give_the_gram_matrix(rng):
 
 
 def test_the_gram_of_groups_by_hand():
-    """The Gram matrix of groups is that worked out by hand.
+    """Compare the Gram matrix of groups with a value worked out by hand.
 
     Class with images 1, 3 | 4: N 3, J 2, P 8: 2/1 (16/2 + 16/1) - 1/3 64 = 48 - 64/3. One group:
     64/3.

@@ -72,7 +72,7 @@ def test_a_small_spread_about_a_large_mean_is_not_lost_in_single_precision(n, ra
 
 
 def test_pooled_moments_by_hand():
-    """Pooled moments are those worked out by hand.
+    """Compare pooled moments with values worked out by hand.
 
     Client 1: {0, 2}, mean 1, variance 2. Client 2: {5, 7, 9}, mean 7, variance 4. All: 4.6 and
     13.3.

@@ -89,7 +89,7 @@ def test_forward_and_losses_are_the_released_ones() -> None:
 
 
 def test_losses_by_hand() -> None:
-    """Losses are those worked out by hand.
+    """Compare losses with values worked out by hand.
 
     All logits 0: (1 - 3/5) ln 2 + ln 2 / 10; a student that is its teacher's equal loses nothing
     more.
@@ -105,7 +105,7 @@ def test_losses_by_hand() -> None:
 
 
 def test_attention_by_hand(noise) -> None:
-    """Attention is that worked out by hand.
+    """Compare attention with a value worked out by hand.
 
     One head, no MLP: e = theta + sum of softmax(q k) v over the token itself and the image's.
     """

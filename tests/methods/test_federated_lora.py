@@ -21,7 +21,7 @@ def merged_delta(method, state: Tree, layer: str) -> torch.Tensor:
 
 
 def test_ffa_lora_as_recorded(tasks):
-    """FFA-LoRA gives the recorded merged B and head, and tested weights.
+    """Reproduce the recorded merged B and head, and tested weights with FFA-LoRA.
 
     Three tasks have three clients; A is drawn for each task.
     """

@@ -30,7 +30,7 @@ def test_the_gradient_of_a_client_is_projected_by_hand() -> None:
 
 
 def test_parts_of_a_feature_by_hand() -> None:
-    """Parts of a feature are those worked out by hand, at any scale.
+    """Compare parts of a feature with values worked out by hand, at any scale.
 
     (3, 0, 4): the first task's axis holds 9/25, the second's two 16/25.
     """

@@ -43,7 +43,7 @@ def test_recorded_joint_solutions(reading, rng):
 
 
 def test_two_images_by_hand():
-    """Two images give the solution worked out by hand.
+    """Compare the solution of two images with a value worked out by hand.
 
     Features 1 and 3 of classes 0 and 1, lambda 2: W = (1, 3) / (1 + 9 + 2).
 

@@ -134,7 +134,7 @@ def test_fppl_contrast_is_zero_with_one_class_or_without_prototypes(noise):
 
 
 def test_fppl_contrast_by_hand():
-    """The contrast is that worked out by hand.
+    """Compare the contrast with a value worked out by hand.
 
     Cosines 1 and 0 at temperature 0.5; the third class is unknown, its sample and the padding stay
     out.

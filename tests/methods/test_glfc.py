@@ -64,7 +64,7 @@ def test_a_shortened_herding_list_is_a_herding_list(n, short, long, seed):
 
 
 def test_glfc_entropy_by_hand():
-    """The entropy is that worked out by hand.
+    """Compare the entropy with a value worked out by hand.
 
     Fair logits over four classes: ln 4, but for 1e-5 in the logarithm; certain ones: 0; their mean.
     """

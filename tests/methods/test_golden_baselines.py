@@ -221,7 +221,7 @@ def test_fedproto_distance_of_each_sample() -> None:
 
 @pytest.mark.parametrize("quirk", [False, True])
 def test_ccvr_statistics(quirk: bool) -> None:
-    """Statistics are the recorded ones.
+    """Compare statistics with the recorded output.
 
     Class 5 has a single image at client 0 and is left out of it; only the triple pass lets it
     through.

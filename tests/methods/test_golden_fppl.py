@@ -57,7 +57,7 @@ def test_fppl_fusion() -> None:
 
 
 def test_fppl_fusion_weights() -> None:
-    """Fusion weights are the recorded ones.
+    """Compare fusion weights with the recorded output.
 
     One-hot prompts show them: the fused value in column t is the weight of task t.
     """

@@ -60,7 +60,7 @@ def test_hgp_forward_tells_readings_apart(micro: Backbone, images: Tensor) -> No
 
 
 def test_hgp_gaussians() -> None:
-    """Gaussians are the recorded ones.
+    """Compare Gaussians with the recorded output.
 
     Official: classes 4, 6, 7 of the task 4..7; class 5 has one image and is dropped there, but kept
     here.

@@ -89,7 +89,7 @@ def test_afc_loss() -> None:
 
 
 def test_distances_of_maps_by_hand() -> None:
-    """Distances of maps are those worked out by hand.
+    """Compare distances of maps with values worked out by hand.
 
     One channel of 2 x 2, moved from one corner to the other: sqrt 2; unchanged by scale and sign.
     """
@@ -105,7 +105,7 @@ def test_distances_of_maps_by_hand() -> None:
 
 
 def test_nca_by_hand() -> None:
-    """The NCA loss is that worked out by hand.
+    """Compare the NCA loss with a value worked out by hand.
 
     Two classes, eta 1: .3133 as released and 0 in the paper where the answer is right by .6 and
     more.
@@ -121,7 +121,7 @@ def test_nca_by_hand() -> None:
 
 
 def test_proxies_by_hand() -> None:
-    """Scores of proxies are those worked out by hand.
+    """Compare scores of proxies with values worked out by hand.
 
     On one of two orthogonal proxies: -2 e^-2 / (1 + e^-2); with one proxy 2 cos - 2.
     """

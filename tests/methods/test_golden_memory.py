@@ -80,7 +80,7 @@ def linear(g, x: torch.Tensor, suffix: str = "") -> torch.Tensor:
 
 
 def test_ssil_loss() -> None:
-    """SS-IL's loss is the recorded one.
+    """Compare SS-IL's loss with the recorded output.
 
     Seven new images and four exemplars are in one batch, with two finished tasks.
     """
@@ -159,7 +159,7 @@ def test_geodl_kernel_and_losses() -> None:
 
 
 def test_dde_epoch() -> None:
-    """DDE gives the recorded epoch.
+    """Reproduce the recorded epoch with DDE.
 
     It has the neighbours of all images, the losses of two batches and their gradients, and the sum
     of features.

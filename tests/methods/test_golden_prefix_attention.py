@@ -35,7 +35,7 @@ def test_prefix_attention_of_the_backbone() -> None:
 
 
 def test_prefix_attention_by_concatenation() -> None:
-    """The formula gives the recorded output.
+    """Reproduce the recorded output with the formula.
 
     Rows are in front of projected keys and values, each head a slice of the width.
     """

@@ -81,7 +81,7 @@ def test_hgp_clients_with_equal_statistics_count_as_one(rng):
 
 
 def test_hgp_statistics_by_hand():
-    """Statistics are those worked out by hand.
+    """Compare statistics with values worked out by hand.
 
     Class 5 has values 1, 3, 5: mean 3, variance 4. Class 6 has none, class 7 one and 5's variance.
     """
@@ -155,7 +155,7 @@ def test_hgp_rebalance_moves_only_head_rows_of_its_window(
 
 @pytest.mark.parametrize("norm", [0.1, None])
 def test_hgp_rebalance_loss_by_hand(norm):
-    """The loss is that worked out by hand.
+    """Compare the loss with a value worked out by hand.
 
     Logits (3, 4) of norm 5 become (6, 8) at temperature 0.1; as they are without.
     """

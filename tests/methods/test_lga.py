@@ -46,7 +46,7 @@ def test_recorded_losses(monkeypatch, scenario, cumulative):
 
 
 def test_the_radius_by_hand():
-    """The radius is that worked out by hand.
+    """Compare the radius with a value worked out by hand.
 
     Classes with features 0, 2 and 5: variance 2, and none; two dimensions alike: the root of 2.
     """

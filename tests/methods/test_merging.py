@@ -39,7 +39,7 @@ def pack_gram(gram: Tensor) -> Tensor:
 
 
 def test_fisher_weights_by_hand():
-    """Fisher weights are those worked out by hand.
+    """Compare Fisher weights with values worked out by hand.
 
     Weights 3 : 1 in the first coordinate, no one's images in the second: (3 * 2 + 6) / 4 = 3; mean
     4.
@@ -98,7 +98,7 @@ def test_recorded_outputs_of_regmean():
 
 
 def test_regmean_by_hand():
-    """RegMean gives the mean worked out by hand.
+    """Compare the mean of RegMean with a value worked out by hand.
 
     Inputs 1 and 3 of two clients with weights 2 and 4: (2 * 1 + 4 * 9) / 10; a dead input gives 0.
     """
@@ -181,7 +181,7 @@ def test_what_lorm_sends(backbone):
 
 
 def test_recorded_outputs_of_lorm():
-    """LoRM gives the recorded outputs.
+    """Reproduce the recorded outputs with LoRM.
 
     Each of two tasks has a round of B and a round of A, then the merge of tasks.
     """

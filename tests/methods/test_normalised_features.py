@@ -20,7 +20,7 @@ def learn(method, rng):
 
 
 def test_class_means(rng):
-    """Class means are those worked out by hand.
+    """Compare class means with values worked out by hand.
 
     Class 0: the mean of (0.6, 0.8) and (0, 1); the query, of length 1, is (0.8, 0.6).
     """
@@ -34,7 +34,7 @@ def test_class_means(rng):
 
 
 def test_ridge_regression(rng):
-    """Ridge regression gives the solution worked out by hand.
+    """Compare the solution of ridge regression with a value worked out by hand.
 
     G = ((0.36 + 1, 0.48), (0.48, 0.64 + 1)) and Q = ((0.6, 1), (1.8, 0)); with gamma 1 the inverse
     of ((2.36, 0.48), (0.48, 2.64)) is ((2.64, -0.48), (-0.48, 2.36)) / 6.

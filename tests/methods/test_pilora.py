@@ -171,7 +171,7 @@ def test_pilora_size_of_a():
 
 
 def test_pilora_prototype_loss_by_hand():
-    """The prototype loss is that worked out by hand.
+    """Compare the prototype loss with a value worked out by hand.
 
     One feature is at distance 1 of its prototype and 3 of the other (root mean square, D = 2).
     """

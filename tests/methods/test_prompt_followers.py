@@ -29,7 +29,7 @@ def test_fedcprompt_contrast_is_the_released_one(tag) -> None:
 
 
 def test_fedcprompt_contrast_by_hand(noise):
-    """The contrast is that worked out by hand.
+    """Compare the contrast with a value worked out by hand.
 
     Moved by e from features that global and last model share: 1 + 990 |e|^2; padding does not
     count.

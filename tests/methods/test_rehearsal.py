@@ -43,7 +43,7 @@ def test_two_images_are_equally_near_to_their_mean():
 
 
 def test_margin_ranking_by_hand():
-    """The margin ranking loss is that worked out by hand.
+    """Compare the margin ranking loss with a value worked out by hand.
 
     One exemplar with cosine .9, new classes at .6 and .2: mean of [.5 - .9 + .6]_+ = .2 and 0.
     """
@@ -69,7 +69,7 @@ def test_imprinting_by_hand():
 
 @torch.no_grad()
 def test_lucir_by_hand(noise):
-    """LUCIR's distillation is that worked out by hand.
+    """Compare LUCIR's distillation with a value worked out by hand.
 
     Two old and two new classes: weight 5 sqrt(2 / 2); features equal to the teacher's: no
     distillation.
@@ -175,7 +175,7 @@ def test_bic_corrects_the_last_task_alone_and_teaches_with_the_correction(record
 
 
 def test_bic_loss_by_hand(noise):
-    """BiC's loss is that worked out by hand.
+    """Compare BiC's loss with a value worked out by hand.
 
     Two old of three classes: a third of the cross-entropy, two thirds of 4 times the distillation.
     """
@@ -240,7 +240,7 @@ def columns(rows: int, number: int, seed: int) -> torch.Tensor:
 
 
 def test_the_kernel_between_two_axes_by_hand():
-    """The kernel between two axes is that worked out by hand.
+    """Compare the kernel between two axes with a value worked out by hand.
 
     G = [[1/2, 1/pi], [1/pi, 1/2]]; the loss of the two axes is 1 - 2 / pi, their distance 1 - 2 /
     pi.
@@ -283,7 +283,7 @@ def test_geodl_ignores_padding_and_batches_that_span_nothing(noise):
 
 
 def test_neighbours_by_hand():
-    """Neighbours are those worked out by hand.
+    """Compare neighbours with values worked out by hand.
 
     Images are on a circle at 0, 10, 30 and 31 degrees; the last one is an exemplar and never a
     neighbour.
@@ -307,7 +307,7 @@ def test_neighbours_by_hand():
 
 
 def test_colliding_effect_by_hand():
-    """The colliding effect is that worked out by hand.
+    """Compare the colliding effect with a value worked out by hand.
 
     Own probability a half, neighbours sure of the class: -log .75; without neighbours: log 2.
     """

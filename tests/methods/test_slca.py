@@ -16,7 +16,7 @@ from helpers_payload import server_context
 
 
 def test_the_loss_by_hand():
-    """The loss is that worked out by hand.
+    """Compare the loss with a value worked out by hand.
 
     Logits (3, 4 | 12) of tasks of two and one class: norms 5 and 12, mean 8.5; over 8.5 and 0.5.
     """

@@ -53,7 +53,7 @@ def test_a_basis_holds_the_energy_whoever_has_the_inputs(seed, threshold, parts)
 
 
 def test_a_basis_by_hand():
-    """A basis takes the directions worked out by hand.
+    """Compare the directions of a basis with values worked out by hand.
 
     Energies 9 and 1 along two axes: 0.9 takes the first, 0.91 both; ``least`` takes one even for 0.
     """
@@ -71,7 +71,7 @@ def test_a_basis_by_hand():
 
 
 def test_recorded_sketches_projections_and_bases_of_fot():
-    """FOT gives the recorded sketches, projections and bases.
+    """Reproduce the recorded sketches, projections and bases with FOT.
 
     The paper's rule is ``extend_basis`` on the Gram matrix of the residuals, which a sketch Y
     estimates.

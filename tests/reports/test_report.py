@@ -59,7 +59,7 @@ def test_mean_deviation_and_marks_by_hand(folder):
 
 
 def test_what_the_server_received_by_hand(folder):
-    """The server's figures are those by hand.
+    """Compare the server's figures with values worked out by hand.
 
     4 MB in two uploads, 1 MB of them counts; one broken upload in three seeds; epsilon of two
     seeds.

@@ -23,7 +23,7 @@ from fczoo.runner.timing import duration_text, seconds_a_step, thread_counts
 
 
 def test_image_steps_by_hand() -> None:
-    """Image-steps are those by hand.
+    """Compare image-steps with values worked out by hand.
 
     40 images in two tasks, 3 rounds of 2 epochs: 6 x 20 per task; half of the clients, half of it.
     """
@@ -65,7 +65,7 @@ def make_toy(images: Images) -> Stream:
 
 
 def test_operations_of_a_linear_head_by_hand() -> None:
-    """Operations of a linear head are those by hand.
+    """Compare operations of a linear head with values worked out by hand.
 
     On frozen features: forward 2 x 128 x 10, backward the same for the weights; the features come
     from a kept pass.

@@ -48,7 +48,7 @@ def test_geometric_medians_by_hand():
 
 
 def test_labelled_rows_by_hand():
-    """Outliers among labelled rows are those by hand.
+    """Compare outliers among labelled rows with values worked out by hand.
 
     Class 2: distances 0, 1, 1 and 100 from the middle of the honest, so the last is left out; class
     3 has two clients, who may differ.
@@ -81,7 +81,7 @@ def test_a_huge_mean_does_not_hide_a_large_one():
 
 
 def test_sums_by_hand():
-    """Outliers among sums are those by hand.
+    """Compare outliers among sums with values worked out by hand.
 
     Means 1, 1, 3 and -50 of class 2 are in sums of different counts. Class 3, which only client 3
     has, is not an outlier; sums of 0 images do not count.

@@ -28,7 +28,7 @@ def gauss(client: int, label: int, mean: float, var: float = 1.0) -> Payload:
     ("centre", "expected"), [("median", 2.5), ("trimmed_mean", 2.5), ("geometric_median", 2.5)]
 )
 def test_rows_by_hand(centre, expected):
-    """Centres of rows are those by hand.
+    """Compare centres of rows with values worked out by hand.
 
     Class 2 has the means 1, 2, 3 and 1e6; class 3 two clients, who may both be right.
     """
