@@ -28,8 +28,8 @@ from fczoo.core.registry import METHODS
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Settings file: TOML with these options and [[cells]] of a grid, or the bench.json of a "
-    "run folder to run again. Options on the command line override it",
+    help="TOML file of options, with [[cells]] for a grid, or the bench.json of a run folder; "
+    "options on the command line override it",
 )
 @grouped_option(
     RUNS,
@@ -43,21 +43,21 @@ from fczoo.core.registry import METHODS
     RUNS,
     "--seeds",
     metavar="NUMBERS",
-    help="Seeds of the runs, separated by commas; 0-4 are five  [default: the protocol's, or 0]",
+    help="Seeds of the runs, separated by commas; 0-4 means five  [default: the protocol's, or 0]",
 )
 @grouped_option(
     RUNS,
     "--set",
     multiple=True,
     metavar="METHOD.FIELD=VALUE",
-    help="Option of a method; `fczoo show METHOD` lists all; may be given several times",
+    help="Set an option of a method, listed by `fczoo show METHOD`; repeat it for more",
 )
 @grouped_option(
     RUNS,
     "--tuned",
     metavar="FILE",
     type=click.Path(),
-    help="Take the values of a tuned.json that `fczoo tune` wrote; --set overrides them",
+    help="Take options from a tuned.json of `fczoo tune`; --set overrides them",
 )
 @settings_options()
 @grouped_option(
@@ -65,14 +65,14 @@ from fczoo.core.registry import METHODS
     "--out",
     metavar="FOLDER",
     type=click.Path(),
-    help="Run folder; one that holds part of the same runs is continued  "
+    help="Folder of the runs; if it has some of them already, only the others run  "
     "[default: results/run-DATE-TIME]",
 )
 @grouped_option(
     OUTPUT,
     "--resume/--no-resume",
     default=None,
-    help="Continue the runs in --out, or in the newest results/run-*; start no new run  "
+    help="Complete the runs of --out, or of the newest results/run-*, with their own options  "
     "[default: off]",
 )
 @grouped_option(
@@ -80,60 +80,65 @@ from fczoo.core.registry import METHODS
     "--log",
     metavar="NAMES",
     shell_complete=complete(None, ("tensorboard", "wandb", "mlflow")),
-    help="Send the numbers to tensorboard, wandb or mlflow as well  [default: none]",
+    help="Send metrics also to tensorboard, wandb or mlflow  [default: no tracker]",
 )
 @grouped_option(
     OUTPUT,
     "--diagnostics/--no-diagnostics",
     default=None,
-    help="Record predictions of clients, confusion between tasks and drift; takes longer  "
+    help="Record the clients' predictions, confusion between tasks, and drift; takes longer  "
     "[default: off]",
 )
 @grouped_option(
     OUTPUT,
     "--dry-run/--no-dry-run",
     default=None,
-    help="Print the configuration with its work, traffic and memory, and stop  [default: off]",
+    help="Print the configuration and estimates of work, traffic and memory; run nothing  "
+    "[default: off]",
 )
 @grouped_option(
     OUTPUT,
     "--skip-failed/--no-skip-failed",
     default=None,
-    help="Continue after a run that fails; the exit code is then not zero  [default: off]",
+    help="Start the other runs after one has failed; the exit code is then not zero  "
+    "[default: off]",
 )
 @grouped_option(
     OUTPUT,
     "--accept-changed-code/--no-accept-changed-code",
     default=None,
-    help="Continue a folder that other code began; bench.json records the change  [default: off]",
+    help="Resume runs although the code has changed; bench.json records the change  [default: off]",
 )
 @grouped_option(
     OUTPUT,
     "--jobs",
     metavar="auto|NUMBER",
-    help="Number of runs side by side, each in its own process; auto: one per core or GPU. On a "
-    "cluster: runs in its queue, or workers for clients  [default: 1; on a cluster all]",
+    help="Number of runs at the same time, each in its own process; auto: one per GPU, or without "
+    "a GPU per core  [default: 1; on a cluster 1024]",
 )
 @grouped_option(
     OUTPUT,
     "--executor",
     metavar="cores|slurm|ray",
     shell_complete=complete(None, EXECUTORS),
-    help="Where runs execute: on this machine, or on a Slurm or Ray cluster  [default: cores]",
+    help="Where runs execute: on the cores of this machine, or on a Slurm or Ray cluster  "
+    "[default: cores]",
 )
 @grouped_option(
     OUTPUT,
     "--cluster",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Resource that a run requests from the cluster: threads; for Slurm submitit's parameters, "
-    "such as timeout_min; for Ray address, gpus and spread=clients (distributes clients, not runs)",
+    help="Set what a run requests: threads; with Slurm a parameter of submitit, such as "
+    "timeout_min; with Ray address, gpus, or spread=clients, which distributes clients over --jobs "
+    "workers. Repeat it for more",
 )
 @download_options()
 def bench(config: Path | None, **given: Any) -> None:
     """Run methods on one data stream, or on each of a grid of them, and print their tables.
 
-    --dataset and --partition take lists, separated by commas.
+    --dataset and --partition take lists, separated by commas. Settings whose default is none also
+    accept none as a value.
     """
     from fczoo.cli.arguments import (
         MOST_JOBS,

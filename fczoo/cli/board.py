@@ -18,7 +18,7 @@ ARCHIVE = Path("results") / "results.csv"
     type=click.Path(path_type=Path),
     required=True,
     metavar="FOLDER",
-    help="Folder to write: a new one, or one with an earlier site, which is updated.",
+    help="Folder of the pages: a new one, or an earlier site, which is updated.",
 )
 def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     """Build static web pages: methods ranked over all benchmarks, and a page per benchmark.
@@ -45,8 +45,9 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Check the folder without entering its runs.")
 def submit(folder: Path, into: Path, dry_run: bool) -> None:
-    """Check a run folder - complete, unchanged, with versions, code and test set - and enter its
-    runs.
+    """Check a run folder and append its runs to an archive.
+
+    It must be complete and unchanged, and record its versions, code and test set.
     """
     from fczoo.reports.submission import submit as enter
 

@@ -17,22 +17,22 @@ from fczoo.core.errors import FczooError
     "--run",
     "running",
     metavar="CLAIM",
-    help="Run both sides of CLAIM on digits, in minutes, and judge it.",
+    help="Run both sides of CLAIM on digits, which takes minutes, and test it.",
 )
 @click.option(
-    "--seeds", show_default="0-2", metavar="NUMBERS", help="Seeds of --run; 0-2 are three."
+    "--seeds", show_default="0-2", metavar="NUMBERS", help="Seeds of --run; 0-2 means three seeds."
 )
 @click.option(
     "--jobs",
     metavar="auto|NUMBER",
     show_default="1",
-    help="Number of runs of --run side by side; auto: one per core or GPU.",
+    help="Number of runs of --run at the same time; auto: one per GPU, or per core without one.",
 )
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
     show_default="results",
-    help="Folder or archive of runs to judge by; --run writes to claims/CLAIM in the folder.",
+    help="Folder or archive of the runs that test claims; --run writes to claims/CLAIM in it.",
 )
 def claims(
     name: str | None,
@@ -44,8 +44,8 @@ def claims(
 ) -> None:
     """Show what papers claim and whether runs support it: all claims, or NAME with its numbers.
 
-    A claim compares two sides in every pair of result rows, one row per side, of one table; 2x
-    means two such pairs.
+    A claim compares two sides in pairs of rows of a table, one row per side. 2x means two such
+    pairs.
     """
     from fczoo.papers.claims import get_claim, listing, page
 

@@ -52,7 +52,7 @@ def output_file_option(name: str, what: str) -> Callable[[Command], Command]:
 
 @click.command(cls=GroupedCommand)
 @settings_options(STREAM)
-@grouped_option(OUTPUT, "--full", is_flag=True, help="Print images per client and class as well")
+@grouped_option(OUTPUT, "--full", is_flag=True, help="Print also the images per client and class")
 @output_file_option("--save", "Write a partition file, for `--partition file:PATH`")
 @output_file_option("--table", "Write a CSV of images per task, client and class")
 @output_file_option(
@@ -70,9 +70,7 @@ def partition(
     export: Path | None,
     **given: Any,
 ) -> None:
-    """Show, and write if asked, the split over clients and tasks that `bench` uses with the same
-    options.
-    """
+    """Show the split over clients and tasks that `bench` uses with the same options."""
     from fczoo.cli.arguments import parse_specs
     from fczoo.cli.config import default_protocol
     from fczoo.cli.pointers import check_partitions
@@ -112,7 +110,7 @@ def data() -> None:
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Folder to write to.  [default: FCZOO_HOME/data]",
+    help="Folder to which it is written.  [default: FCZOO_HOME/data]",
 )
 @click.option(
     "--mirror",

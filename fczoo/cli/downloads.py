@@ -47,8 +47,8 @@ def download_options() -> Callable[[Command], Command]:
         OUTPUT,
         "--download/--no-download",
         default=None,
-        help="Download missing data sets and weights without a question, or never  "
-        "[default: a question on a terminal, else never]",
+        help="Download missing data sets and weights without asking, or never  "
+        "[default: ask on a terminal, else never]",
     )
 
 

@@ -203,14 +203,15 @@ def settings_options(names: Iterable[str] = ()) -> Callable[[Command], Command]:
 
 def _setting(field: Field[Any]) -> Callable[[Command], Command]:
     hint, name = get_type_hints(Settings)[field.name], flag(field.name)
-    default = option_word(field.default)
+    meaning, _, gloss = field.metadata["meaning"].partition("; none: ")
+    default = option_word(field.default) + (f" ({gloss})" if gloss else "")
     if field.name in {f.name for f in fields(Defaults)}:
         default = "set by the data set"
-    option_arguments: dict[str, Any] = {"help": field.metadata["meaning"], "default": None}
     if hint is bool:
         name = f"{name}/--no-{name.removeprefix('--')}"
-    else:
-        option_arguments["help"] += "" if default == "none" else f"  [default: {default}]"
+        default = "on" if field.default else "off"
+    option_arguments: dict[str, Any] = {"help": f"{meaning}  [default: {default}]", "default": None}
+    if hint is not bool:
         option_arguments["metavar"] = _metavar(field.name, hint)
         option_arguments["shell_complete"] = complete(
             REGISTRY_OF_SETTING.get(field.name), _choices(hint)

@@ -24,7 +24,7 @@ PATIENCE_OPTION = click.option(
 
 @click.group(cls=ExampleGroup)
 def site() -> None:
-    """Run across institutions, over Flower or NVIDIA FLARE; images stay at each of them."""
+    """Run across institutions over Flower or NVIDIA FLARE; images never leave their site."""
 
 
 @site.command(cls=GroupedCommand)
@@ -99,7 +99,7 @@ def start(folder: Path, images: Path, patience: float) -> None:
 @site.command(cls=GroupedCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
 def status(folder: Path) -> None:
-    """Show the progress of the run of the server with this FOLDER."""
+    """Show the progress of the run whose server has this FOLDER."""
     from fczoo.sites.flower import status as runs
 
     for run in runs(folder):

@@ -19,15 +19,14 @@ TABLE = click.option(
     "tables",
     multiple=True,
     metavar="NAME",
-    help="Only this printed table, such as T1; may be given several times.  [default: all]",
+    help="Show only this printed table, such as T1; repeat it for more.  [default: all]",
 )
 ROW = click.option(
     "--row",
     "rows",
     multiple=True,
     metavar="NAME",
-    help="Only this printed row, or rows with NAME in theirs; may be given several times.  "
-    "[default: all]",
+    help="Show only printed rows whose name contains NAME; repeat it for more.  [default: all]",
 )
 FOLDERS = click.argument(
     "folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)
@@ -48,13 +47,13 @@ FOLDERS = click.argument(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write one self-contained page instead of printing tables.",
+    help="Write one self-contained HTML page instead of printing tables.",
 )
 @click.option(
     "--figures",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Write the figures of --html as PNG and PDF as well.",
+    help="Write the figures of --html also as PNG and PDF files to this folder.",
 )
 @click.option(
     "--archive",
@@ -139,7 +138,7 @@ def compare(
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("card", required=False)
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
-@click.option("--dry-run", is_flag=True, help="Print the command and do not run it.")
+@click.option("--dry-run", is_flag=True, help="Print the command without running it.")
 @click.option(
     "--reading",
     type=Name(["print", "released"]),
@@ -150,7 +149,7 @@ def compare(
     "--results",
     type=click.Path(path_type=Path, exists=True),
     show_default="results",
-    help="Without CARD: folder or archive of runs.",
+    help="Without CARD: folder or archive of the runs that are compared.",
 )
 @click.option("--paper", help="Without CARD: list only rows of this paper; see `fczoo papers`.")
 @TABLE

@@ -39,7 +39,7 @@ SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
     "changes",
     multiple=True,
     metavar="METHOD.FIELD=VALUE",
-    help="Option of a method that is not searched: all trials use this value",
+    help="Fix an option of a method in all trials; it is not searched; repeat it for more",
 )
 @grouped_option(
     RUNS,
@@ -52,20 +52,20 @@ SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
     RUNS,
     "--first-tasks",
     type=click.IntRange(1),
-    help="Number of first tasks that a trial runs  [default: 3, or all if there are fewer]",
+    help="Number of tasks that a trial runs, from the first  [default: 3, or all if fewer]",
 )
 @grouped_option(
     RUNS,
     "--held-out",
     type=click.FloatRange(0.01, 0.9),
     default=0.2,
-    help="Part of the training images that scores a trial; 0.2 is a fifth  [default: 0.2]",
+    help="Share of the training images that is held out to score the trials  [default: 0.2]",
 )
 @grouped_option(
     RUNS,
     "--score-per-class",
     type=click.IntRange(1),
-    help="Number of training images per class that score a trial, instead of --held-out",
+    help="Number of training images per class that are held out, instead of --held-out",
 )
 @grouped_option(
     RUNS,
@@ -81,21 +81,22 @@ SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
     metavar="FOLDER",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder for the trials and tuned.json; the same command continues there",
+    help="Folder of the trials and of tuned.json; the same command resumes there",
 )
 @grouped_option(
     OUTPUT,
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a figure, such as FILE.png, of how much each option matters",
+    help="Write a figure of how much each option matters, such as FILE.png",
 )
 @grouped_option(
     OUTPUT,
     "--jobs",
     metavar="auto|NUMBER",
     default="1",
-    help="Number of methods side by side; auto: one per core or GPU  [default: 1]",
+    help="Number of methods at the same time; auto: one per GPU, or per core without a GPU  "
+    "[default: 1]",
 )
 @download_options()
 def tune(
@@ -114,7 +115,7 @@ def tune(
 ) -> None:
     """Search hyper-parameters with the same effort per method, without test images.
 
-    `fczoo bench --tuned` takes the result.
+    `fczoo bench --tuned FILE` uses the result, the file tuned.json in --out.
     """
     from fczoo.cli.arguments import ALL, parse_changes, parse_jobs, parse_methods, parse_specs
     from fczoo.cli.config import default_protocol

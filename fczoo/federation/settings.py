@@ -31,61 +31,56 @@ MOVED = {"training": None, "partition": "partition_seed", "class-order": "class_
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything about a run but the method. ``for_dataset`` fills in a data set's own schedule."""
+    """Everything about a run but the method. ``for_dataset`` takes a data set's schedule."""
 
-    dataset: str = option(
-        "digits", "Name of a registered data set, or several; see `fczoo list datasets`", group=DATA
-    )
+    dataset: str = option("digits", "Name of a data set; see `fczoo list datasets`", group=DATA)
     protocol: str | None = option(
         None,
-        "Take the settings of a paper where you give none; see `fczoo list protocols`",
+        "Take a paper's settings where you give none, see `fczoo list protocols`; none: quick on a CPU",
         group=TRAINING,
     )
     as_released: str | None = option(
         None,
-        "Follow released code: its options, rates and schedule beat the protocol's; see "
-        "`fczoo list releases`",
+        "Follow released code where it differs from the protocol; see `fczoo list releases`",
         group=TRAINING,
     )
     data_root: str | None = option(
-        None, "Folder that holds the data; none: FCZOO_HOME/data", group=DATA
+        None, "Folder that holds the data sets; none: FCZOO_HOME/data", group=DATA
     )
     backbone: str = option(
         "vit_nano_32",
-        "Pre-trained vision transformer: a name, a weight file, or NAME:FILE; see "
-        "`fczoo list backbones`",
+        "Backbone: a name of `fczoo list backbones`, a weight file, or NAME:FILE",
         group=TRAINING,
     )
     image_size: int | None = option(
         None,
-        "Side of the input images in pixels; none: the checkpoint's own",
+        "Side of the square input images, in pixels; none: the checkpoint's",
         low=1,
         group=TRAINING,
     )
     mean: tuple[float, ...] | None = option(
-        None, "Mean of the input per colour channel; none: the checkpoint's own", group=TRAINING
+        None, "Mean per input channel, to normalise by; none: the checkpoint's", group=TRAINING
     )
     std: tuple[float, ...] | None = option(
         None,
-        "Standard deviation of the input per colour channel; none: the checkpoint's own",
+        "Standard deviation per input channel, to normalise by; none: the checkpoint's",
         group=TRAINING,
     )
     norm_by_dataset: bool = option(
         False,
-        "Take mean and standard deviation of the data set instead of the checkpoint's",
+        "Normalise by mean and standard deviation of the data set, not of the checkpoint",
         quirk="fed-mammoth",
         group=TRAINING,
     )
     partition: str = option(
         "dirichlet:0.5",
-        "Split of the images over clients: iid, dirichlet:BETA, quantity:ALPHA, "
-        "overlap:PART, shards:ALPHA, or file:PATH of a saved partition",
+        "Split of the images over clients: iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, "
+        "shards:ALPHA, or file:PATH of a saved partition",
         group=POPULATION,
     )
     tasks: int | tuple[int, ...] | Literal["domains"] = option(
         5,
-        "Number of tasks, or the classes of each task: 50,10,10,10,10,10; or domains: "
-        "each domain is a task with all classes",
+        "Number of tasks; or the classes per task, 50,10,10; or domains: one task per domain",
         low=1,
         group=DATA,
     )
@@ -97,34 +92,34 @@ class Settings:
     )
     transition: float = option(
         1.0,
-        "Part of the earlier clients that get data of a new task, from 0 to 1",
+        "Share of the earlier clients that get images of a new task, from 0 to 1",
         low=0,
         high=1,
         group=POPULATION,
     )
     moving: int | None = option(
         None,
-        "Number of clients that move to the next task at a time, one after another; none: all",
+        "Number of clients that move to their next task at a time, in rotation; none: all",
         low=1,
         group=POPULATION,
     )
     task_order: Literal["same", "own"] = option(
-        "same", "Order of tasks: the same for all clients, or each client's own", group=POPULATION
+        "same", "Order of the tasks: the same for all, or each client's own", group=POPULATION
     )
     participation: float = option(
         1.0,
-        "Clients that train in a round: their share up to 1, above 1 their number",
+        "Clients that train per round: up to 1 their share, above 1 their number",
         low=0,
         group=POPULATION,
     )
     draw_among: Literal["data", "joined"] = option(
         "data",
-        "Draw participants among clients with data of the task, or among all that have joined",
+        "Sample participants among clients with images of the task, or among all joined ones",
         group=POPULATION,
     )
     client_draw: Literal["round", "task"] = option(
         "round",
-        "Draw participants for each round, or once per task",
+        "Sample participants once per round or once per task",
         quirk={"task": "fed-mammoth"},
         group=POPULATION,
     )
@@ -138,44 +133,41 @@ class Settings:
     )
     test_crop: float = option(
         1.0,
-        "Part of each image side that the test view keeps; 0.875 resizes to 256 pixels "
-        "and cuts out the middle 224",
+        "Share of each image side that test images keep; at 224 pixels 0.875 resizes to 256 "
+        "and crops the middle 224",
         low=0.1,
         high=1,
         group=TRAINING,
     )
     cache_queries: bool = option(
         False,
-        "Keep the query features of the test view during training; saves one forward per step",
+        "Compute the query features of each training image once, without augmentation; saves "
+        "one forward per step",
         group=TRAINING,
     )
     local: str | None = option(
         None,
-        "Local training rule for any method: fedprox:MU or scaffold; none: plain",
+        "Local training rule for any method: fedprox:MU or scaffold; none: plain training",
         group=TRAINING,
     )
     train_per_class: int | None = option(
         None,
-        "Number of training images per class, the first ones, from its domains one after "
-        "another; none: all",
+        "Use only the first NUMBER training images of each class; none: all",
         low=1,
         group=DATA,
     )
     test_per_class: int | None = option(
-        None,
-        "Number of test images per class, chosen in the same way; none: all",
-        low=1,
-        group=DATA,
+        None, "Use only the first NUMBER test images of each class; none: all", low=1, group=DATA
     )
     stored_size: int | None = option(
         None,
-        "Side in pixels at which image files are cached; none: the data set's own",
+        "Side of the cached copies of image files, in pixels; none: the data set's",
         low=1,
         group=DATA,
     )
     class_order: Literal["natural"] | tuple[int, ...] = option(
         "natural",
-        "Order in which classes arrive: natural, or a list of original labels",
+        "Order in which classes arrive: natural, or a list of all original labels",
         low=0,
         group=DATA,
     )
@@ -185,16 +177,16 @@ class Settings:
     partition_seed: int = option(0, "Seed of the split over clients", low=0, group=POPULATION)
     vary: tuple[Literal["training", "partition", "class-order"], ...] = option(
         ("training",),
-        "What the seeds of --seeds change: training (always), partition, class-order; the "
-        "deviation is over all of them",
+        "What each seed of --seeds changes: training (always), partition, class-order; "
+        "deviations are over all of these",
         group=POPULATION,
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = option(
-        "auto", "Device to run on; auto takes cuda, else mps, else cpu", group=MACHINE
+        "auto", "Device of the run; auto: cuda if there is one, else mps, else cpu", group=MACHINE
     )
     precision: Literal["fp32", "bf16", "fp64", "auto"] = option(
         "fp32",
-        "Number type of frozen weights and their computation; auto: the faster of fp32 and bf16",
+        "Number format of frozen weights and computation; auto: the faster of fp32 and bf16",
         group=MACHINE,
     )
     deterministic: bool = option(
@@ -203,34 +195,35 @@ class Settings:
         group=MACHINE,
     )
     together: Literal["auto"] | int = option(
-        "auto", "Number of clients in one forward; auto: 1 on the CPU", low=1, group=MACHINE
+        "auto", "Number of clients per batched forward; auto: 1 on a CPU", low=1, group=MACHINE
     )
     aggregator: str | None = option(
         None,
-        "Aggregator of a method's averages; none: the method's own; see `fczoo list aggregators`",
+        "Aggregator that replaces a method's averages, such as median; see `fczoo list "
+        "aggregators`; none: the method's own",
         group=ROBUSTNESS,
     )
     outliers: float | None = option(
         None,
-        "Leave out class statistics further from the clients' centre than this many "
+        "Leave out class statistics whose distance from the clients' centre is above NUMBER "
         "median distances; none: keep all",
         low=1,
         group=ROBUSTNESS,
     )
     merge_statistics: Literal["median", "trimmed_mean", "geometric_median"] | None = option(
         None,
-        "Robust centre of the clients' class statistics before the merge; none: merge as sent",
+        "Merge class statistics by a robust centre of the clients'; none: merge as sent",
         group=ROBUSTNESS,
     )
     drop_rate: float = option(
         0.0,
-        "Probability that a client of a round drops out, from 0 to 1",
+        "Probability that a participant drops out of a round, from 0 to 1",
         low=0,
         high=1,
         group=ROBUSTNESS,
     )
     min_clients: int = option(
-        1, "Number of valid uploads per round below which a run stops", low=1, group=ROBUSTNESS
+        1, "Fewest valid uploads per round; with fewer the run stops", low=1, group=ROBUSTNESS
     )
     attack: str | None = option(
         None,
@@ -239,32 +232,35 @@ class Settings:
     )
     attackers: float = option(
         0.2,
-        "Part of the clients that are hostile, with --attack, from 0 to 1",
+        "Share of the clients that are hostile, with --attack, from 0 to 1",
         low=0,
         high=1,
         group=ROBUSTNESS,
     )
     min_class_count: int = option(
         1,
-        "Number of images of a class below which a client withholds its statistics",
+        "Smallest number of images of a class whose statistics a client sends",
         low=1,
         group=ROBUSTNESS,
     )
     dp_clip: float | None = option(
-        None, "Largest norm C of an uploaded change; none: not clipped", low=1e-12, group=ROBUSTNESS
+        None,
+        "Largest L2 norm C of an uploaded change; none: not clipped",
+        low=1e-12,
+        group=ROBUSTNESS,
     )
     dp_noise: float = option(
         0.0,
-        "Standard deviation of the noise per coordinate, in units of C; the run states epsilon",
+        "Standard deviation of noise per coordinate, in units of C; the run reports epsilon",
         low=0,
         group=ROBUSTNESS,
     )
     dp_delta: float = option(
-        1e-5, "Delta for which epsilon is stated", low=1e-12, high=0.5, group=ROBUSTNESS
+        1e-5, "Delta for which the run reports epsilon", low=1e-12, high=0.5, group=ROBUSTNESS
     )
     dp_subsampling: bool = option(
         False,
-        "State epsilon as if no one saw which clients are drawn for a round",
+        "Report epsilon for an observer who does not see which clients are sampled",
         group=ROBUSTNESS,
     )
     dp_secure: bool = option(
