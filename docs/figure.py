@@ -13,8 +13,12 @@ from fczoo.federation.settings import Settings
 from fczoo.runner.cost import measure
 
 WIDTH, EDGE, LINE = 360, 12, 26
-TRAINED, STATISTICS, STILL = "#3b7dd8", "#e07b39", "#7f7f80"
-LEGEND = (("trained", TRAINED), ("measured", STATISTICS), ("kept as it is", STILL))
+TRAINED_COLOUR, STATISTICS_COLOUR, FIXED_COLOUR = "#3b7dd8", "#e07b39", "#7f7f80"
+LEGEND = (
+    ("trained", TRAINED_COLOUR),
+    ("measured", STATISTICS_COLOUR),
+    ("kept as it is", FIXED_COLOUR),
+)
 UPLOADS = {
     "task_start": "up as a task begins",
     "round": "up in a round",
@@ -75,39 +79,45 @@ class Canvas:
 
 def draw(method: Method, dataset: str) -> str:
     """Inline SVG: the server above, a client below, and between them what is sent."""
-    seen, training = measure(method, Settings.for_dataset(dataset)), method.training()
+    cost, training = measure(method, Settings.for_dataset(dataset)), method.training()
     canvas = Canvas()
     canvas.text(EDGE, "server", BOLD)
     canvas.y += LINE
-    if seen.trained:
+    if cost.trained:
         canvas.text(EDGE, f"merges by {training.averaging}", 'opacity="0.75"')
         canvas.y += LINE - 4
     if method.server_only:
-        canvas.chips(EDGE, [(f"keeps {p.rstrip('.')}", STILL) for p in method.server_only])
+        canvas.chips(EDGE, [(f"keeps {p.rstrip('.')}", FIXED_COLOUR) for p in method.server_only])
     canvas.frame(0)
     top = canvas.y = canvas.y + 10
     for phase, label in UPLOADS.items():
-        tree = {**seen.later.get(phase, {}), **seen.sent.get(phase, {})}
+        tree = {**cost.later.get(phase, {}), **cost.sent.get(phase, {})}
         if tree:
             canvas.text(EDGE + 24, f"{label}: {size(tree)}")
             canvas.y += LINE - 2
             canvas.chips(EDGE + 24, groups(tree, heads(training.trained_prefixes)))
     canvas.arrow(EDGE + 8, canvas.y + 2, top + 2)
     top = canvas.y = canvas.y + 8
-    if seen.received:
-        canvas.text(EDGE + 24, f"down as a task begins: {size(seen.received)}")
+    if cost.received:
+        canvas.text(EDGE + 24, f"down as a task begins: {size(cost.received)}")
         canvas.y += LINE + 2
         canvas.arrow(EDGE + 8, top, canvas.y - 2)
     top = canvas.y = canvas.y + 4
     canvas.text(EDGE, "client", BOLD)
     canvas.y += LINE
-    whole = any(name.startswith("full.") for name in seen.trained)
-    canvas.chips(EDGE, [("backbone", TRAINED if whole else STILL), *parameters(seen.trained)])
-    still = [(f"holds {name}", STILL) for name in heads(seen.held)]
+    trains_network = any(name.startswith("full.") for name in cost.trained)
+    canvas.chips(
+        EDGE,
+        [
+            ("backbone", TRAINED_COLOUR if trains_network else FIXED_COLOUR),
+            *parameters(cost.trained),
+        ],
+    )
+    fixed_parts = [(f"holds {name}", FIXED_COLOUR) for name in heads(cost.stored_broadcast)]
     if isinstance(method, HasClientMemory | EndsTasks):
-        still.append(("exemplars" if training.exemplars else "its own memory", STILL))
-    if still:
-        canvas.chips(EDGE, still)
+        fixed_parts.append(("exemplars" if training.exemplars else "its own memory", FIXED_COLOUR))
+    if fixed_parts:
+        canvas.chips(EDGE, fixed_parts)
     canvas.frame(top)
     canvas.y += 12
     canvas.chips(4, LEGEND)
@@ -127,19 +137,23 @@ def heads(names: Iterable[str]) -> list[str]:
 
 def parameters(tree: Tree) -> list[tuple[str, str]]:
     """Chips of what is trained next to the backbone's own weights."""
-    return [(name, TRAINED) for name in heads(tree) if name != "full"]
+    return [(name, TRAINED_COLOUR) for name in heads(tree) if name != "full"]
 
 
 def groups(tree: Tree, trained: Collection[str]) -> list[tuple[str, str]]:
     """Chips of an upload: parameters by their first word, statistics of a group in one chip."""
-    measured: dict[str, list[str]] = {}
+    names_by_group: dict[str, list[str]] = {}
     for name in tree:
-        first, _, rest = name.partition(".")
-        known = measured.setdefault(first, [])
-        if first not in trained and rest and "." not in rest:
-            known.append(rest)
+        first, _, suffix = name.partition(".")
+        group_names = names_by_group.setdefault(first, [])
+        if first not in trained and suffix and "." not in suffix:
+            group_names.append(suffix)
     chips = []
-    for first, rest in measured.items():
-        words = "backbone" if first == "full" else ": ".join(filter(None, [first, ", ".join(rest)]))
-        chips.append((words, TRAINED if first in trained else STATISTICS))
+    for first, group_names in names_by_group.items():
+        words = (
+            "backbone"
+            if first == "full"
+            else ": ".join(filter(None, [first, ", ".join(group_names)]))
+        )
+        chips.append((words, TRAINED_COLOUR if first in trained else STATISTICS_COLOUR))
     return chips

@@ -35,7 +35,7 @@ DATASET = "digits"
 
 READINGS = Path(__file__).with_name("readings.md")
 RESULTS = Path(__file__).parents[1] / "results"
-SHOWN = ("A_N", "Avg", "forgetting")
+METRIC_COLUMNS = ("A_N", "Avg", "forgetting")
 
 
 def write(folder: Path) -> None:
@@ -113,13 +113,16 @@ def _method_page(cls: type[Method]) -> str:
             "## Values by data set",
             "\n".join(f"- {values}" for values in dataset_values(cls)),
         ]
-    measured = "\n\n".join(exchange(method, DATASET))
-    parts += ["## What is trained and what is sent", _literal(measured)]
-    if odd := [
+    exchange_text = "\n\n".join(exchange(method, DATASET))
+    parts += ["## What is trained and what is sent", _literal(exchange_text)]
+    if quirk_rows := [
         (f"`{q.field}={option_word(q.value)}`", q.meaning, q.place)
         for q in quirks(METHODS.options(cls.name))
     ]:
-        parts += ["## Quirks of released code", _table(odd, ["option", "what it does", "seen in"])]
+        parts += [
+            "## Quirks of released code",
+            _table(quirk_rows, ["option", "what it does", "seen in"]),
+        ]
     if rows := _readings(cls.name):
         parts += [
             "## Readings that are not offered",
@@ -131,7 +134,7 @@ def _method_page(cls: type[Method]) -> str:
             "their "
             "heads at random, stands next to [all results](../results/README.md)."
         )
-        head = ["benchmark", "row", *SHOWN, "seeds"]
+        head = ["benchmark", "row", *METRIC_COLUMNS, "seeds"]
         parts += ["## Results", about, _table(rows, head)]
     return "\n\n".join([*parts, "## Citation", f"{cls.paper}."])
 
@@ -148,7 +151,7 @@ def _results(method: str) -> list[tuple[str, ...]]:
         words = heading(experiment)
         for line in experiment.lines:
             if line.results[0].method == method:
-                entries = [entry_of(line, COLUMNS[name]) for name in SHOWN]
+                entries = [entry_of(line, COLUMNS[name]) for name in METRIC_COLUMNS]
                 figures = [plus_minus(entry.mean, entry.std) if entry else "" for entry in entries]
                 rows.append(
                     (f"{words.title}; {words.subtitle}", line.label, *figures, str(len(line.seeds)))
@@ -158,14 +161,15 @@ def _results(method: str) -> list[tuple[str, ...]]:
 
 def _options_table(cls: type[Any]) -> str:
     """Every option with its default, type, limits and where ``fczoo tune`` looks."""
-    hints, tuned = get_type_hints(cls), spaces(cls)
+    hints, search_spaces = get_type_hints(cls), spaces(cls)
     rows = []
     for field in dataclasses.fields(cls):
-        known = field.metadata
+        metadata = field.metadata
         limits = " to ".join(
-            "…" if end is None else f"{end:g}" for end in (known.get("low"), known.get("high"))
+            "…" if end is None else f"{end:g}"
+            for end in (metadata.get("low"), metadata.get("high"))
         )
-        space = ", ".join(map(option_word, tuned.get(field.name, ())))
+        space = ", ".join(map(option_word, search_spaces.get(field.name, ())))
         rows.append(
             (
                 f"`{field.name}`",
@@ -173,7 +177,7 @@ def _options_table(cls: type[Any]) -> str:
                 describe_type(hints[field.name]),
                 "" if limits == "… to …" else limits,
                 space,
-                known.get("meaning", ""),
+                metadata.get("meaning", ""),
             )
         )
     return (
@@ -241,19 +245,19 @@ def _api_page() -> str:
     parts = [
         "# API",
         "## fczoo",
-        _rst(_documented(fczoo, [n for n in fczoo.__all__ if n not in METHOD_PAGE])),
+        _rst(_directives(fczoo, [n for n in fczoo.__all__ if n not in METHOD_PAGE])),
     ]
-    parts += ["## What a method sees and declares", _rst(_documented(fczoo, METHOD_PAGE))]
+    parts += ["## What a method sees and declares", _rst(_directives(fczoo, METHOD_PAGE))]
     classes = "\n".join(f".. autoclass:: fczoo.core.protocols.{name}" for name in OPTIONAL)
     parts.append(_rst(classes))
-    parts += ["## fczoo.testing", _rst(_documented(fczoo.testing, fczoo.testing.__all__))]
+    parts += ["## fczoo.testing", _rst(_directives(fczoo.testing, fczoo.testing.__all__))]
     return "\n\n".join(parts)
 
 
 METHOD_PAGE = ["Method", *(cls.__name__ for cls in (Training, Batch, Context, ServerContext))]
 
 
-def _documented(module: Any, names: Iterable[str]) -> str:
+def _directives(module: Any, names: Iterable[str]) -> str:
     """A directive for each class and function; ``Tree`` is neither but another word for a
     dictionary.
     """

@@ -10,13 +10,13 @@ __version__ = "0.2.0.dev0"
 # Each name is imported when it is first used.
 _get_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-_RENAMED = {"Bench": "Benchmark", "Silent": "Callback", "whole": "whole_tensors"}
+_NEW_NAMES = {"Bench": "Benchmark", "Silent": "Callback", "whole": "whole_tensors"}
 """Old and new names. The old ones work and warn."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        new = _RENAMED[name]
+    if name in _NEW_NAMES:
+        new = _NEW_NAMES[name]
         message = f"fczoo.{name} is now fczoo.{new}"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         name = new

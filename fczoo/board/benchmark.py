@@ -150,7 +150,7 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
         Template name -> value.
     """
     lines = sort_lines(experiment)
-    experiment = Experiment(tuple(lines), experiment.unfinished, experiment.runs)
+    experiment = Experiment(tuple(lines), experiment.unfinished_runs, experiment.runs)
     words = [tags_of(line) for line in lines]
     charts = [chart(figure) for figure in overview(experiment)]
     names = {

@@ -61,13 +61,13 @@ def _pair(pair: Pair | None, better: str, worse: str) -> dict[str, str]:
             "says": f"{better} and {worse}: not tested",
             "worse": worse,
         }
-    kind = "sure" if pair.corrected < LEVEL else "alone" if pair.p < LEVEL else "open"
+    kind = "sure" if pair.corrected_p < LEVEL else "alone" if pair.p < LEVEL else "open"
     return {
         "sign": {"sure": "●", "alone": "○", "open": "≈"}[kind],
         "kind": kind,
         "worse": worse,
         "says": (
             f"{better} − {worse}: {pair.difference:.2f} points over {pair.seeds} seeds, "
-            f"p {pair.p:.2g}, corrected {pair.corrected:.2g}"
+            f"p {pair.p:.2g}, corrected {pair.corrected_p:.2g}"
         ),
     }

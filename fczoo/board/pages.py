@@ -19,7 +19,7 @@ from fczoo.board.ranks import MIN_METHODS, RankEntry, borda, critical, shortage
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, write_safely
 from fczoo.reports.figures import colour_order
-from fczoo.reports.formats import TEST, UNTESTED
+from fczoo.reports.formats import TEST, UNTESTED_NOTE
 from fczoo.reports.option_origin import count_changes
 from fczoo.reports.runs import Experiment, Line, read_experiments
 from fczoo.reports.tables import COLUMNS, entry_of, percent
@@ -153,7 +153,7 @@ def _ours(path: Path) -> bool:
 def _benchmarks(experiments: Sequence[Experiment], home: str, order: Mapping[str, int]) -> str:
     benchmark_data = [benchmark(experiment, i, order) for i, experiment in enumerate(experiments)]
     return render(
-        "benchmarks.html", benchmarks=benchmark_data, home=home, test=TEST, untested=UNTESTED
+        "benchmarks.html", benchmarks=benchmark_data, home=home, test=TEST, untested=UNTESTED_NOTE
     )
 
 
@@ -269,7 +269,7 @@ def _method(
         "words": {key: list(values) for key, values in words.items()},
         "place": standing.place,
         "share": standing.share,
-        "taken": standing.taken,
+        "taken": standing.benchmark_count,
         "entries": entries,
     }
 

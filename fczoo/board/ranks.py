@@ -22,7 +22,7 @@ class Pair:
     difference: float  # of their means over the seeds that both have
     seeds: int
     p: float  # of a two-sided paired t test over these seeds
-    corrected: float  # p corrected by Holm for all pairs that are tested together
+    corrected_p: float  # p corrected by Holm for all pairs that are tested together
 
 
 def pairs(entries: Sequence[Entry]) -> dict[tuple[int, int], Pair]:
@@ -151,7 +151,7 @@ class RankEntry:
 
     # share of the other methods that it beats, in percent, mean over its benchmarks; a tie is half
     share: float
-    taken: int  # benchmarks in which it took part
+    benchmark_count: int  # benchmarks in which it took part
     place: int | None  # 1 the best; None where it took part in fewer than half of them
 
 
@@ -184,7 +184,7 @@ def borda(benchmarks: Sequence[Mapping[str, float]]) -> dict[str, RankEntry]:
     return {
         name: RankEntry(
             share=means[name],
-            taken=len(shares[name]),
+            benchmark_count=len(shares[name]),
             place=1 + sum(means[rival] > means[name] for rival in often) if name in often else None,
         )
         for name in ranking

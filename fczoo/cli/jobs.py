@@ -12,7 +12,7 @@ from fczoo.cli.tuned_values import read_tuned_values
 from fczoo.core.errors import FczooError
 from fczoo.core.options import flag, nearest
 from fczoo.core.registry import METHODS
-from fczoo.federation.settings import MOVED, Settings
+from fczoo.federation.settings import SEEDED_SETTINGS, Settings
 from fczoo.runner.executors.ray import NEW
 from fczoo.runner.grid import Job, by_seed, folder_name, folder_of
 
@@ -134,7 +134,7 @@ def _on_other_machines(request: Request) -> bool:
 
 def _check_moved(job: Job, given: Mapping[str, Any]) -> None:
     """Raise FczooError where a seed is set that ``--vary`` takes from ``--seeds``."""
-    for field in map(MOVED.get, job.settings.vary):
+    for field in map(SEEDED_SETTINGS.get, job.settings.vary):
         if field in given and {getattr(job.settings, str(field))} != set(job.seeds):
             raise FczooError(
                 f"{flag(str(field))} is given, and --vary takes it from --seeds; leave one out"

@@ -123,16 +123,19 @@ def exchange(method: Method, dataset: str) -> list[str]:
             (f"Sent up {words}, {'also ' if first else ''}from the second task on", new_tensors),
         ]
     tables.append(
-        ("Held by a client in the second task in addition to what it trains", measurement.held)
+        (
+            "Held by a client in the second task in addition to what it trains",
+            measurement.stored_broadcast,
+        )
     )
     parts += [
         f"{label}, {nbytes(tree) / 1e6:.3f} MB:\n{_tree_table(tree)}"
         for label, tree in tables
         if tree
     ]
-    if measurement.remembered:
+    if measurement.client_memory:
         parts.append(
-            f"Remembered by a client from the first task: {', '.join(measurement.remembered)}."
+            f"Remembered by a client from the first task: {', '.join(measurement.client_memory)}."
         )
     all_uploads = [
         upload for uploads in (measurement.sent, measurement.later) for upload in uploads.values()

@@ -129,7 +129,7 @@ def tune(
     from fczoo.runner.grid import create_methods
     from fczoo.runner.tune.search import tune as search
     from fczoo.runner.tune.study import ERROR, Effort
-    from fczoo.runner.tune.tuned_file import TUNED
+    from fczoo.runner.tune.tuned_file import TUNED_FILE
 
     if plot is not None:
         check_plot(plot)
@@ -188,7 +188,7 @@ def tune(
         f"{early_tasks(search_result.effort['tasks'])}, on {search_result.scored} training images "
         "held out"
     )
-    click.echo(f"\nA_N in % after {evaluation}; {effort_words}.\nWritten to {out / TUNED}")
+    click.echo(f"\nA_N in % after {evaluation}; {effort_words}.\nWritten to {out / TUNED_FILE}")
     if plot is not None:
         write_importance(plot, search_result)
 

@@ -26,7 +26,7 @@ class TunedValues:
 
     values: Mapping[str, Mapping[str, Any]]  # options by method
     # searched options by method; with other values it does not count as tuned
-    searched: Mapping[str, Collection[str]]
+    searched_options: Mapping[str, Collection[str]]
     settings: Mapping[str, Any]  # settings of the search
     effort: Mapping[str, Any]  # effort of the search, as in a run folder
 
@@ -47,7 +47,7 @@ class TunedValues:
         Returns:
             Values for ``bench.json``; empty if no method counts as tuned.
         """
-        searched_methods = sorted(self.searched.keys() & methods)
+        searched_methods = sorted(self.searched_options.keys() & methods)
         changed_methods = [
             name
             for name in searched_methods
@@ -89,7 +89,7 @@ class TunedValues:
         )
         return any(
             getattr(tuned_method, option) != getattr(changed_method, option)
-            for option in self.searched[name]
+            for option in self.searched_options[name]
         )
 
     def _other_settings(self, settings: Settings) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def read_tuned_values(path: Path) -> TunedValues:
     search_result = read_tuned(path)
     return TunedValues(
         values={name: method.values for name, method in search_result.methods.items()},
-        searched={name: method.space for name, method in search_result.methods.items()},
+        searched_options={name: method.space for name, method in search_result.methods.items()},
         settings=current_settings(search_result.settings),
         effort={
             "dataset": search_result.settings["dataset"],
@@ -142,7 +142,7 @@ def tuned_values_of_run(about: About) -> TunedValues:
     """
     return TunedValues(
         values=about.methods,
-        searched={
+        searched_options={
             name: about.methods[name] for name in about.tuned["methods"] if name in about.methods
         },
         settings={**with_defaults(about.settings), **about.tuned.get("other_settings", {})},

@@ -33,7 +33,7 @@ class Registration(NamedTuple):
     module: str
     # its line in ``fczoo list``: the attribute ``about``, else the first line of its docstring
     about: str
-    defined: str  # the class's or function's own name
+    symbol: str  # the class's or function's own name
 
 
 def in_package(package: str, decorator: str) -> Iterator[Registration]:

@@ -278,18 +278,18 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def shorten(word: str | None) -> str | None:
+def shorten(text: str | None) -> str | None:
     """Shorten ``NAME:FOLDER/FILE`` to ``NAME:FILE``; keep text without a folder.
 
     Args:
         word: Text, or None, which stays None.
     """
-    if word is None:
+    if text is None:
         return None
-    word = printable(word)
-    if "/" not in word:
-        return word
-    parent, _, last = word.rstrip("/").rpartition("/")
+    text = printable(text)
+    if "/" not in text:
+        return text
+    parent, _, last = text.rstrip("/").rpartition("/")
     name, colon, _ = parent.partition(":")
     return f"{name}:{last}" if colon else last
 

@@ -170,7 +170,7 @@ class Registry(Generic[Entry]):
         if name in self._registrations:
             with contextlib.suppress(ValueError):
                 return declared_options(
-                    self._registrations[name].module, self._registrations[name].defined
+                    self._registrations[name].module, self._registrations[name].symbol
                 )
         entry: Any = self.get(name)
         return (

@@ -26,7 +26,7 @@ log = logging.getLogger("fczoo")
 
 FORMAT = "fczoo-features-2"
 LARGEST = 4 << 30  # bytes of all files together; those unused for longest are removed
-HASHED = 1 << 26  # bytes of pixels that are hashed at once
+HASH_BLOCK = 1 << 26  # bytes of pixels that are hashed at once
 
 
 class FeatureFile:
@@ -104,7 +104,7 @@ def pixels_sha256(pixels: np.ndarray) -> str:
         pixels: uint8 [N, S, S, 3].
     """
     digest = hashlib.sha256(f"{pixels.shape}".encode())
-    step = max(1, HASHED // max(1, pixels[:1].nbytes))
+    step = max(1, HASH_BLOCK // max(1, pixels[:1].nbytes))
     for start in range(0, len(pixels), step):
         digest.update(np.ascontiguousarray(pixels[start : start + step]).data)
     return digest.hexdigest()

@@ -198,22 +198,22 @@ def _difference(archive: Archive, size: int, digests: dict[str, str]) -> str:
     return ""
 
 
-def _transfer(url: str, file: Path, done: int, size: int | None, advice: str) -> None:
+def _transfer(url: str, file: Path, offset: int, size: int | None, advice: str) -> None:
     """Append the bytes of ``url`` after the first ``done``, and at most one beyond ``size``."""
     address = urlsplit(url)
     if address.scheme == "file" and not Path(url2pathname(address.path)).is_file():
         raise FczooError(f"{url} is not an ordinary file; {advice}")
     headers = {"User-Agent": f"fczoo/{__version__}", "Accept-Encoding": "identity"}
-    request = Request(url, headers={**headers, "Range": f"bytes={done}-"} if done else headers)
+    request = Request(url, headers={**headers, "Range": f"bytes={offset}-"} if offset else headers)
     try:
         with urlopen(request, timeout=PATIENCE) as answer:
-            if not (answer.headers.get("Content-Range") or "").startswith(f"bytes {done}-"):
-                done = 0  # the server sends the whole file
+            if not (answer.headers.get("Content-Range") or "").startswith(f"bytes {offset}-"):
+                offset = 0  # the server sends the whole file
             length = answer.headers.get("Content-Length")
-            total = None if length is None else done + int(length)
+            total = None if length is None else offset + int(length)
             with (
-                file.open("ab" if done else "wb") as out,
-                progress_bar(file.name, total, done) as bar,
+                file.open("ab" if offset else "wb") as out,
+                progress_bar(file.name, total, offset) as bar,
             ):
                 # read1 gives what has arrived: a slow line is not a reason to lose a block
                 while block := answer.read1(
@@ -222,7 +222,7 @@ def _transfer(url: str, file: Path, done: int, size: int | None, advice: str) ->
                     out.write(block)
                     bar.update(len(block))
     except HTTPError as error:
-        if error.code == 416 and done:
+        if error.code == 416 and offset:
             return  # nothing is left to send; the checks that follow tell whether that is right
         response = f"{url} answers {error.code} {error.reason}"
         raise FczooError(f"{response}; try later, or {advice}") from error

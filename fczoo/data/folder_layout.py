@@ -8,7 +8,7 @@ from fczoo.data.division import find_lists, one_folder
 from fczoo.data.folder_scan import TEST, TRAIN, find_named, has_images, normalise_name, subfolders
 from fczoo.data.image_files import two_folders
 
-EXPECTED = "expected {train,test}/CLASS/* or CLASS/*"
+LAYOUT_HINT = "expected {train,test}/CLASS/* or CLASS/*"
 
 
 def read_folders(
@@ -77,7 +77,7 @@ def find_parts(root: Path) -> tuple[Path, Path | None, tuple[str, ...]] | None:
     if len(train) > 1:
         raise FczooError(f"{train[0]} and {train[1]} are both the training part; keep one")
     if not train:
-        raise FczooError(f"{root} has {tests[0].name}/ but no train/; {EXPECTED}")
+        raise FczooError(f"{root} has {tests[0].name}/ but no train/; {LAYOUT_HINT}")
     if tests:
         return _choose(train[0], tests)
     for path in find_lists(root, []).values():
@@ -116,4 +116,4 @@ def _refuse_inner(root: Path) -> None:
         find_named(names, TRAIN) and find_named(names, TEST) for names in inner.values()
     ):
         problem = f"the class folders in {root} hold train/ and test/ themselves"
-        raise FczooError(f"{problem}; {EXPECTED}")
+        raise FczooError(f"{problem}; {LAYOUT_HINT}")

@@ -35,7 +35,7 @@ SLICE = 256  # files that one thread reads one after another
 # images decoded before the next are begun, so that fast cores cannot outrun a slow disk
 WINDOW = 1024
 BLOCK = 1 << 24  # bytes of pixels, about, that share a checksum
-VERIFIED = 1 << 28  # bytes of pixels, about, that are verified when a cache is opened
+VERIFY_LIMIT = 1 << 28  # bytes of pixels, about, that are verified when a cache is opened
 
 Prepare = Callable[[Path, int], np.ndarray]
 Fingerprint = tuple[int, int, int, int, str]
@@ -53,7 +53,7 @@ def cached_pixels(
     """Map the decoded images from a cache that is built where missing.
 
     A cache belongs to the files (see ``fingerprint``), to ``size`` and to ``preparation``. Up to
-    ``VERIFIED`` bytes are compared with their checksums: a small cache as a whole, random blocks of
+    ``VERIFY_LIMIT`` bytes are compared with their checksums: a small cache as a whole, random blocks of
     a large one.
 
     Args:
@@ -189,7 +189,7 @@ def _verify(stem: Path, pixels: np.ndarray, checksums: list[str]) -> None:
         FczooError: A block differs.
     """
     per_block = _images_per_block(pixels.shape[1])
-    affordable = max(1, VERIFIED // (per_block * _image_bytes(pixels.shape[1])))
+    affordable = max(1, VERIFY_LIMIT // (per_block * _image_bytes(pixels.shape[1])))
     blocks: Sequence[int] = range(len(checksums))
     if len(checksums) > affordable:
         # a generator that no result depends on

@@ -43,13 +43,15 @@ class Rows(NamedTuple):
 
     positions: Tensor  # [n]
     draws: Tensor | None = None  # [n, DRAWS]; None: the test view
-    own: Tensor | None = None  # [n, d] draws of the method; None: it has none here
+    method_draws: Tensor | None = None  # [n, d] draws of the method; None: it has none here
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return the rows from ``start`` up to ``stop``."""
         draws = None if self.draws is None else self.draws[start:stop]
         return Rows(
-            self.positions[start:stop], draws, None if self.own is None else self.own[start:stop]
+            self.positions[start:stop],
+            draws,
+            None if self.method_draws is None else self.method_draws[start:stop],
         )
 
 
@@ -105,7 +107,7 @@ def stacked_batch(
     x, query = _inputs(method, store, index.flatten(), augment, draws, cache_queries)
     y = store.labels[index.to(store.labels.device)]
     none = query.new_empty(*index.shape, 0)
-    method_draws = [pad(r.own, width) for r in rows if r.own is not None]
+    method_draws = [pad(r.method_draws, width) for r in rows if r.method_draws is not None]
     return Batch(
         x.unflatten(0, index.shape),
         y,

@@ -68,7 +68,7 @@ class ClientRuntime(LocalTrainer):
             "task_end",
         )
         draws = torch.zeros(1, method.training().draws) if method.training().draws else None
-        client_batch = self.batch([Rows(client.index[:1], own=draws)])
+        client_batch = self.batch([Rows(client.index[:1], method_draws=draws)])
         batch = Batch(*(v[0] for v in client_batch))._replace(w=torch.zeros_like(client_batch.w[0]))
         sums = method.collect(asked.boundary, self.backbone, asked.state, batch, asked.ctx.task)
         return Payload(sums, client.number)
@@ -83,7 +83,7 @@ class ClientRuntime(LocalTrainer):
 
         key = f"survey {PHASE_KEYS[phase]}", self.plan.seed, task.index
         draws = image_draws(method.training(), len(self.store.labels), client.index, *key)
-        totals = self.one_pass(sums, [{}], [Rows(client.index, own=draws)])[0]
+        totals = self.one_pass(sums, [{}], [Rows(client.index, method_draws=draws)])[0]
         return Payload(_contiguous_tree(totals), client.number, len(client.index))
 
     def _conclude(

@@ -25,7 +25,7 @@ from fczoo.federation.device import Plan
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.local_trainer import MakeSteps, Optimizers
 
-ALIGNED = 64  # bytes, as torch aligns what it allocates: sums can depend on it in their last bit
+ALIGNMENT = 64  # bytes, as torch aligns what it allocates: sums can depend on it in their last bit
 
 
 def on_disk(payload: Payload) -> Payload:
@@ -47,7 +47,7 @@ def on_disk(payload: Payload) -> Payload:
 
 def _append(file: IO[bytes], value: Tensor) -> int:
     """Write a tensor at the end of a file; returns where it begins."""
-    start = math.ceil(file.tell() / ALIGNED) * ALIGNED
+    start = math.ceil(file.tell() / ALIGNMENT) * ALIGNMENT
     file.write(bytes(start - file.tell()))
     file.write(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return start

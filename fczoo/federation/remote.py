@@ -40,13 +40,13 @@ class Transport(Protocol):
 class RemoteEngine(ClientEngine):
     """An engine whose clients act elsewhere; what they keep is with it between exchanges."""
 
-    elsewhere: Transport
+    transport: Transport
 
     def _answers(
         self, asked: ClientRequest, groups: Sequence[Sequence[Client]]
     ) -> Iterator[ClientResponse]:
         messages = (_group(clients, self._kept_by(asked, clients)) for clients in groups)
-        for answer in self.elsewhere(question_of(asked), messages, len(groups)):
+        for answer in self.transport(question_of(asked), messages, len(groups)):
             yield self._read(answer)
 
     def _read(self, content: bytes) -> ClientResponse:

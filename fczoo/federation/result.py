@@ -114,7 +114,7 @@ KNOWN_AT_START = (
     "remark",
     "versions",
 )
-MEASURED = "accuracy", "metrics"  # fields whose numbers may be NaN, which JSON has as null
+METRIC_FIELDS = "accuracy", "metrics"  # fields whose numbers may be NaN, which JSON has as null
 PROGRESS = tuple(f.name for f in fields(Result) if f.name not in KNOWN_AT_START)
 """The fields that a run fills in as it continues; the others are known when it begins."""
 
@@ -148,7 +148,7 @@ def _read_version(path: Path, version: tuple[int, int, int]) -> Result:
     """Read the ``version`` of a file: its inode, modification time and size."""
     again = "remove it, and the same bench command makes this run again"
     try:
-        return consistent(read_record(path, "result file", Result, FORMAT, MEASURED))
+        return consistent(read_record(path, "result file", Result, FORMAT, METRIC_FIELDS))
     except FczooError as error:
         raise FczooError(f"{error}; {again}") from error
     except ValueError as error:

@@ -32,7 +32,7 @@ from fczoo.federation.environment import peak_memory, reset_peak_memory
 from fczoo.federation.evaluate import accuracy_row
 from fczoo.federation.local_rules import CONTROL
 from fczoo.federation.remote import RemoteEngine, Transport
-from fczoo.federation.result import MEASURED, PROGRESS, Result
+from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result
 from fczoo.federation.server import Server
 from fczoo.federation.world import World
 
@@ -98,8 +98,10 @@ class FederatedRun:
             sum(exchange.boundary is None for exchange in of_task)
             for of_task in self.server.exchanges
         ]
-        done, rounds = sum(rounds_of[:tasks_done]) + rounds_done, sum(rounds_of)
-        self.observer.start(self.method, self.seed, self.world.partition.clients, rounds, done)
+        rounds_before, rounds = sum(rounds_of[:tasks_done]) + rounds_done, sum(rounds_of)
+        self.observer.start(
+            self.method, self.seed, self.world.partition.clients, rounds, rounds_before
+        )
         for task in self.stream.tasks[tasks_done:]:
             self._learn(task, rounds_done)
             rounds_done = 0
@@ -109,9 +111,9 @@ class FederatedRun:
                 self.result.accuracy.append(row)
             self.result.metrics = all_metrics(self.result.accuracy, self.result.test_counts)
             self.result.seconds = time.perf_counter() - self.begin
-            stopped = self.result.peak_memory  # of the processes that were stopped
+            earlier_peaks = self.result.peak_memory  # of the processes that were stopped
             peaks = peak_memory(self.backbone.device)
-            self.result.peak_memory = {k: max(v, stopped.get(k, 0)) for k, v in peaks.items()}
+            self.result.peak_memory = {k: max(v, earlier_peaks.get(k, 0)) for k, v in peaks.items()}
             self.observer.task(self.result)
             yield task
             if task.index + 1 < len(self.stream.tasks):
@@ -141,18 +143,18 @@ class FederatedRun:
                 labels.append(batch.y.cpu())
         return torch.cat(features[1:] or features), torch.cat(labels)
 
-    def _learn(self, task: Task, done: int) -> None:
+    def _learn(self, task: Task, first_round: int) -> None:
         """Learn one task from round ``done`` on, exchange by exchange."""
         training, exchanges = self.server.training, self.server.exchanges[task.index]
-        joined = self.world.clients(task, training.data_scope, idle=True)
-        holders = [client for client in joined if len(client.index)]
-        if not done:
+        members = self.world.clients(task, training.data_scope, idle=True)
+        holders = [client for client in members if len(client.index)]
+        if not first_round:
             self.teacher_cache.clear()
             self.server.begin_task(task)
-        trained = select(self.state, *training.optims)
-        self.result.trained_scalars = sum(value.numel() for value in trained.values())
+        trained_tensors = select(self.state, *training.optims)
+        self.result.trained_scalars = sum(value.numel() for value in trained_tensors.values())
         engine = self._engine(self._plan())
-        if not done:
+        if not first_round:
             if any(exchange.boundary == "task_start" for exchange in exchanges):
                 # sums are of the task's classes
                 latest = training.data_scope == "latest"
@@ -163,14 +165,14 @@ class FederatedRun:
                 self.probe.on_task_start(self.method, self.state)
         for exchange in exchanges:
             if exchange.boundary == "after_rounds":
-                holders = self._end_task(engine, joined, task)
+                holders = self._end_task(engine, members, task)
             elif exchange.boundary == "task_end":
                 self._collect("task_end", engine, holders, task)
             elif exchange.balanced:
-                remembering = [replace(c, index=engine.exemplars(c)) for c in joined]
+                remembering = [replace(c, index=engine.exemplars(c)) for c in members]
                 self._round(engine, [c for c in remembering if len(c.index)], exchange)
-            elif exchange.is_training_round and exchange.round >= done:
-                candidates = self.server.participation.candidates(joined)
+            elif exchange.is_training_round and exchange.round >= first_round:
+                candidates = self.server.participation.candidates(members)
                 participants = self.server.participation.sample(candidates, task, exchange.round)
                 self._round(engine, participants, exchange)
                 self._save(task.index, exchange.round + 1)
@@ -181,7 +183,7 @@ class FederatedRun:
         self, engine: ClientEngine, participants: Sequence[Client], exchange: Exchange
     ) -> None:
         """Run one round: send the broadcast, train the participants, merge their uploads."""
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         server, task, number = self.server, exchange.task, exchange.round
         rounds = server.rounds[task.index]
         present = [client for client in participants if len(client.index)]
@@ -195,8 +197,10 @@ class FederatedRun:
 
         responding = server.participation.responding(present, exchange)
         with self.result.phase("training"):
-            sent = engine.train(shared, responding, Context(task, number, rounds, shared), tick)
-        arrival = server.uplink.arrive(sent, present, shared, exchange, losses)
+            client_uploads = engine.train(
+                shared, responding, Context(task, number, rounds, shared), tick
+            )
+        arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses)
         uploads = server.receive(arrival)
         server.note_storage(shared, responding, self.memories)
         if self.probe and uploads and number == rounds - 1:
@@ -206,17 +210,17 @@ class FederatedRun:
             with self.result.phase("server"):
                 server.merge(uploads, exchange)
         # real sites may keep their losses back
-        reported = [losses[upload.client] for upload in uploads if upload.client in losses]
+        reported_losses = [losses[upload.client] for upload in uploads if upload.client in losses]
         self.observer.round(
             {
                 "task": task.index,
                 "round": number,
                 "clients": [client.number for client in present],
                 "rejected": arrival.rejected,
-                "loss": statistics.fmean(reported) if reported else None,
+                "loss": statistics.fmean(reported_losses) if reported_losses else None,
                 "bytes_up": arrival.total_bytes,
                 "bytes_down": down,
-                "seconds": time.perf_counter() - started,
+                "seconds": time.perf_counter() - start_time,
             }
         )
 
@@ -236,16 +240,18 @@ class FederatedRun:
         shared, _ = server.send(clients)
         ctx = Context(task, 0, server.rounds[task.index], {})
         exchange = Exchange(task, boundary=phase)
-        folded: Tree = {}
+        folded_sums: Tree = {}
         with self.result.phase("surveys"):
-            sent = engine.collect(phase, shared, clients, ctx)
+            client_uploads = engine.collect(phase, shared, clients, ctx)
             if server.uplink.folds:
                 form = engine.survey_form(phase, shared, clients[0], ctx)
-                arrival, folded = server.uplink.collect(sent, clients, shared, exchange, form)
+                arrival, folded_sums = server.uplink.collect(
+                    client_uploads, clients, shared, exchange, form
+                )
             else:
-                arrival = server.uplink.arrive(list(sent), clients, shared, exchange)
+                arrival = server.uplink.arrive(list(client_uploads), clients, shared, exchange)
         server.note_storage(shared, clients, self.memories)
-        server.update_from(phase, server.receive(arrival), task, folded)
+        server.update_from(phase, server.receive(arrival), task, folded_sums)
 
     def _end_task(
         self, engine: ClientEngine, clients: Sequence[Client], task: Task
@@ -258,10 +264,10 @@ class FederatedRun:
         clients = [c for c in clients if len(c.index) + len(engine.exemplars(c))]
         shared, _ = server.send(clients)
         with self.result.phase("surveys"):
-            sent = engine.end_task_client(clients, Context(task, rounds, rounds, shared))
+            client_uploads = engine.end_task_client(clients, Context(task, rounds, rounds, shared))
         server.note_storage(shared, clients, self.memories)
         holders = [engine.with_exemplars(client) for client in clients]
-        pairs = [(upload, c) for upload, c in zip(sent, holders, strict=True) if upload]
+        pairs = [(upload, c) for upload, c in zip(client_uploads, holders, strict=True) if upload]
         if pairs:
             uploads: list[Payload] = [upload for upload, _ in pairs]
             senders = [client for _, client in pairs]
@@ -279,7 +285,7 @@ class FederatedRun:
         controls = self.server.controls
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
         if self.elsewhere:
-            return RemoteEngine(*parts, controls, elsewhere=self.elsewhere)
+            return RemoteEngine(*parts, controls, transport=self.elsewhere)
         return ClientEngine(*parts, controls)
 
     def _plan(self) -> Plan:
@@ -315,11 +321,11 @@ class FederatedRun:
                 self.probe.resume(0, {})
             return 0, 0
         notes, server = snapshot.notes, self.server
-        saved = from_trees(snapshot.trees)
-        server.state, server.controls.server = saved.state, saved.control
-        self.memories, self.teacher_cache, server.controls.clients = saved.kept
+        saved_state = from_trees(snapshot.trees)
+        server.state, server.controls.server = saved_state.state, saved_state.control
+        self.memories, self.teacher_cache, server.controls.clients = saved_state.kept
         if self.probe:
-            self.probe.resume(notes.get("diagnostics", 0), saved.begin)
+            self.probe.resume(notes.get("diagnostics", 0), saved_state.begin)
         server.tracker.restore(notes["ledger"])
-        server.result = replace(server.result, **restore_nan(notes["result"], MEASURED))
+        server.result = replace(server.result, **restore_nan(notes["result"], METRIC_FIELDS))
         return snapshot.task, snapshot.round

@@ -247,20 +247,20 @@ class Server:
 
         Sums in float64 stay in float64. Raises RunStopped if a value is not finite.
         """
-        least, placed = torch.promote_types(self.backbone.dtype, torch.float32), {}
+        least, tensors = torch.promote_types(self.backbone.dtype, torch.float32), {}
         for name, value in new.items():
             dtype = value.dtype
             if value.is_floating_point():
                 dtype = torch.promote_types(dtype, least)
-            placed[name] = contiguous_copy(value.detach().to(self.backbone.device, dtype))
-            if not placed[name].isfinite().all():
+            tensors[name] = contiguous_copy(value.detach().to(self.backbone.device, dtype))
+            if not tensors[name].isfinite().all():
                 raise RunStoppedError(
                     f"{self.method.name} diverged: {name} is not finite on the server; "
                     f"lower its learning rates with --set"
                 )
-        self.tracker.update(self.state, placed)
-        self.result.server_storage = max(self.result.server_storage or 0, nbytes(placed))
-        self.state = placed
+        self.tracker.update(self.state, tensors)
+        self.result.server_storage = max(self.result.server_storage or 0, nbytes(tensors))
+        self.state = tensors
 
     def generator(
         self, purpose: str, task: Task, number: int = 0, device: str | None = None

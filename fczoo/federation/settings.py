@@ -25,7 +25,11 @@ DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = GROUPS
 
 AUTO = "auto"  # precision that is chosen by speed; stored is the chosen one
 MOST_CLIENTS = 1_000_000
-MOVED = {"training": None, "partition": "partition_seed", "class-order": "class_order_seed"}
+SEEDED_SETTINGS = {
+    "training": None,
+    "partition": "partition_seed",
+    "class-order": "class_order_seed",
+}
 """What the seed of a run may move, and the setting that says so."""
 
 
@@ -272,7 +276,7 @@ class Settings:
     @use_python_names
     def __post_init__(self) -> None:
         check_options(self)
-        vary = tuple(w for w in MOVED if w == "training" or w in self.vary)
+        vary = tuple(w for w in SEEDED_SETTINGS if w == "training" or w in self.vary)
         values = {"backbone": canonical_backbone(self.backbone), "augment": fold(self.augment)}
         for name, value in {**spell_names(vars(self)), **values, "vary": vary}.items():
             object.__setattr__(self, name, value)
@@ -329,7 +333,9 @@ class Settings:
             raise FczooError(
                 "--vary class-order has nothing to vary in --class-order's list; leave one out"
             )
-        seeds: dict[str, Any] = {field: seed for field in map(MOVED.get, self.vary) if field}
+        seeds: dict[str, Any] = {
+            field: seed for field in map(SEEDED_SETTINGS.get, self.vary) if field
+        }
         return replace(self, **seeds)
 
     def participant_count(self, candidates: int) -> int:

@@ -23,7 +23,7 @@ from fczoo.core.files import (
     write_safely,
 )
 from fczoo.core.metrics import METRICS
-from fczoo.federation.result import MEASURED, Result, consistent
+from fczoo.federation.result import METRIC_FIELDS, Result, consistent
 from fczoo.reports.contamination import run_contamination
 from fczoo.reports.run_folder import About, Cell, Runs, Split, check_about
 from fczoo.reports.text_format import option_word
@@ -80,7 +80,7 @@ class Row(msgspec.Struct, kw_only=True):
     pretraining: str = ""  # how the backbone met the classes in training; reports derive it again
 
 
-CONVERTED = {
+CONVERTED_COLUMNS = {
     "class_order",
     "backbone",
     "partition",
@@ -89,7 +89,9 @@ CONVERTED = {
     "earlier_commands",
 }
 """Columns with names of fields of ``Result`` or ``About`` but in another form."""
-_COLUMNS = [field.name for field in msgspec.structs.fields(Row) if field.name not in CONVERTED]
+_COLUMNS = [
+    field.name for field in msgspec.structs.fields(Row) if field.name not in CONVERTED_COLUMNS
+]
 RESULT_COLUMNS = [name for name in _COLUMNS if name in Result.__dataclass_fields__]
 """Columns that hold a field of ``Result`` as it is."""
 ABOUT_COLUMNS = [name for name in _COLUMNS if name in About.__struct_fields__]
@@ -234,7 +236,7 @@ def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
             content[field.name] = text if field.name in TEXTS else json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{field.name}: {error}") from error
-    return convert_json(restore_nan(content, MEASURED), Row)
+    return convert_json(restore_nan(content, METRIC_FIELDS), Row)
 
 
 def _cell(path: Path, row: Row, cells: Mapping[str, str]) -> Cell:
@@ -286,4 +288,4 @@ def _runs(path: Path, row: Row, cells: Sequence[Cell]) -> Runs:
         images=row.train_images,
         counts=row.train_counts,
     )
-    return Runs(row.folder, f"{path}: {row.folder}", about, tuple(cells), archived=split)
+    return Runs(row.folder, f"{path}: {row.folder}", about, tuple(cells), archived_split=split)

@@ -208,7 +208,7 @@ def notes(experiment: Experiment) -> list[str]:
         lines += [f"{line.label}: {text}" for text in texts if text]
     lines += [f"warning: {line}" for line in warnings_of(experiment) if line not in remarks]
     return lines + [
-        f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished
+        f"not finished: {c.method} seed {c.seed}: {c.problem}" for c in experiment.unfinished_runs
     ]
 
 
@@ -243,7 +243,7 @@ def _changed_options(experiment: Experiment, line: Line) -> list[str]:
     options = option_origin(line)
     texts = (
         (options.by_user, "other than by default"),
-        (options.stated, options.followed),
+        (options.stated, options.source_names),
         (options.for_dataset, f"the method's values for {experiment.settings['dataset']}"),
     )
     return [f"{_option_list(values)}, {text}" for values, text in texts if values]

@@ -38,7 +38,7 @@ def sign(entry: Entry, like_best: str, untested: str) -> str:
         like_best: Sign of an entry that does not differ significantly from the best.
         untested: Sign of an entry that was not tested against the best.
     """
-    return like_best if entry.like_best else untested if entry.untested else ""
+    return like_best if entry.like_best else untested if entry.is_untested else ""
 
 
 def to_text(table: Table) -> str:
@@ -179,7 +179,7 @@ def to_json(table: Table) -> list[dict[str, Any]]:
             "std": entry.std,
             "by_seed": dict(entry.by_seed),
             "mark": entry.mark,
-            "told_apart_from_best": entry.apart,
+            "told_apart_from_best": entry.is_different,
         }
 
     rows = []
@@ -198,7 +198,7 @@ TEST = (
     "no significant difference to the best by a paired t test over the seeds "
     "(two-sided, p below 0.05, not corrected for the number of methods)"
 )
-UNTESTED = (
+UNTESTED_NOTE = (
     "not tested against the best: fewer than two seeds in common, or a difference that is the "
     "same with "
     "each seed"
@@ -266,7 +266,9 @@ def legend(tables: Sequence[Table], style: str) -> str:
         marks, like_best, untested_sign = MARKS[style]
         many_seeds = any(len(entry.by_seed) > 1 for entry in entries)
         untested_note = (
-            f"; {untested_sign} {UNTESTED}" if any(entry.untested for entry in entries) else ""
+            f"; {untested_sign} {UNTESTED_NOTE}"
+            if any(entry.is_untested for entry in entries)
+            else ""
         )
         mark_legend = f"{marks}, {like_best} {TEST}{untested_note}. "
         if not many_seeds:
@@ -296,7 +298,8 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
         experiment: Experiment to convert.
     """
     problems = [
-        {"method": c.method, "seed": c.seed, "problem": c.problem} for c in experiment.unfinished
+        {"method": c.method, "seed": c.seed, "problem": c.problem}
+        for c in experiment.unfinished_runs
     ]
     remarks = {line.label: line.remark for line in experiment.lines if line.remark}
     return {

@@ -19,7 +19,7 @@ class OptionOrigin:
     by_user: dict[str, Any] = field(default_factory=dict)
     stated: dict[str, Any] = field(default_factory=dict)  # by the protocol or released code
     for_dataset: dict[str, Any] = field(default_factory=dict)  # the method's own values for it
-    followed: str = ""  # the names of protocol and released code
+    source_names: str = ""  # the names of protocol and released code
 
 
 def option_origin(line: Line) -> OptionOrigin:

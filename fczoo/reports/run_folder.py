@@ -115,13 +115,13 @@ class Runs:
     about: About
     cells: tuple[Cell, ...]
     folder: Path | None = None
-    archived: Split | None = None
+    archived_split: Split | None = None
 
     @cached_property
     def split(self) -> Split:
         """Return a summary of the partition."""
-        if self.archived is not None:
-            return self.archived
+        if self.archived_split is not None:
+            return self.archived_split
         assert self.folder is not None
         partition = load_partition(self.folder / PARTITION)
         client_parts = [part for task in partition.tasks for part in task]
@@ -294,7 +294,7 @@ def read_saved_result(path: Path, name: str) -> Runs:
     cell = Cell(
         str(path), None, about, result.method, result.seed, None if problem else result, problem
     )
-    return Runs(name, str(path), about, (cell,), archived=split)
+    return Runs(name, str(path), about, (cell,), archived_split=split)
 
 
 def read_cells(folder: Path, about: About) -> list[Cell]:

@@ -10,7 +10,7 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
 from fczoo.federation.result import Result
-from fczoo.federation.settings import MOVED, Settings
+from fczoo.federation.settings import SEEDED_SETTINGS, Settings
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_folder import ABOUT, About, Cell, Runs, Split, read_folder, read_saved_result
 from fczoo.reports.text_format import option_word
@@ -58,7 +58,7 @@ class Experiment:
     """Runs with the same data, split, backbone and schedule: their numbers may share one table."""
 
     lines: tuple[Line, ...]
-    unfinished: tuple[Cell, ...]
+    unfinished_runs: tuple[Cell, ...]
     runs: tuple[Runs, ...]  # the run folders that take part
 
     @property
@@ -109,7 +109,7 @@ def identity(about: About) -> tuple[str, ...]:
         about: Description of a run folder.
     """
     settings = with_defaults(about.settings)
-    by_seed = {MOVED[source] for source in settings["vary"]} - {None}
+    by_seed = {SEEDED_SETTINGS[source] for source in settings["vary"]} - {None}
     split = settings["partition"] if by_seed else about.partition["sha256"]
     by_split = () if by_seed else ("partition_seed",)  # other seeds may draw the same split
     excluded_names = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed)

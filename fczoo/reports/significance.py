@@ -21,13 +21,13 @@ class Entry:
     by_seed: Mapping[int, float]
     mark: Mark = ""
     # whether the difference to the best is significant; None where none was tested
-    apart: bool | None = None
+    is_different: bool | None = None
     # ranked below the best, among runs of several seeds, and not tested against it
-    untested: bool = False
+    is_untested: bool = False
 
     @property
     def like_best(self) -> bool:
-        return self.apart is False
+        return self.is_different is False
 
     @property
     def mean(self) -> float:

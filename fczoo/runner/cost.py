@@ -137,8 +137,10 @@ class MeasuredCost:
     trained: Tree  # in the first task
     sent: Mapping[str, Payload]  # moment -> upload, in the first task; see ``moments``
     later: Mapping[str, Payload]  # the same in the second
-    remembered: Tree  # what it remembers from the first task
-    held: Tree  # what it keeps of the broadcast in the second task in addition to what it trains
+    client_memory: Tree  # what it remembers from the first task
+    stored_broadcast: (
+        Tree  # what it keeps of the broadcast in the second task in addition to what it trains
+    )
     received: Tree  # the whole broadcast as the first task begins
 
 

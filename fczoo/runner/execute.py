@@ -104,11 +104,11 @@ def run_cell(
 
 def skip_finished(cell: RunSpec) -> bool:
     """Return whether an earlier command has finished the run, and report it."""
-    finished = cell.is_finished
-    if finished:
+    is_finished = cell.is_finished
+    if is_finished:
         Checkpoint(cell.checkpoint).remove()
         say(f"{cell.numbered_label}: finished before, kept")
-    return finished
+    return is_finished
 
 
 def _run(

@@ -84,15 +84,15 @@ class Progress:
 
     def count_ended(self, cell: RunSpec) -> None:
         """Count a run that is finished, kept or failed; an interrupted one does not count."""
-        finished = cell.is_finished
-        if not (finished or (cell.folder_of_run / FAILURE).exists()):
+        is_finished = cell.is_finished
+        if not (is_finished or (cell.folder_of_run / FAILURE).exists()):
             return
         self.over += 1
         if cell in self.seen:
             self._read(cell)
         else:
             self.move(0.0)
-        if finished:
+        if is_finished:
             a_n = read_result(cell.folder_of_run / RESULT).metrics["A_N"]
             if a_n > self.best.get(cell.folder, (-1.0, ""))[0]:  # not where it is NaN
                 self.best[cell.folder] = a_n, cell.label

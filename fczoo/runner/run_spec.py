@@ -83,7 +83,7 @@ class RunSpec:
     seed: int
     number: int = 1  # among the runs of the grid
     count: int = 1
-    lent: SharedBenchmark | None = field(
+    shared_benchmark: SharedBenchmark | None = field(
         default=None, compare=False, repr=False
     )  # data and weights for a worker
     among: str = ""  # which of several settings of the grid its own is, by their folders

@@ -83,7 +83,7 @@ class Draw(NamedTuple):
     """
 
     clients: int
-    drawn: int
+    sample_size: int
     uploads: int
     times: int
 
@@ -271,8 +271,10 @@ def sampled_epsilon(noise: float, draws: Sequence[Draw], delta: float) -> float:
     )
     for draw in (d for d in draws if d.times and d.uploads):
         event = accounting.SelfComposedDpEvent(accounting.GaussianDpEvent(noise / 2), draw.uploads)
-        if draw.drawn < draw.clients:
-            event = accounting.SampledWithoutReplacementDpEvent(draw.clients, draw.drawn, event)
+        if draw.sample_size < draw.clients:
+            event = accounting.SampledWithoutReplacementDpEvent(
+                draw.clients, draw.sample_size, event
+            )
         accountant.compose(event, draw.times)
     return float(accountant.get_epsilon(delta))
 

@@ -25,11 +25,11 @@ def test_borda_by_hand():
     assert list(standings) == ["b", "a", "c", "d"]
     assert standings["a"].share == pytest.approx(100 * (1 + 0 + 0.75) / 3)
     assert standings["b"].share == pytest.approx(100 * (0.5 + 1 + 0.75) / 3)
-    assert [(s.share, s.taken, s.place) for s in standings.values()][2:] == [
+    assert [(s.share, s.benchmark_count, s.place) for s in standings.values()][2:] == [
         (0, 1, None),
         (0, 1, None),
     ]
-    assert (standings["b"].place, standings["a"].place, standings["a"].taken) == (1, 2, 3)
+    assert (standings["b"].place, standings["a"].place, standings["a"].benchmark_count) == (1, 2, 3)
 
 
 def test_methods_that_are_level_share_a_place():
@@ -68,7 +68,7 @@ def test_pairs_are_tested_over_the_seeds_that_both_have():
     t = (sum(d) / 3) / (math.sqrt(sum((x - sum(d) / 3) ** 2 for x in d) / 2) / math.sqrt(3))
     p = 1 - t / math.sqrt(2 + t * t)  # two-sided, two degrees of freedom
     assert (pair.seeds, pair.difference) == (3, pytest.approx(3.5 / 3))
-    assert pair.p == pytest.approx(p) and pair.corrected == pytest.approx(p)
+    assert pair.p == pytest.approx(p) and pair.corrected_p == pytest.approx(p)
 
 
 def test_the_critical_difference_is_the_textbook_one():

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 from fczoo.core.files import write_record
 from fczoo.reports.run_folder import FORMAT
-from fczoo.runner.tune.tuned_file import TUNED
+from fczoo.runner.tune.tuned_file import TUNED_FILE
 from helpers_cli import TINY, run
 
 
@@ -21,7 +21,7 @@ from helpers_cli import TINY, run
 def search_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("search")
     run("tune", "--methods", "fedncm,fedridge", "--trials", "2", *TINY, "--out", str(folder))
-    return str(folder / TUNED)
+    return str(folder / TUNED_FILE)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_tuned_methods_may_join_one_that_was_not_searched(search_folder, tmp_pat
 
 def test_another_search_does_not_join(tuned_run, tmp_path):
     run("tune", "--methods", "fedridge", "--trials", "1", *TINY, "--out", str(tmp_path / "other"))
-    words = ["--tuned", str(tmp_path / "other" / TUNED), *TINY, "--out", str(tuned_run)]
+    words = ["--tuned", str(tmp_path / "other" / TUNED_FILE), *TINY, "--out", str(tuned_run)]
     outcome = CliRunner().invoke(main, ["bench", "--methods", "fedridge", *words])
     assert outcome.exit_code == 1
     assert "already in use by another configuration" in outcome.stderr
@@ -111,7 +111,7 @@ def test_settings_that_are_lists_are_those_of_the_search(tmp_path, caplog):
         "bench",
         *words,
         "--tuned",
-        str(tmp_path / "search" / TUNED),
+        str(tmp_path / "search" / TUNED_FILE),
         "--out",
         str(tmp_path / "runs"),
     )

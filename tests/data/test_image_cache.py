@@ -156,7 +156,7 @@ def test_of_a_large_cache_some_blocks_are_verified_each_time(
     Blocks have one image, three are verified each time, and one of them has changed.
     """
     monkeypatch.setattr("fczoo.data.image_cache.BLOCK", 1)
-    monkeypatch.setattr("fczoo.data.image_cache.VERIFIED", 3 * 16 * 16 * 3)
+    monkeypatch.setattr("fczoo.data.image_cache.VERIFY_LIMIT", 3 * 16 * 16 * 3)
     files.take(EVERY)
     file = next(cache.glob("*.u8"))
     file.write_bytes(file.read_bytes()[:-1] + b"?")

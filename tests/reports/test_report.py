@@ -309,9 +309,9 @@ def test_a_row_that_was_not_tested_against_the_best_is_marked_as_such():
     Second: 2 points below with each seed, so nothing is sampled; third: 15 below and 5 above it.
     """
     best, second, third = mark_entries(entries([55, 57], [53, 55], [40, 62]), COLUMNS["A_N"])
-    assert (best.mark, best.apart, best.untested) == ("best", None, False)
-    assert (second.mark, second.apart, second.untested) == ("second", None, True)
-    assert (third.mark, third.apart, third.untested) == ("", False, False)
+    assert (best.mark, best.is_different, best.is_untested) == ("best", None, False)
+    assert (second.mark, second.is_different, second.is_untested) == ("second", None, True)
+    assert (third.mark, third.is_different, third.is_untested) == ("", False, False)
     table = Table((COLUMNS["A_N"],), ("a", "b", "c"), (2, 2, 2), ((best,), (second,), (third,)))
     assert "°54.0 ± 1.4 ?" in to_text(table) and "51.0 ± 15.6 ~" in to_text(table)
     assert "<ins>54.0 ± 1.4</ins> †" in to_markdown(table)
@@ -323,7 +323,11 @@ def test_a_row_that_was_not_tested_against_the_best_is_marked_as_such():
 
 def test_two_equal_best_rows_leave_no_second_and_one_seed_no_sign():
     marks = mark_entries(entries([60.0], [60.0], [50.0]), COLUMNS["A_N"])
-    assert [(e.mark, e.untested) for e in marks] == [("best", False), ("best", False), ("", False)]
+    assert [(e.mark, e.is_untested) for e in marks] == [
+        ("best", False),
+        ("best", False),
+        ("", False),
+    ]
     close_marks = mark_entries(
         entries([60.01], [60.02], [50.0]), COLUMNS["A_N"]
     )  # both are printed as 60.0

@@ -9,7 +9,7 @@ from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.runner.tune.space import around, own_values, spread
 from fczoo.runner.tune.study import SPREAD
-from fczoo.runner.tune.tuned_file import TUNED, read_tuned
+from fczoo.runner.tune.tuned_file import TUNED_FILE, read_tuned
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
@@ -57,7 +57,7 @@ def test_the_next_trials_are_spread_from_the_middle_of_the_space_on(tmp_path):
         str(tmp_path),
     ]
     run("tune", "--set", "fedavg.tune=head", *small)
-    search = read_tuned(tmp_path / TUNED).methods["fedavg"]
+    search = read_tuned(tmp_path / TUNED_FILE).methods["fedavg"]
     values_by_trial = [trial["values"] for trial in search.trials]
     assert values_by_trial[1 : SPREAD + 1] == [
         spread(search.space, number) for number in range(1, SPREAD + 1)

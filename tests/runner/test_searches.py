@@ -18,7 +18,7 @@ from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.core.files import write_record
 from fczoo.federation.benchmark import Benchmark
-from fczoo.runner.tune.tuned_file import FORMAT, TUNED, TunedFile, read_tuned
+from fczoo.runner.tune.tuned_file import FORMAT, TUNED_FILE, TunedFile, read_tuned
 from helpers_cli import TINY, run
 
 ONE = ["tune", *TINY, "--trials", "1"]
@@ -26,7 +26,7 @@ ONE = ["tune", *TINY, "--trials", "1"]
 
 def run_search(out: Path, *words: str) -> TunedFile:
     run("tune", *TINY, *words, "--out", str(out))
-    return read_tuned(out / TUNED)
+    return read_tuned(out / TUNED_FILE)
 
 
 def error_line(*arguments: str) -> str:
@@ -101,7 +101,7 @@ def test_trials_on_other_weights_of_the_same_name_are_not_gone_on_with(tmp_path,
     folder = ["--backbone", str(weights), "--out", str(out)]
     message = error_line("tune", *TINY, "--methods", "fedncm", "--trials", "2", *folder)
     assert "found with other weights of the backbone; give another --out" in message
-    (out / TUNED).unlink()
+    (out / TUNED_FILE).unlink()
     message = error_line("tune", *TINY, "--methods", "fedncm", "--trials", "2", *folder)
     assert (
         "the trials of fedncm in this folder were made with other weights; give another --out"
@@ -116,7 +116,7 @@ def test_methods_that_were_searched_before_stay_in_the_file(tmp_path, replace_ru
     new_searches = run_search(tmp_path, "--methods", "fedridge", "--trials", "1").methods
     assert list(new_searches) == ["fedncm", "fedridge"]
     assert new_searches["fedncm"] == old_searches["fedncm"]
-    content, out = (tmp_path / TUNED).read_bytes(), ["--out", str(tmp_path)]
+    content, out = (tmp_path / TUNED_FILE).read_bytes(), ["--out", str(tmp_path)]
     message = error_line("tune", *TINY, "--methods", "fedridge", "--trials", "2", *out)
     assert "another number of trials than 2 of fedncm; name these in --methods, too" in message
     assert trials_kept(tmp_path, "fedridge") == 1
@@ -127,7 +127,7 @@ def test_methods_that_were_searched_before_stay_in_the_file(tmp_path, replace_ru
         *ONE, "--methods", "fedcof", "--seed", "1", *out
     )
     assert not (tmp_path / "fedcof.db").exists()
-    assert (tmp_path / TUNED).read_bytes() == content
+    assert (tmp_path / TUNED_FILE).read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -170,15 +170,15 @@ def test_where_no_trial_succeeds_the_reason_is_said_and_others_are_kept(tmp_path
         "fedavg: trial 1 of 1, failed: it diverged",
         "fedncm: trial 1 of 1, 50.0 %",
         "Error: no trial of fedavg succeeded, the last one: it diverged; the others are in "
-        f"{tmp_path / TUNED}",
+        f"{tmp_path / TUNED_FILE}",
     ]
-    assert list(read_tuned(tmp_path / TUNED).methods) == ["fedncm"]
+    assert list(read_tuned(tmp_path / TUNED_FILE).methods) == ["fedncm"]
 
 
 def test_where_clients_are_too_few_no_trial_begins(tmp_path):
     message = error_line(*ONE, "--methods", "fedncm", "--min-clients", "50", "--out", str(tmp_path))
     assert "--min-clients 50 is more than the " in message
-    assert not (tmp_path / TUNED).exists()
+    assert not (tmp_path / TUNED_FILE).exists()
 
 
 def test_a_trial_that_fails_is_never_the_best(tmp_path, replace_runs):
@@ -192,7 +192,7 @@ def test_a_trial_that_fails_is_never_the_best(tmp_path, replace_runs):
     replace_runs(broken_but_at_one)
     words = ["--methods", "fedridge", *TINY, "--trials", "4", "--out", str(tmp_path)]
     assert "  failed  " in run("tune", *words)
-    search = read_tuned(tmp_path / TUNED).methods["fedridge"]
+    search = read_tuned(tmp_path / TUNED_FILE).methods["fedridge"]
     assert search.values == {"normalise": False, "ridge": 1e4} and search.score == 0
     assert [trial.get("error") for trial in search.trials] == ["broken", "broken", "broken", None]
 
@@ -223,7 +223,7 @@ def test_the_first_tasks_are_as_many_as_there_are(tmp_path, replace_runs):
     replace_runs(lambda method: 50.0)
     two = ["--methods", "fedncm", "--tasks", "2", "--trials", "1", "--out", str(tmp_path)]
     assert "after the first 2 tasks, on" in run("tune", *TINY, *two)
-    assert read_tuned(tmp_path / TUNED).effort["tasks"] == 2
+    assert read_tuned(tmp_path / TUNED_FILE).effort["tasks"] == 2
     url = URL.create("sqlite", database=str(tmp_path / "fedncm.db")).render_as_string()
     study = optuna.load_study(study_name="fedncm", storage=url)
     search = study.user_attrs["search"]
@@ -264,20 +264,22 @@ def test_a_damaged_search_is_named(tmp_path, replace_runs, kept):
 def test_a_sealed_file_that_cannot_be_used_is_named(tmp_path, replace_runs, change, said):
     replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
-    content = json.loads((tmp_path / TUNED).read_text())
+    content = json.loads((tmp_path / TUNED_FILE).read_text())
     if "space" in change:
         content["methods"]["fedncm"] |= change
     else:
         content |= change
-    write_record(tmp_path / TUNED, FORMAT, {k: v for k, v in content.items() if k != "sha256"})
-    message = error_line("bench", "--methods", "fedncm", *TINY, "--tuned", str(tmp_path / TUNED))
-    assert str(tmp_path / TUNED) in message and said in message
+    write_record(tmp_path / TUNED_FILE, FORMAT, {k: v for k, v in content.items() if k != "sha256"})
+    message = error_line(
+        "bench", "--methods", "fedncm", *TINY, "--tuned", str(tmp_path / TUNED_FILE)
+    )
+    assert str(tmp_path / TUNED_FILE) in message and said in message
 
 
 def test_a_file_of_before_images_that_score_could_be_others_is_read(tmp_path, replace_runs):
     replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
-    content = json.loads((tmp_path / TUNED).read_text())
+    content = json.loads((tmp_path / TUNED_FILE).read_text())
     del content["effort"]["score_per_class"], content["sha256"], content["format"]
-    (tmp_path / TUNED).write_text(json.dumps(content))
-    assert read_tuned(tmp_path / TUNED).effort["trials"] == 1
+    (tmp_path / TUNED_FILE).write_text(json.dumps(content))
+    assert read_tuned(tmp_path / TUNED_FILE).effort["trials"] == 1

@@ -1,6 +1,6 @@
 """A control is searched and run with the same words."""
 
-from fczoo.runner.tune.tuned_file import TUNED
+from fczoo.runner.tune.tuned_file import TUNED_FILE
 from helpers_cli import TINY, run
 
 
@@ -21,6 +21,6 @@ def test_what_was_found_stays_tuned_when_it_is_given_by_hand_too(tmp_path, caplo
         "--out",
         str(tmp_path / "search"),
     )
-    folders = ["--tuned", str(tmp_path / "search" / TUNED), "--out", str(tmp_path / "runs")]
+    folders = ["--tuned", str(tmp_path / "search" / TUNED_FILE), "--out", str(tmp_path / "runs")]
     text = run("bench", "--methods", "fedridge", *control, *TINY, *folders)
     assert "images: fedridge\n" in text and "not tuned" not in caplog.text

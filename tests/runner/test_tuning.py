@@ -17,7 +17,7 @@ from fczoo.federation.stream import whole_stream
 from fczoo.reports.drawing import COLOURS
 from fczoo.runner.resume import only_process
 from fczoo.runner.tune.study import Effort, trial_images
-from fczoo.runner.tune.tuned_file import TUNED, TunedFile, read_tuned
+from fczoo.runner.tune.tuned_file import TUNED_FILE, TunedFile, read_tuned
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
@@ -69,7 +69,7 @@ def test_images_that_score_can_be_others_than_those_kept_of_each_class():
 
 
 def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_comes(search_folder):
-    search = read_tuned(search_folder / TUNED)
+    search = read_tuned(search_folder / TUNED_FILE)
     assert search.image_steps == 3 * 2 * 16  # three tasks of two classes of sixteen images, once
     for name, method in search.methods.items():
         assert len(method.trials) == 3
@@ -89,8 +89,8 @@ def test_a_search_goes_on_where_it_ended_and_finds_what_an_unbroken_one_finds(
     run(*short, "--trials", "1")
     run(*short, "--trials", "3")
     assert (
-        read_tuned(tmp_path / TUNED).methods["fedridge"]
-        == read_tuned(search_folder / TUNED).methods["fedridge"]
+        read_tuned(tmp_path / TUNED_FILE).methods["fedridge"]
+        == read_tuned(search_folder / TUNED_FILE).methods["fedridge"]
     )
 
 
@@ -101,20 +101,22 @@ def test_a_search_that_ended_before_its_first_trial_did_begins_with_the_method_a
     study = optuna.create_study(
         storage=f"sqlite:///{tmp_path / 'fedridge.db'}", study_name="fedridge", direction="maximize"
     )
-    study.enqueue_trial(read_tuned(search_folder / TUNED).methods["fedridge"].trials[0]["values"])
+    study.enqueue_trial(
+        read_tuned(search_folder / TUNED_FILE).methods["fedridge"].trials[0]["values"]
+    )
     for _ in range(begun):
         study.ask()  # and is killed before it has drawn any value
     run("tune", "--methods", "fedridge", *TINY, "--trials", "3", "--out", str(tmp_path))
     assert (
-        read_tuned(tmp_path / TUNED).methods["fedridge"]
-        == read_tuned(search_folder / TUNED).methods["fedridge"]
+        read_tuned(tmp_path / TUNED_FILE).methods["fedridge"]
+        == read_tuned(search_folder / TUNED_FILE).methods["fedridge"]
     )
 
 
 def test_a_word_that_is_set_is_no_scale(tmp_path):
     words = ["--set", "fedridge.score=linear", "--out", str(tmp_path)]
     run("tune", "--methods", "fedridge", *TINY, "--trials", "1", *words)
-    assert read_tuned(tmp_path / TUNED).methods["fedridge"].values["score"] == "linear"
+    assert read_tuned(tmp_path / TUNED_FILE).methods["fedridge"].values["score"] == "linear"
 
 
 def test_a_picture_shows_how_much_each_option_matters(search_folder, tmp_path, monkeypatch):
@@ -122,7 +124,7 @@ def test_a_picture_shows_how_much_each_option_matters(search_folder, tmp_path, m
 
     from fczoo.cli import plots
 
-    search = read_tuned(search_folder / TUNED)
+    search = read_tuned(search_folder / TUNED_FILE)
     plots.write_importance(
         tmp_path / "two.png", with_shares(search, {"ridge": 0.75, "scaled": 0.25})
     )
@@ -146,19 +148,19 @@ def with_shares(tuned: TunedFile, shares: dict[str, float]) -> TunedFile:
 
 
 def test_bench_takes_the_values_and_says_so(search_folder, tmp_path):
-    file, out = str(search_folder / TUNED), tmp_path / "runs"
+    file, out = str(search_folder / TUNED_FILE), tmp_path / "runs"
     text = run("bench", "--methods", "fedncm,fedridge", *TINY, "--tuned", file, "--out", str(out))
     assert "values found by fczoo tune, 3 trials of 96 image-steps each" in text
     about = json.loads((out / "bench.json").read_text())
     assert (
         about["methods"]["fedridge"]["ridge"]
-        == read_tuned(search_folder / TUNED).methods["fedridge"].values["ridge"]
+        == read_tuned(search_folder / TUNED_FILE).methods["fedridge"].values["ridge"]
     )
     assert about["tuned"]["methods"] == ["fedncm", "fedridge"]
     made_by = json.loads((out / "fedridge" / "seed0" / "result.json").read_text())["versions"][
         "code"
     ]
-    assert read_tuned(search_folder / TUNED).methods["fedridge"].code == made_by
+    assert read_tuned(search_folder / TUNED_FILE).methods["fedridge"].code == made_by
     run("report", str(out), "--archive", str(tmp_path / "all.csv"))
     assert "values found by fczoo tune" in run("report", str(tmp_path / "all.csv"))
 
@@ -166,7 +168,7 @@ def test_bench_takes_the_values_and_says_so(search_folder, tmp_path):
 def test_what_is_given_by_hand_was_not_tuned(search_folder, tmp_path, caplog):
     by_hand = [
         "--tuned",
-        str(search_folder / TUNED),
+        str(search_folder / TUNED_FILE),
         "--set",
         "fedridge.ridge=3",
         "--out",
@@ -184,7 +186,15 @@ def test_other_settings_than_those_of_the_search_are_said(search_folder, tmp_pat
 
     Device and test images do not count.
     """
-    bench = ["bench", "--methods", "fedncm", *TINY, "--tuned", str(search_folder / TUNED), "--out"]
+    bench = [
+        "bench",
+        "--methods",
+        "fedncm",
+        *TINY,
+        "--tuned",
+        str(search_folder / TUNED_FILE),
+        "--out",
+    ]
     same = [
         str(tmp_path / "same"),
         "--test-per-class",
@@ -205,19 +215,19 @@ def test_other_settings_than_those_of_the_search_are_said(search_folder, tmp_pat
 
 
 def test_a_folder_is_searched_by_one_command_at_a_time(search_folder):
-    content = (search_folder / TUNED).read_bytes()
+    content = (search_folder / TUNED_FILE).read_bytes()
     with only_process(search_folder):
         message = error_line(
             "tune", "--methods", "fedncm", "--trials", "4", *TINY, "--out", str(search_folder)
         )
     assert "another process is running in" in message
-    assert (search_folder / TUNED).read_bytes() == content
+    assert (search_folder / TUNED_FILE).read_bytes() == content
 
 
 def test_image_steps_are_those_of_the_clients_that_are_drawn(tmp_path):
     one_of_three = ["--methods", "fedncm", "--trials", "1", *TINY, "--first-tasks", "1"]
     run("tune", *one_of_three, "--participation", "0.34", "--out", str(tmp_path))
-    assert read_tuned(tmp_path / TUNED).image_steps == round(2 * 16 / 3)
+    assert read_tuned(tmp_path / TUNED_FILE).image_steps == round(2 * 16 / 3)
 
 
 def test_all_stands_alone(tmp_path):
@@ -245,7 +255,7 @@ def test_warnings_of_a_search_are_in_its_log(tmp_path):
 def test_set_beats_tuned(search_folder, tmp_path):
     options = [
         "--tuned",
-        str(search_folder / TUNED),
+        str(search_folder / TUNED_FILE),
         "--set",
         "fedncm.distance=cosine",
         "--out",
@@ -259,7 +269,7 @@ def test_set_beats_tuned(search_folder, tmp_path):
 def test_what_is_set_is_not_searched_but_part_of_what_is_found(tmp_path):
     head = ["--set", "fedavg.tune=head", "--set", "fedavg.lr_backbone=0.5"]
     run("tune", "--methods", "fedavg", *TINY, "--trials", "3", *head, "--out", str(tmp_path))
-    (search,) = read_tuned(tmp_path / TUNED).methods.values()
+    (search,) = read_tuned(tmp_path / TUNED_FILE).methods.values()
     assert search.space["tune"] == ["head"] and search.space["lr_backbone"] == [0.5]
     assert [t["values"]["tune"] for t in search.trials] == ["head"] * 3
     assert len({t["values"]["lr"] for t in search.trials}) == 3

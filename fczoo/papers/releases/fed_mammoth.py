@@ -38,13 +38,13 @@ class FedMammoth(Release):
     }
     datasets = {
         name: {
-            "tasks": stated["tasks"],
+            "tasks": statements["tasks"],
             "partition": Statement(
-                stated["partition"].value,
+                statements["partition"].value,
                 "an owner for each image, drawn again until all have 6 images",
             ),
         }
-        for name, stated in HGP.datasets.items()
+        for name, statements in HGP.datasets.items()
     }
     methods = {
         "fedavg": FULL,
@@ -171,7 +171,9 @@ class FedMammoth(Release):
     dataset_options = {
         dataset: {
             **{
-                method: {field: Statement(stated.value, LINE) for field, stated in options.items()}
+                method: {
+                    field: Statement(statement.value, LINE) for field, statement in options.items()
+                }
                 for method, options in methods.items()
             },
             "hgp": {

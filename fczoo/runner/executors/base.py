@@ -163,15 +163,17 @@ class _Grid:
             yield cell
 
 
-_opened: dict[Settings, Benchmark] = {}  # in a worker: the benchmark that it ran last
+_benchmarks: dict[Settings, Benchmark] = {}  # in a worker: the benchmark that it ran last
 
 
 def bench_of(cell: RunSpec) -> Benchmark:
     """Return the run's benchmark in a worker: from shared memory, or opened again."""
-    if cell.settings not in _opened:
-        _opened.clear()
-        _opened[cell.settings] = cell.lent.open() if cell.lent else Benchmark.open(cell.settings)
-    return _opened[cell.settings]
+    if cell.settings not in _benchmarks:
+        _benchmarks.clear()
+        _benchmarks[cell.settings] = (
+            cell.shared_benchmark.open() if cell.shared_benchmark else Benchmark.open(cell.settings)
+        )
+    return _benchmarks[cell.settings]
 
 
 @options_in_messages()
@@ -198,7 +200,7 @@ class Command:
     """
 
     out: Path  # run folder
-    here: Path  # where it was given: names of files may be relative
+    base_folder: Path  # where it was given: names of files may be relative
 
     @property
     def stop(self) -> Path:
@@ -223,7 +225,7 @@ def work_on_node(cell: RunSpec, conduct: ExecutionConfig, command: Command) -> O
     """Execute one run on another machine, if its environment equals the command's."""
     import torch
 
-    os.chdir(command.here)
+    os.chdir(command.base_folder)
     torch.set_num_threads(conduct.threads)
     try:
         check_node(cell)

@@ -108,7 +108,7 @@ class Worker:
 
     def _open(self, cell: RunSpec) -> None:
         if cell != self.cell:
-            os.chdir(self.command.here)
+            os.chdir(self.command.base_folder)
             torch.set_num_threads(self.threads)
             check_node(cell)
             self.answering, self.cell = RemoteWorker(bench_of(cell), cell.method, cell.seed), cell

@@ -34,7 +34,7 @@ from fczoo.runner.dry_run import image_steps
 from fczoo.runner.progress import log_to_file
 from fczoo.runner.resume import InterruptedRunError, only_process
 from fczoo.runner.tune.study import Effort, open_trial_benchmark, search_method, tasks_of_trial
-from fczoo.runner.tune.tuned_file import TUNED, Spent, TunedFile, TunedMethod, read_tuned
+from fczoo.runner.tune.tuned_file import TUNED_FILE, Spent, TunedFile, TunedMethod, read_tuned
 
 EMPTY: Mapping[str, Mapping[str, Any]] = {}
 # added to the seed: class orders and splits of trials are not those of later runs
@@ -105,13 +105,13 @@ def tune(
             methods={**earlier_results, **results},
         )
         if content.methods:
-            content.write(out / TUNED)
+            content.write(out / TUNED_FILE)
     if failures := {name: reason for name, reason in outcomes.items() if name not in results}:
         reasons = [
             f"no trial of {name} succeeded, the last one: {why}" for name, why in failures.items()
         ]
         raise FczooError(
-            "; ".join([*reasons, *([f"the others are in {out / TUNED}"] if results else [])])
+            "; ".join([*reasons, *([f"the others are in {out / TUNED_FILE}"] if results else [])])
         )
     return content
 
@@ -144,12 +144,12 @@ def _results_of_other_methods(
 
     Raises FczooError where it is of another search, or where they had another number of trials.
     """
-    if not (out / TUNED).exists():
+    if not (out / TUNED_FILE).exists():
         return {}
-    earlier = read_tuned(out / TUNED)
+    earlier = read_tuned(out / TUNED_FILE)
     if earlier.weights not in ("", weights):
         raise FczooError(
-            f"{out / TUNED} was found with other weights of the backbone; give another --out"
+            f"{out / TUNED_FILE} was found with other weights of the backbone; give another --out"
         )
     tasks = tasks_of_trial(settings, earlier.effort["tasks"])
     earlier_search = (
@@ -157,7 +157,7 @@ def _results_of_other_methods(
         {**earlier.effort, "tasks": tasks, "trials": effort.trials},
     )
     if earlier_search != (through_json(settings.portable()), asdict(effort)):
-        raise FczooError(f"{out / TUNED} was found with other settings; give another --out")
+        raise FczooError(f"{out / TUNED_FILE} was found with other settings; give another --out")
     other_methods = {
         name: method for name, method in earlier.methods.items() if name not in methods
     }
@@ -165,7 +165,7 @@ def _results_of_other_methods(
         name for name, method in other_methods.items() if len(method.trials) != effort.trials
     ]:
         problem = (
-            f"{out / TUNED} has another number of trials than {effort.trials} of "
+            f"{out / TUNED_FILE} has another number of trials than {effort.trials} of "
             f"{', '.join(uneven)}"
         )
         raise FczooError(f"{problem}; name these in --methods, too, or give another --out")
