@@ -40,7 +40,7 @@ class Canvas:
         self.parts.append(f'<text x="{x}" y="{self.y + 17}" {style}>{escape(words)}</text>')
 
     def chips(self, left: float, chips: Iterable[tuple[str, str]]) -> None:
-        """Words in coloured boxes, in as many lines as they need."""
+        """Write words in coloured boxes, in as many lines as they need."""
         x = left
         for words, colour in chips:
             width = 7.0 * len(words) + 12
@@ -55,13 +55,13 @@ class Canvas:
         self.y += LINE
 
     def frame(self, top: float) -> None:
-        """A box around all lines from ``top`` on."""
+        """Draw a box around all lines from ``top`` on."""
         size = f'width="{WIDTH - 8}" height="{self.y + 6 - top}"'
         style = 'rx="8" fill="none" stroke="currentColor" opacity="0.6"'
         self.parts.append(f'<rect x="4" y="{top + 1}" {size} {style}/>')
 
     def arrow(self, x: float, start: float, end: float) -> None:
-        """A vertical arrow."""
+        """Draw a vertical arrow."""
         head = end - 7 if end > start else end + 7
         path = f"M{x} {start}V{end}M{x - 5} {head}L{x} {end}L{x + 5} {head}"
         self.parts.append(
@@ -78,7 +78,7 @@ class Canvas:
 
 
 def draw(method: Method, dataset: str) -> str:
-    """Inline SVG: the server above, a client below, and between them what is sent."""
+    """Draw the server above, a client below, and between them what is sent, as inline SVG."""
     cost, training = measure(method, Settings.for_dataset(dataset)), method.training()
     canvas = Canvas()
     canvas.text(EDGE, "server", BOLD)
@@ -125,23 +125,23 @@ def draw(method: Method, dataset: str) -> str:
 
 
 def size(tree: Tree) -> str:
-    """Bytes of a tree in words."""
+    """Return the bytes of a tree in words."""
     count = nbytes(tree)
     return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
 def heads(names: Iterable[str]) -> list[str]:
-    """The first words of tensors' names, each once."""
+    """Return the first words of tensors' names, each once."""
     return list(dict.fromkeys(name.partition(".")[0] for name in names))
 
 
 def parameters(tree: Tree) -> list[tuple[str, str]]:
-    """Chips of what is trained next to the backbone's own weights."""
+    """Return chips of what is trained next to the backbone's own weights."""
     return [(name, TRAINED_COLOUR) for name in heads(tree) if name != "full"]
 
 
 def groups(tree: Tree, trained: Collection[str]) -> list[tuple[str, str]]:
-    """Chips of an upload: parameters by their first word, statistics of a group in one chip."""
+    """Return chips of an upload: parameters by first word, statistics of a group in one chip."""
     names_by_group: dict[str, list[str]] = {}
     for name in tree:
         first, _, suffix = name.partition(".")

@@ -58,7 +58,7 @@ def write(folder: Path) -> None:
 
 
 def _copy_results(folder: Path) -> None:
-    """The pages next to the archive; a browser of the repository shows them where they are."""
+    """Copy the pages next to the archive; a browser of the repository shows them there."""
     for page in (*RESULTS.glob("*.md"), *RESULTS.glob("tables/*.md")):
         copy = folder / page.relative_to(RESULTS)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def _literal(text: str, language: str = "text") -> str:
 
 
 def _rst(text: str) -> str:
-    """A docstring, which is reStructuredText."""
+    """Return a docstring, which is reStructuredText, as a block of the page."""
     return f"~~~~{{eval-rst}}\n{text}\n~~~~"
 
 
@@ -145,7 +145,7 @@ def _experiments() -> list[Experiment]:
 
 
 def _results(method: str) -> list[tuple[str, ...]]:
-    """The method's rows in all tables of the repository's results."""
+    """Return the method's rows in all tables of the repository's results."""
     rows = []
     for experiment in _experiments():
         words = heading(experiment)
@@ -160,7 +160,7 @@ def _results(method: str) -> list[tuple[str, ...]]:
 
 
 def _options_table(cls: type[Any]) -> str:
-    """Every option with its default, type, limits and where ``fczoo tune`` looks."""
+    """Return a table of the options with default, type, limits and where ``fczoo tune`` looks."""
     hints, search_spaces = get_type_hints(cls), spaces(cls)
     rows = []
     for field in dataclasses.fields(cls):
@@ -188,7 +188,7 @@ def _options_table(cls: type[Any]) -> str:
 
 
 def _readings(name: str) -> list[list[str]]:
-    """Rows of the page of readings that are about one method."""
+    """Return the rows of the page of readings that are about one method."""
     rows = [
         line.strip("| \n").split(" | ")
         for line in READINGS.read_text().splitlines()
@@ -205,7 +205,7 @@ def _readings(name: str) -> list[list[str]]:
 
 
 def _sources_page(title: str, registry: Any, kind: str) -> str:
-    """Everything that protocols or releases state, by data set, with its source."""
+    """Return all that protocols or releases state, by data set, with its source."""
     parts = [f"# {title}", f"As `fczoo show {kind} NAME --dataset NAME` prints them."]
     for name in _ours(registry):
         cls = registry.get(name)
@@ -258,7 +258,7 @@ METHOD_PAGE = ["Method", *(cls.__name__ for cls in (Training, Batch, Context, Se
 
 
 def _directives(module: Any, names: Iterable[str]) -> str:
-    """A directive for each class and function; ``Tree`` is neither but another word for a
+    """Return a directive for each class and function; ``Tree`` is neither but another word for a
     dictionary.
     """
     entries = {name: getattr(module, name) for name in names}

@@ -282,7 +282,7 @@ def shorten(text: str | None) -> str | None:
     """Shorten ``NAME:FOLDER/FILE`` to ``NAME:FILE``; keep text without a folder.
 
     Args:
-        word: Text, or None, which stays None.
+        text: Text, or None, which stays None.
     """
     if text is None:
         return None

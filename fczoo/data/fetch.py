@@ -199,7 +199,7 @@ def _difference(archive: Archive, size: int, digests: dict[str, str]) -> str:
 
 
 def _transfer(url: str, file: Path, offset: int, size: int | None, advice: str) -> None:
-    """Append the bytes of ``url`` after the first ``done``, and at most one beyond ``size``."""
+    """Append the bytes of ``url`` after the first ``offset``, and at most one beyond ``size``."""
     address = urlsplit(url)
     if address.scheme == "file" and not Path(url2pathname(address.path)).is_file():
         raise FczooError(f"{url} is not an ordinary file; {advice}")

@@ -144,7 +144,7 @@ class FederatedRun:
         return torch.cat(features[1:] or features), torch.cat(labels)
 
     def _learn(self, task: Task, first_round: int) -> None:
-        """Learn one task from round ``done`` on, exchange by exchange."""
+        """Learn one task from round ``first_round`` on, exchange by exchange."""
         training, exchanges = self.server.training, self.server.exchanges[task.index]
         members = self.world.clients(task, training.data_scope, idle=True)
         holders = [client for client in members if len(client.index)]
