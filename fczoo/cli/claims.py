@@ -20,19 +20,21 @@ from fczoo.core.errors import FczooError
     help="Run both sides of CLAIM on digits, which takes minutes, and test it.",
 )
 @click.option(
-    "--seeds", show_default="0-2", metavar="NUMBERS", help="Seeds of --run; 0-2 means three seeds."
+    "--seeds",
+    metavar="NUMBERS",
+    help="Seeds of --run; 0-2 means three seeds.  [default: 0-2]",
 )
 @click.option(
     "--jobs",
     metavar="auto|NUMBER",
-    show_default="1",
-    help="Number of runs of --run at the same time; auto: one per GPU, or per core without one.",
+    help="Number of runs of --run at the same time; auto: one per GPU, or per core without a GPU.  "
+    "[default: 1]",
 )
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
-    show_default="results",
-    help="Folder or archive of the runs that test claims; --run writes to claims/CLAIM in it.",
+    help="Folder or archive of the runs that test claims; --run writes to claims/CLAIM in it.  "
+    "[default: results]",
 )
 def claims(
     name: str | None,

@@ -142,14 +142,12 @@ def compare(
 @click.option(
     "--reading",
     type=Name(["print", "released"]),
-    show_default="print",
-    help="Follow the paper as printed, or its released code.",
+    help="Follow the paper as printed, or its released code.  [default: print]",
 )
 @click.option(
     "--results",
     type=click.Path(path_type=Path, exists=True),
-    show_default="results",
-    help="Without CARD: folder or archive of the runs that are compared.",
+    help="Without CARD: folder or archive of the runs that are compared.  [default: results]",
 )
 @click.option("--paper", help="Without CARD: list only rows of this paper; see `fczoo papers`.")
 @TABLE
