@@ -191,12 +191,12 @@ def _all(
 ) -> dict[str, TunedMethod | str]:
     """Run every method's search, here or in workers; the first error ends all."""
     if jobs == 1:
-        return dict(map(partial(search, observer=Callback()), methods))
+        return dict(map(partial(search, callback=Callback()), methods))
     open_trial_benchmark.cache_clear()  # every worker opens its own
     with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}, initializer=_prepare) as workers:
         try:
             return dict(
-                workers.map(partial(search, observer=StopWithCommand(os.getpid())), methods)
+                workers.map(partial(search, callback=StopWithCommand(os.getpid())), methods)
             )
         except BaseException:
             workers.shutdown(kill_workers=True)
