@@ -1,6 +1,7 @@
 """``fczoo claims``."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -65,15 +66,15 @@ def claims(
         raise FczooError("--run takes the claim's name itself; leave the rest out")
     from fczoo.cli.arguments import parse_jobs, parse_seeds
     from fczoo.federation.settings import Settings
-    from fczoo.runner.grid import Job, run_grid
-    from fczoo.runner.run_spec import ExecutionConfig
+    from fczoo.runner.configs import ExecutionConfig, make_sweep
+    from fczoo.runner.sweep import run_sweep
 
     claim, numbers = get_claim(running), parse_seeds(seeds or "0-2")
     settings = Settings.for_dataset("digits", partition=claim.small)
-    sides = {
-        Path(folder): Job(settings, (side.method,), tuple(numbers), {side.method: side.options})
-        for folder, side in zip(("better", "worse"), claim.sides, strict=True)
-    }
+    sides: dict[Path, Any] = {}
+    for name, side in zip(("better", "worse"), claim.sides, strict=True):
+        options = {side.method: side.options}
+        sides |= make_sweep(Path(name), settings, [side.method], numbers, options)
     out = folder / "claims" / claim.name
-    run_grid(sides, out, ExecutionConfig(jobs=parse_jobs(jobs or 1)))
+    run_sweep(sides, out, ExecutionConfig(jobs=parse_jobs(jobs or 1)))
     click.echo(page(claim, out))

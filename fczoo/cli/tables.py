@@ -210,7 +210,7 @@ def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:
     """Raise FczooError unless options of ``fczoo bench`` are one setting with a card's method."""
     from fczoo.cli.arguments import parse_methods, parse_specs
     from fczoo.cli.config import read_config
-    from fczoo.cli.jobs import SETTINGS
+    from fczoo.cli.sweep import SETTINGS
 
     cells = read_config(given["config"], SETTINGS, given)[1] if given["config"] else []
     grid = [name for name in ("dataset", "partition") if len(parse_specs(given[name])) > 1]

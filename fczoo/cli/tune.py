@@ -124,8 +124,8 @@ def tune(
     from fczoo.core.errors import FczooError
     from fczoo.core.options import plural, spaces
     from fczoo.federation.device import resolve_precision
+    from fczoo.reports.run_config import configure_run
     from fczoo.reports.text_format import early_tasks, option_word, word_table
-    from fczoo.runner.grid import create_methods
     from fczoo.runner.tune.search import tune as search
     from fczoo.runner.tune.study import ERROR, Effort
     from fczoo.runner.tune.tuned_file import TUNED
@@ -157,9 +157,8 @@ def tune(
             "fewer, or raise --tasks"
         )
     if missing := find_missing([settings]):
-        create_methods(
-            searched_methods, settings, fixed_options
-        )  # report wrong options before any question
+        for name in searched_methods:  # report wrong options before any question
+            configure_run(name, settings, fixed_options.get(name, {}))
         provide(missing, download)
     effort = Effort(trials, first_tasks or Effort.tasks, held_out, score_per_class, seed)
     search_result = search(searched_methods, settings, effort, out, parse_jobs(jobs), fixed_options)
