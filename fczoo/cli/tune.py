@@ -119,11 +119,11 @@ def tune(
     from fczoo.cli.arguments import ALL, parse_changes, parse_jobs, parse_methods, parse_specs
     from fczoo.cli.config import default_protocol
     from fczoo.cli.downloads import find_missing, provide
-    from fczoo.cli.plots import check_plot, write_importance
     from fczoo.cli.pointers import check_partitions
     from fczoo.core.errors import FczooError
     from fczoo.core.options import plural, spaces
     from fczoo.federation.device import resolve_precision
+    from fczoo.reports.drawing import check_plot, write_importance
     from fczoo.reports.run_config import configure_run
     from fczoo.reports.text_format import early_tasks, option_word, word_table
     from fczoo.runner.tune.search import tune as search
@@ -188,7 +188,8 @@ def tune(
     )
     click.echo(f"\nA_N in % after {evaluation}; {effort_words}.\nWritten to {out / TUNED}")
     if plot is not None:
-        write_importance(plot, search_result)
+        shares = {name: method.importance for name, method in search_result.methods.items()}
+        write_importance(plot, shares)
 
 
 def _short(value: Any) -> Any:
