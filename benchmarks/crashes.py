@@ -181,7 +181,7 @@ def main():
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    import fczoo.runner.grid  # noqa: F401 - imported here so that the children start at once
+    import fczoo.runner.sweep  # noqa: F401 - imported here so that the children start at once
     from fczoo.core.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS
 
     for registry in (AGGREGATORS, DATASETS, METHODS, PARTITIONERS):

@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 
 from fczoo.board.method_tags import FAMILIES, words_of
-from fczoo.cli.method_list import TABLE, Facts
+from fczoo.cli.listing import TABLE, Facts
 from fczoo.core.method import Method
 from fczoo.core.payload import Content, Payload, contents
 from fczoo.core.registry import METHODS, create_method

@@ -27,7 +27,7 @@ from fczoo.data.partition import make_partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.runner.cost import random_backbone
-from fczoo.runner.shared_memory import SharedBenchmark, lend
+from fczoo.runner.shared_memory import SharedBenchmark, share
 
 
 @click.command()
@@ -42,7 +42,7 @@ def main(jobs: str, backbone: str, images: int) -> None:
     """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        lent = lend(synthetic(backbone, images), Path(folder))
+        shared = share(synthetic(backbone, images), Path(folder))
         counts = sorted(map(int, jobs.split(",")))
         pools: list[ProcessPoolExecutor] = []
         for copied, wanted in ((False, counts), (True, counts[-1:])):
@@ -50,7 +50,7 @@ def main(jobs: str, backbone: str, images: int) -> None:
             for number in range(counts[-1]):
                 if number == len(pools):
                     pools.append(ProcessPoolExecutor(1, env={"OMP_NUM_THREADS": "1"}))
-                processes.append(pools[number].submit(hold, lent, copied).result())
+                processes.append(pools[number].submit(hold, shared, copied).result())
                 if len(processes) in wanted:
                     sizes = [sizes_of(process) for process in processes]
                     pss, uss = (sum(size) / 2**20 for size in zip(*sizes, strict=True))
@@ -76,9 +76,9 @@ def synthetic(backbone: str, images: int) -> Benchmark:
     return Benchmark(settings, stream, make_partition(stream, "iid", 5), frozen, *stores)
 
 
-def hold(lent: SharedBenchmark, copied: bool) -> int:
+def hold(shared: SharedBenchmark, copied: bool) -> int:
     """Open the benchmark, read all of it, keep it; returns the process's number."""
-    bench = lent.open()
+    bench = shared.open()
     if copied:
         train = bench.stream.train._replace(pixels=np.array(bench.stream.train.pixels))
         frozen = Backbone(bench.backbone.config, bench.backbone.weights)

@@ -20,7 +20,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, write_safely
 from fczoo.reports.figures import colour_order
 from fczoo.reports.formats import TEST, UNTESTED_NOTE
-from fczoo.reports.option_origin import count_changes
+from fczoo.reports.run_config import count_changes
 from fczoo.reports.runs import Experiment, Line, read_experiments
 from fczoo.reports.tables import COLUMNS, entry_of, percent
 

@@ -10,16 +10,15 @@ import click
 
 from fczoo import __version__
 from fczoo.cli.bench import bench
-from fczoo.cli.board import leaderboard, submit
-from fczoo.cli.claims import claims
 from fczoo.cli.data import data, partition
 from fczoo.cli.info import doctor, list_command, show
 from fczoo.cli.listing import KINDS
 from fczoo.cli.new import new
 from fczoo.cli.options import CONTEXT, ExampleGroup
+from fczoo.cli.papers import claims, compare, papers, reproduce
 from fczoo.cli.pointers import command_pointer, option_pointer
+from fczoo.cli.report import leaderboard, report, submit
 from fczoo.cli.site import site
-from fczoo.cli.tables import compare, papers, report, reproduce
 from fczoo.cli.tune import tune
 from fczoo.core.errors import FczooError, options_in_messages
 from fczoo.core.streams import lossy_output

@@ -150,15 +150,14 @@ def bench(config: Path | None, **given: Any) -> None:
     )
     from fczoo.cli.config import merge_requests, read_config, request
     from fczoo.cli.downloads import find_missing, provide
-    from fczoo.cli.jobs import SETTINGS, plan
     from fczoo.cli.pointers import one_seed
-    from fczoo.cli.resume import resume_jobs, store_paths
+    from fczoo.cli.sweep import SETTINGS, resume_sweep, store_paths, sweep_of_file
     from fczoo.reports.formats import sections
     from fczoo.reports.runs import read_experiments
     from fczoo.reports.tables import SHORT
-    from fczoo.runner.grid import check_grid, run_grid
+    from fczoo.runner.configs import ExecutionConfig
     from fczoo.runner.resume import last_run
-    from fczoo.runner.run_spec import ExecutionConfig
+    from fczoo.runner.sweep import check_sweep, run_sweep
     from fczoo.runner.trackers import LOGGERS, check_loggers
 
     option_values = {name: value for name, value in given.items() if value not in (None, ())}
@@ -176,16 +175,16 @@ def bench(config: Path | None, **given: Any) -> None:
     only_resume = (
         resume and not config and not options.keys() & {"methods", "protocol", "as_released"}
     )
-    jobs = (
-        resume_jobs(Path(options["out"]), command)
+    sweep = (
+        resume_sweep(Path(options["out"]), command)
         if only_resume
-        else plan(common_options, cells, command)
+        else sweep_of_file(common_options, cells, command)
     )
     if options.get("dry_run"):
         from fczoo.runner.dry_run import dry_run
 
         check_loggers(loggers)
-        click.echo("\n\n".join(map(dry_run, jobs.values())))
+        click.echo("\n\n".join(map(dry_run, sweep.values())))
         return
     out = Path(options.get("out", results / time.strftime("run-%Y%m%d-%H%M%S")))
     executor = parse_executor(options.get("executor", "cores"))
@@ -199,11 +198,11 @@ def bench(config: Path | None, **given: Any) -> None:
         executor=executor,
         cluster=parse_cluster(parse_words(options.get("cluster"), "--cluster"), executor),
     )
-    if missing := find_missing(job.settings for job in jobs.values()):
-        check_grid(jobs, out, execution)  # report errors of the command before any question
+    if missing := find_missing(runs[0].settings for runs in sweep.values()):
+        check_sweep(sweep, out, execution)  # report errors of the command before any question
         provide(missing, options.get("download"))
-    store_paths(out, jobs)
-    folders, failure_count = run_grid(jobs, out, execution)
+    store_paths(out, sweep)
+    folders, failure_count = run_sweep(sweep, out, execution)
     click.echo(
         wrap_to_terminal(
             f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}"

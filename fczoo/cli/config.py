@@ -132,9 +132,9 @@ def request_of_run(path: Path) -> Request:
     Returns:
         The request.
     """
-    from fczoo.cli.tuned_values import tuned_values_of_run  # imports torch
     from fczoo.reports.run_folder import PARTITION, read_about
     from fczoo.reports.runs import with_defaults
+    from fczoo.runner.tune.tuned_file import tuned_values_of_run  # imports torch
 
     about = read_about(path.parent)
     settings = with_defaults(about.settings)
@@ -180,7 +180,7 @@ def _is_int_list(value: Any) -> bool:
 
 
 def default_protocol(
-    dataset: str, given: Mapping[str, Any], elsewhere: bool = False
+    dataset: str, given: Mapping[str, Any], on_cluster: bool = False
 ) -> dict[str, str]:
     """Return protocol ``quick`` for a run without a GPU and without a named protocol.
 
@@ -189,7 +189,7 @@ def default_protocol(
     Args:
         dataset: Name of the data set.
         given: Options by name.
-        elsewhere: Runs execute on other machines, whose devices this one does not know.
+        on_cluster: Runs execute on other machines, whose devices this one does not know.
 
     Returns:
         ``{"protocol": "quick"}``, or an empty dictionary.
@@ -200,4 +200,4 @@ def default_protocol(
 
     device = given.get("device", "auto")
     slow = device == "cpu" or (device == "auto" and pick_device("auto").type == "cpu")
-    return {"protocol": "quick"} if slow and not elsewhere else {}
+    return {"protocol": "quick"} if slow and not on_cluster else {}

@@ -85,11 +85,12 @@ def partition(
     )
     _ = settings.partitioner  # a misspelt partition is reported before data are searched
 
-    from fczoo.cli.plots import check_plot
     from fczoo.cli.show_partition import describe_split, write_export, write_plot, write_table
     from fczoo.federation.stream import open_stream
 
     if plot:
+        from fczoo.reports.drawing import check_plot
+
         check_plot(plot)
     stream, client_partition = open_stream(settings, pixels=False)
     click.echo(describe_split(client_partition, stream, full, settings.protocol))

@@ -26,7 +26,7 @@ from fczoo.federation.settings import GROUPS, Settings
 from fczoo.reports.contamination import CLASSES
 from fczoo.reports.text_format import option_word
 from fczoo.runner.cost import MOMENTS, MeasuredCost, measure
-from fczoo.runner.schedule import origin_for_dataset
+from fczoo.runner.schedule import dataset_value_schedule
 from fczoo.security.privacy import list_disclosures
 
 
@@ -79,16 +79,15 @@ def dataset_values(cls: type[Method]) -> list[str]:
     """
     lines = []
     for dataset, values in cls.dataset_options.items():
-        by_origin: dict[str, list[str]] = {}
+        by_source: dict[str, list[str]] = {}
         for option, value in values.items():
-            origin = origin_for_dataset(cls.name, option, value, dataset)
-            words = (
-                f", from {origin.words}" if origin and origin.words.startswith("protocol") else ""
-            )
-            by_origin.setdefault(words, []).append(f"{option}={option_word(value)}")
+            schedule = dataset_value_schedule(cls.name, option, value, dataset)
+            source = schedule.source if schedule else ""
+            text = f", from {source}" if source.startswith("protocol") else ""
+            by_source.setdefault(text, []).append(f"{option}={option_word(value)}")
         lines.append(
             f"{dataset}: "
-            f"{'; '.join(', '.join(options) + words for words, options in by_origin.items())}"
+            f"{'; '.join(', '.join(options) + text for text, options in by_source.items())}"
         )
     return lines
 

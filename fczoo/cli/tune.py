@@ -120,13 +120,13 @@ def tune(
     from fczoo.cli.arguments import ALL, parse_changes, parse_jobs, parse_methods, parse_specs
     from fczoo.cli.config import default_protocol
     from fczoo.cli.downloads import find_missing, provide
-    from fczoo.cli.plots import check_plot, write_importance
     from fczoo.cli.pointers import check_partitions
     from fczoo.core.errors import FczooError
     from fczoo.core.options import plural, spaces
     from fczoo.federation.device import resolve_precision
+    from fczoo.reports.drawing import check_plot, write_importance
+    from fczoo.reports.run_config import configure_run
     from fczoo.reports.text_format import early_tasks, option_word, word_table
-    from fczoo.runner.grid import create_methods
     from fczoo.runner.tune.search import tune as search
     from fczoo.runner.tune.study import ERROR, Effort
     from fczoo.runner.tune.tuned_file import TUNED_FILE
@@ -158,9 +158,8 @@ def tune(
             "fewer, or raise --tasks"
         )
     if missing := find_missing([settings]):
-        create_methods(
-            searched_methods, settings, fixed_options
-        )  # report wrong options before any question
+        for name in searched_methods:  # report wrong options before any question
+            configure_run(name, settings, fixed_options.get(name, {}))
         provide(missing, download)
     effort = Effort(trials, first_tasks or Effort.tasks, held_out, score_per_class, seed)
     search_result = search(searched_methods, settings, effort, out, parse_jobs(jobs), fixed_options)
@@ -190,7 +189,8 @@ def tune(
     )
     click.echo(f"\nA_N in % after {evaluation}; {effort_words}.\nWritten to {out / TUNED_FILE}")
     if plot is not None:
-        write_importance(plot, search_result)
+        shares = {name: method.importance for name, method in search_result.methods.items()}
+        write_importance(plot, shares)
 
 
 def _short(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Benchmark: data, partition, backbone and settings that several runs share."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -124,6 +125,13 @@ def open_stores(
         yield ImageStore(images, backbone, test_crop, partial(feature_file, images))
 
 
+def _new_name(callback: Callback | None, observer: Callback | None) -> Callback:
+    """Return the callback of a run; warn where it has its former name."""
+    if observer is not None:
+        warnings.warn("the argument observer is now callback", DeprecationWarning, stacklevel=4)
+    return callback or observer or Callback()
+
+
 def as_method(given: object, dataset: str) -> Method:
     """Return a method given as itself, as its class or by name, with its values for ``dataset``.
 
@@ -210,10 +218,12 @@ class Benchmark(World):
         self,
         method: Method | type[Method] | str,
         seed: int = 0,
-        observer: Callback | None = None,
+        callback: Callback | None = None,
         checkpoint: Checkpoint | None = None,
         probe: Probe | None = None,
         elsewhere: Transport | None = None,
+        *,
+        observer: Callback | None = None,
     ) -> Result:
         """Train ``method`` over all tasks.
 
@@ -221,25 +231,33 @@ class Benchmark(World):
 
         With ``checkpoint`` the run is saved after every round, and resumes from what was saved
         there. A ``probe`` records diagnostics and changes nothing. Clients act here, one group
-        after another, or ``elsewhere``, with the same numbers.
+        after another, or ``elsewhere``, with the same numbers. ``observer`` is the former name of
+        ``callback``.
         """
+        callback = _new_name(callback, observer)
         instance, number = as_method(method, self.settings.dataset), check_seed(seed)
         with reproducible(self.settings.deterministic):
             return FederatedRun(
-                self, instance, number, observer or Callback(), checkpoint, probe, elsewhere
+                self, instance, number, callback, checkpoint, probe, elsewhere
             ).run()
 
     @use_python_names
     def start(
-        self, method: Method | type[Method] | str, seed: int = 0, observer: Callback | None = None
+        self,
+        method: Method | type[Method] | str,
+        seed: int = 0,
+        callback: Callback | None = None,
+        *,
+        observer: Callback | None = None,
     ) -> FederatedRun:
         """Start a run task by task: ``for task in bench.start(method): ...``.
 
         After each step ``run.state`` is the server's state and ``run.result`` holds what is known
-        so far; what happens in a round reaches ``observer``.
+        so far; what happens in a round reaches ``callback``. ``observer`` is its former name.
         """
+        callback = _new_name(callback, observer)
         instance, number = as_method(method, self.settings.dataset), check_seed(seed)
-        return FederatedRun(self, instance, number, observer or Callback(), None, None)
+        return FederatedRun(self, instance, number, callback, None, None)
 
 
 @use_python_names
@@ -247,6 +265,7 @@ def run(
     method: Method | type[Method] | str,
     *,
     seed: int = 0,
+    callback: Callback | None = None,
     observer: Callback | None = None,
     dataset: str = "digits",
     **settings: Any,
@@ -257,7 +276,9 @@ def run(
 
     ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults. The
     method's options are its own: a warning names those for which the data set has other values.
+    ``observer`` is the former name of ``callback``.
     """
+    callback = _new_name(callback, observer)
     chosen = Settings.for_dataset(dataset, **settings).with_seed(check_seed(seed))
     method = as_method(method, chosen.dataset)
     fields = type(method).__dataclass_fields__
@@ -275,4 +296,4 @@ def run(
             method.name,
             chosen.dataset,
         )
-    return Benchmark.open(chosen).run(method, seed, observer)
+    return Benchmark.open(chosen).run(method, seed, callback)

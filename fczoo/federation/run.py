@@ -44,7 +44,7 @@ class FederatedRun:
         world: Data, partition and backbone.
         method: The method to train.
         seed: Seed of everything random.
-        observer: Callback that follows the progress.
+        callback: Callback that follows the progress.
         checkpoint: File that is replaced after every round; None: no checkpoint.
         probe: Recorder of diagnostics; None: no diagnostics.
         elsewhere: Transport to remote workers that act for clients; None: this process.
@@ -55,13 +55,13 @@ class FederatedRun:
         world: World,
         method: Method,
         seed: int,
-        observer: Callback,
+        callback: Callback,
         checkpoint: Checkpoint | None,
         probe: Probe | None,
         elsewhere: Transport | None = None,
     ):
         self.world, self.method, self.seed = world, method, seed
-        self.observer, self.checkpoint, self.probe = observer, checkpoint, probe
+        self.callback, self.checkpoint, self.probe = callback, checkpoint, probe
         self.elsewhere = elsewhere
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.server = Server(world, method, seed)
@@ -99,9 +99,7 @@ class FederatedRun:
             for of_task in self.server.exchanges
         ]
         rounds_before, rounds = sum(rounds_of[:tasks_done]) + rounds_done, sum(rounds_of)
-        self.observer.start(
-            self.method, self.seed, self.world.partition.clients, rounds, rounds_before
-        )
+        self.callback.start(self.method, self.seed, self.world.partition.clients, rounds, rounds_before)
         for task in self.stream.tasks[tasks_done:]:
             self._learn(task, rounds_done)
             rounds_done = 0
@@ -114,7 +112,7 @@ class FederatedRun:
             earlier_peaks = self.result.peak_memory  # of the processes that were stopped
             peaks = peak_memory(self.backbone.device)
             self.result.peak_memory = {k: max(v, earlier_peaks.get(k, 0)) for k, v in peaks.items()}
-            self.observer.task(self.result)
+            self.callback.task(self.result)
             yield task
             if task.index + 1 < len(self.stream.tasks):
                 self._save(task.index + 1, 0)
@@ -192,8 +190,8 @@ class FederatedRun:
 
         def tick(client: int, loss: float, steps: Tensor) -> None:
             losses[client] = loss
-            self.observer.client(task.index, number, loss)
-            self.observer.steps(task.index, number, client, steps.tolist())
+            self.callback.client(task.index, number, loss)
+            self.callback.steps(task.index, number, client, steps.tolist())
 
         responding = server.participation.responding(present, exchange)
         with self.result.phase("training"):
@@ -211,7 +209,7 @@ class FederatedRun:
                 server.merge(uploads, exchange)
         # real sites may keep their losses back
         reported_losses = [losses[upload.client] for upload in uploads if upload.client in losses]
-        self.observer.round(
+        self.callback.round(
             {
                 "task": task.index,
                 "round": number,

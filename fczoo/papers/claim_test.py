@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.papers.tables import plain_split
-from fczoo.reports.option_origin import count_changes
+from fczoo.reports.run_config import count_changes
 from fczoo.reports.runs import Experiment, Line, is_rate
 from fczoo.reports.significance import Entry, interval, significant
 from fczoo.reports.tables import Column, entry_of

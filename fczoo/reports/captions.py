@@ -8,7 +8,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.registry import create_method
 from fczoo.data.task_schedule import in_stages
 from fczoo.reports.contamination import run_contamination
-from fczoo.reports.option_origin import option_origin
+from fczoo.reports.run_config import BY_USER, DATASET, recorded_config
 from fczoo.reports.run_folder import About
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.text_format import early_tasks, option_word
@@ -240,13 +240,14 @@ def _search_note(about: About) -> str:
 
 def _changed_options(experiment: Experiment, line: Line) -> list[str]:
     """List options that are not defaults: from the user, the protocol and the data set."""
-    options = option_origin(line)
+    config = recorded_config(line.cells[0])
     texts = (
-        (options.by_user, "other than by default"),
-        (options.stated, options.source_names),
-        (options.for_dataset, f"the method's values for {experiment.settings['dataset']}"),
+        (BY_USER, "other than by default"),
+        (config.source_names, ", ".join(config.source_names)),
+        ([DATASET], f"the method's values for {experiment.settings['dataset']}"),
     )
-    return [f"{_option_list(values)}, {text}" for values, text in texts if values]
+    lists = ((config.changed_options(*origins), text) for origins, text in texts)
+    return [f"{_option_list(options)}, {text}" for options, text in lists if options]
 
 
 def _option_list(options: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ STROKES = (
     (0, (8, 2, 2, 2)),
 )
 MARKERS = "o^sDvXP*"
+MIN_LABEL_SHARE = 0.08  # smallest share of a bar that is labelled with its option
 MAPS = {
     "green": "Greens",
     "blue": "Blues",
@@ -267,3 +268,55 @@ def _with_legend(figure: Any, axes: Any) -> Any:
 
 def _columns(labels: Sequence[str]) -> int:
     return max(1, min(4, 80 // (max(map(len, labels)) + 6)))  # about 80 characters fit
+
+
+def check_plot(path: Path) -> None:
+    """Raise FczooError unless a figure can be written to ``path``.
+
+    Args:
+        path: File of the figure.
+
+    Raises:
+        FczooError: matplotlib is not installed, the folder does not exist, or the suffix is not a
+            format of matplotlib.
+    """
+    if not path.absolute().parent.is_dir():
+        raise FczooError(f"--plot {path}: no folder {path.parent}; create it first")
+    kinds = sorted(picture_class()().canvas.get_supported_filetypes())
+    if path.suffix.removeprefix(".").lower() not in kinds:
+        raise FczooError(
+            f"--plot {path} names no kind of picture; its suffix must be one of "
+            f".{', .'.join(kinds)}"
+        )
+
+
+def write_importance(path: Path, importance: Mapping[str, Mapping[str, float]]) -> None:
+    """Plot one bar per method: the share of its score's variance that each option explains.
+
+    Args:
+        path: File of the figure, which ``check_plot`` must accept.
+        importance: Shares of options from 0 to 1 by method.
+
+    Raises:
+        FczooError: No method has shares: too few options, or trials that all score the same.
+    """
+    shares = {method: options for method, options in importance.items() if options}
+    if not shares:
+        raise FczooError(
+            f"--plot {path} has nothing to show: no method has two options that matter"
+        )
+    figure = picture_class()(figsize=(8, 0.8 + 0.4 * len(shares)), layout="constrained")
+    axes = figure.subplots()
+    for row, parts in enumerate(shares.values()):
+        bar_start = 0.0
+        for colour, (option, share) in zip(COLOURS, parts.items(), strict=False):
+            axes.barh(row, 100 * share, left=bar_start, color=colour, edgecolor="white")
+            if share >= MIN_LABEL_SHARE:
+                axes.text(bar_start + 50 * share, row, option, ha="center", va="center", fontsize=8)
+            bar_start += 100 * share
+    axes.set_yticks(range(len(shares)), list(shares))
+    axes.invert_yaxis()
+    axes.set(
+        xlim=(0, 100), xlabel="share of the score's variance that an option explains, % (fANOVA)"
+    )
+    figure.savefig(path, dpi=140)

@@ -100,10 +100,15 @@ class Cell:
     problem: str = ""
 
     @property
+    def search(self) -> dict[str, Any]:
+        """Return the search of ``fczoo tune`` that found the run's options; empty without one."""
+        search = self.about.tuned
+        return search if self.method in search.get("methods", ()) else {}
+
+    @property
     def trials(self) -> int:
         """Return the trials of ``fczoo tune`` behind the run's values; 0 without a search."""
-        search = self.about.tuned
-        return int(search["trials"]) if self.method in search.get("methods", ()) else 0
+        return int(self.search["trials"]) if self.search else 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``fczoo.bench``: a grid of runs from Python."""
+"""``fczoo.bench``: a sweep from Python."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ from fczoo.federation.settings import Settings
 from fczoo.reports.archive import write_archive
 from fczoo.reports.results import Results, load_results
 from fczoo.reports.runs import read_runs
-from fczoo.runner.grid import Job, by_seed, run_grid
-from fczoo.runner.run_spec import ExecutionConfig
+from fczoo.runner.configs import ExecutionConfig, make_sweep
+from fczoo.runner.sweep import run_sweep
 
 
 @use_python_names
@@ -53,13 +53,13 @@ def bench(
         raise FczooError(
             f"options names {stray[0]!r}, which is not run; {nearest(stray[0], names)}"
         )
-    grid = by_seed(Path(), Job(run_settings, tuple(names), numbers, values))
+    sweep = make_sweep(Path(), run_settings, names, numbers, values)
     if out is not None:
-        run_grid(grid, Path(out), ExecutionConfig(jobs=jobs))
+        run_sweep(sweep, Path(out), ExecutionConfig(jobs=jobs))
         return load_results(out)
     with TemporaryDirectory(prefix="fczoo-") as folder:
         runs_folder, archive = Path(folder) / "runs", Path(folder) / "results.csv"
-        run_grid(grid, runs_folder, ExecutionConfig(jobs=jobs))
+        run_sweep(sweep, runs_folder, ExecutionConfig(jobs=jobs))
         write_archive(read_runs([runs_folder]), archive)
         return load_results(archive)
 

@@ -1,7 +1,7 @@
 """Dry run of a bench: the whole configuration, its work, traffic and memory."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,9 @@ from fczoo.federation.device import (
 )
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.federation.stream import open_stream, split_stream
+from fczoo.reports.run_config import RunConfig
 from fczoo.reports.text_format import option_word, word_table
 from fczoo.runner.cost import FirstRound, first_round
-from fczoo.runner.grid import Job
 from fczoo.runner.progress import say
 from fczoo.runner.schedule import warn_of_short_schedules, warn_of_unused_settings
 from fczoo.runner.timing import StepTimer, duration_text
@@ -55,32 +55,34 @@ LEGEND = (
 )
 
 
-def dry_run(job: Job) -> str:
-    """Describe settings, image-steps, bytes, operations and memory of runs.
+def dry_run(runs: Sequence[RunConfig]) -> str:
+    """Describe settings, image-steps, bytes, operations and memory of runs in one setting.
 
     Nothing is trained or written.
 
     Raises FczooError for input that cannot work. Data and weights may be missing; missing parts are
     named.
     """
-    built, settings = job.create(), resolve_precision(job.settings)
+    settings = resolve_precision(runs[0].settings)
+    configs = {c.method: replace(c, settings=settings) for c in runs}
+    seeds = list(dict.fromkeys(config.seed for config in runs))
     warn_of_slow_bf16(settings)
     about, data = _data(settings)
     steps = image_steps(settings, *data) if data else []
     images = len(data[0].train.labels) if data else 0
     clients = settings.clients + settings.joining * (settings.task_count - 1)
     classes = len(data[0].classes) if data else 0
-    config = configuration(settings.backbone, settings.image_size)
-    timer = StepTimer(settings, classes, config)
+    backbone = configuration(settings.backbone, settings.image_size)
+    timer = StepTimer(settings, classes, backbone)
     work = []
-    for method in built:
-        say(f"{method.name}: counting what it sends and computes")
-        round_cost = first_round(method, settings, classes, config)
+    for name, config in configs.items():
+        say(f"{name}: counting what it sends and computes")
+        method = config.create_method()
+        round_cost = first_round(method, settings, classes, backbone)
         work.append(_work(method, settings, round_cost, timer, clients, sum(steps), images))
-    warn_of_short_schedules(settings, built)
-    warn_of_unused_settings(settings, built)
-    seeds = f"seed{'s' if len(job.seeds) > 1 else ''} {', '.join(map(str, job.seeds))}"
-    runs = f"Settings of {plural(len(built) * len(job.seeds), 'run')}, {seeds}"
+    warn_of_short_schedules(configs.values())
+    warn_of_unused_settings(list(configs.values()))
+    seed_list = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     by_task = (
         f"{' + '.join(f'{s:,.0f}' for s in steps)} = {sum(steps):,.0f}"
         if steps
@@ -97,17 +99,20 @@ def dry_run(job: Job) -> str:
         "training",
     ]
     pages = []
-    for method in built:
-        values = _options(method, settings, job.options.get(method.name, {}))
-        pages.append(f"{method.name}:\n{word_table(values, ['option', 'value', 'from'])}")
+    for name, config in configs.items():
+        values = [
+            (option, option_word(config.options[option]), origin)
+            for option, origin in config.option_origins.items()
+        ]
+        pages.append(f"{name}:\n{word_table(values, ['option', 'value', 'from'])}")
     weights = weights_needed(settings.backbone, "--download")
     return "\n\n".join(
         [
-            f"{runs}:",
+            f"Settings of {plural(len(runs), 'run')}, {seed_list}:",
             *(
                 f"{group.capitalize()}:\n"
                 f"{word_table(rows, ['setting', 'value', 'from', 'meaning'])}"
-                for group, rows in _settings(settings).items()
+                for group, rows in _settings(next(iter(configs.values()))).items()
             ),
             *pages,
             f"{about}\nWeights: {weights or f'{settings.backbone} is at hand'}",
@@ -188,51 +193,14 @@ def _stream_of_expected_size(settings: Settings, classes: int, images: int) -> S
     )
 
 
-def _settings(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:
+def _settings(config: RunConfig) -> dict[str, list[tuple[Any, ...]]]:
     """Return setting, value, origin and meaning, by the groups of ``fczoo bench --help``."""
-    statements = {
-        name: (value, source_name)
-        for source_name, source in settings.sources.items()
-        for name, value in source.settings_on(settings.dataset).items()
-    }
-    dataset = asdict(DATASETS.get(settings.dataset).defaults)
     groups: dict[str, list[tuple[Any, ...]]] = {group: [] for group in GROUPS}
     for field in fields(Settings):
-        value, origin = getattr(settings, field.name), "given"
-        if field.name in statements and value == statements[field.name][0].value_for(
-            settings.task_count
-        ):
-            origin = statements[field.name][1]
-        elif (
-            field.name in dataset and field.name not in statements and value == dataset[field.name]
-        ):
-            origin = "data set"
-        elif field.name not in statements and value == field.default:
-            origin = "default"
+        value, origin = getattr(config.settings, field.name), config.setting_origins[field.name]
         row = field.name, option_word(value), origin, field.metadata["meaning"]
         groups[field.metadata["group"]].append(row)
     return groups
-
-
-def _options(method: Method, settings: Settings, given: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    beta = getattr(settings.partitioner, "beta", None)
-    source_options = {
-        source_name: source.options(method.name, settings.dataset, beta)
-        for source_name, source in reversed(settings.sources.items())
-    }
-    layers = {
-        "--set": given,
-        **source_options,
-        "data set": method.dataset_options.get(settings.dataset, {}),
-    }
-    origin = {
-        name: next((layer for layer, values in layers.items() if name in values), "default")
-        for name in asdict(method)
-    }
-    return [
-        (name, option_word(getattr(method, name)), source_name)
-        for name, source_name in origin.items()
-    ]
 
 
 def _work(

@@ -1,4 +1,4 @@
-"""Runs one cell of a grid and writes its files."""
+"""Executes one run of a sweep and writes its files."""
 
 import logging
 import os
@@ -29,9 +29,9 @@ from fczoo.reports.run_folder import (
     read_about,
     write_about,
 )
+from fczoo.runner.configs import ExecutionConfig, RunSpec, is_finished
 from fczoo.runner.progress import Progress, ProgressCallback, log_to_file, say
 from fczoo.runner.resume import InterruptedRunError
-from fczoo.runner.run_spec import ExecutionConfig, RunSpec
 from fczoo.runner.trackers import Logging
 from fczoo.runner.warnings import LocatedWarning, WarningRecorder, read_warnings, warning_lines
 
@@ -68,70 +68,72 @@ class RoundWriter(Callback):
             os.fsync(self.log.fileno())
 
 
-def run_cell(
-    cell: RunSpec,
+def execute_run(
+    run: RunSpec,
     bench: Benchmark,
-    conduct: ExecutionConfig,
-    obey: Callable[[], None],
+    execution: ExecutionConfig,
+    check_interrupt: Callable[[], None],
     progress: Progress | None = None,
-    elsewhere: Transport | None = None,
-) -> None:
-    """Run a cell.
+    transport: Transport | None = None,
+) -> bool:
+    """Execute a run; return whether an earlier command had finished it.
 
     A finished run is kept; an interrupted one resumes after its last saved round.
 
-    ``obey`` is called after every saved round and may raise Interrupted. Whatever else is raised
-    is also in ``failed.json``; with ``conduct.skip_failed`` it is only reported. ``progress`` is
-    that of a grid whose runs take turns, ``elsewhere`` where its clients act if not here.
+    ``check_interrupt`` is called after every saved round and may raise Interrupted. Whatever else
+    is raised is also in ``failed.json``; with ``execution.skip_failed`` it is only reported.
+    ``progress`` is that of a sequential sweep. ``transport`` leads to clients on other machines.
     """
-    with log_to_file(cell.folder / LOG):
-        if skip_finished(cell):
-            return
-        (cell.folder_of_run / FAILURE).unlink(missing_ok=True)
+    with log_to_file(run.folder / LOG):
+        if skip_finished(run):
+            return True
+        (run.folder_of_run / FAILURE).unlink(missing_ok=True)
         try:
-            with WarningRecorder(cell.folder_of_run / WARNINGS):
-                _run(cell, bench, conduct, obey, progress, elsewhere)
+            with WarningRecorder(run.folder_of_run / WARNINGS):
+                _run(run, bench, execution, check_interrupt, progress, transport)
         except InterruptedRunError:
             raise
         except Exception as error:
             record_failure(
-                cell, error_text(error), "" if isinstance(error, FczooError) else format_exc()
+                run, error_text(error), "" if isinstance(error, FczooError) else format_exc()
             )
-            if not conduct.skip_failed:
+            if not execution.skip_failed:
                 raise
-            say(f"{cell.numbered_label}: failed, {error_text(error)}")
+            say(f"{run.numbered_label}: failed, {error_text(error)}")
+    return False
 
 
-def skip_finished(cell: RunSpec) -> bool:
+def skip_finished(run: RunSpec) -> bool:
     """Return whether an earlier command has finished the run, and report it."""
-    is_finished = cell.is_finished
-    if is_finished:
-        Checkpoint(cell.checkpoint).remove()
-        say(f"{cell.numbered_label}: finished before, kept")
-    return is_finished
+    finished = is_finished(run)
+    if finished:
+        Checkpoint(run.checkpoint).remove()
+        say(f"{run.numbered_label}: finished before, kept")
+    return finished
 
 
 def _run(
-    cell: RunSpec,
+    run: RunSpec,
     bench: Benchmark,
-    conduct: ExecutionConfig,
-    obey: Callable[[], None],
+    execution: ExecutionConfig,
+    check_interrupt: Callable[[], None],
     progress: Progress | None,
-    elsewhere: Transport | None,
+    transport: Transport | None,
 ) -> None:
-    checkpoint, portable = Checkpoint(cell.checkpoint, obey), bench.settings.portable()
+    checkpoint, portable = Checkpoint(run.checkpoint, check_interrupt), bench.settings.portable()
     with ExitStack() as stack:
         trackers = [
-            stack.enter_context(Logging(name, cell.folder_of_run, portable))
-            for name in conduct.loggers
+            stack.enter_context(Logging(name, run.folder_of_run, portable))
+            for name in execution.loggers
         ]
         stack.enter_context(reproducible(bench.settings.deterministic))
-        rounds = stack.enter_context(RoundWriter(cell.folder_of_run))
-        probe = Probe(cell.folder_of_run) if conduct.diagnostics else None
-        callback = CallbackList([rounds, ProgressCallback(cell, progress), *trackers])
-        run = FederatedRun(bench, cell.method, cell.seed, callback, checkpoint, probe, elsewhere)
-        for _ in run:
-            write_result(cell.folder_of_run / RESULT, run.result)
+        rounds = stack.enter_context(RoundWriter(run.folder_of_run))
+        probe = Probe(run.folder_of_run) if execution.diagnostics else None
+        callback = CallbackList([rounds, ProgressCallback(run, progress), *trackers])
+        method, seed = run.config.create_method(), run.config.seed
+        federated_run = FederatedRun(bench, method, seed, callback, checkpoint, probe, transport)
+        for _ in federated_run:
+            write_result(run.folder_of_run / RESULT, federated_run.result)
     checkpoint.remove()
 
 
@@ -140,13 +142,13 @@ def error_text(error: Exception) -> str:
     return str(error) if isinstance(error, FczooError) else f"{type(error).__name__}: {error}"
 
 
-def record_failure(cell: RunSpec, error: str, traceback: str = "") -> None:
+def record_failure(run: RunSpec, error: str, traceback: str = "") -> None:
     """Write ``failed.json`` to the run's folder; tables name it, and the next command tries again.
 
     With the traceback of an error that is none of ours: whoever writes a method looks for it.
     """
     write_json(
-        cell.folder_of_run / FAILURE,
+        run.folder_of_run / FAILURE,
         {"error": error, **({"traceback": traceback} if traceback else {})},
     )
 

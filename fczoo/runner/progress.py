@@ -16,7 +16,7 @@ from fczoo.core.streams import is_terminal
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.result import Result, read_result
 from fczoo.reports.run_folder import ABOUT, FAILURE, LOG, RESULT
-from fczoo.runner.run_spec import RunSpec
+from fczoo.runner.configs import RunSpec, is_finished
 
 log = logging.getLogger("fczoo.progress")
 log.setLevel(logging.INFO)
@@ -53,18 +53,18 @@ def in_notebook() -> bool:
 class Progress:
     """Progress of a grid: finished runs, the best one, and the remaining time."""
 
-    def __init__(self, cells: Sequence[RunSpec]):
-        self.total, self.begin = len(cells), time.monotonic()
-        self.kept = sum(cell.is_finished for cell in cells)  # by an earlier command
-        self.over = 0  # ended
+    def __init__(self, runs: Sequence[RunSpec]):
+        self.total, self.begin = len(runs), time.monotonic()
+        self.ended = 0
+        self.kept = 0  # of these finished by an earlier command
         self.best: dict[Path, tuple[float, str]] = {}  # of each setting: A_N and the run
         self.seen: dict[
             RunSpec, tuple[int, Result | None]
         ] = {}  # time of a run's file, and what stood there
-        folders = list(dict.fromkeys(cell.folder for cell in cells))
+        folders = list(dict.fromkeys(run.folder for run in runs))
         log_place = folders[0] / LOG if len(folders) == 1 else f"{LOG} next to each {ABOUT}"
         protocols = sorted(
-            {str(cell.settings.protocol) for cell in cells if cell.settings.protocol}
+            {str(run.config.settings.protocol) for run in runs if run.config.settings.protocol}
         )
         protocol_note = f", protocol {' and '.join(protocols)}" if protocols else ""
         protocol_note += (
@@ -82,65 +82,66 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    def count_ended(self, cell: RunSpec) -> None:
+    def count_ended(self, run: RunSpec, kept: bool = False) -> None:
         """Count a run that is finished, kept or failed; an interrupted one does not count."""
-        is_finished = cell.is_finished
-        if not (is_finished or (cell.folder_of_run / FAILURE).exists()):
+        finished = is_finished(run)
+        if not (finished or (run.folder_of_run / FAILURE).exists()):
             return
-        self.over += 1
-        if cell in self.seen:
-            self._read(cell)
+        self.ended += 1
+        self.kept += kept
+        if run in self.seen:
+            self._read(run)
         else:
             self.move(0.0)
-        if is_finished:
-            a_n = read_result(cell.folder_of_run / RESULT).metrics["A_N"]
-            if a_n > self.best.get(cell.folder, (-1.0, ""))[0]:  # not where it is NaN
-                self.best[cell.folder] = a_n, cell.label
+        if finished:
+            a_n = read_result(run.folder_of_run / RESULT).metrics["A_N"]
+            if a_n > self.best.get(run.folder, (-1.0, ""))[0]:  # not where it is NaN
+                self.best[run.folder] = a_n, run.label
         if self.total > 1:
-            parts = [f"{self.over} of {self.total} runs ended"]
-            if best := self.best.get(cell.folder):
+            parts = [f"{self.ended} of {self.total} runs ended"]
+            if best := self.best.get(run.folder):
                 parts.append(f"best so far {best[0]:.1f} %, {best[1]}")
             say("; ".join([*parts, *self._time_left()]))
 
-    def follow(self, cells: Iterable[RunSpec]) -> None:
+    def follow(self, runs: Iterable[RunSpec]) -> None:
         """Report the progress of runs in other processes from the files in their folders."""
-        parts, words = 0.0, []
-        for cell in cells:
-            result = self._read(cell)
+        tasks_done, labels = 0.0, []
+        for run in runs:
+            result = self._read(run)
             if result is not None:
-                parts += len(result.accuracy) / len(result.task_sizes)
-            words.append(f"{cell.label} {result.metrics['A_N']:.1f} %" if result else cell.label)
-        self.bar.set_description_str(f"{self.over} of {self.total} runs", refresh=False)
-        self.bar.set_postfix_str(", ".join(words), refresh=False)
-        self.move(parts)
+                tasks_done += len(result.accuracy) / len(result.task_sizes)
+            labels.append(f"{run.label} {result.metrics['A_N']:.1f} %" if result else run.label)
+        self.bar.set_description_str(f"{self.ended} of {self.total} runs", refresh=False)
+        self.bar.set_postfix_str(", ".join(labels), refresh=False)
+        self.move(tasks_done)
 
-    def _read(self, cell: RunSpec) -> Result | None:
+    def _read(self, run: RunSpec) -> Result | None:
         """Return the current result of a run; report its new tasks."""
         try:
-            written = (cell.folder_of_run / RESULT).stat().st_mtime_ns
+            written = (run.folder_of_run / RESULT).stat().st_mtime_ns
         except FileNotFoundError:
-            self.seen.setdefault(cell, (0, None))
+            self.seen.setdefault(run, (0, None))
             return None
-        last_time, last_result = self.seen.get(cell, (0, None))
+        last_time, last_result = self.seen.get(run, (0, None))
         if written == last_time:
             return last_result
-        result = read_result(cell.folder_of_run / RESULT)
-        if cell in self.seen:
+        result = read_result(run.folder_of_run / RESULT)
+        if run in self.seen:
             for task_index in range(
                 len(last_result.accuracy) if last_result else 0, len(result.accuracy)
             ):
-                say(after_task(cell, result, task_index + 1))
-        self.seen[cell] = written, result
+                say(after_task(run, result, task_index + 1))
+        self.seen[run] = written, result
         return result
 
     def move(self, part: float) -> None:
         """Move the bar, with ``part`` of the current run done."""
         self.bar.initial = self.kept
-        self.bar.n = max(self.over + part, self.bar.initial)
+        self.bar.n = max(self.ended + part, self.bar.initial)
         self.bar.refresh()
 
     def _time_left(self) -> list[str]:
-        new_runs, remaining_runs = self.over - self.kept, self.total - self.over
+        new_runs, remaining_runs = self.ended - self.kept, self.total - self.ended
         if new_runs <= 0 or not remaining_runs:
             return []
         seconds = (time.monotonic() - self.begin) / new_runs * remaining_runs
@@ -154,15 +155,15 @@ class Progress:
 class ProgressCallback(Callback):
     """Callback that reports the progress of one run."""
 
-    def __init__(self, cell: RunSpec, progress: Progress | None):
-        self.cell, self.progress = cell, progress
+    def __init__(self, run: RunSpec, progress: Progress | None):
+        self.run, self.progress = run, progress
         self.done = self.rounds = 0
 
     def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
         _tell_warnings()
         self.rounds, self.done = rounds, done
         if self.progress:
-            self.progress.bar.set_description_str(self.cell.numbered_label)
+            self.progress.bar.set_description_str(self.run.numbered_label)
 
     def client(self, task: int, round: int, loss: float) -> None:
         if self.progress:
@@ -179,18 +180,18 @@ class ProgressCallback(Callback):
         _tell_warnings()
         task_count = len(result.accuracy)
         (say if self.progress else log.info)(
-            after_task(self.cell, result, task_count)
+            after_task(self.run, result, task_count)
         )  # else ``follow`` says it
         if self.progress and not self.rounds:
             self.progress.move(task_count / len(result.task_sizes))
 
 
-def after_task(cell: RunSpec, result: Result, done: int) -> str:
+def after_task(run: RunSpec, result: Result, done: int) -> str:
     """Describe the accuracy of a run after some tasks."""
     a_t = all_metrics(result.accuracy[:done], result.test_counts)["A_N"]
     tasks = f"task {done} of {len(result.task_sizes)}"
     return (
-        f"{cell.numbered_label}: {tasks}, {a_t:.1f} % over the classes seen, {result.seconds:.0f} s"
+        f"{run.numbered_label}: {tasks}, {a_t:.1f} % over the classes seen, {result.seconds:.0f} s"
     )
 
 

@@ -43,13 +43,13 @@ class InterruptedRunError(FczooError):
 class Interrupts:
     """Context in which a signal stops a run after its round.
 
-    The first SIGINT or SIGTERM is a wish that ``obey`` fulfils after the round; the second one ends
-    at once. A terminal that is closed does not end a run.
+    After the first SIGINT or SIGTERM ``check_interrupt`` stops the run; the second one ends it at
+    once. A terminal that is closed does not end a run.
     """
 
     def __init__(self, out: Path):
         self.advice = f"to resume: fczoo bench --resume --out {out}"
-        self.wish = 0
+        self.signal_number = 0
 
     def __enter__(self) -> "Interrupts":
         if (
@@ -65,19 +65,19 @@ class Interrupts:
         for number, handler in getattr(self, "_before", {}).items():
             signal.signal(number, handler)
 
-    def obey(self) -> None:
+    def check_interrupt(self) -> None:
         """Raise Interrupted if the run was asked to stop; called where everything is saved."""
-        if self.wish:
+        if self.signal_number:
             raise InterruptedRunError(
-                f"stopped on request, with the last round saved; {self.advice}", self.wish
+                f"stopped on request, with the last round saved; {self.advice}", self.signal_number
             )
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.wish:
+        if self.signal_number:
             raise InterruptedRunError(
                 f"stopped at once; the round before is saved; {self.advice}", number
             )
-        self.wish = number
+        self.signal_number = number
         with suppress(OSError, ValueError, AttributeError):  # the terminal may be gone
             os.write(  # print is not safe in a handler
                 sys.stderr.fileno(), b"\nstopping after this round; once more to stop at once\n"

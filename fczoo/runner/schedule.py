@@ -1,13 +1,13 @@
-"""Warnings for schedules that are too short for a method's learning rates."""
+"""Warnings for schedules that are too short for learning rates, and for settings without effect."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fczoo.core.method import Method
 from fczoo.core.options import flag
 from fczoo.core.registry import DATASETS, PROTOCOLS
 from fczoo.federation.settings import Settings
+from fczoo.reports.run_config import DATASET, GIVEN, RunConfig
 from fczoo.reports.text_format import option_word
 from fczoo.security.privacy import has_class_counts
 
@@ -18,11 +18,11 @@ ENOUGH = 0.25
 """Part of the steps for which rates were chosen, below which a run is warned of."""
 
 
-class Origin(NamedTuple):
-    """The settings for which a rate was chosen, and words for their schedule and source."""
+class RateSchedule(NamedTuple):
+    """The schedule for which a learning rate was chosen, and its source in words."""
 
     settings: Settings
-    words: str
+    source: str
 
 
 def images_per_class(settings: Settings) -> int | None:
@@ -55,69 +55,69 @@ def times_the_steps(chosen: Settings, settings: Settings) -> float | None:
     return None
 
 
-def rate_origins(method: Method, settings: Settings) -> Iterator[tuple[str, Any, Origin]]:
-    """Yield the learning rates that are not a method's defaults, with value and known origin."""
-    options = {
-        **method.dataset_options.get(settings.dataset, {}),
-        **settings.method_options(method.name),
-    }
-    for name, value in options.items():
-        is_rate = name.split("_")[0] == "lr" or name.endswith("lr")
-        if is_rate and (origin := _origin(method.name, name, value, settings)):
-            yield name, value, origin
+def dataset_value_schedule(
+    method: str, option: str, value: Any, dataset: str
+) -> RateSchedule | None:
+    """Return the schedule for which a method's own value for a data set was chosen.
 
-
-def _origin(method: str, option: str, value: Any, settings: Settings) -> Origin | None:
-    """Return where the protocol or released code of a run has a value from, or its data set."""
-    source_names = {"protocol": settings.protocol, "as_released": settings.as_released}
-    for words, source in reversed(settings.sources.items()):
-        choice = source.hyperparameters(method, settings.dataset).get(option)
-        if choice:
-            return _stated_origin(words, choice, dataset=settings.dataset, **source_names)
-    return origin_for_dataset(method, option, value, settings.dataset)
-
-
-def origin_for_dataset(method: str, option: str, value: Any, dataset: str) -> Origin | None:
-    """Return the origin of a method's own value for a data set: a protocol that states it.
-
-    If no protocol states values on the data set, it is the data set's default schedule.
+    It is that of a protocol that states the value. If no protocol states values on the data set,
+    it is the data set's default schedule.
     """
     protocols = [p for p in map(PROTOCOLS.get, PROTOCOLS.names()) if dataset in p.dataset_options]
     for protocol in sorted(protocols, key=lambda p: method not in p.proposes):
-        choice = protocol.hyperparameters(method, dataset).get(option)
-        if choice and choice.has(value):
-            words = f"protocol {protocol.name}"
-            return _stated_origin(words, choice, dataset=dataset, protocol=protocol.name)
-    return None if protocols else Origin(Settings.for_dataset(dataset), f"data set {dataset}")
+        statement = protocol.hyperparameters(method, dataset).get(option)
+        if statement and statement.has(value):
+            name = protocol.name
+            return _stated_schedule(f"protocol {name}", statement, dataset, protocol=name)
+    if protocols:
+        return None
+    return RateSchedule(Settings.for_dataset(dataset), f"data set {dataset}")
 
 
-def _stated_origin(words: str, stated: Any, **own: Any) -> Origin:
-    if stated.chosen_for:
-        words = f"a search on {stated.chosen_for['dataset']}"
-    return Origin(Settings.for_dataset(**(stated.chosen_for or own)), f"{words} ({stated.source})")
+def _stated_schedule(origin: str, statement: Any, dataset: str, **sources: Any) -> RateSchedule:
+    """Return the schedule for which a protocol or released code chose a value."""
+    settings = {"dataset": dataset, **sources}
+    if statement.chosen_for:
+        settings = statement.chosen_for
+        origin = f"a search on {settings['dataset']}"
+    return RateSchedule(Settings.for_dataset(**settings), f"{origin} ({statement.source})")
 
 
-def warn_of_short_schedules(settings: Settings, methods: Iterable[Method]) -> None:
+def _rate_schedule(config: RunConfig, option: str) -> RateSchedule | None:
+    """Return the schedule for which a learning rate was chosen, None where it is not known."""
+    method, settings, origin = config.method, config.settings, config.option_origins[option]
+    if origin == DATASET:
+        return dataset_value_schedule(method, option, config.options[option], settings.dataset)
+    if origin not in settings.sources:
+        return None
+    statement = settings.sources[origin].hyperparameters(method, settings.dataset)[option]
+    sources = {"protocol": settings.protocol, "as_released": settings.as_released}
+    return _stated_schedule(origin, statement, settings.dataset, **sources)
+
+
+def warn_of_short_schedules(configs: Iterable[RunConfig]) -> None:
     """Name methods whose rates belong to a schedule with many more steps than they get."""
-    for method in methods:
-        rates_by_origin: dict[Origin, list[str]] = {}
-        for name, value, origin in rate_origins(method, settings):
-            if getattr(method, name) == value:
-                rates_by_origin.setdefault(origin, []).append(f"{name}={option_word(value)}")
-        for origin, rates in rates_by_origin.items():
-            times = times_the_steps(origin.settings, settings)
+    for config in {config.method: config for config in configs}.values():
+        method, settings = config.method, config.settings
+        rates_by_schedule: dict[RateSchedule, list[str]] = {}
+        for name, value in config.options.items():
+            is_rate = name.split("_")[0] == "lr" or name.endswith("lr")
+            if is_rate and (schedule := _rate_schedule(config, name)):
+                rates_by_schedule.setdefault(schedule, []).append(f"{name}={option_word(value)}")
+        for schedule, rates in rates_by_schedule.items():
+            times = times_the_steps(schedule.settings, settings)
             if times and times * ENOUGH > 1:
                 log.warning(
                     "%s has %s for the schedule of %s, which has %.0f times the steps%s of this "
                     "run: "
                     "it may hardly learn; see "
                     "`fczoo tune --methods %s`, or give more --rounds or --epochs",
-                    method.name,
+                    method,
                     ", ".join(rates),
-                    origin.words,
+                    schedule.source,
                     times,
-                    "" if origin.settings.dataset == settings.dataset else " per class",
-                    method.name,
+                    "" if schedule.settings.dataset == settings.dataset else " per class",
+                    method,
                 )
 
 
@@ -135,10 +135,16 @@ OF_TRAINING = (
 )
 
 
-def warn_of_unused_settings(settings: Settings, methods: Sequence[Method]) -> None:
-    """Warn of settings that methods ignore: one line on training, one on class statistics."""
+def warn_of_unused_settings(configs: Sequence[RunConfig]) -> None:
+    """Warn of settings that methods ignore: one line on training, one on class statistics.
+
+    Args:
+        configs: Runs with the same settings.
+    """
+    settings = configs[0].settings
+    declarations = {config.method: config.create_method().training() for config in configs}
     without_counts = [
-        method.name for method in methods if not has_class_counts(method.training().uploads)
+        name for name, training in declarations.items() if not has_class_counts(training.uploads)
     ]
     if settings.min_class_count > 1 and without_counts:
         verb = "uploads" if len(without_counts) == 1 else "upload"
@@ -149,19 +155,17 @@ def warn_of_unused_settings(settings: Settings, methods: Sequence[Method]) -> No
             verb,
             count,
         )
-    names = [method.name for method in methods if not method.training().trained_prefixes]
-    if names and (flags := _ignored_settings(settings)):
+    names = [name for name, training in declarations.items() if not training.trained_prefixes]
+    origins = configs[0].setting_origins
+    flags = [
+        f"{flag(name)} {option_word(getattr(settings, name))}"
+        for name in OF_TRAINING
+        if origins[name] == GIVEN
+    ]
+    if names and flags:
         verb = "does" if len(names) == 1 else "do"
         log.warning("%s %s not train: %s no effect", ", ".join(names), verb, _list_with_verb(flags))
 
 
-def _ignored_settings(settings: Settings) -> tuple[str, ...]:
-    """Return the settings of the training that differ from those of the data set or protocol."""
-    source_names = {"protocol": settings.protocol, "as_released": settings.as_released}
-    usual = Settings.for_dataset(settings.dataset, **source_names)
-    differences = [name for name in OF_TRAINING if getattr(settings, name) != getattr(usual, name)]
-    return tuple(f"{flag(name)} {option_word(getattr(settings, name))}" for name in differences)
-
-
-def _list_with_verb(given: tuple[str, ...]) -> str:
+def _list_with_verb(given: Sequence[str]) -> str:
     return f"{', '.join(given)} {'has' if len(given) == 1 else 'have'}"

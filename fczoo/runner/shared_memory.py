@@ -1,4 +1,4 @@
-"""A benchmark lent to the worker processes of a grid.
+"""A benchmark shared with the worker processes of a sweep.
 
 Pixels and weights are in files that all of them map.
 
@@ -99,7 +99,7 @@ def shared_folder() -> Iterator[Path]:
             resource_tracker.unregister(folder, "folder")
 
 
-def lend(bench: Benchmark, folder: Path) -> SharedBenchmark:
+def share(bench: Benchmark, folder: Path) -> SharedBenchmark:
     """Write what is large of a benchmark to files in ``folder``; what is there already stays.
 
     Pixels that are a mapped file stay where they are. Raises FczooError where the disk is full.
@@ -107,9 +107,9 @@ def lend(bench: Benchmark, folder: Path) -> SharedBenchmark:
     stream = bench.stream
     try:
         train, test = (
-            _lend_pixels(images.pixels, folder) for images in (stream.train, stream.test)
+            _share_pixels(images.pixels, folder) for images in (stream.train, stream.test)
         )
-        weights, places = _lend_weights(bench.backbone.weights, folder)
+        weights, places = _share_weights(bench.backbone.weights, folder)
     except OSError as error:
         reason = error.strerror or first_line(
             error
@@ -131,7 +131,7 @@ def _without_pixels(images: Images) -> Images:
     return images._replace(pixels=NO_PIXELS)
 
 
-def _lend_pixels(pixels: np.ndarray, folder: Path) -> Pixels:
+def _share_pixels(pixels: np.ndarray, folder: Path) -> Pixels:
     if isinstance(pixels, np.memmap) and pixels.filename and _is_whole(pixels):
         return Pixels(Path(pixels.filename), pixels.shape)
     flat = np.ascontiguousarray(pixels)
@@ -145,7 +145,7 @@ def _is_whole(pixels: np.memmap) -> bool:
     return Path(str(pixels.filename)).stat().st_size == pixels.nbytes
 
 
-def _lend_weights(
+def _share_weights(
     weights: Mapping[str, Tensor], folder: Path
 ) -> tuple[Path, dict[str, WeightLocation]]:
     places, digest, end = dict[str, WeightLocation](), hashlib.sha256(), 0

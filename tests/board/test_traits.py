@@ -9,7 +9,7 @@ from fczoo.board.method_tags import TENSOR_KINDS, tags_of, words_of
 from fczoo.board.pages import candidates
 from fczoo.core.files import write_json
 from fczoo.core.registry import METHODS, create_method
-from fczoo.reports.option_origin import count_changes
+from fczoo.reports.run_config import count_changes
 from fczoo.reports.runs import read_experiments
 from helpers_runs import tune
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fczoo.cli import method_list
-from fczoo.cli.method_list import GROUPS, list_methods, read_facts
+from fczoo.cli import listing
+from fczoo.cli.listing import GROUPS, list_methods, read_facts
 from fczoo.core.registry import METHODS
 from helpers_cli import run
 
@@ -73,7 +73,7 @@ def test_every_line_is_whole() -> None:
 
 
 def test_the_list_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(method_list, "columns", lambda: 80)
+    monkeypatch.setattr(listing, "columns", lambda: 80)
     lines = list_methods().splitlines()
     assert max(map(len, lines)) <= 80 and "..." not in "".join(lines)
     start = next(i for i, line in enumerate(lines) if line.startswith("  lga "))
@@ -85,7 +85,7 @@ def test_the_list_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_method_without_a_row_is_listed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {name: facts for name, facts in read_facts().items() if name != "ewc"}
-    monkeypatch.setattr(method_list, "read_facts", lambda: table)
+    monkeypatch.setattr(listing, "read_facts", lambda: table)
     lines = list_methods().splitlines()
     (line,) = [line for line in lines if line.startswith("  ewc ")]
     assert line.split()[:5] == ["ewc", "-", "?", "?", "?"]

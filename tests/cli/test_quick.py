@@ -92,7 +92,7 @@ def test_the_protocol_is_quick(
 def test_a_ray_cluster_of_this_machine_has_the_schedule_of_its_cores(
     executor: str, cluster: list[str], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fczoo.cli.jobs import jobs_of
+    from fczoo.cli.sweep import sweep_of_request
 
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     request = {
@@ -102,18 +102,20 @@ def test_a_ray_cluster_of_this_machine_has_the_schedule_of_its_cores(
         "executor": executor,
         "cluster": cluster,
     }
-    (job,) = jobs_of(request).values()
-    assert job.settings.protocol == expected
+    ((config,),) = sweep_of_request(request).values()
+    assert config.settings.protocol == expected
 
 
 def test_digits_have_it_as_their_own_and_a_gpu_another(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fczoo.cli.jobs import jobs_of
+    from fczoo.cli.sweep import sweep_of_request
 
     def protocol(dataset: str, **said: str) -> str | None:
-        (job,) = jobs_of({"methods": "fedncm", "dataset": dataset, "set": {}, **said}).values()
-        return job.settings.protocol
+        ((config,),) = sweep_of_request(
+            {"methods": "fedncm", "dataset": dataset, "set": {}, **said}
+        ).values()
+        return config.settings.protocol
 
     assert protocol("digits") is None and protocol("cifar100") == "quick"
     assert protocol("cifar100", device="cuda") is None

@@ -7,7 +7,7 @@ from fczoo import FczooError, Settings, create_method
 from fczoo.cli.app import main
 from fczoo.core.options import quirks
 from fczoo.core.registry import METHODS, RELEASES
-from fczoo.runner.grid import create_methods
+from fczoo.reports.run_config import configure_run
 from fczoo.testing.world import small_method, toy_bench
 
 NAMES = ["coda", "fed-mammoth", "fppl", "glfc", "pilora"]
@@ -177,10 +177,12 @@ def test_a_release_beats_the_protocol_and_gives_way_to_what_is_given() -> None:
     assert Settings.for_dataset("cifar100", **choices).epochs == 10
     settings = Settings.for_dataset("cifar100", **choices, epochs=3)
     assert settings.epochs == 3
-    (method,) = create_methods(["pilora"], settings, {"pilora": {"lr_prototype": 0.5}})
+    method = configure_run("pilora", settings, {"lr_prototype": 0.5}).create_method()
     assert (method.lr_prototype, method.merge) == (0.5, "first")
     assert (
-        create_methods(["pilora"], Settings.for_dataset("cifar100", protocol="pilora"), {})[0].merge
+        configure_run("pilora", Settings.for_dataset("cifar100", protocol="pilora"), {}).options[
+            "merge"
+        ]
         == "sum"
     )
     with pytest.raises(FczooError, match="no release"):

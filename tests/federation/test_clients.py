@@ -30,12 +30,12 @@ class Rounds(Callback):
 
 def rounds(**settings: Any) -> tuple[Benchmark, list[dict[str, Any]]]:
     """Return a bench of a head on frozen features, and the records of its rounds."""
-    bench, observer = (
+    bench, callback = (
         Benchmark.open(Settings.for_dataset("digits", **{**SMALL, **settings})),
         Rounds(),
     )
-    bench.run(create_method("fedavg", tune="head"), observer=observer)
-    return bench, observer.records
+    bench.run(create_method("fedavg", tune="head"), callback=callback)
+    return bench, callback.records
 
 
 def participants_by_round(records: Sequence[dict[str, Any]], task: int) -> list[tuple[int, ...]]:
@@ -160,3 +160,10 @@ def test_a_round_in_which_nobody_drawn_has_data() -> None:
 def test_requests_that_cannot_be_met(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(FczooError, match=complaint.replace("|", r"\|")):
         Benchmark.open(Settings.for_dataset("digits", clients=5, partition="iid", **changes))
+
+
+def test_the_former_name_of_callbacks_works_and_warns() -> None:
+    bench, callback = Benchmark.open(Settings.for_dataset("digits", **SMALL, tasks=2)), Rounds()
+    with pytest.warns(DeprecationWarning, match="observer is now callback") as warned:
+        bench.run(create_method("fedavg", tune="head"), observer=callback)
+    assert callback.records and warned[0].filename == __file__

@@ -110,7 +110,7 @@ def test_the_round_after_the_last_is_on_exemplars_alone(run, make_bench, watch):
         def round(self, record):
             rounds.append(record)
 
-    result = make_bench(epochs=1).run(Keeper(), observer=Noting())
+    result = make_bench(epochs=1).run(Keeper(), callback=Noting())
     assert [r["round"] for r in rounds] == [0, 1, 0, 1, 2, 0, 1, 2]
     assert result.accuracy == run.result.accuracy
 

@@ -54,7 +54,7 @@ class Workers:
 def outcome(run: FederatedRun) -> dict[str, Any]:
     """Return all that two runs must have alike, bit for bit."""
     result = {k: v for k, v in asdict(run.run()).items() if k not in OF_THE_RUN}
-    return {"result": repr(result), "told": repr(run.observer.told), "state": bits(run.state)}
+    return {"result": repr(result), "told": repr(run.callback.told), "state": bits(run.state)}
 
 
 def bits(tree: dict[str, torch.Tensor]) -> dict[str, bytes]:

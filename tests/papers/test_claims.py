@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import fczoo.runner.grid
+import fczoo.runner.sweep
 from fczoo import create_method
 from fczoo.cli.app import main
 from fczoo.cli.arguments import parse_changes
@@ -195,18 +195,18 @@ def test_a_claim_runs_on_a_split_like_the_papers(name, split):
     assert get_claim(name).small == split
 
 
-def test_run_makes_a_job_of_each_side(tmp_path, monkeypatch):
-    jobs_by_folder = {}
+def test_run_has_both_sides(tmp_path, monkeypatch):
+    runs = {}
 
-    def record_jobs(jobs, out, conduct):
-        jobs_by_folder.update(jobs)
+    def record_sweep(sweep, out, execution):
+        runs.update(sweep)
         write_one(out / "better", "hgp", {0: 52.0})
         write_one(out / "worse", "l2p", {0: 40.0})
 
-    monkeypatch.setattr(fczoo.runner.grid, "run_grid", record_jobs)
+    monkeypatch.setattr(fczoo.runner.sweep, "run_sweep", record_sweep)
     text = claims_output("--run", "hgp-l2p-skew", "--seeds", "0", "--results", str(tmp_path))
-    better, worse = jobs_by_folder[Path("better")], jobs_by_folder[Path("worse")]
-    assert (better.methods, worse.methods, better.seeds) == (("hgp",), ("l2p",), (0,))
+    (better,), (worse,) = runs[Path("better")], runs[Path("worse")]
+    assert (better.method, worse.method, better.seed) == ("hgp", "l2p", 0)
     assert better.settings.partition == worse.settings.partition == "dirichlet:0.05"
-    assert better.options["hgp"]["rebalance"] == "all"
+    assert better.options["rebalance"] == "all"
     assert "hgp-l2p-skew: HGP beats L2P under strong skew." in text

@@ -14,7 +14,7 @@ from fczoo.data.stream import make_tasks
 from fczoo.papers.protocol import ByBeta, Protocol
 from fczoo.papers.protocols.quick import tuned_values
 from fczoo.reports.archive import read_archive
-from fczoo.runner.grid import create_methods
+from fczoo.reports.run_config import configure_run
 
 # trials; four more followed, and a row that they did not change names the first eight
 WHOLE_EFFORT = 8
@@ -79,15 +79,16 @@ def test_method_values_are_layered() -> None:
         5e-6,
     )
     settings = Settings.for_dataset("cifar100", protocol="hgp")
-    hgp, pilora = create_methods(["hgp", "pilora"], settings, {"hgp": {"spread": 2}})
+    hgp = configure_run("hgp", settings, {"spread": 2}).create_method()
+    pilora = configure_run("pilora", settings, {}).create_method()
     assert (pilora.lr_lora, pilora.lr_prototype, hgp.spread, hgp.server_lr) == (
         1e-4,
         2e-2,
         2.0,
         0.01,
     )
-    assert create_methods(["pilora"], settings, {"pilora": {"lr_lora": 1e-3}})[0].lr_lora == 1e-3
-    assert create_methods(["pilora"], Settings.for_dataset("cifar100"), {})[0].lr_lora == 1e-5
+    assert configure_run("pilora", settings, {"lr_lora": 1e-3}).options["lr_lora"] == 1e-3
+    assert configure_run("pilora", Settings.for_dataset("cifar100"), {}).options["lr_lora"] == 1e-5
 
 
 class Toy(Protocol):

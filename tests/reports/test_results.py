@@ -117,7 +117,7 @@ def test_a_stepped_run_tells_the_losses_of_single_steps():
         fczoo.Settings.for_dataset("digits", **{**TINY, "epochs": 2, "tasks": 2})
     )
     for task in bench.start(
-        fczoo.create_method("fedavg", "digits", tune="head"), observer=observer
+        fczoo.create_method("fedavg", "digits", tune="head"), callback=observer
     ):
         step_losses = [losses for t, _, losses in observer.single if t == task.index]
         image_counts = [len(o) for o in bench.partition.tasks[task.index] if len(o)]

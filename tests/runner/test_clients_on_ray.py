@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import helpers_bench
-from fczoo.runner.run_spec import ExecutionConfig
+from fczoo.runner.configs import ExecutionConfig
 from helpers_bench import numbers, wait_for
 
 pytest.importorskip("ray", reason="needs Ray")
@@ -189,10 +189,10 @@ def test_who_goes_on_where():
         executor="ray", cluster=(("spread", "clients"), ("threads", "3")), jobs=8
     )
     runs = ExecutionConfig(executor="ray", cluster=(("spread", "runs"),))
-    assert spread.in_turn
-    assert not spread.away
+    assert spread.sequential
+    assert not spread.on_cluster
     assert spread.threads == 3
-    assert runs.away
-    assert not runs.in_turn
-    assert ExecutionConfig().in_turn
-    assert not ExecutionConfig(jobs=2).in_turn
+    assert runs.on_cluster
+    assert not runs.sequential
+    assert ExecutionConfig().sequential
+    assert not ExecutionConfig(jobs=2).sequential

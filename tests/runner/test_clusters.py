@@ -266,29 +266,29 @@ def test_an_unknown_executor_names_the_nearest():
 
 def test_a_node_that_differs_is_refused_by_name(tmp_path, monkeypatch):
     """Refuse a node with other library version, source or device, by name, before anything runs."""
-    from fczoo.core.registry import create_method
     from fczoo.federation.settings import Settings
     from fczoo.reports.run_folder import read_about, write_about
+    from fczoo.runner.configs import RunSpec, make_sweep
     from fczoo.runner.executors.base import check_node
-    from fczoo.runner.grid import Job, run_grid
-    from fczoo.runner.run_spec import RunSpec
+    from fczoo.runner.sweep import run_sweep
 
     settings = Settings(
         tasks=2, rounds=1, epochs=1, train_per_class=5, test_per_class=5, device="cpu"
     )
-    run_grid({Path(): Job(settings, ("fedncm",))}, tmp_path / "run")
-    cell = RunSpec(tmp_path / "run", settings, create_method("fedncm", "digits"), 0)
-    check_node(cell)
-    about = read_about(cell.folder).plain()
+    sweep = make_sweep(Path(), settings, ["fedncm"])
+    run_sweep(sweep, tmp_path / "run")
+    run = RunSpec(sweep[Path()][0], tmp_path / "run")
+    check_node(run)
+    about = read_about(run.folder).plain()
     new_about = {
         **about,
         "device": "cuda",
         "versions": {**about["versions"], "torch": "1.0"},
         "code": {**about["code"], "fczoo.core.method": "0" * 64},
     }
-    write_about(cell.folder, new_about)
+    write_about(run.folder, new_about)
     with pytest.raises(FczooError) as error:
-        check_node(cell)
+        check_node(run)
     message = str(error.value)
     assert "torch is" in message and "1.0 where the command was started" in message
     assert "to be on cuda, it would take cpu" in message

@@ -12,8 +12,10 @@ import pytest
 from fczoo import FczooError
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.settings import Settings
-from fczoo.runner.grid import Job, run_grid
+from fczoo.reports.run_config import RunConfig
+from fczoo.runner.configs import make_sweep
 from fczoo.runner.resume import only_process
+from fczoo.runner.sweep import run_sweep
 
 TIMES = ("sha256", "seconds", "peak MB", "peak_memory", "phases", "started")
 WRITING = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
@@ -28,10 +30,10 @@ SMALL = {
 }
 
 
-def job() -> Job:
+def sweep(folder: str = "", method: str = "fedavg") -> dict[Path, list[RunConfig]]:
     options = {"fedavg": {"tune": "head"}}
     settings = Settings.for_dataset("digits", device="cpu", image_size=32, **SMALL)
-    return Job(settings, ("fedavg",), (0,), options)
+    return make_sweep(Path(folder), settings, [method], options=options)
 
 
 def tell_of_operations(folder: Path, act: Callable[[str], None]) -> None:
@@ -65,7 +67,7 @@ def in_child(work: Callable[[], None]) -> int:
 def count_operations(out: Path, counted: Path) -> None:
     operations: list[str] = []
     tell_of_operations(out, operations.append)
-    run_grid({Path(): job()}, out)
+    run_sweep(sweep(), out)
     counted.write_text(str(len(operations)))
 
 
@@ -84,7 +86,7 @@ def hurt_run(out: Path, last: int, fault: str) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     tell_of_operations(out, act)
-    run_grid({Path(): job()}, out)
+    run_sweep(sweep(), out)
 
 
 def timeless(tree):
@@ -116,35 +118,33 @@ def _objects(path: Path) -> list[str]:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed run needs its own process, forked")
 @pytest.mark.parametrize("fault", ["killed", "disk full"])
 def test_any_file_operation_may_be_the_last(tmp_path, monkeypatch, fault):
-    bench = Benchmark.open(job().settings)
+    bench = Benchmark.open(sweep()[Path()][0].settings)
     monkeypatch.setattr(Benchmark, "open", lambda settings: bench)
     reference, count_file = tmp_path / "whole", tmp_path / "count"
-    run_grid(
-        {Path(): job()}, tmp_path / "first"
-    )  # imports everything, so that the children need not
+    run_sweep(sweep(), tmp_path / "first")  # imports everything, so that the children need not
     assert in_child(lambda: count_operations(reference, count_file)) == 0
     contents = folder_contents(reference)
     assert {"bench.json", "partition.json", "fedavg/seed0/result.json"} <= contents.keys()
     for last in range(1, int(count_file.read_text()) + 1):
         out = tmp_path / f"last-{last}"
         in_child(lambda out=out, last=last: hurt_run(out, last, fault))
-        assert in_child(lambda out=out: run_grid({Path(): job()}, out)) == 0, f"operation {last}"
+        assert in_child(lambda out=out: run_sweep(sweep(), out)) == 0, f"operation {last}"
         assert folder_contents(out) == contents, f"operation {last}"
 
 
 def test_a_folder_of_a_grid_cannot_be_run_on_its_own_meanwhile(tmp_path, monkeypatch):
     """Refuse the second process in a folder, whether it comes by the grid or by the folder."""
     monkeypatch.setattr(Benchmark, "open", lambda settings: pytest.fail("the run began"))
-    jobs = {Path("a"): job(), Path("b"): Job(job().settings, ("fedncm",))}
+    runs = {**sweep("a"), **sweep("b", "fedncm")}
     with only_process(tmp_path / "grid" / "b"):
         with pytest.raises(FczooError, match=r"another process is running in .*/grid/b"):
-            run_grid(jobs, tmp_path / "grid")
+            run_sweep(runs, tmp_path / "grid")
         assert not (tmp_path / "grid" / "a").exists()
 
     def opened_within_the_grid(settings: Settings) -> Benchmark:
-        run_grid({Path(): job()}, tmp_path / "grid" / "a")
+        run_sweep(sweep(), tmp_path / "grid" / "a")
         raise AssertionError("the second run began")
 
     monkeypatch.setattr(Benchmark, "open", opened_within_the_grid)
     with pytest.raises(FczooError, match=r"another process is running in .*/grid/a"):
-        run_grid(jobs, tmp_path / "grid")
+        run_sweep(runs, tmp_path / "grid")

@@ -1,4 +1,4 @@
-"""A benchmark lent to worker processes: the same bits, from files that all of them map."""
+"""A benchmark shared with worker processes: the same bits, from files that all of them map."""
 
 import resource
 from dataclasses import replace
@@ -10,7 +10,7 @@ import torch
 
 from fczoo import Benchmark, FczooError, Settings, create_method
 from fczoo.data.dataset import Images
-from fczoo.runner.shared_memory import ALIGNMENT, lend
+from fczoo.runner.shared_memory import ALIGNMENT, share
 
 SMALL = {
     "tasks": 2,
@@ -27,8 +27,8 @@ def bench() -> Benchmark:
     return Benchmark.open(Settings.for_dataset("digits", device="cpu", **SMALL))
 
 
-def test_what_is_lent_is_what_was_opened(bench: Benchmark, tmp_path: Path) -> None:
-    again = lend(bench, tmp_path).open()
+def test_what_is_shared_is_what_was_opened(bench: Benchmark, tmp_path: Path) -> None:
+    again = share(bench, tmp_path).open()
     assert again.settings == bench.settings and again.partition == bench.partition
     assert (again.backbone.config, again.backbone.sha256) == (
         bench.backbone.config,
@@ -51,7 +51,7 @@ def test_what_is_lent_is_what_was_opened(bench: Benchmark, tmp_path: Path) -> No
 def test_runs_have_the_same_bits(name: str, bench: Benchmark, tmp_path: Path) -> None:
     runs = [
         world.start(create_method(name, "digits"))
-        for world in (bench, lend(bench, tmp_path).open())
+        for world in (bench, share(bench, tmp_path).open())
     ]
     ours, theirs = (run.run().accuracy for run in runs)
     assert ours == theirs
@@ -59,10 +59,10 @@ def test_runs_have_the_same_bits(name: str, bench: Benchmark, tmp_path: Path) ->
 
 
 def test_equal_pixels_and_weights_are_written_once(bench: Benchmark, tmp_path: Path) -> None:
-    lend(bench, tmp_path)
+    share(bench, tmp_path)
     files = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     assert sorted(file.suffix for file in files) == [".u8", ".u8", ".weights"]
-    lend(bench, tmp_path)
+    share(bench, tmp_path)
     assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == files
 
 
@@ -71,12 +71,12 @@ def test_pixels_that_are_mapped_stay_where_they_are(bench: Benchmark, tmp_path: 
     pixels.tofile(tmp_path / "cache.u8")
     memmap = np.memmap(tmp_path / "cache.u8", np.uint8, "c", shape=pixels.shape)
     stream = replace(bench.stream, train=Images(memmap, bench.stream.train.labels))
-    assert lend(replace(bench, stream=stream), tmp_path).train.file == tmp_path / "cache.u8"
+    assert share(replace(bench, stream=stream), tmp_path).train.file == tmp_path / "cache.u8"
 
 
 def test_a_worker_does_not_change_what_others_read(bench: Benchmark, tmp_path: Path) -> None:
-    loan = lend(bench, tmp_path)
-    first, second = loan.open(), loan.open()
+    shared = share(bench, tmp_path)
+    first, second = shared.open(), shared.open()
     first.backbone.weights["norm.bias"] += 1
     first.stream.train.pixels[0] = 0
     assert torch.equal(second.backbone.weights["norm.bias"], bench.backbone.weights["norm.bias"])
@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(bench: Benchmark, tmp_path:
     with pytest.raises(
         FczooError, match=r"cannot share data and weights with --jobs in .*TMPDIR"
     ) as caught:
-        lend(bench, tmp_path / "missing")
+        share(bench, tmp_path / "missing")
     assert "\n" not in str(caught.value)
 
 
@@ -96,6 +96,6 @@ def test_a_disk_that_fills_is_told(bench: Benchmark, tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         with pytest.raises(FczooError, match=r": \d+ requested and \d+ written; free some space"):
-            lend(bench, tmp_path)
+            share(bench, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

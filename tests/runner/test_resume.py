@@ -20,9 +20,9 @@ from fczoo import FczooError
 from fczoo.core.registry import METHODS
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
-from fczoo.runner.grid import Job, run_grid
+from fczoo.runner.configs import ExecutionConfig, make_sweep
 from fczoo.runner.resume import InterruptedRunError, Interrupts, check_same, only_process
-from fczoo.runner.run_spec import ExecutionConfig
+from fczoo.runner.sweep import run_sweep
 from helpers_cli import TINY
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
 
@@ -82,13 +82,12 @@ SMALL = {
 
 
 def grid(out: Path, options=None, **changes):
-    return run_grid({Path(): job(options, **changes)}, out)
+    return run_sweep(sweep(options, **changes), out)
 
 
-def job(options=None, **changes) -> Job:
-    return Job(
-        Settings.for_dataset("digits", **{**SMALL, **changes}), ("fedncm",), (0,), options or {}
-    )
+def sweep(options=None, **changes):
+    settings = Settings.for_dataset("digits", **{**SMALL, **changes})
+    return make_sweep(Path(), settings, ["fedncm"], options=options)
 
 
 @pytest.fixture(scope="module")
@@ -193,13 +192,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 def test_resume_needs_something_to_resume(tmp_path):
     with pytest.raises(FczooError, match="no run to resume"):
-        run_grid({Path(): job()}, tmp_path / "run", ExecutionConfig(resume=True))
+        run_sweep(sweep(), tmp_path / "run", ExecutionConfig(resume=True))
     assert not list(tmp_path.iterdir())
 
 
 HOLD = """
 import sys, time
 from pathlib import Path
+from fczoo.runner.configs import ExecutionConfig, make_sweep
 from fczoo.runner.resume import only_process
 with only_process(Path(sys.argv[1])):
     print("held", flush=True)
@@ -252,10 +252,10 @@ def test_a_folder_in_which_nothing_was_written_is_removed(tmp_path):
 def test_the_first_signal_waits_and_the_second_does_not(tmp_path):
     handler = signal.getsignal(signal.SIGINT)
     with Interrupts(tmp_path) as interrupts:
-        interrupts.obey()
+        interrupts.check_interrupt()
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(InterruptedRunError, match=f"--out {tmp_path}") as error:
-            interrupts.obey()
+            interrupts.check_interrupt()
         assert error.value.exit_code == 130
         with pytest.raises(InterruptedRunError, match="at once") as error:
             signal.raise_signal(signal.SIGTERM)
@@ -299,9 +299,9 @@ def test_a_real_process_is_stopped_and_goes_on(tmp_path, number, code):
         or not json.loads((out / "fedavg" / "seed0" / "result.json").read_text())["finished"]
     )
     settings = Settings.for_dataset("digits", **{**SMALL, "rounds": 40, "device": "cpu"})
-    jobs = {Path(): Job(settings, ("fedavg",), (0,), {"fedavg": {"tune": "head"}})}
-    run_grid(jobs, out, ExecutionConfig(resume=True))
-    run_grid(jobs, tmp_path / "unhurt")
+    runs = make_sweep(Path(), settings, ["fedavg"], options={"fedavg": {"tune": "head"}})
+    run_sweep(runs, out, ExecutionConfig(resume=True))
+    run_sweep(runs, tmp_path / "unhurt")
     assert rounds(out / "fedavg" / "seed0") == rounds(tmp_path / "unhurt" / "fedavg" / "seed0")
     for name in ("result.json", "partition.json"):
         one, two = (next(f.rglob(name)).read_text() for f in (out, tmp_path / "unhurt"))

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
-from fczoo.core.registry import create_method
 from fczoo.federation.settings import Settings
+from fczoo.reports.run_config import configure_run
 from fczoo.runner.schedule import steps, warn_of_short_schedules
 from helpers_cli import TINY
 
@@ -49,8 +49,7 @@ def test_own_rates_and_enough_training_need_no_word(tmp_path: Path, more: list[s
 def given_warnings(caplog: pytest.LogCaptureFixture, name: str, **changes: Any) -> list[str]:
     """Return the warnings of a method with the options that the settings have for it."""
     settings = Settings.for_dataset(changes.pop("dataset"), **changes)
-    method = create_method(name, settings.dataset, **settings.method_options(name))
-    warn_of_short_schedules(settings, [method])
+    warn_of_short_schedules([configure_run(name, settings, {})])
     return caplog.messages
 
 

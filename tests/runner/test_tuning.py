@@ -7,17 +7,16 @@ import numpy as np
 import optuna
 import pytest
 from click.testing import CliRunner
-from msgspec.structs import replace
 
 from fczoo import FczooError, Settings
 from fczoo.cli.app import main
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
 from fczoo.federation.stream import whole_stream
-from fczoo.reports.drawing import COLOURS
+from fczoo.reports.drawing import COLOURS, write_importance
 from fczoo.runner.resume import only_process
 from fczoo.runner.tune.study import Effort, trial_images
-from fczoo.runner.tune.tuned_file import TUNED_FILE, TunedFile, read_tuned
+from fczoo.runner.tune.tuned_file import TUNED_FILE, read_tuned
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
@@ -119,32 +118,22 @@ def test_a_word_that_is_set_is_no_scale(tmp_path):
     assert read_tuned(tmp_path / TUNED_FILE).methods["fedridge"].values["score"] == "linear"
 
 
-def test_a_picture_shows_how_much_each_option_matters(search_folder, tmp_path, monkeypatch):
+def test_a_picture_shows_how_much_each_option_matters(tmp_path):
     from PIL import Image
 
-    from fczoo.cli import plots
-
-    search = read_tuned(search_folder / TUNED_FILE)
-    plots.write_importance(
-        tmp_path / "two.png", with_shares(search, {"ridge": 0.75, "scaled": 0.25})
-    )
+    write_importance(tmp_path / "two.png", {"fedridge": {"ridge": 0.75, "scaled": 0.25}})
     with Image.open(tmp_path / "two.png") as image:
         pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
     colours = [tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in COLOURS[:2]]
     areas = [(pixels == colour).all(1).sum() for colour in colours]
     assert areas[0] / areas[1] == pytest.approx(3, rel=0.1)
     with pytest.raises(FczooError, match="nothing to show"):
-        plots.write_importance(tmp_path / "none.png", with_shares(search, {}))
+        write_importance(tmp_path / "none.png", {"fedridge": {}})
     short = ["tune", "--methods", "fedridge", *TINY, "--out", str(tmp_path / "out")]
     assert "names no kind of picture" in error_line(*short, "--plot", str(tmp_path / "plot.xyz"))
     missing = str(tmp_path / "nowhere" / "plot.png")
     assert "nowhere; create it first" in error_line(*short, "--plot", missing)
     assert not (tmp_path / "out").exists()
-
-
-def with_shares(tuned: TunedFile, shares: dict[str, float]) -> TunedFile:
-    methods = {name: replace(search, importance=shares) for name, search in tuned.methods.items()}
-    return replace(tuned, methods=methods)
 
 
 def test_bench_takes_the_values_and_says_so(search_folder, tmp_path):

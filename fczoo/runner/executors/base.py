@@ -3,7 +3,7 @@
 Sequential or parallel execution changes no number. A worker that dies takes its own run
 with it and no other: the run is begun once more, from its last saved round, and has failed when its
 worker dies again. Each executor is a module of ``fczoo.runner.executors``, see ``MODULES``, with
-``check(conduct)`` and ``workers(count, conduct, out)``.
+``check(execution)`` and ``workers(count, execution, out)``.
 """
 
 import os
@@ -24,10 +24,10 @@ from fczoo.federation.device import pick_device
 from fczoo.federation.environment import code_of, versions
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_folder import FAILURE, read_about
-from fczoo.runner.execute import error_text, record_failure, run_cell
+from fczoo.runner.configs import ExecutionConfig, RunSpec
+from fczoo.runner.execute import error_text, execute_run, record_failure
 from fczoo.runner.progress import say
 from fczoo.runner.resume import CLUSTER, InterruptedRunError, Interrupts, only_process
-from fczoo.runner.run_spec import ExecutionConfig, RunSpec
 from fczoo.runner.warnings import gather_warnings
 
 TRIES = 2  # of a run whose worker dies
@@ -45,7 +45,7 @@ class Outcome:
 class Worker(Protocol):
     """A place for one run at a time, somewhere else than in this process."""
 
-    def begin(self, cell: RunSpec, conduct: ExecutionConfig) -> "Future[Outcome]":
+    def begin(self, run: RunSpec, execution: ExecutionConfig) -> "Future[Outcome]":
         """Start a run in this worker."""
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
@@ -62,23 +62,23 @@ MODULES = {"cores": "local", "slurm": "slurm", "ray": "ray"}
 """Names of executors, as options have them, and their modules."""
 
 
-def check_executor(conduct: ExecutionConfig) -> None:
+def check_executor(execution: ExecutionConfig) -> None:
     """Raise FczooError for an executor that cannot be used here, or an option that it lacks."""
-    _module(conduct).check(conduct)
+    _module(execution).check(execution)
 
 
-def _module(conduct: ExecutionConfig) -> ModuleType:
-    return import_module(f"fczoo.runner.executors.{MODULES[conduct.executor]}")
+def _module(execution: ExecutionConfig) -> ModuleType:
+    return import_module(f"fczoo.runner.executors.{MODULES[execution.executor]}")
 
 
 def run_side_by_side(
-    cells: Sequence[RunSpec],
-    conduct: ExecutionConfig,
+    runs: Sequence[RunSpec],
+    execution: ExecutionConfig,
     out: Path,
     done: Callable[[RunSpec], None],
     meanwhile: Callable[[Iterable[RunSpec]], None],
 ) -> None:
-    """Run ``cells``, ``conduct.jobs`` of them at a time.
+    """Run ``runs``, ``execution.jobs`` of them at a time.
 
     ``done`` is called here after each, and ``meanwhile`` again and again with those that execute.
 
@@ -86,10 +86,10 @@ def run_side_by_side(
     failures are skipped, after the other workers have saved their round; and Interrupted after
     SIGINT or SIGTERM.
     """
-    workers: Sequence[Worker] = _module(conduct).workers(
-        min(conduct.jobs, len(cells)), conduct, out
+    workers: Sequence[Worker] = _module(execution).workers(
+        min(execution.jobs, len(runs)), execution, out
     )
-    grid = _Grid(deque(cells), conduct, workers)
+    grid = _Grid(deque(runs), execution, workers)
     _run(grid, out, done, meanwhile)
     if grid.failure:
         raise grid.failure
@@ -103,19 +103,21 @@ def _run(
 ) -> None:
     with Interrupts(out) as interrupts:
         try:
-            while grid.running or (grid.waiting and not grid.failure and not interrupts.wish):
-                if grid.failure or interrupts.wish:
+            while grid.running or (
+                grid.waiting and not grid.failure and not interrupts.signal_number
+            ):
+                if grid.failure or interrupts.signal_number:
                     for worker in grid.workers:
                         worker.stop()
                 else:
                     grid.begin()
-                meanwhile([cell for _, cell in grid.running.values()])
-                for cell in grid.take_ended():
-                    done(cell)
+                meanwhile([run for _, run in grid.running.values()])
+                for run in grid.pop_ended():
+                    done(run)
         finally:
             for worker in grid.workers:
                 worker.close(at_once=bool(grid.running))
-        interrupts.obey()
+        interrupts.check_interrupt()
 
 
 @dataclass
@@ -123,7 +125,7 @@ class _Grid:
     """Runs that wait and those that continue, each in one of the workers."""
 
     waiting: deque[RunSpec]
-    conduct: ExecutionConfig
+    execution: ExecutionConfig
     workers: Sequence[Worker]
     running: "dict[Future[Outcome], tuple[Worker, RunSpec]]" = field(default_factory=dict)
     deaths: Counter[RunSpec] = field(default_factory=Counter)
@@ -134,55 +136,54 @@ class _Grid:
         busy = [worker for worker, _ in self.running.values()]
         for worker in self.workers:
             if worker not in busy and self.waiting:
-                cell = self.waiting.popleft()
-                self.running[worker.begin(cell, self.conduct)] = worker, cell
+                run = self.waiting.popleft()
+                self.running[worker.begin(run, self.execution)] = worker, run
 
-    def take_ended(self) -> Iterator[RunSpec]:
+    def pop_ended(self) -> Iterator[RunSpec]:
         """Yield the runs that have ended, after a short wait.
 
         A run whose worker died for the first time waits again.
         """
         futures, _ = wait(self.running, WAIT, FIRST_COMPLETED)
         for future in futures:
-            worker, cell = self.running.pop(future)
+            worker, run = self.running.pop(future)
             outcome = worker.outcome(future)
             if outcome.end == "died":
-                self.deaths[cell] += 1
-                if self.deaths[cell] < TRIES:
-                    say(f"{cell.numbered_label}: its process died; once more")
-                    self.waiting.appendleft(cell)
+                self.deaths[run] += 1
+                if self.deaths[run] < TRIES:
+                    say(f"{run.numbered_label}: its process died; once more")
+                    self.waiting.appendleft(run)
                     continue
                 outcome = Outcome("failed", f"its process died {TRIES} times; {outcome.error}")
-                record_failure(cell, outcome.error)
+                record_failure(run, outcome.error)
             if outcome.end == "failed":
-                if not (cell.folder_of_run / FAILURE).exists():  # it never came to run
-                    record_failure(cell, outcome.error)
-                    say(f"{cell.numbered_label}: failed, {outcome.error}")
-                if not self.conduct.skip_failed:
-                    self.failure = self.failure or FczooError(f"{cell.label}: {outcome.error}")
-            yield cell
+                if not (run.folder_of_run / FAILURE).exists():  # it never came to run
+                    record_failure(run, outcome.error)
+                    say(f"{run.numbered_label}: failed, {outcome.error}")
+                if not self.execution.skip_failed:
+                    self.failure = self.failure or FczooError(f"{run.label}: {outcome.error}")
+            yield run
 
 
 _benchmarks: dict[Settings, Benchmark] = {}  # in a worker: the benchmark that it ran last
 
 
-def bench_of(cell: RunSpec) -> Benchmark:
+def open_benchmark(run: RunSpec) -> Benchmark:
     """Return the run's benchmark in a worker: from shared memory, or opened again."""
-    if cell.settings not in _benchmarks:
+    settings = run.config.settings
+    if settings not in _benchmarks:
         _benchmarks.clear()
-        _benchmarks[cell.settings] = (
-            cell.shared_benchmark.open() if cell.shared_benchmark else Benchmark.open(cell.settings)
-        )
-    return _benchmarks[cell.settings]
+        _benchmarks[settings] = run.shared.open() if run.shared else Benchmark.open(settings)
+    return _benchmarks[settings]
 
 
 @options_in_messages()
-def work(cell: RunSpec, conduct: ExecutionConfig, obey: Callable[[], None]) -> Outcome:
+def work(run: RunSpec, execution: ExecutionConfig, check_interrupt: Callable[[], None]) -> Outcome:
     """Execute one run in a worker, and report every outcome."""
     try:
         # should the parent be gone, no one else begins this run meanwhile
-        with gather_warnings(), only_process(cell.folder_of_run):
-            run_cell(cell, bench_of(cell), conduct, obey)
+        with gather_warnings(), only_process(run.folder_of_run):
+            execute_run(run, open_benchmark(run), execution, check_interrupt)
     except InterruptedRunError:
         return Outcome("stopped")
     except Exception as error:
@@ -207,7 +208,7 @@ class Command:
         """Return the file that stops every run."""
         return self.out / CLUSTER / "stop"
 
-    def obey(self) -> None:
+    def check_interrupt(self) -> None:
         """Raise Interrupted once the file is there."""
         if self.stop.exists():
             raise InterruptedRunError("stopped on request", SIGTERM)
@@ -221,36 +222,37 @@ def command_in(out: Path) -> Command:
     return command
 
 
-def work_on_node(cell: RunSpec, conduct: ExecutionConfig, command: Command) -> Outcome:
+def work_on_node(run: RunSpec, execution: ExecutionConfig, command: Command) -> Outcome:
     """Execute one run on another machine, if its environment equals the command's."""
     import torch
 
     os.chdir(command.base_folder)
-    torch.set_num_threads(conduct.threads)
+    torch.set_num_threads(execution.threads)
     try:
-        check_node(cell)
+        check_node(run)
     except FczooError as error:
         return Outcome("failed", error_text(error))
-    return work(cell, conduct, command.obey)
+    return work(run, execution, command.check_interrupt)
 
 
-def check_node(cell: RunSpec) -> None:
+def check_node(run: RunSpec) -> None:
     """Raise FczooError where versions or source differ from those in the folder's ``bench.json``.
 
     The numbers of this machine would not be those of the table's other rows.
     """
-    about = read_about(cell.folder)
+    about = read_about(run.folder)
     differences = [
         f"{name} is {version} here, {about.versions[name]} where the command was started"
         for name, version in versions().items()
         if about.versions.get(name, version) != version
     ]
-    device = str(pick_device(cell.settings.device))
+    config = run.config
+    device = str(pick_device(config.settings.device))
     if device != about.device:
         differences.append(
             f"the runs are to be on {about.device}, it would take {device} (say --device)"
         )
-    code = code_of(cell.settings, cell.method)
+    code = code_of(config.settings, config.create_method())
     differences += [
         f"{name} is another"
         for name, sha256 in code.items()

@@ -12,31 +12,31 @@ from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
 from fczoo.core.streams import HANGUP
+from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.executors.base import Outcome, work
 from fczoo.runner.resume import InterruptedRunError
-from fczoo.runner.run_spec import ExecutionConfig, RunSpec
 from fczoo.runner.shared_memory import shared_folder
 
 # seconds after which a process without work ends, so that none outlives a parent that was killed
 IDLE = 10
 
 
-def workers(count: int, conduct: ExecutionConfig, out: Path) -> Sequence["CoreWorker"]:
+def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["CoreWorker"]:
     """Create one worker per run that may execute at the same time."""
-    return [CoreWorker(number, conduct) for number in range(count)]
+    return [CoreWorker(number, execution) for number in range(count)]
 
 
-def check(conduct: ExecutionConfig) -> None:
+def check(execution: ExecutionConfig) -> None:
     """Do nothing; local cores have no requirements."""
 
 
 class CoreWorker:
     """A pool of one process, which is replaced when it dies."""
 
-    def __init__(self, number: int, conduct: ExecutionConfig):
+    def __init__(self, number: int, execution: ExecutionConfig):
         self.resources = ExitStack()
-        self.word = self.resources.enter_context(shared_folder()) / "stop"
-        self.environment = {"OMP_NUM_THREADS": str(conduct.threads)}
+        self.stop_file = self.resources.enter_context(shared_folder()) / "stop"
+        self.environment = {"OMP_NUM_THREADS": str(execution.threads)}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = (
             visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
@@ -45,9 +45,9 @@ class CoreWorker:
             self.environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
         self._open()
 
-    def begin(self, cell: RunSpec, conduct: ExecutionConfig) -> "Future[Outcome]":
+    def begin(self, run: RunSpec, execution: ExecutionConfig) -> "Future[Outcome]":
         """Start a run in this worker's process."""
-        future: Future[Outcome] = self.pool.submit(_work, cell, conduct)
+        future: Future[Outcome] = self.pool.submit(_work, run, execution)
         return future
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
@@ -61,7 +61,7 @@ class CoreWorker:
 
     def stop(self) -> None:
         """Write the file that the process checks after every round."""
-        self.word.touch()
+        self.stop_file.touch()
 
     def close(self, at_once: bool) -> None:
         """End the process."""
@@ -69,7 +69,7 @@ class CoreWorker:
         self.resources.close()
 
     def _open(self) -> None:
-        orders = os.getpid(), self.word
+        orders = os.getpid(), self.stop_file
         self.pool = ProcessPoolExecutor(
             1, timeout=IDLE, env=self.environment, initializer=_prepare, initargs=orders
         )
@@ -87,11 +87,11 @@ def _prepare(parent: int, stop: Path) -> None:
     _orders.append((parent, stop))
 
 
-def _obey() -> None:
+def _check_interrupt() -> None:
     parent, stop = _orders[0]
     if stop.exists() or os.getppid() != parent:  # told to stop, or left alone
         raise InterruptedRunError("stopped on request", signal.SIGTERM)
 
 
-def _work(cell: RunSpec, conduct: ExecutionConfig) -> Outcome:
-    return work(cell, conduct, _obey)
+def _work(run: RunSpec, execution: ExecutionConfig) -> Outcome:
+    return work(run, execution, _check_interrupt)

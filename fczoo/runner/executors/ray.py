@@ -19,33 +19,33 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.options import quote
+from fczoo.runner.configs import CLIENTS, ExecutionConfig, RunSpec
 from fczoo.runner.executors.base import Command, Outcome, command_in, work_on_node
-from fczoo.runner.run_spec import CLIENTS, ExecutionConfig, RunSpec
 
 NEW = "new"  # --cluster address=new: a cluster of this machine only, which ends with the command
 ANSWER = 20.0  # seconds in which a cluster has let a process join
 JOIN = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False)"
 
 
-def workers(count: int, conduct: ExecutionConfig, out: Path) -> Sequence["RayWorker"]:
+def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["RayWorker"]:
     """Create one worker per task that may wait or execute at the same time.
 
     Raises FczooError as ``join``.
     """
-    ray, options = join(conduct)
+    ray, options = join(execution)
     task = ray.remote(**options, max_retries=0)(work_on_node)
     command = command_in(out)
     return [RayWorker(task, command) for _ in range(count)]
 
 
-def check(conduct: ExecutionConfig) -> None:
+def check(execution: ExecutionConfig) -> None:
     """Raise FczooError where Ray is missing, no cluster answers, or --cluster is invalid."""
-    _, address, _ = _cluster_options(conduct)
+    _, address, _ = _cluster_options(execution)
     if address != NEW:
         _check_there(address)
 
 
-def _cluster_options(conduct: ExecutionConfig) -> tuple[Any, str, float]:
+def _cluster_options(execution: ExecutionConfig) -> tuple[Any, str, float]:
     """Return Ray, the address of its cluster, and the GPUs per worker."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -53,7 +53,7 @@ def _cluster_options(conduct: ExecutionConfig) -> tuple[Any, str, float]:
         import ray
     except ImportError as error:
         raise FczooError("--executor ray needs Ray; run pip install 'fczoo[ray]'") from error
-    options = dict(conduct.cluster)
+    options = dict(execution.cluster)
     address, gpus, spread = (
         options.pop("address", NEW),
         options.pop("gpus", "0"),
@@ -69,12 +69,12 @@ def _cluster_options(conduct: ExecutionConfig) -> tuple[Any, str, float]:
     return ray, address, float(gpus)
 
 
-def join(conduct: ExecutionConfig) -> tuple[Any, dict[str, Any]]:
+def join(execution: ExecutionConfig) -> tuple[Any, dict[str, Any]]:
     """Connect to a Ray cluster; return Ray and the resources per worker.
 
     Raises FczooError as ``check``.
     """
-    ray, address, gpus = _cluster_options(conduct)
+    ray, address, gpus = _cluster_options(execution)
     if address == NEW:
         # a word by which its processes know each other, which Ray would leave in a file
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -96,8 +96,8 @@ def join(conduct: ExecutionConfig) -> tuple[Any, dict[str, Any]]:
     fczoo_variables = {
         name: value for name, value in os.environ.items() if name.startswith("FCZOO_")
     }
-    environment = {"env_vars": {**fczoo_variables, "OMP_NUM_THREADS": str(conduct.threads)}}
-    return ray, {"num_cpus": conduct.threads, "num_gpus": gpus, "runtime_env": environment}
+    environment = {"env_vars": {**fczoo_variables, "OMP_NUM_THREADS": str(execution.threads)}}
+    return ray, {"num_cpus": execution.threads, "num_gpus": gpus, "runtime_env": environment}
 
 
 def _check_there(address: str) -> None:
@@ -130,9 +130,9 @@ class RayWorker:
     command: Command
     reference: Any = None
 
-    def begin(self, cell: RunSpec, conduct: ExecutionConfig) -> "Future[Outcome]":
+    def begin(self, run: RunSpec, execution: ExecutionConfig) -> "Future[Outcome]":
         """Submit the run to the cluster."""
-        self.reference = self.task.remote(cell, conduct, self.command)
+        self.reference = self.task.remote(run, execution, self.command)
         future: Future[Outcome] = self.reference.future()
         return future
 

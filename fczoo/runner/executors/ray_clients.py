@@ -21,11 +21,11 @@ import torch
 from fczoo.core.errors import FczooError, current_place, log_place
 from fczoo.federation.client import ClientRequest
 from fczoo.federation.remote import RemoteWorker, Transport
+from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.execute import error_text
-from fczoo.runner.executors.base import Command, bench_of, check_node, command_in
+from fczoo.runner.executors.base import Command, check_node, command_in, open_benchmark
 from fczoo.runner.executors.ray import join
 from fczoo.runner.progress import say
-from fczoo.runner.run_spec import ExecutionConfig, RunSpec
 
 log = logging.getLogger("fczoo")
 
@@ -38,39 +38,41 @@ PATIENCE = 60.0  # seconds without a worker after which that is said
 
 
 @contextmanager
-def clients_on_ray(conduct: ExecutionConfig, out: Path) -> Iterator[Callable[[RunSpec], Transport]]:
+def clients_on_ray(
+    execution: ExecutionConfig, out: Path
+) -> Iterator[Callable[[RunSpec], Transport]]:
     """Start the workers of a cluster; yield a function that returns a run's transport.
 
     The server has as many threads as each worker, so that numbers are those of one process with so
     many. Raises FczooError where no cluster answers, or it has no room for a single worker.
     """
-    ray, options = join(conduct)
+    ray, options = join(execution)
     threads = torch.get_num_threads()
     try:
-        torch.set_num_threads(conduct.threads)
-        count = min(conduct.jobs, _room(ray.cluster_resources(), options))
+        torch.set_num_threads(execution.threads)
+        count = min(execution.jobs, _worker_count(ray.cluster_resources(), options))
         actor = ray.remote(**options, max_restarts=-1, max_task_retries=0)(Worker)
         command = command_in(out)
-        workers = Workers(ray, [actor.remote(command, conduct.threads) for _ in range(count)])
-        yield lambda cell: partial(workers.answers, ray.put(cell))
+        workers = Workers(ray, [actor.remote(command, execution.threads) for _ in range(count)])
+        yield lambda run: partial(workers.answers, ray.put(run))
     finally:
         torch.set_num_threads(threads)
         ray.shutdown()
 
 
-def _room(there: dict[str, float], asked: dict[str, Any]) -> int:
+def _worker_count(cluster: dict[str, float], worker: dict[str, Any]) -> int:
     """Return the number of workers that fit on a cluster.
 
     Raises FczooError for none.
     """
-    shares = {"CPU": asked["num_cpus"], "GPU": asked["num_gpus"]}
-    room = min(int(there.get(name, 0) / share) for name, share in shares.items() if share)
-    if not room:
-        has = f"{there.get('CPU', 0):g} processors and {there.get('GPU', 0):g} GPUs"
+    shares = {"CPU": worker["num_cpus"], "GPU": worker["num_gpus"]}
+    count = min(int(cluster.get(name, 0) / share) for name, share in shares.items() if share)
+    if not count:
+        has = f"{cluster.get('CPU', 0):g} processors and {cluster.get('GPU', 0):g} GPUs"
         raise FczooError(
             f"the Ray cluster has {has}, too few for one worker; lower --cluster threads or gpus"
         )
-    return room
+    return count
 
 
 @dataclass(frozen=True)
@@ -87,39 +89,44 @@ class Worker:
 
     def __init__(self, command: Command, threads: int):
         self.command, self.threads = command, threads
-        self.cell: RunSpec | None = None
+        self.run: RunSpec | None = None
         self.question: Any = None  # reference to the last one, which all clients of a round share
 
     def ready(self) -> None:
         """Return once the actor is ready."""
 
-    def answer(self, cell: RunSpec, question: list[Any], groups: Sequence[bytes]) -> WorkerResponse:
+    def answer(self, run: RunSpec, question: list[Any], groups: Sequence[bytes]) -> WorkerResponse:
         """Answer a request, passed by reference, for groups of clients."""
         warnings = _Warnings()
         try:
-            self._open(cell)  # of which the command itself has been warned
+            self._open(run)  # of which the command itself has been warned
             with warnings:
                 request = self._request_of(question[0])
                 return WorkerResponse(
-                    [self.answering.answer(request, group) for group in groups], "", warnings.told
+                    [self.answering.answer(request, group) for group in groups],
+                    "",
+                    warnings.records,
                 )
         except Exception as error:
-            return WorkerResponse([], error_text(error), warnings.told)
+            return WorkerResponse([], error_text(error), warnings.records)
 
-    def _open(self, cell: RunSpec) -> None:
-        if cell != self.cell:
+    def _open(self, run: RunSpec) -> None:
+        if run != self.run:
             os.chdir(self.command.base_folder)
             torch.set_num_threads(self.threads)
-            check_node(cell)
-            self.answering, self.cell = RemoteWorker(bench_of(cell), cell.method, cell.seed), cell
+            check_node(run)
+            method = run.config.create_method()
+            self.answering = RemoteWorker(open_benchmark(run), method, run.config.seed)
+            self.run = run
             self.question = None
 
     def _request_of(self, question: Any) -> ClientRequest:
         if question != self.question:
             import ray
 
-            self.asked, self.question = self.answering.read_request(ray.get(question)), question
-        return self.asked
+            self.request = self.answering.read_request(ray.get(question))
+            self.question = question
+        return self.request
 
 
 class _Warnings(logging.Handler):
@@ -127,10 +134,10 @@ class _Warnings(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.told: list[tuple[int, str, str]] = []
+        self.records: list[tuple[int, str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append((record.levelno, record.getMessage(), current_place()))
+        self.records.append((record.levelno, record.getMessage(), current_place()))
 
     def __enter__(self) -> "_Warnings":
         logging.getLogger().addHandler(self)
@@ -175,14 +182,14 @@ class Workers:
         self.ray, self.count = ray, len(actors)
         self.free: list[Any] = []
         self.busy: dict[Any, Any] = {}  # reference to an answer that will come -> actor
-        self.coming: dict[Any, Any] = {}  # reference to a word that an actor is there -> actor
+        self.starting: dict[Any, Any] = {}  # reference to the readiness of an actor -> actor
         for actor in actors:
             self._await(actor)
 
     def answers(
-        self, cell: Any, question: bytes, groups: Iterable[bytes], count: int, /
+        self, run: Any, question: bytes, groups: Iterable[bytes], count: int, /
     ) -> Iterator[bytes]:
-        """Yield responses, see ``Transport``; ``cell`` is a reference to the run.
+        """Yield responses, see ``Transport``; ``run`` is a reference to the run.
 
         Raises FczooError for what a worker says has failed, and for clients at which workers die.
         """
@@ -192,16 +199,16 @@ class Workers:
         )
         waiting = deque(
             islice(todo, 1)
-        )  # one block is made ahead, the others when a worker is free
+        )  # one batch is made ahead, the others when a worker is free
         out: dict[Any, ClientBatch] = {}
         answers_by_number: dict[int, Sequence[bytes]] = {}
         deaths, number = Counter[int](), 0
         while waiting or out or answers_by_number:
             while self.free and waiting and waiting[0].number < number + AHEAD * self.count:
-                block, actor = waiting.popleft(), self.free.pop()
+                batch, actor = waiting.popleft(), self.free.pop()
                 waiting.extend(islice(todo, not waiting))
-                reference = actor.answer.remote(cell, question_reference, block.groups)
-                self.busy[reference], out[reference] = actor, block
+                reference = actor.answer.remote(run, question_reference, batch.groups)
+                self.busy[reference], out[reference] = actor, batch
             if number in answers_by_number:
                 yield from answers_by_number.pop(number)
                 number += 1
@@ -209,32 +216,32 @@ class Workers:
             reference, response = self._next()
             if reference not in out:  # an actor is there, or has done with what no one waits for
                 continue
-            block = out.pop(reference)
+            batch = out.pop(reference)
             if isinstance(response, WorkerResponse):
-                answers_by_number[block.number] = answers = _content(response)
+                answers_by_number[batch.number] = answers = _content(response)
                 todo.longest = max(map(len, answers))
                 continue
-            deaths[block.number] += 1
-            if deaths[block.number] == TRIES:
+            deaths[batch.number] += 1
+            if deaths[batch.number] == TRIES:
                 raise FczooError(f"workers died {TRIES} times at the same clients: {response}")
             say(f"a worker died ({response}); its clients are asked once more")
-            waiting.appendleft(block)
+            waiting.appendleft(batch)
 
     def _await(self, actor: Any) -> None:
         """Record an actor once it is ready.
 
         Ray restarts a dead one when there is room.
         """
-        self.coming[actor.ready.options(max_task_retries=-1).remote()] = actor
+        self.starting[actor.ready.options(max_task_retries=-1).remote()] = actor
 
     def _next(self) -> tuple[Any, WorkerResponse | str | None]:
         """Return the next event: a response, the death of its worker, or a free worker."""
-        while not (come := self.ray.wait([*self.busy, *self.coming], timeout=PATIENCE)[0]):
+        while not (ready := self.ray.wait([*self.busy, *self.starting], timeout=PATIENCE)[0]):
             if not self.busy:
                 say("no worker of the Ray cluster is there yet")
-        (reference,) = come
-        if actor := self.coming.pop(reference, None):
-            self._has_come(actor, reference)
+        (reference,) = ready
+        if actor := self.starting.pop(reference, None):
+            self._record_ready(actor, reference)
             return reference, None
         actor = self.busy.pop(reference)
         try:
@@ -248,7 +255,7 @@ class Workers:
         self.free.append(actor)
         return reference, response
 
-    def _has_come(self, actor: Any, reference: Any) -> None:
+    def _record_ready(self, actor: Any, reference: Any) -> None:
         """Record that an actor is ready or lost.
 
         Raises FczooError when none is left.
@@ -257,19 +264,19 @@ class Workers:
             self.ray.get(reference)
             self.free.append(actor)
         except self.ray.exceptions.RayError as error:
-            if not (self.coming or self.busy or self.free):
+            if not (self.starting or self.busy or self.free):
                 reason = " ".join(str(error).split())
                 raise FczooError(f"no worker of the Ray cluster is left: {reason}") from error
 
 
-def _content(said: WorkerResponse) -> Sequence[bytes]:
+def _content(response: WorkerResponse) -> Sequence[bytes]:
     """Return the responses and log their warnings.
 
     Raises FczooError on failure.
     """
-    for level, text, location in said.warnings:
+    for level, text, location in response.warnings:
         with log_place(location):
             log.log(level, "%s", text)
-    if said.error:
-        raise FczooError(said.error)
-    return said.answers
+    if response.error:
+        raise FczooError(response.error)
+    return response.answers

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError
+from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.executors.base import Command, Outcome, command_in, work_on_node
 from fczoo.runner.progress import say
 from fczoo.runner.resume import CLUSTER
-from fczoo.runner.run_spec import ExecutionConfig, RunSpec
 
 LOOK = 2.0  # seconds between two looks at the queue
 USUAL = (
@@ -35,21 +35,21 @@ ALWAYS = 10**6  # times that a job may reach its limit and continue
 GRACE = 15.0
 
 
-def workers(count: int, conduct: ExecutionConfig, out: Path) -> Sequence["SlurmWorker"]:
+def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["SlurmWorker"]:
     """Create one worker per job that may be in the queue at the same time.
 
     Raises FczooError as ``check``.
     """
-    executor, watch, command = _executor(conduct, out), Watch(), command_in(out)
+    executor, watch, command = _executor(execution, out), Watch(), command_in(out)
     return [SlurmWorker(executor, watch, command) for _ in range(count)]
 
 
-def check(conduct: ExecutionConfig) -> None:
+def check(execution: ExecutionConfig) -> None:
     """Raise FczooError where submitit or Slurm is missing, or they lack an option of --cluster."""
-    _executor(conduct, Path())
+    _executor(execution, Path())
 
 
-def _executor(conduct: ExecutionConfig, out: Path) -> Any:
+def _executor(execution: ExecutionConfig, out: Path) -> Any:
     """Create submitit's executor, which writes below the run folder ``out`` once it has a job."""
     try:
         import submitit
@@ -67,11 +67,11 @@ def _executor(conduct: ExecutionConfig, out: Path) -> Any:
         raise FczooError(f"no Slurm answers here: {' '.join(str(reason).split())}") from error
     parameters: dict[str, Any] = {"name": "fczoo", "timeout_min": 240}
     parameters |= {
-        name: int(value) if value.isdecimal() else value for name, value in conduct.cluster
+        name: int(value) if value.isdecimal() else value for name, value in execution.cluster
     }
     if conflicts := parameters.keys() & {"cpus_per_task", "slurm_cpus_per_task"}:
         raise FczooError(f"--cluster {min(conflicts)} is not taken; say threads=N")
-    parameters["cpus_per_task"] = parameters.pop("threads", conduct.threads)
+    parameters["cpus_per_task"] = parameters.pop("threads", execution.threads)
     try:
         executor.update_parameters(**parameters)
     except (TypeError, ValueError, NameError) as error:
@@ -88,10 +88,10 @@ class SlurmWorker:
     command: Command
     job: Any = None
 
-    def begin(self, cell: RunSpec, conduct: ExecutionConfig) -> "Future[Outcome]":
+    def begin(self, run: RunSpec, execution: ExecutionConfig) -> "Future[Outcome]":
         """Submit the run to Slurm."""
         try:
-            self.job = self.executor.submit(RequeuedJob(), cell, conduct, self.command)
+            self.job = self.executor.submit(RequeuedJob(), run, execution, self.command)
         except Exception as error:  # sbatch refuses in many ways, each of which it explains
             reason = " ".join(str(getattr(error, "__cause__", None) or error).split())
             refusal: Future[Outcome] = Future()
@@ -120,13 +120,13 @@ class SlurmWorker:
 class RequeuedJob:
     """Work of a job. submitit calls ``checkpoint`` when the job returns to the queue."""
 
-    def __call__(self, cell: RunSpec, conduct: ExecutionConfig, command: Command) -> Outcome:
-        return work_on_node(cell, conduct, command)
+    def __call__(self, run: RunSpec, execution: ExecutionConfig, command: Command) -> Outcome:
+        return work_on_node(run, execution, command)
 
-    def checkpoint(self, cell: RunSpec, conduct: ExecutionConfig, command: Command) -> Any:
+    def checkpoint(self, run: RunSpec, execution: ExecutionConfig, command: Command) -> Any:
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self, cell, conduct, command)
+        return DelayedSubmission(self, run, execution, command)
 
 
 class Watch:

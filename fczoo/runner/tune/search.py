@@ -24,11 +24,12 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.core.options import spaces
-from fczoo.core.registry import METHODS, create_method
+from fczoo.core.registry import METHODS
 from fczoo.core.streams import HANGUP
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.environment import command, versions
 from fczoo.federation.settings import Settings
+from fczoo.reports.run_config import configure_run
 from fczoo.reports.run_folder import LOG, current_settings
 from fczoo.runner.dry_run import image_steps
 from fczoo.runner.progress import log_to_file
@@ -134,7 +135,7 @@ class StopWithCommand(Callback):
 def _create_default(name: str, settings: Settings, given: Mapping[str, Any]) -> Method:
     if not spaces(METHODS.get(name)):
         raise FczooError(f"{name} says of no option where to look for its values; leave it out")
-    return create_method(name, settings.dataset, **{**settings.method_options(name), **given})
+    return configure_run(name, settings, given).create_method()
 
 
 def _results_of_other_methods(
@@ -191,12 +192,12 @@ def _all(
 ) -> dict[str, TunedMethod | str]:
     """Run every method's search, here or in workers; the first error ends all."""
     if jobs == 1:
-        return dict(map(partial(search, observer=Callback()), methods))
+        return dict(map(partial(search, callback=Callback()), methods))
     open_trial_benchmark.cache_clear()  # every worker opens its own
     with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}, initializer=_prepare) as workers:
         try:
             return dict(
-                workers.map(partial(search, observer=StopWithCommand(os.getpid())), methods)
+                workers.map(partial(search, callback=StopWithCommand(os.getpid())), methods)
             )
         except BaseException:
             workers.shutdown(kill_workers=True)

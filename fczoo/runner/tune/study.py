@@ -100,7 +100,7 @@ def search_method(
     effort: Effort,
     out: Path,
     given: Mapping[str, Mapping[str, Any]],
-    observer: Callback,
+    callback: Callback,
 ) -> tuple[str, TunedMethod | str]:
     """Run all trials of one method; return the best values, or why the last trial failed.
 
@@ -141,7 +141,7 @@ def search_method(
         values, score = suggest(trial, space), 0.0
         try:
             method = create_method(name, settings.dataset, **{**usual, **values})
-            score = bench.run(method, effort.seed, observer).metrics["A_N"]
+            score = bench.run(method, effort.seed, callback).metrics["A_N"]
             end = f"{score:.1f} %"
         except (
             FczooError

@@ -1,26 +1,36 @@
-"""Convert the options of a command to jobs."""
+"""Convert the options of a command, or an existing run folder, to a sweep."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fczoo.cli.arguments import parse_cluster, parse_methods, parse_seeds, parse_specs, parse_words
-from fczoo.cli.config import Request, default_protocol, merge_requests
+from fczoo.cli.config import Request, default_protocol, merge_requests, request_of_run
 from fczoo.cli.pointers import check_partitions
-from fczoo.cli.tuned_values import read_tuned_values
 from fczoo.core.errors import FczooError
+from fczoo.core.files import home, read_json, shorten, write_json
 from fczoo.core.options import flag, nearest
 from fczoo.core.registry import METHODS
 from fczoo.federation.settings import SEEDED_SETTINGS, Settings
+from fczoo.reports.run_config import RunConfig
+from fczoo.reports.run_folder import ABOUT
+from fczoo.runner.configs import Sweep, folder_name, make_sweep, setting_folder
 from fczoo.runner.executors.ray import NEW
-from fczoo.runner.grid import Job, by_seed, folder_name, folder_of
+from fczoo.runner.tune.tuned_file import read_tuned_values
 
 SETTINGS = [f.name for f in fields(Settings)]
 
 
-def plan(shared: Request, cells: Sequence[Request], command: Request) -> dict[Path, Job]:
-    """Return a job per folder from a settings file, its cells and the command line.
+PATH_SETTINGS = ("data_root", "backbone", "partition")
+"""Settings that name files and folders. A run folder stores only their last names, as it may be
+shared; ``FCZOO_HOME/begun`` stores their paths, on the machine that began the run.
+"""
+
+
+def sweep_of_file(shared: Request, cells: Sequence[Request], command: Request) -> Sweep:
+    """Return the runs of a settings file, its cells and the command line.
 
     Args:
         shared: Options of the file outside of cells.
@@ -28,23 +38,23 @@ def plan(shared: Request, cells: Sequence[Request], command: Request) -> dict[Pa
         command: Options on the command line, which take precedence.
 
     Returns:
-        Jobs by folder, relative to the run folder.
+        Runs by folder, relative to the run folder.
 
     Raises:
         FczooError: A name is unknown, or values do not fit.
     """
     names = [cell.get("name") or _name(cell) for cell in cells]
-    jobs: dict[Path, Job] = {}
+    sweep: dict[Path, Sequence[RunConfig]] = {}
     for name, cell in zip(names or [""], cells or [{}], strict=True):
         if name and (Path(name).name != name or "\\" in name):
             raise FczooError(
                 f"name = {name!r} of a cell cannot name a folder; use letters and digits"
             )
-        for folder, job in jobs_of(merge_requests(shared, cell, command)).items():
-            if name / folder in jobs:
+        for folder, runs in sweep_of_request(merge_requests(shared, cell, command)).items():
+            if name / folder in sweep:
                 raise FczooError(f"two cells are called {name}; give each another name: name = ...")
-            jobs[name / folder] = job
-    running = {method for job in jobs.values() for method in job.methods}
+            sweep[name / folder] = runs
+    running = {config.method for runs in sweep.values() for config in runs}
     if stray := set(command["set"]) - running:
         raise FczooError(
             f"--set {min(stray)}.… names no method of this run ({', '.join(sorted(running))})"
@@ -55,17 +65,17 @@ def plan(shared: Request, cells: Sequence[Request], command: Request) -> dict[Pa
                 raise FczooError(
                     f"set.{method} names no method; {nearest(method, METHODS.names())}"
                 )
-    return jobs
+    return sweep
 
 
-def jobs_of(request: Request) -> dict[Path, Job]:
-    """Return the jobs of one merged request, by folder.
+def sweep_of_request(request: Request) -> Sweep:
+    """Return the runs of one merged request, by folder.
 
     Args:
         request: Options by name.
 
     Returns:
-        Jobs by folder; one for each data set and partition, and with ``--vary`` for each seed.
+        Runs by folder; one for each data set and partition, and with ``--vary`` for each seed.
 
     Raises:
         FczooError: An option is invalid.
@@ -91,11 +101,10 @@ def jobs_of(request: Request) -> dict[Path, Job]:
         ]
         for partition in partitions or (None,)
     ]
-    jobs: dict[Path, Job] = {}
+    sweep: dict[Path, Sequence[RunConfig]] = {}
     for settings in dict.fromkeys(grid):  # two spellings of one partition are one setting
-        source = next(
-            iter(settings.sources.values()), None
-        )  # the protocol, or the release without one
+        # the protocol, or the release without one
+        source = next(iter(settings.sources.values()), None)
         methods = parse_methods(request.get("methods")) or list(source.proposes if source else ())
         if not methods:
             raise FczooError("no methods are named; give --methods, --protocol or --as-released")
@@ -107,17 +116,73 @@ def jobs_of(request: Request) -> dict[Path, Job]:
         )
         values = tuned_values.values if tuned_values else {}
         options = {m: {**values.get(m, {}), **request["set"].get(m, {})} for m in methods}
-        folder = folder_of(settings, grid)
-        if folder in jobs:
+        folder = setting_folder(settings, grid)
+        if folder in sweep:
             raise FczooError(
                 "two settings of the grid would share a folder; give partition files different "
                 "names"
             )
-        record = tuned_values.record(methods, request["set"], settings) if tuned_values else {}
-        job = Job(settings, tuple(methods), tuple(seeds), options, record)
-        _check_moved(job, setting_values)
-        jobs |= by_seed(folder, job)
-    return jobs
+        search = tuned_values.record(methods, request["set"], settings) if tuned_values else {}
+        _check_varied_seeds(settings, seeds, setting_values)
+        sweep |= make_sweep(folder, settings, methods, seeds, options, search)
+    return sweep
+
+
+def resume_sweep(out: Path, command: Request) -> Sweep:
+    """Return the runs of an existing run folder.
+
+    Args:
+        out: The run folder.
+        command: Options on the command line, which take precedence.
+
+    Returns:
+        Runs by subfolder.
+
+    Raises:
+        FczooError: No run exists, or the command line makes several settings of one.
+    """
+    sweep: dict[Path, Sequence[RunConfig]] = {}
+    paths = read_json(_path_note(out), "note") if _path_note(out).is_file() else {}
+    for about in sorted(out.glob(f"**/{ABOUT}")):
+        folder = about.parent.relative_to(out)
+        run_request = request_of_run(about)
+        del run_request["data_root"]  # its last name is not a path
+        paths_of_run = {**paths.get(str(folder), {}), "set": {}}
+        runs = sweep_of_request(merge_requests(run_request, paths_of_run, command))
+        if len(runs) != 1:
+            raise FczooError(
+                f"--resume continues with one setting in {about.parent}; leave lists of others out"
+            )
+        (sweep[folder],) = runs.values()
+    if not sweep:
+        raise FczooError(f"no run to resume in {out}; leave --resume out to begin one")
+    return sweep
+
+
+def store_paths(out: Path, sweep: Sweep) -> None:
+    """Store the paths of data and weights of some runs, where their folder does not have them.
+
+    Args:
+        out: The run folder.
+        sweep: Runs by subfolder.
+    """
+    notes = {}
+    for folder, runs in sweep.items():
+        settings = runs[0].settings
+        paths = {name: getattr(settings, name) for name in PATH_SETTINGS}
+        hidden = {name: value for name, value in paths.items() if value != shorten(value)}
+        if settings.root:
+            hidden["data_root"] = str(settings.root.resolve())
+        if hidden:
+            notes[str(folder)] = hidden
+    if notes:
+        _path_note(out).parent.mkdir(parents=True, exist_ok=True)
+        write_json(_path_note(out), notes)
+
+
+def _path_note(out: Path) -> Path:
+    name = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:24]
+    return home() / "begun" / f"{name}.json"
 
 
 def _on_other_machines(request: Request) -> bool:
@@ -132,10 +197,10 @@ def _on_other_machines(request: Request) -> bool:
     return executor == "slurm" or (executor == "ray" and cluster_options.get("address", NEW) != NEW)
 
 
-def _check_moved(job: Job, given: Mapping[str, Any]) -> None:
+def _check_varied_seeds(settings: Settings, seeds: Sequence[int], given: Mapping[str, Any]) -> None:
     """Raise FczooError where a seed is set that ``--vary`` takes from ``--seeds``."""
-    for field in map(SEEDED_SETTINGS.get, job.settings.vary):
-        if field in given and {getattr(job.settings, str(field))} != set(job.seeds):
+    for field in map(SEEDED_SETTINGS.get, settings.vary):
+        if field in given and {getattr(settings, str(field))} != set(seeds):
             raise FczooError(
                 f"{flag(str(field))} is given, and --vary takes it from --seeds; leave one out"
             )

@@ -1,4 +1,4 @@
-"""``fczoo report``, ``papers``, ``compare`` and ``reproduce``: tables of runs and of papers."""
+"""``fczoo papers``, ``compare``, ``reproduce`` and ``claims``: what papers print, and our runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,6 @@ import click
 from fczoo.cli.bench import bench
 from fczoo.cli.options import GroupedCommand, Name
 from fczoo.core.errors import FczooError
-from fczoo.core.options import plural
 
 if TYPE_CHECKING:
     from fczoo.papers.reproduce import Target
@@ -28,76 +27,6 @@ ROW = click.option(
     metavar="NAME",
     help="Show only printed rows whose name contains NAME; repeat it for more.  [default: all]",
 )
-FOLDERS = click.argument(
-    "folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)
-)
-
-
-@click.command(cls=GroupedCommand)
-@FOLDERS
-@click.option(
-    "--format",
-    "style",
-    type=Name(["text", "markdown", "latex", "csv", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the printed tables.",
-)
-@click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write one self-contained HTML page instead of printing tables.",
-)
-@click.option(
-    "--figures",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Write the figures of --html also as PNG and PDF files to this folder.",
-)
-@click.option(
-    "--archive",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help=(
-        "Write all finished runs to one CSV file instead of printing tables; `report`, `compare` "
-        "and `reproduce` read it like a folder."
-    ),
-)
-def report(
-    folders: tuple[Path, ...],
-    style: str,
-    html: Path | None,
-    figures: Path | None,
-    archive: Path | None,
-) -> None:
-    """Print tables of run folders and archives, or of all runs below a folder."""
-    if figures and not html:
-        raise FczooError("--figures needs --html FILE; add it")
-    if archive and html:
-        raise FczooError("--archive and --html each write their own file; give one of them")
-    if archive:
-        from fczoo.reports.archive import write_archive
-        from fczoo.reports.runs import read_runs
-
-        written_count, unfinished_count = write_archive(read_runs(folders), archive)
-        left_out = f", {unfinished_count} unfinished left out" if unfinished_count else ""
-        click.echo(f"{plural(written_count, 'run')} written to {archive}{left_out}")
-    elif html:
-        from fczoo.board.pages import write_page
-
-        write_page(folders, html)
-        if figures:
-            from fczoo.reports.drawing import write_all_figures
-
-            write_all_figures(folders, figures)
-        click.echo(f"Written to {html}{f' and {figures}' if figures else ''}")
-    else:
-        from fczoo.cli.arguments import wrap_to_terminal
-        from fczoo.reports.formats import report as tables
-
-        text = tables(folders, style)
-        click.echo(wrap_to_terminal(text) if style == "text" else text)
 
 
 @click.command(cls=GroupedCommand)
@@ -119,7 +48,7 @@ def papers(paper: str | None, table: str | None, missing: bool) -> None:
 
 
 @click.command(cls=GroupedCommand)
-@FOLDERS
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option("--paper", required=True, help="Paper to compare with; see `fczoo papers`.")
 @TABLE
 @ROW
@@ -207,7 +136,7 @@ def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:
     """Raise FczooError unless options of ``fczoo bench`` are one setting with a card's method."""
     from fczoo.cli.arguments import parse_methods, parse_specs
     from fczoo.cli.config import read_config
-    from fczoo.cli.jobs import SETTINGS
+    from fczoo.cli.sweep import SETTINGS
 
     cells = read_config(given["config"], SETTINGS, given)[1] if given["config"] else []
     grid = [name for name in ("dataset", "partition") if len(parse_specs(given[name])) > 1]
@@ -218,3 +147,76 @@ def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:
         )
     if card.row.method not in parse_methods(given["methods"]):
         raise FczooError(f"--methods lacks {card.row.method}, the method of {card.name}; add it")
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("name", required=False)
+@click.option(
+    "--paper", help="Show only the claims of this paper; see `fczoo papers`.  [default: all]"
+)
+@click.option(
+    "--run",
+    "running",
+    metavar="CLAIM",
+    help="Run both sides of CLAIM on digits, which takes minutes, and test it.",
+)
+@click.option(
+    "--seeds",
+    metavar="NUMBERS",
+    help="Seeds of --run; 0-2 means three seeds.  [default: 0-2]",
+)
+@click.option(
+    "--jobs",
+    metavar="auto|NUMBER",
+    help="Number of runs of --run at the same time; auto: one per GPU, or per core without a GPU.  "
+    "[default: 1]",
+)
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    help="Folder or archive of the runs that test claims; --run writes to claims/CLAIM in it.  "
+    "[default: results]",
+)
+def claims(
+    name: str | None,
+    paper: str | None,
+    running: str | None,
+    seeds: str | None,
+    jobs: str | None,
+    results: Path | None,
+) -> None:
+    """Show what papers claim and whether runs support it: all claims, or NAME with its numbers.
+
+    A claim compares two sides in pairs of rows of a table, one row per side. 2x means two such
+    pairs.
+    """
+    from fczoo.papers.claims import get_claim, listing, page
+
+    folder = results or Path("results")
+    if name and paper:
+        raise FczooError(f"--paper filters the list of claims; leave it or {name} out")
+    if running is None:
+        if seeds or jobs:
+            raise FczooError("--seeds and --jobs are about --run CLAIM; add it, or leave them out")
+        if results and not results.exists():
+            raise FczooError(
+                f"nothing is at --results {results}; give a folder or an archive of runs"
+            )
+        click.echo(page(get_claim(name), folder) if name else listing(folder, paper))
+        return
+    if name or paper:
+        raise FczooError("--run takes the claim's name itself; leave the rest out")
+    from fczoo.cli.arguments import parse_jobs, parse_seeds
+    from fczoo.federation.settings import Settings
+    from fczoo.runner.configs import ExecutionConfig, make_sweep
+    from fczoo.runner.sweep import run_sweep
+
+    claim, numbers = get_claim(running), parse_seeds(seeds or "0-2")
+    settings = Settings.for_dataset("digits", partition=claim.small)
+    sides: dict[Path, Any] = {}
+    for name, side in zip(("better", "worse"), claim.sides, strict=True):
+        options = {side.method: side.options}
+        sides |= make_sweep(Path(name), settings, [side.method], numbers, options)
+    out = folder / "claims" / claim.name
+    run_sweep(sides, out, ExecutionConfig(jobs=parse_jobs(jobs or 1)))
+    click.echo(page(claim, out))

@@ -1,0 +1,127 @@
+"""``fczoo report``, ``leaderboard`` and ``submit``: tables and pages of runs, and their archive."""
+
+from pathlib import Path
+
+import click
+
+from fczoo.cli.options import GroupedCommand, Name
+from fczoo.core.errors import FczooError
+from fczoo.core.options import plural
+
+ARCHIVE = Path("results") / "results.csv"
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--format",
+    "style",
+    type=Name(["text", "markdown", "latex", "csv", "json"]),
+    default="text",
+    show_default=True,
+    help="Format of the printed tables.",
+)
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write one self-contained HTML page instead of printing tables.",
+)
+@click.option(
+    "--figures",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write the figures of --html also as PNG and PDF files to this folder.",
+)
+@click.option(
+    "--archive",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help=(
+        "Write all finished runs to one CSV file instead of printing tables; `report`, `compare` "
+        "and `reproduce` read it like a folder."
+    ),
+)
+def report(
+    folders: tuple[Path, ...],
+    style: str,
+    html: Path | None,
+    figures: Path | None,
+    archive: Path | None,
+) -> None:
+    """Print tables of run folders and archives, or of all runs below a folder."""
+    if figures and not html:
+        raise FczooError("--figures needs --html FILE; add it")
+    if archive and html:
+        raise FczooError("--archive and --html each write their own file; give one of them")
+    if archive:
+        from fczoo.reports.archive import write_archive
+        from fczoo.reports.runs import read_runs
+
+        written_count, unfinished_count = write_archive(read_runs(folders), archive)
+        left_out = f", {unfinished_count} unfinished left out" if unfinished_count else ""
+        click.echo(f"{plural(written_count, 'run')} written to {archive}{left_out}")
+    elif html:
+        from fczoo.board.pages import write_page
+
+        write_page(folders, html)
+        if figures:
+            from fczoo.reports.drawing import write_all_figures
+
+            write_all_figures(folders, figures)
+        click.echo(f"Written to {html}{f' and {figures}' if figures else ''}")
+    else:
+        from fczoo.cli.arguments import wrap_to_terminal
+        from fczoo.reports.formats import report as tables
+
+        text = tables(folders, style)
+        click.echo(wrap_to_terminal(text) if style == "text" else text)
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("places", nargs=-1, type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FOLDER",
+    help="Folder of the pages: a new one, or an earlier site, which is updated.",
+)
+def leaderboard(places: tuple[Path, ...], out: Path) -> None:
+    """Build static web pages: methods ranked over all benchmarks, and a page per benchmark.
+
+    PLACES are archives and run folders, or folders that hold them.  [default: results/results.csv]
+    """
+    if not places and not ARCHIVE.is_file():
+        raise FczooError(f"no file {ARCHIVE} here; name archives or run folders")
+    from fczoo.board.pages import INDEX, write_site
+
+    count = write_site(places or (ARCHIVE,), out)
+    click.echo(f"{plural(count, 'benchmark')} written to {out / INDEX}")
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=ARCHIVE,
+    show_default=True,
+    metavar="FILE",
+    help="Archive to which the runs are appended.",
+)
+@click.option("--dry-run", is_flag=True, help="Check the folder without entering its runs.")
+def submit(folder: Path, into: Path, dry_run: bool) -> None:
+    """Check a run folder and append its runs to an archive.
+
+    It must be complete and unchanged, and record its versions, code and test set.
+    """
+    from fczoo.reports.submission import submit as enter
+
+    count, faults = enter(folder, into, not dry_run)
+    for fault in faults:
+        click.echo(f"refused: {fault}", err=True)
+    if faults:
+        raise FczooError(f"nothing of {folder} was entered into {into}; fix what was refused")
+    runs = plural(count, "run")
+    click.echo(f"{runs} may enter {into}" if dry_run else f"{runs} entered into {into}")

@@ -1,0 +1,188 @@
+"""Configuration of a run: method, options, settings and seed, and the origin of each value."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import through_json
+from fczoo.core.method import Method
+from fczoo.core.options import spaces
+from fczoo.core.registry import DATASETS, METHODS, create_method
+from fczoo.federation.settings import Settings
+from fczoo.reports.run_folder import Cell, recorded_settings
+from fczoo.reports.runs import Line
+
+# Origins of values; protocols and releases are origins under their names in ``Settings.sources``.
+DEFAULT = "default"
+DATASET = "data set"
+GIVEN = "given"  # a setting, by the user
+SET = "--set"  # an option, by the user
+TUNED = "--tuned"  # an option, found by ``fczoo tune``
+BY_USER = (SET, TUNED)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Configuration of one run, before it starts or as its folder records it."""
+
+    method: str
+    options: Mapping[str, Any] = field(hash=False)  # all of the method
+    settings: Settings
+    seed: int = 0
+    # search of ``fczoo tune`` that found options of the method, as in ``bench.json``; or empty
+    search: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def create_method(self) -> Method:
+        """Create the method.
+
+        Raises:
+            FczooError: An option does not fit.
+        """
+        return create_method(self.method, **self.options)
+
+    @cached_property
+    def option_origins(self) -> dict[str, str]:
+        """Return the origin of every option of the method; empty if it is not installed.
+
+        Of the places that state a value the last one counts: the method's default, its value for
+        the data set, protocol, released code, and the user or a tuned file. A value that would be
+        the same without the user does not count as the user's.
+        """
+        if self.method not in METHODS.names():
+            return {}
+        values, origins = dict[str, Any](), dict[str, str]()
+        for origin, layer in self._option_layers().items():
+            values |= through_json(layer)
+            origins |= dict.fromkeys(layer, origin)
+        searched = spaces(METHODS.get(self.method)) if self.search else {}
+        for name, value in through_json(dict(self.options)).items():
+            if name in origins and value != values[name]:
+                origins[name] = TUNED if name in searched else SET
+        return origins
+
+    @cached_property
+    def source_names(self) -> list[str]:
+        """Return protocol and released code; empty if one of them is not installed."""
+        try:
+            return list(self.settings.sources)
+        except FczooError:
+            return []
+
+    def _option_layers(self) -> dict[str, dict[str, Any]]:
+        """Return values of the method's options by origin; later ones take precedence."""
+        cls, settings = METHODS.get(self.method), self.settings
+        layers = {
+            DEFAULT: {f.name: f.default for f in fields(cls)},
+            DATASET: dict(cls.dataset_options.get(settings.dataset, {})),
+        }
+        try:
+            beta = getattr(settings.partitioner, "beta", None)
+        except FczooError:  # the run used a plug-in that is not installed here
+            return layers
+        for name in self.source_names:
+            source = settings.sources[name]
+            layers[name] = source.options(self.method, settings.dataset, beta)
+        return layers
+
+    def changed_options(self, *origins: str) -> dict[str, Any]:
+        """Return options of some origins, without values that repeat the method's defaults.
+
+        Args:
+            *origins: Origins of options.
+        """
+        if not self.option_origins:
+            return {}
+        defaults = through_json({f.name: f.default for f in fields(METHODS.get(self.method))})
+        return {
+            name: value
+            for name, value in self.options.items()
+            if (origin := self.option_origins.get(name)) in origins
+            and (origin in BY_USER or value != defaults[name])
+        }
+
+    @cached_property
+    def setting_origins(self) -> dict[str, str]:
+        """Return the origin of every setting.
+
+        It is the user where no place states the value: neither protocol and released code nor,
+        for settings of which these say nothing, the data set's schedule and the defaults.
+
+        Raises:
+            FczooError: Data set, protocol or release are not installed.
+        """
+        settings, origins = self.settings, dict[str, str]()
+        statements = {
+            name: (statement.value_for(settings.task_count), source_name)
+            for source_name, source in settings.sources.items()
+            for name, statement in source.settings_on(settings.dataset).items()
+        }
+        schedule = asdict(DATASETS.get(settings.dataset).defaults)
+        for setting in fields(Settings):
+            usual = setting.default, DEFAULT
+            if setting.name in schedule:
+                usual = schedule[setting.name], DATASET
+            usual_value, origin = statements.get(setting.name, usual)
+            is_usual = getattr(settings, setting.name) == usual_value
+            origins[setting.name] = origin if is_usual else GIVEN
+        return origins
+
+
+def configure_run(
+    method: str,
+    settings: Settings,
+    options: Mapping[str, Any],
+    seed: int = 0,
+    search: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Create the configuration of a run.
+
+    Args:
+        method: Name of the method.
+        settings: Settings of the run.
+        options: Options by the user or a tuned file. They take precedence over those of protocol
+            and released code, these over the method's values for the data set.
+        seed: Seed of the run.
+        search: Search of ``fczoo tune`` that found options.
+
+    Raises:
+        FczooError: A name is unknown, or a value does not fit.
+    """
+    values = {**settings.method_options(method), **options}
+    instance = create_method(method, settings.dataset, **values)
+    return RunConfig(instance.name, asdict(instance), settings, seed, search or {})
+
+
+def recorded_config(cell: Cell) -> RunConfig:
+    """Return the configuration of a finished run as its folder records it.
+
+    Args:
+        cell: The run.
+    """
+    assert cell.result is not None
+    settings = recorded_settings(cell.about.settings)
+    return RunConfig(cell.method, cell.result.options, settings, cell.seed, cell.search)
+
+
+def count_changes(line: Line, stated: Collection[str] = ()) -> int:
+    """Count the options that a user changed from protocol and data set.
+
+    Numbers for which ``fczoo tune`` looks do not count: with other rates a method is still itself,
+    with another switch or start it may not be.
+
+    Args:
+        line: Row of a table.
+        stated: Options that do not count.
+
+    Returns:
+        Number of options; 0 for a method that is not installed here.
+    """
+    config = recorded_config(line.cells[0])
+    options = config.changed_options(*BY_USER)
+    searched = spaces(METHODS.get(config.method)) if options else {}
+    return sum(
+        name not in searched or isinstance(value, bool | str)
+        for name, value in options.items()
+        if name not in stated
+    )

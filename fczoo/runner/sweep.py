@@ -1,0 +1,345 @@
+"""A sweep: data sets x partitions x methods x seeds, executed and written to run folders."""
+
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import through_json
+from fczoo.core.registry import create_method
+from fczoo.data.partition import Partition
+from fczoo.data.stream import Stream, data_sha256
+from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.device import resolve_precision
+from fczoo.federation.environment import code_of, command, hardware, versions
+from fczoo.federation.settings import AUTO, Settings
+from fczoo.reports.contamination import run_contamination
+from fczoo.reports.formats import write_summary
+from fczoo.reports.run_config import RunConfig
+from fczoo.reports.run_folder import (
+    ABOUT,
+    FAILURE,
+    LOG,
+    PARTITION,
+    read_about,
+    read_cells,
+    write_about,
+)
+from fczoo.reports.runs import WITHOUT_EFFECT
+from fczoo.runner.configs import DEFAULT_EXECUTION, ExecutionConfig, RunSpec, Sweep
+from fczoo.runner.execute import add_warnings, describe_warnings, execute_run, skip_finished
+from fczoo.runner.executors.base import check_executor, run_side_by_side
+from fczoo.runner.executors.ray_clients import clients_on_ray
+from fczoo.runner.progress import Progress, log_to_file, say
+from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process
+from fczoo.runner.schedule import warn_of_short_schedules, warn_of_unused_settings
+from fczoo.runner.shared_memory import SharedBenchmark, share, shared_folder
+from fczoo.runner.trackers import check_loggers
+from fczoo.runner.warnings import LocatedWarning, WarningRecorder, earlier_warnings
+
+
+def check_sweep(sweep: Sweep, out: Path, execution: ExecutionConfig) -> Sweep:
+    """Check runs before anything is loaded or written; return them by the paths of their folders.
+
+    Raises FczooError for wrong loggers and for folders that are in use.
+    """
+    check_loggers(execution.loggers)
+    runs_by_folder = {
+        out / folder: _with_precision(out / folder, configs, execution)
+        for folder, configs in sweep.items()
+    }
+    _check_unique(runs_by_folder)
+    if execution.resume and not any((folder / ABOUT).is_file() for folder in runs_by_folder):
+        raise FczooError(f"no run to resume in {out}; leave --resume out to begin one there")
+    for folder in {out, *runs_by_folder}:
+        _check_free(folder, runs_by_folder)
+    check_executor(execution)
+    return runs_by_folder
+
+
+def run_sweep(
+    sweep: Sweep, out: Path, execution: ExecutionConfig = DEFAULT_EXECUTION
+) -> tuple[list[Path], int]:
+    """Execute all runs in their folders below ``out``; return these and the number of failed runs.
+
+    A folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and
+    ``rounds.jsonl``, and ``summary.{json,csv,md}``, brought up to date after each run. What an
+    earlier command has finished there is kept and not run again, a broken run resumes after its
+    last round, and one that failed, which left ``failed.json``, is tried again.
+
+    Raises FczooError for input that cannot work, before anything is written, and for a folder that
+    another process or configuration has; whatever a failing run raises, after what was finished is
+    on disk, unless failures are skipped; and Interrupted after SIGINT or SIGTERM.
+    """
+    sweep = check_sweep(sweep, out, execution)
+    earlier = earlier_warnings()
+
+    @lru_cache(1)  # one setting is loaded once; of several, one at a time is in memory
+    def open_benchmark(settings: Settings) -> tuple[Benchmark, Collection[LocatedWarning]]:
+        with WarningRecorder() as recorder:
+            return Benchmark.open(settings), recorder.warnings
+
+    with ExitStack() as stack:
+        # a command that runs a single folder of the sweep meets its lock
+        for folder in sorted({out, *sweep}):
+            stack.enter_context(only_process(folder))
+        descriptions, shared_benchmarks = [], dict[Path, SharedBenchmark]()
+        shares = execution.executor == "cores" and not execution.sequential
+        sharing_folder = stack.enter_context(shared_folder()) if shares else None
+        for folder, configs in sweep.items():
+            settings = execution.settings_of_this_process(configs[0].settings)
+            bench, opening_warnings = open_benchmark(settings)
+            with WarningRecorder() as recorder:
+                recorder.add(*earlier, *opening_warnings)
+                about = _describe(folder, bench, configs, execution)
+                warn_of_short_schedules(configs)
+                warn_of_unused_settings(configs)
+            descriptions.append((folder, about, bench.partition, recorder.warnings))
+            if sharing_folder:
+                shared_benchmarks[folder] = share(bench, sharing_folder)
+        for folder, about, partition, warnings in descriptions:
+            _begin(folder, about, partition, warnings)
+            stack.callback(describe_warnings, folder)  # also of runs that are interrupted
+        runs = _specify_runs(sweep, out, shared_benchmarks)
+        for run in runs:
+            run.folder_of_run.mkdir(parents=True, exist_ok=True)
+        progress = stack.enter_context(Progress(runs))
+
+        def end_run(run: RunSpec, kept: bool = False) -> None:
+            _summarise(run.folder)
+            progress.count_ended(run, kept)
+
+        if execution.sequential:
+            connect = (
+                stack.enter_context(clients_on_ray(execution, out))
+                if execution.distributes_clients
+                else None
+            )
+            for run in runs:
+                bench = open_benchmark(run.config.settings)[0]
+                with only_process(run.folder_of_run), Interrupts(out) as interrupts:
+                    check, transport = interrupts.check_interrupt, connect(run) if connect else None
+                    kept = execute_run(run, bench, execution, check, progress, transport)
+                end_run(run, kept)
+        else:
+            del bench
+            open_benchmark.cache_clear()  # the workers map the shared files
+            remaining = _remaining_runs(runs, end_run)
+            run_side_by_side(remaining, execution, out, end_run, progress.follow)
+        for folder in sweep:
+            _summarise(folder)  # a run may have been ended between its last result and the summary
+    return list(sweep), sum((run.folder_of_run / FAILURE).exists() for run in runs)
+
+
+def _with_precision(
+    folder: Path, configs: Sequence[RunConfig], execution: ExecutionConfig
+) -> Sequence[RunConfig]:
+    """Return runs with the precision that ``auto`` selects: their folder's, or the faster one.
+
+    Raises FczooError on a cluster, whose processors are other ones.
+    """
+    settings = configs[0].settings
+    if settings.precision != AUTO:
+        return configs
+    if execution.executor != "cores":
+        raise FczooError(
+            f"--precision {AUTO} would measure this machine, not the cluster; give fp32 or bf16"
+        )
+    folder_precision = (
+        read_about(folder).settings.get("precision") if (folder / ABOUT).is_file() else None
+    )
+    resolved = (
+        replace(settings, precision=folder_precision)
+        if folder_precision
+        else resolve_precision(settings)
+    )
+    return [replace(config, settings=resolved) for config in configs]
+
+
+def _specify_runs(
+    sweep: Sweep, out: Path, shared_benchmarks: Mapping[Path, SharedBenchmark]
+) -> list[RunSpec]:
+    """Return the runs of a sweep with their folders, numbers and names in messages."""
+    names = {folder: _without_seed(folder.relative_to(out)) for folder in sweep}
+    has_several = len(set(names.values())) > 1
+    runs = [(folder, config) for folder, configs in sweep.items() for config in configs]
+    return [
+        RunSpec(
+            config,
+            folder,
+            number,
+            len(runs),
+            shared_benchmarks.get(folder),
+            names[folder] if has_several else "",
+        )
+        for number, (folder, config) in enumerate(runs, 1)
+    ]
+
+
+def _without_seed(folder: Path) -> str:
+    """Return a setting's folder without the seed, which a run names in any case."""
+    parts = [part for part in folder.parts if not re.fullmatch(r"seed\d+", part)]
+    return "/".join(parts)
+
+
+def _remaining_runs(
+    runs: Sequence[RunSpec], end_run: Callable[[RunSpec, bool], None]
+) -> list[RunSpec]:
+    """Return the runs that are not finished; call ``end_run`` for the others."""
+    remaining = []
+    for run in runs:
+        with log_to_file(run.folder / LOG):
+            kept = skip_finished(run)
+        if kept:
+            end_run(run, kept)
+        else:
+            remaining.append(run)
+    return remaining
+
+
+def _check_unique(sweep: Sweep) -> None:
+    """Raise FczooError where two folders would get the same run.
+
+    Their tables could not be shown together.
+    """
+    first_folders: dict[tuple[Settings, str, str, int], Path] = {}
+    usual: dict[str, Any] = {
+        f.name: f.default for f in fields(Settings) if f.name in WITHOUT_EFFECT
+    }
+    for folder, configs in sweep.items():
+        for config in configs:
+            settings = replace(config.settings, **usual)
+            run = settings, config.method, repr(config.options), config.seed
+            first_folder = first_folders.setdefault(run, folder)
+            if first_folder != folder:
+                raise FczooError(
+                    f"{config.method} with seed {config.seed} would run in {first_folder} and in "
+                    f"{folder}; leave one out"
+                )
+
+
+def _check_free(folder: Path, run_folders: Iterable[Path]) -> None:
+    """Raise FczooError when a folder holds something else than runs."""
+    # levels of the sweep
+    inner = {p for run_folder in run_folders for p in (run_folder, *run_folder.parents)}
+    if (folder / ABOUT).is_file() or not folder.exists():
+        return
+    if not folder.is_dir() or any(
+        p.name not in (LOCK, CLUSTER, f"{ABOUT}.tmp") and p not in inner for p in folder.iterdir()
+    ):
+        raise FczooError(
+            f"output folder {folder} is already in use; give another with --out or remove it"
+        )
+
+
+def _describe(
+    folder: Path, bench: Benchmark, configs: Sequence[RunConfig], execution: ExecutionConfig
+) -> dict[str, Any]:
+    """Return the content of ``bench.json``.
+
+    Raises FczooError for runs that cannot be made or do not belong to the folder.
+    """
+    settings, options = configs[0].settings, {c.method: c.options for c in configs}
+    methods = [create_method(name, **values) for name, values in options.items()]
+    for method in methods:
+        bench.check(method)
+    search = next((config.search for config in configs if config.search), {})
+    about: dict[str, Any] = {
+        "methods": options,
+        "seeds": list(dict.fromkeys(config.seed for config in configs)),
+        "settings": replace(bench.settings, device=settings.device).portable(),
+        "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
+        "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
+        "split": bench.stream.split,
+        "data": _images_of(bench.stream),
+        "device": execution.device(settings),
+        "hardware": {**hardware(), "threads": execution.threads},
+        "versions": versions(),
+        "code": {k: v for method in methods for k, v in code_of(bench.settings, method).items()},
+        **({"tuned": dict(search)} if search else {}),
+        "command": command(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    return (
+        _merge_descriptions(
+            folder, read_about(folder).plain(), through_json(about), execution.accept_changed_code
+        )
+        if (folder / ABOUT).is_file()
+        else about
+    )
+
+
+def _images_of(stream: Stream) -> dict[str, Any]:
+    """Describe the images for ``bench.json``: their hash and the remarks on them."""
+    remarks = {"remarks": list(stream.remarks)} if stream.remarks else {}
+    return {"sha256": data_sha256(stream), **remarks}
+
+
+def _begin(
+    folder: Path, about: dict[str, Any], partition: Partition, warnings: Collection[LocatedWarning]
+) -> None:
+    """Write the folder's description, partition and first warnings.
+
+    The description comes first: it says whose folder this is, should the process end here.
+    """
+    write_about(folder, about)
+    partition.save(folder / PARTITION)
+    if contamination := run_contamination(read_about(folder)):
+        with log_to_file(folder / LOG):
+            say(f"{about['settings']['dataset']}: {contamination}")
+    add_warnings(folder, warnings)
+
+
+def _merge_descriptions(
+    folder: Path, old: dict[str, Any], new: dict[str, Any], accept: bool
+) -> dict[str, Any]:
+    """Return the folder's description with further methods and seeds.
+
+    Raises FczooError where the folder holds other runs, or other source began it and ``accept`` is
+    not given.
+    """
+    changed_modules = check_code(folder, old, new, accept)
+    again = {m: new["methods"].get(m, options) for m, options in old["methods"].items()}
+    old_search, new_search = old.get("tuned", {}), new.get("tuned", {})
+    tuned_methods = {*old_search.get("methods", ()), *new_search.get("methods", ())}
+    check_same(
+        folder,
+        {**old, "tuned": {**(old_search or new_search), "methods": []}},
+        {
+            **new,
+            "tuned": {**(new_search or old_search), "methods": []},
+            "methods": again,
+            "seeds": old["seeds"],
+        },
+    )
+    commands = [
+        *old.get("earlier_commands", []),
+        *([old["command"]] if old.get("command", new["command"]) != new["command"] else []),
+    ]
+    description = {
+        **new,
+        "methods": {**again, **new["methods"]},
+        "seeds": sorted({*old["seeds"], *new["seeds"]}),
+    }
+    description["code"] = {**old.get("code", {}), **new["code"]}
+    code_changes = [
+        *old.get("changed_code", []),
+        *([{"when": new["started"], "modules": changed_modules}] if changed_modules else []),
+    ]
+    search = (
+        {**(new_search or old_search), "methods": sorted(tuned_methods)} if tuned_methods else {}
+    )
+    additions = {"tuned": search, "earlier_commands": commands, "changed_code": code_changes}
+    additions["warnings"] = old.get("warnings", [])
+    return {**description, **{name: value for name, value in additions.items() if value}}
+
+
+def _summarise(folder: Path) -> None:
+    describe_warnings(folder)
+    if any(c.result for c in read_cells(folder, read_about(folder))):
+        write_summary(folder)
