@@ -15,8 +15,8 @@ from fczoo.runner.executors.ray_clients import (
     ClientBatches,
     WorkerResponse,
     Workers,
-    _room,
     _Warnings,
+    _worker_count,
 )
 
 
@@ -173,12 +173,12 @@ def test_a_worker_keeps_its_warnings():
     with _Warnings() as warnings, log_place("task 2"):
         logging.getLogger("fczoo").warning("%d images", 3)
     logging.getLogger("fczoo").warning("later")
-    assert warnings.told == [(logging.WARNING, "3 images", "task 2")]
+    assert warnings.records == [(logging.WARNING, "3 images", "task 2")]
 
 
 def test_room_of_a_cluster():
     resources = {"num_cpus": 2, "num_gpus": 0.5}
-    assert _room({"CPU": 9, "GPU": 1}, resources) == 2
-    assert _room({"CPU": 9}, {**resources, "num_gpus": 0}) == 4
+    assert _worker_count({"CPU": 9, "GPU": 1}, resources) == 2
+    assert _worker_count({"CPU": 9}, {**resources, "num_gpus": 0}) == 4
     with pytest.raises(FczooError, match="has 9 processors and 0 GPUs, too few for one worker"):
-        _room({"CPU": 9}, resources)
+        _worker_count({"CPU": 9}, resources)

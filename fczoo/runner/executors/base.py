@@ -1,4 +1,4 @@
-"""Runs of a grid side by side: on this machine's cores, on a Slurm cluster, or on a Ray cluster.
+"""Runs of a sweep side by side: on this machine's cores, on a Slurm cluster, or on a Ray cluster.
 
 Sequential or parallel execution changes no number. A worker that dies takes its own run
 with it and no other: the run is begun once more, from its last saved round, and has failed when its
@@ -75,12 +75,12 @@ def run_side_by_side(
     runs: Sequence[RunSpec],
     execution: ExecutionConfig,
     out: Path,
-    done: Callable[[RunSpec], None],
-    meanwhile: Callable[[Iterable[RunSpec]], None],
+    on_end: Callable[[RunSpec], None],
+    on_wait: Callable[[Iterable[RunSpec]], None],
 ) -> None:
     """Run ``runs``, ``execution.jobs`` of them at a time.
 
-    ``done`` is called here after each, and ``meanwhile`` again and again with those that execute.
+    ``on_end`` is called after each, and ``on_wait`` at short intervals with those that execute.
 
     Raises FczooError for an executor that cannot be used here, for a run that fails, unless
     failures are skipped, after the other workers have saved their round; and Interrupted after
@@ -89,40 +89,40 @@ def run_side_by_side(
     workers: Sequence[Worker] = _module(execution).workers(
         min(execution.jobs, len(runs)), execution, out
     )
-    grid = _Grid(deque(runs), execution, workers)
-    _run(grid, out, done, meanwhile)
-    if grid.failure:
-        raise grid.failure
+    queue = _RunQueue(deque(runs), execution, workers)
+    _run(queue, out, on_end, on_wait)
+    if queue.failure:
+        raise queue.failure
 
 
 def _run(
-    grid: "_Grid",
+    queue: "_RunQueue",
     out: Path,
-    done: Callable[[RunSpec], None],
-    meanwhile: Callable[[Iterable[RunSpec]], None],
+    on_end: Callable[[RunSpec], None],
+    on_wait: Callable[[Iterable[RunSpec]], None],
 ) -> None:
     with Interrupts(out) as interrupts:
         try:
-            while grid.running or (
-                grid.waiting and not grid.failure and not interrupts.signal_number
+            while queue.running or (
+                queue.waiting and not queue.failure and not interrupts.signal_number
             ):
-                if grid.failure or interrupts.signal_number:
-                    for worker in grid.workers:
+                if queue.failure or interrupts.signal_number:
+                    for worker in queue.workers:
                         worker.stop()
                 else:
-                    grid.begin()
-                meanwhile([run for _, run in grid.running.values()])
-                for run in grid.pop_ended():
-                    done(run)
+                    queue.begin()
+                on_wait([run for _, run in queue.running.values()])
+                for run in queue.pop_ended():
+                    on_end(run)
         finally:
-            for worker in grid.workers:
-                worker.close(at_once=bool(grid.running))
+            for worker in queue.workers:
+                worker.close(at_once=bool(queue.running))
         interrupts.check_interrupt()
 
 
 @dataclass
-class _Grid:
-    """Runs that wait and those that continue, each in one of the workers."""
+class _RunQueue:
+    """Runs that wait and those that execute, each in one of the workers."""
 
     waiting: deque[RunSpec]
     execution: ExecutionConfig

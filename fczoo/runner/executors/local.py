@@ -69,26 +69,25 @@ class CoreWorker:
         self.resources.close()
 
     def _open(self) -> None:
-        orders = os.getpid(), self.stop_file
+        parent = os.getpid(), self.stop_file
         self.pool = ProcessPoolExecutor(
-            1, timeout=IDLE, env=self.environment, initializer=_prepare, initargs=orders
+            1, timeout=IDLE, env=self.environment, initializer=_prepare, initargs=parent
         )
 
 
-_orders: list[
-    tuple[int, Path]
-] = []  # in a worker: the process that began it, and the file that says stop
+# in a worker: the process that began it, and the file that stops it
+_parent: list[tuple[int, Path]] = []
 
 
 def _prepare(parent: int, stop: Path) -> None:
     """Ignore signals in a new worker, since its parent decides when to stop."""
     for number in (signal.SIGINT, signal.SIGTERM, *HANGUP):
         signal.signal(number, signal.SIG_IGN)
-    _orders.append((parent, stop))
+    _parent.append((parent, stop))
 
 
 def _check_interrupt() -> None:
-    parent, stop = _orders[0]
+    parent, stop = _parent[0]
     if stop.exists() or os.getppid() != parent:  # told to stop, or left alone
         raise InterruptedRunError("stopped on request", signal.SIGTERM)
 

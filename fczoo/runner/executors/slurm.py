@@ -22,14 +22,14 @@ from fczoo.runner.progress import say
 from fczoo.runner.resume import CLUSTER
 
 LOOK = 2.0  # seconds between two looks at the queue
-USUAL = (
+USUAL_REASONS = (
     "None",
     "Priority",
     "Resources",
     "BeginTime",
     "Dependency",
     "Cleaning",
-)  # of a job that waits its turn
+)  # to wait
 ALWAYS = 10**6  # times that a job may reach its limit and continue
 # seconds that a shared file system may take to show the result of a job that has left the queue
 GRACE = 15.0
@@ -97,7 +97,7 @@ class SlurmWorker:
             refusal: Future[Outcome] = Future()
             refusal.set_result(Outcome("failed", f"Slurm takes no job: {reason}"))
             return refusal
-        return self.watch.over(self.job)
+        return self.watch.follow(self.job)
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
         """Return the outcome of the job."""
@@ -107,7 +107,7 @@ class SlurmWorker:
     def stop(self) -> None:
         """Cancel a job in the queue; stop one that executes after its round."""
         self.command.stop.touch()
-        if self.job is not None and self.watch.waits(self.job):
+        if self.job is not None and self.watch.is_pending(self.job):
             self.job.cancel(check=False)
             self.watch.settle(self.job, Outcome("stopped"))
 
@@ -139,19 +139,19 @@ class Watch:
         self.jobs: dict[
             Any, tuple[Future[Outcome], float]
         ] = {}  # since when it is out of the queue
-        self.queued: dict[str, tuple[str, str]] = {}  # as squeue said last
-        self.told: set[Any] = set()  # jobs of which it was said why they do not start
+        self.queued: dict[str, tuple[str, str]] = {}  # by the last output of squeue
+        self.reported: set[Any] = set()  # jobs whose reason to wait was reported
         self.lock = threading.Lock()
         threading.Thread(target=self._look, daemon=True).start()
 
-    def over(self, job: Any) -> "Future[Outcome]":
+    def follow(self, job: Any) -> "Future[Outcome]":
         """Return a future that is done when the job is."""
         future: Future[Outcome] = Future()
         with self.lock:
             self.jobs[job] = future, float("inf")
         return future
 
-    def waits(self, job: Any) -> bool:
+    def is_pending(self, job: Any) -> bool:
         """Return whether a job was still waiting at the last look at the queue."""
         return self.queued.get(job.job_id, ("", ""))[0] == "PENDING"
 
@@ -175,8 +175,8 @@ class Watch:
                 continue  # the controller may be away for a while
             for job, (future, last_left_at) in jobs.items():
                 state, reason = self.queued.get(job.job_id, ("", ""))
-                if state == "PENDING" and reason not in USUAL and job not in self.told:
-                    self.told.add(job)
+                if state == "PENDING" and reason not in USUAL_REASONS and job not in self.reported:
+                    self.reported.add(job)
                     say(
                         f"job {job.job_id} does not start: {reason}; see squeue, or give another "
                         "--cluster"
