@@ -13,7 +13,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.feature_maps import channel_distance, quarter_taps
 
 
@@ -50,8 +50,11 @@ class AFC(ProxyHead):
 
     def training(self) -> Training:
         training = super().training()
+        end: set[TaskPhase] = {"task_end"} if self.tune != "head" else set()
         return replace(
-            training, uploads={**training.uploads, "importance": whole_tensors("parameters")}
+            training,
+            uploads={**training.uploads, "importance": whole_tensors("parameters")},
+            collect_at={*training.collect_at, *end},
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -64,11 +67,8 @@ class AFC(ProxyHead):
         pairs = zip(old, new, ctx.shared["importance"], strict=True)
         return self.strength * torch.stack([channel_distance(a, b, i) for a, b, i in pairs]).mean(0)
 
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return super().collect_phases() | ({"task_end"} if self.tune != "head" else set())
-
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         """Sum squared gradients of each image's loss at each channel, over tokens, as a task ends.
 
@@ -83,20 +83,20 @@ class AFC(ProxyHead):
             ``importance`` [blocks, D], or the sums of ``ProxyHead``.
         """
         if phase == "task_start":
-            return super().collect(phase, backbone, state, batch, task)
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Importance, measured with the NCA loss on the images of the task as it ends: the total
         # derivative at the output of each block, all tokens.
         with torch.enable_grad():
             images = batch.x.detach().requires_grad_()
             taps = quarter_taps(backbone.depth)
             features, activations = backbone.features_and_taps(
-                images, taps, select(state, "full.", "lora.")
+                images, taps, select(tree, "full.", "lora.")
             )
-            total = (self.nca(features, state, batch) * batch.w).sum()
+            total = (self.nca(features, tree, batch) * batch.w).sum()
             gradients = torch.autograd.grad(total, [activations[tap] for tap in taps])
         return {"importance": torch.stack([g.square().sum((0, 1)) for g in gradients])}
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         """Set the importance of the channels.
 
         Args:

@@ -13,7 +13,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, LocalData, ServerContext, Task, Training
+from fczoo.core.types import Batch, Boundary, Context, LocalData, ServerContext, Task, Training
 from fczoo.functional.exemplars import Rehearsal
 from fczoo.functional.losses import distillation
 
@@ -194,7 +194,9 @@ class BiC(TunedLinearHead, Rehearsal):
             "validated": bias.new_tensor(len(validation)),
         }
 
-    def end_task_server(self, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        if phase == "task_start":
+            return super().update_from(phase, state, sums, ctx)
         # Server: average (alpha_k, beta_k) by the numbers m_k of images held out.
         scale, shift = state["correction.scale"].clone(), state["correction.shift"].clone()
         alpha, beta = sums["bias"] / sums["validated"]

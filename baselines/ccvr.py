@@ -18,6 +18,7 @@ from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import (
     Batch,
+    Boundary,
     Context,
     ServerAggregator,
     ServerContext,
@@ -81,16 +82,15 @@ class CCVR(CalibratedHead, TunedWithStatistics):
     def training(self) -> Training:
         # Client: L_cur with FedAvg. Once per task the clients send moments of the final global
         # model's features; by default they send Gaussians of their own models after each round.
-        if self.calibrate == "once":
+        training = super().training()
+        phase: TaskPhase = "task_end" if self.calibrate == "once" else "after_training"
+        if phase == "task_end":
             spread = "products" if self.covariance == "full" else "squares"
-            uploads = {"moment.": per_class("count", "sum", spread), **self.head_uploads()}
-            return replace(super().training(), uploads=uploads)
-        spread = "cov" if self.covariance == "full" else "var"
-        uploads = {"gauss.": rows("count", "mean", spread), **self.head_uploads()}
-        return replace(super().training(), uploads=uploads, statistics_view="test")
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return super().collect_phases() | ({"task_end"} if self.calibrate == "once" else set())
+            uploads = {"moment.": per_class("count", "sum", spread), **training.uploads}
+        else:
+            spread = "cov" if self.covariance == "full" else "var"
+            uploads = {"gauss.": rows("count", "mean", spread), **training.uploads}
+        return replace(training, uploads=uploads, collect_at={*training.collect_at, phase})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: the Gaussians of finished tasks are discarded, or kept as they were.
@@ -100,10 +100,18 @@ class CCVR(CalibratedHead, TunedWithStatistics):
             state if keep else {**state, **empty_gaussians(backbone.dim, self.covariance == "full")}
         )
 
-    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        # Client, after local training: a pass without gradients for the moments of each class.
-        features = self.statistics_features(backbone, train, batch)
-        return moment_sums(features, batch, ctx.task, self.covariance == "full")
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, tree, batch, ctx)
+        # Client: the moments of each class, after every local training under its own model, or once
+        # per task under the final global model.
+        features = self.statistics_features(backbone, tree, batch)
+        sums = moment_sums(features, batch, ctx.task, self.covariance == "full")
+        if phase == "after_training":
+            return sums
+        return {k.replace("class.", "moment.", 1): v for k, v in sums.items()}
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         if self.calibrate == "once":
@@ -131,17 +139,7 @@ class CCVR(CalibratedHead, TunedWithStatistics):
             gauss = pool_gaussians(gauss)
         return {**state, **self._calibrate_head(state, gauss, ctx)}
 
-    def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
-    ) -> Tree:
-        if phase == "task_start":
-            return super().collect(phase, backbone, state, batch, task)
-        # Once per task: all clients' moments under the final global model.
-        features = self.statistics_features(backbone, state, batch)
-        sums = moment_sums(features, batch, task, self.covariance == "full")
-        return {k.replace("class.", "moment.", 1): v for k, v in sums.items()}
-
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
         sums = {k.replace("moment.", "class.", 1): v for k, v in sums.items()}

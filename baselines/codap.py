@@ -107,7 +107,7 @@ class CODAPrompt(PromptedHead):
 
     def training(self) -> Training:
         optims = self.optims(self.optim(self.lr), "component.")
-        return Training(optims, inputs=["images", "query"], uploads=self.head_uploads())
+        return self.with_head_means(Training(optims, inputs=["images", "query"]))
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         share, dim = self.components // task.count, backbone.dim

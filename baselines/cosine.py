@@ -11,7 +11,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.cosine import cosines, grow_head, imprint_head
 from fczoo.functional.exemplars import Rehearsal
 from fczoo.functional.gaussians import class_sums
@@ -32,7 +32,8 @@ class CosineHead(TunedBackbone, Rehearsal):
 
     def training(self) -> Training:
         training = self.rehearsing(self.tuning("head.new", "sigma"))
-        return replace(training, uploads={"class.": per_class("count", "sum")})
+        uploads = {"class.": per_class("count", "sum")}
+        return replace(training, uploads=uploads, collect_at={"task_start"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: rows of the last task are frozen, new rows are added, and the teacher is
@@ -44,16 +45,15 @@ class CosineHead(TunedBackbone, Rehearsal):
             {**grow_head(state, task, backbone.dim, rng), **start}, task, "full.", "lora."
         )
 
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return frozenset({"task_start"})
-
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         # Imprinting: clients send sums of the features of length 1 of each new class.
-        return class_sums(F.normalize(self.features(backbone, state, batch), dim=-1), batch, task)
+        return class_sums(
+            F.normalize(self.features(backbone, tree, batch), dim=-1), batch, ctx.task
+        )
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         # New rows: the direction of the class's mean feature, the mean length of the old rows.
         return imprint_head(state, sums)
 

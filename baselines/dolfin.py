@@ -14,7 +14,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import (
     chosen_blocks,
@@ -67,12 +67,9 @@ class DOLFIN(LinearHead):
 
     def training(self) -> Training:
         optims = {"lora.": self.optim(self.lr_lora), "head.": self.optim(self.lr)}
-        return Training(
-            optims, uploads={"gram.": whole_tensors("second moments"), **self.head_uploads()}
-        )
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return frozenset({"task_start", "task_end"})
+        uploads = {"gram.": whole_tensors("second moments")}
+        training = Training(optims, uploads=uploads, collect_at={"task_start", "task_end"})
+        return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: a new pair on k and v with B_t = 0; earlier pairs are frozen.
@@ -109,18 +106,18 @@ class DOLFIN(LinearHead):
         return backbone(batch.x, fixed_plugs(tree))
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         # Client, as a task begins and as it ends: G = sum X X^T of the inputs of each attention
         # layer, which k and v share.
-        blocks = (name.split(".")[1] for name in select(state, "lora.") if name.endswith(".k.b"))
+        blocks = (name.split(".")[1] for name in select(tree, "lora.") if name.endswith(".k.b"))
         layers = {f"blocks.{block}.attn.qkv": block for block in blocks}
-        _, inputs = backbone.features_and_taps(batch.x, list(layers), fixed_plugs(state))
+        _, inputs = backbone.features_and_taps(batch.x, list(layers), fixed_plugs(tree))
         grams = layer_grams({layers[layer]: x for layer, x in inputs.items()}, batch.w, gamma=1.0)
         means = phase == "task_start" and self.head_init == "means"
-        return {**grams, **(super().collect(phase, backbone, state, batch, task) if means else {})}
+        return {**grams, **(super().collect(phase, backbone, tree, batch, ctx) if means else {})}
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         state = super().update_from(phase, state, sums, ctx) if "class.sum" in sums else dict(state)
         threshold = self.threshold + (1 - self.threshold) * ctx.task.index / ctx.task.count
         for name, basis in select(state, "basis.").items():

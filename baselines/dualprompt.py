@@ -86,7 +86,9 @@ class DualPrompt(PromptedHead):
 
     def training(self) -> Training:
         optims = self.optims(self.optim(self.lr), "general.", "expert.")
-        return Training(optims, ["images", "query"], self.head_uploads(), clip_norm=self.clip)
+        return self.with_head_means(
+            Training(optims, inputs=["images", "query"], clip_norm=self.clip)
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Start of the run: G, one slot of E and one key per task, all from U(-1, 1).

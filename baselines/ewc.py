@@ -15,7 +15,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.fisher import fisher_sums
 
 LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts
@@ -80,11 +80,13 @@ class EWC(TunedLinearHead):
     )
 
     def training(self) -> Training:
-        uploads = {"fisher.": whole_tensors("parameters"), **self.head_uploads()}
-        return replace(super().training(), uploads=uploads, collect_from=self.asked)
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return super().collect_phases() | {"task_end"}
+        training = super().training()
+        return replace(
+            training,
+            uploads={"fisher.": whole_tensors("parameters"), **training.uploads},
+            collect_at={*training.collect_at, "task_end"},
+            collect_from=self.asked,
+        )
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
@@ -112,18 +114,20 @@ class EWC(TunedLinearHead):
         return self.strength * sum(terms[1:], terms[0])
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         if phase == "task_start":
-            return super().collect(phase, backbone, state, batch, task)
+            return super().collect(phase, backbone, tree, batch, ctx)
 
         # As a task ends, under the final global model: log p_y over the classes of the task, and
         # F_k = sum_x p_y (grad log p_y)^2, image by image.
-        def log_likelihood(tree: Tree, one: Batch) -> Tensor:
-            scores = self.logits(backbone, tree, one)[:, task.start : task.stop].log_softmax(-1)
+        task = ctx.task
+
+        def log_likelihood(params: Tree, one: Batch) -> Tensor:
+            scores = self.logits(backbone, params, one)[:, task.start : task.stop].log_softmax(-1)
             return scores.gather(1, one.y[:, None] - task.start)[:, 0]
 
-        by_probability, params = self.fisher != "empirical", self.trained_part(state)
+        by_probability, params = self.fisher != "empirical", self.trained_part(tree)
         labels = [self._relabel(batch, task).y]
         if self.fisher == "true":
             labels = [torch.full_like(batch.y, c) for c in range(task.start, task.stop)]
@@ -136,7 +140,7 @@ class EWC(TunedLinearHead):
     def _relabel(self, batch: Batch, task: Task) -> Batch:
         return batch._replace(y=batch.y % task.size + task.start) if self.modulo_labels else batch
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
         # Server: theta* <- theta; F_t = sum_k F_k / sum_k n_k; F <- gamma F + F_t.

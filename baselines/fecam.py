@@ -13,7 +13,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.gaussians import moment_sums
 
 EPSILON = 1e-12  # least variance, for a dimension without spread
@@ -61,10 +61,8 @@ class FeCAM(Method):
 
     def training(self) -> Training:
         last = "squares" if self.covariance == "diagonal" else "products"
-        return Training(inputs=["query"], uploads={"class.": per_class("count", "sum", last)})
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return frozenset({"task_start"})
+        uploads = {"class.": per_class("count", "sum", last)}
+        return Training(inputs=["query"], uploads=uploads, collect_at={"task_start"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state:
@@ -77,13 +75,13 @@ class FeCAM(Method):
         return {**state, "moment.products": square, "answer.precision": square}
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         # Client: n_c, sum f and sum f f^T (or f^2) of each class, f / |f| in float64.
         features = F.normalize(batch.query.double(), dim=-1)
-        return moment_sums(features, batch, task, full=self.covariance != "diagonal")
+        return moment_sums(features, batch, ctx.task, full=self.covariance != "diagonal")
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         state = dict(state)
         for name, value in sums.items():
             total = state[name.replace("class.", "moment.")].clone()

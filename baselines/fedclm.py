@@ -15,7 +15,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, ServerContext, Task, Training
 from fczoo.functional.heads import nearest_mean, update_means
 
 
@@ -47,16 +47,18 @@ class FedCLM(TunedLinearHead):
     )
 
     def training(self) -> Training:
-        return replace(super().training(), uploads={"class.": per_class("count", "sum")})
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return super().collect_phases() | {"task_end"}
+        training = super().training()
+        return replace(
+            training,
+            uploads={"class.": per_class("count", "sum")},
+            collect_at={*training.collect_at, "task_end"},
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         none = {"mean": torch.zeros(task.classes, backbone.dim), "count": torch.zeros(task.classes)}
         return state or {**super().begin_task(state, task, backbone, rng), **none}
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
         # As a task ends, under its final global model: means of its classes over all clients. Means

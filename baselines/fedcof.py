@@ -10,7 +10,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, TaskPhase, Training
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.ridge import Analytic, Score, gram_of_groups, solve_ridge
 
@@ -48,6 +48,7 @@ class FedCOF(Analytic):
         return Training(
             inputs=["query"],
             uploads={"class.": per_class("count", "sum")},
+            collect_at={"task_start"},
             per_client_statistics=True,
         )
 
@@ -55,12 +56,12 @@ class FedCOF(Analytic):
         return "cosine"
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         # Client, once per task: n_{k,c} and the feature sum of each class, from which mu_{k,c}.
-        return class_sums(self.lift_features(state, batch.query), batch, task)
+        return class_sums(self.lift_features(tree, batch.query), batch, ctx.task)
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         """Add the task's within-class scatter, the sum of (N_c - 1) S_c, to ``moment.gram``.
 
         Args:

@@ -56,7 +56,7 @@ class FedLoRA(LinearHead):
 
     def training(self) -> Training:
         optims = {"head.": self.optim(self.lr), "lora.": self.optim(self.lr_lora)}
-        return Training(optims, uploads=self.head_uploads())
+        return self.with_head_means(Training(optims))
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: the same pairs continue through all tasks.

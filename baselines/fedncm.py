@@ -16,7 +16,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import nearest_mean, update_means
 
@@ -47,10 +47,8 @@ class FedNCM(Method):
     normalise: bool = option(False, "means of features of length 1 (iCaRL)", tune=[False, True])
 
     def training(self) -> Training:
-        return Training(inputs=["query"], uploads={"class.": per_class("count", "sum")})
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return frozenset({"task_start"})
+        uploads = {"class.": per_class("count", "sum")}
+        return Training(inputs=["query"], uploads=uploads, collect_at={"task_start"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         return state or {
@@ -59,12 +57,12 @@ class FedNCM(Method):
         }
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         # Client, once per task: count and sum of the frozen features of each class.
-        return class_sums(self._read(batch), batch, task)
+        return class_sums(self._read(batch), batch, ctx.task)
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         # Server: m_c = sum_k sum_x f(x) / sum_k n_{k,c}, equal to the centralised class mean.
         return update_means(state, sums, ctx.task)
 

@@ -16,7 +16,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase
 from fczoo.functional.heads import head_logits
 from fczoo.functional.regmean import extend_basis, layer_grams, remove_subspace, unpack_gram
 
@@ -89,17 +89,17 @@ class FedProTIP(FOT):
         return {**state, **merged}
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        sums = super().collect(phase, backbone, state, batch, task)
+        sums = super().collect(phase, backbone, tree, batch, ctx)
         if phase == "task_start":
             return sums
         return {
             **sums,
-            **layer_grams({"space": self.features(backbone, state, batch)}, batch.w, gamma=1.0),
+            **layer_grams({"space": self.features(backbone, tree, batch)}, batch.w, gamma=1.0),
         }
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         """Extend the layers' bases as FOT does, and the space by its leading new directions.
 
         Args:

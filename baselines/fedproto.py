@@ -23,6 +23,7 @@ from fczoo.core.types import (
     ServerAggregator,
     ServerContext,
     Task,
+    TaskPhase,
     Training,
 )
 from fczoo.functional.gaussians import class_sums
@@ -74,9 +75,12 @@ class FedProto(TunedWithStatistics):
     def training(self) -> Training:
         # Plain mean of the weights as in fed-mammoth; local prototypes are computed after the local
         # training, with the local model on the test view.
-        statistics = {"class.": per_class("count", "sum")}
+        training = super().training()
         return replace(
-            super().training(), uploads=statistics, averaging="uniform", statistics_view="test"
+            training,
+            uploads={"class.": per_class("count", "sum")},
+            averaging="uniform",
+            collect_at={*training.collect_at, "after_training"},
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -125,9 +129,13 @@ class FedProto(TunedWithStatistics):
         gap = (hot.mT @ features / count[:, None].clamp(min=1) - mean).square().mean(-1)
         return (gap * has_prototype * (count > 0)).sum()
 
-    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Local prototypes: n_{k,c} and the feature sum of each local class.
-        return class_sums(self.statistics_features(backbone, train, batch), batch, ctx.task)
+        return class_sums(self.statistics_features(backbone, tree, batch), batch, ctx.task)
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in payloads[0].only("class.")}

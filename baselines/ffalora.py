@@ -58,7 +58,7 @@ class FFALoRA(LinearHead):
     def training(self) -> Training:
         # A is under ``fixed.``, outside the trained prefixes: clients train and send B and head.
         optim = self.optim(self.lr)
-        return Training({"lora.": optim, "head.": optim}, uploads=self.head_uploads())
+        return self.with_head_means(Training({"lora.": optim, "head.": optim}))
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: the pair continues (the paper's form), or a new A is drawn with B = 0.

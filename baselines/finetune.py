@@ -1,6 +1,6 @@
 """Base of most baselines: a linear head, and a choice of what else is trained beneath it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -128,7 +128,7 @@ class TunedLinearHead(TunedBackbone, LinearHead):
     dataset_options = HGP_RATES
 
     def training(self) -> Training:
-        return replace(self.tuning("head."), uploads=self.head_uploads())
+        return self.with_head_means(self.tuning("head."))
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         return state or {

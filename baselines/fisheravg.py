@@ -10,7 +10,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, ServerAggregator, Training
+from fczoo.core.types import Batch, Context, ServerAggregator, TaskPhase, Training
 from fczoo.functional.fisher import fisher_sums
 from fczoo.functional.heads import head_logits
 
@@ -35,22 +35,29 @@ class FisherAvg(TunedWithStatistics):
     """
 
     def training(self) -> Training:
-        uploads = {"fisher.": whole_tensors("parameters"), **self.head_uploads()}
+        training = super().training()
         return replace(
-            super().training(), uploads=uploads, averaging="uniform", statistics_view="test"
+            training,
+            uploads={"fisher.": whole_tensors("parameters"), **training.uploads},
+            averaging="uniform",
+            collect_at={*training.collect_at, "after_training"},
         )
 
-    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Client, after every round: F_k = sum_x p_y (grad log p_y)^2, image by image. As a sum it
         # gives clients with more images more weight.
         task = ctx.task
 
-        def log_likelihood(tree: Tree, one: Batch) -> Tensor:
-            logits = head_logits(tree, self.statistics_features(backbone, tree, one))
+        def log_likelihood(trained: Tree, one: Batch) -> Tensor:
+            logits = head_logits(trained, self.statistics_features(backbone, trained, one))
             scores = logits[:, task.start : task.stop].log_softmax(-1)
             return scores.gather(1, one.y[:, None] - task.start)[:, 0]
 
-        return {f"fisher.{k}": v for k, v in fisher_sums(log_likelihood, train, batch).items()}
+        return {f"fisher.{k}": v for k, v in fisher_sums(log_likelihood, tree, batch).items()}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         """Compute theta = sum_k F_k theta_k / sum_k F_k, entry by entry.

@@ -11,7 +11,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.regmean import extend_basis, layer_grams, remove_subspace, unpack_gram
@@ -49,11 +49,10 @@ class FOT(LinearHead):
 
     def training(self) -> Training:
         optims = {"head.": self.optim(self.lr), "full.": self.optim(self.lr_backbone)}
-        uploads = {"gram.": whole_tensors("second moments"), **self.head_uploads()}
-        return Training(optims, uploads=uploads, averaging="uniform")
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return super().collect_phases() | {"task_end"}
+        uploads = {"gram.": whole_tensors("second moments")}
+        return self.with_head_means(
+            Training(optims, uploads=uploads, averaging="uniform", collect_at={"task_end"})
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         return state or {**self.start_head(task, backbone.dim, rng), **backbone.full_weights()}
@@ -79,14 +78,14 @@ class FOT(LinearHead):
         return backbone(batch.x, select(tree, "full."))
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         if phase == "task_start":
-            return super().collect(phase, backbone, state, batch, task)
+            return super().collect(phase, backbone, tree, batch, ctx)
         # As the task ends, under the final global model: G = sum X X^T of each layer's inputs, in
         # place of the paper's sketches (I - M M^T) X Omega.
         layers = [f"blocks.{i}.{layer}" for i in range(backbone.depth) for layer in LAYERS]
-        _, inputs = backbone.features_and_taps(batch.x, layers, select(state, "full."))
+        _, inputs = backbone.features_and_taps(batch.x, layers, select(tree, "full."))
         return layer_grams(inputs, batch.w, gamma=1.0)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
@@ -97,7 +96,7 @@ class FOT(LinearHead):
             merged[weight] = state[weight] + remove_subspace(merged[weight] - state[weight], basis)
         return {**state, **merged}
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
         # M <- [M U_r]: leading directions outside M until the threshold's part of the energy is

@@ -52,28 +52,23 @@ class GLFC(TunedLinearHead, BestOldModel):
         high=1,
     )
 
-    def table_note(self) -> str:
-        upload = "uploads gradients that can be inverted to images"
-        if self.proxy == "last":
-            upload = "without reconstructions (proxy=last)"
-        return "; ".join(
-            filter(None, [f"keeps {self.memory} images per client, {upload}", super().table_note()])
-        )
-
     def training(self) -> Training:
         # Training set: the client's current images and its exemplars. Uniform FedAvg. Upload on a
         # detected task: one gradient per new class for the proxy server (``BestOldModel``).
         training = super().training()
-        images = ["images"] if self.proxy == "reconstruct" else []
+        images, upload = ["images"], "uploads gradients that can be inverted to images"
+        if self.proxy == "last":
+            images, upload = [], "without reconstructions (proxy=last)"
         return replace(
             training,
             inputs={*training.inputs, *images},
             uploads={
                 "image_gradient.": samples("gradients of single images"),
-                **self.head_uploads(),
+                **training.uploads,
             },
             averaging="uniform",
             exemplars="exemplar.index",
+            table_note=f"keeps {self.memory} images per client, {upload}",
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

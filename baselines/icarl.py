@@ -16,7 +16,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_seen_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, LocalData, ServerContext, Task, Training
+from fczoo.core.types import Batch, Boundary, Context, LocalData, ServerContext, Task, Training
 from fczoo.functional.exemplars import Rehearsal, exemplar_sums
 from fczoo.functional.heads import nearest_mean
 from fczoo.functional.losses import teacher_binary_cross_entropy
@@ -101,10 +101,11 @@ class ICaRL(TunedLinearHead, Rehearsal):
 
         return memory, exemplar_sums(memory["exemplar.index"], data, features, ctx.task.stop)
 
-    def end_task_server(self, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         """Compute the class means of all clients' exemplars; a class without exemplars has none.
 
         Args:
+            phase: ``after_rounds``, or ``task_start`` for the head's means.
             state: Current state.
             sums: ``kept.count`` [c] and ``kept.sum`` [c, D] of the classes seen.
             ctx: Server context.
@@ -112,6 +113,8 @@ class ICaRL(TunedLinearHead, Rehearsal):
         Returns:
             The state with ``mean`` [C, D] and ``count`` [C].
         """
+        if phase == "task_start":
+            return super().update_from(phase, state, sums, ctx)
         # Mean of the features of length 1 over all clients' exemplars of a class.
         classes = ctx.task.stop
         mean, count = torch.zeros_like(state["mean"]), torch.zeros_like(state["count"])

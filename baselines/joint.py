@@ -13,7 +13,16 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_seen_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, Scope, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import (
+    Batch,
+    Boundary,
+    Context,
+    Scope,
+    ServerContext,
+    Task,
+    TaskPhase,
+    Training,
+)
 
 
 @register_method("joint")
@@ -37,29 +46,25 @@ class Joint(TunedLinearHead):
         "central", "one place holds everything (HGP), or clients hold their shares (PILoRA)"
     )
 
-    def table_note(self) -> str:
-        suffix = ", in one place" if self.setting == "central" else ""
-        return f"upper bound: keeps the images of all tasks{suffix}"
-
     def training(self) -> Training:
         # HGP's upper bound holds all images in one place, PILoRA's is federated.
         scope: Scope = "pooled" if self.setting == "central" else "seen"
-        uploads = {
-            prefix: per_seen_class(*group.statistics)
-            for prefix, group in self.head_uploads().items()
-        }
-        return replace(super().training(), data_scope=scope, uploads=uploads)
+        training, where = super().training(), ", in one place" if scope == "pooled" else ""
+        uploads = {p: per_seen_class(*group.statistics) for p, group in training.uploads.items()}
+        note = f"upper bound: keeps the images of all tasks{where}"
+        return replace(training, data_scope=scope, uploads=uploads, table_note=note)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Training starts again from the pre-trained weights at every task.
         return super().begin_task({}, task, backbone, rng)
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        return super().collect(phase, backbone, state, batch, _all_so_far(task))
+        ctx = replace(ctx, task=_all_so_far(ctx.task))
+        return super().collect(phase, backbone, tree, batch, ctx)
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         return super().update_from(phase, state, sums, replace(ctx, task=_all_so_far(ctx.task)))
 
     def loss(

@@ -80,8 +80,8 @@ class L2P(PromptPool):
         optims = self.optims(self.optim(self.lr), "pool.")
         if self.lora:
             optims["lora."] = self.optim(self.lr_lora)
-        inputs = ["images", "query"]
-        return Training(optims, inputs, self.head_uploads(), clip_norm=self.clip)
+        training = Training(optims, inputs=["images", "query"], clip_norm=self.clip)
+        return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: nothing is frozen or drawn again, all tasks share the pool.

@@ -15,7 +15,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.gaussians import moment_sums
 
 
@@ -59,10 +59,7 @@ class LGA(GLFC):
     def training(self) -> Training:
         training = super().training()
         uploads = {**training.uploads, "spread.": per_class("count", "sum", "squares")}
-        return replace(training, uploads=uploads)
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return super().collect_phases() | {"task_end"}
+        return replace(training, uploads=uploads, collect_at={*training.collect_at, "task_end"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         sizes = [*state["sizes"].tolist(), task.size] if "sizes" in state else [task.size]
@@ -74,15 +71,15 @@ class LGA(GLFC):
         }
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         if phase == "task_start":
-            return super().collect(phase, backbone, state, batch, task)
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Count, sum and squares of each class's features, for the radius.
-        sums = moment_sums(self.features(backbone, state, batch), batch, task)
+        sums = moment_sums(self.features(backbone, tree, batch), batch, ctx.task)
         return {k.replace("class.", "spread.", 1): v for k, v in sums.items()}
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         """Set the radius of the noise after the first task.
 
         Args:

@@ -17,6 +17,7 @@ from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select, stack_past
 from fczoo.core.types import (
     Batch,
+    Boundary,
     Context,
     ServerAggregator,
     ServerContext,
@@ -94,13 +95,14 @@ class LoRM(LinearHead):
         # B trains in the first round of a task, A in the next, and so on; the head in all.
         rates = {"lora_b.": self.lr_b, "lora_a.": self.lr_a, "head.": self.lr}
         optims = {k: self.optim(self.lr if rate is None else rate) for k, rate in rates.items()}
-        uploads = {"gram.": whole_tensors("second moments"), **self.head_uploads()}
-        return Training(
-            optims, uploads=uploads, statistics_view=self.view, active_prefixes=alternate_factors
+        training = Training(
+            optims,
+            uploads={"gram.": whole_tensors("second moments")},
+            collect_at={"after_training", "task_end"},
+            collect_view=self.view,
+            active_prefixes=alternate_factors,
         )
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return super().collect_phases() | {"task_end"}
+        return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: a new pair, B = 0 and A drawn by the server, on the pre-trained weights.
@@ -145,27 +147,20 @@ class LoRM(LinearHead):
         """
         return backbone(batch.x, fused_plugs(select(tree, "lora_")))
 
-    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        # Client, after every round: G_k of each layer under its own trained factors.
-        return self._grams(backbone, {**ctx.shared, **train}, batch, head=True)
-
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         if phase == "task_start":
-            return super().collect(phase, backbone, state, batch, task)
-        # Client, as the task ends: G_k of each layer under the merged factors.
-        return self._grams(backbone, state, batch, head=False)
-
-    def _grams(self, backbone: Backbone, tree: Tree, batch: Batch, head: bool) -> Tree:
-        """Compute Gram matrices with the mean of the tasks' pairs in the network."""
+            return super().collect(phase, backbone, tree, batch, ctx)
+        # Client: G_k of each layer, with the mean of the tasks' pairs in the network; after every
+        # round under its own trained factors, and as the task ends under the merged ones.
+        tree = {**ctx.shared, **tree}
         names = [layer_of(name) for name in select(tree, "lora_a.")]
         features, inputs = backbone.features_and_taps(batch.x, names, fused_plugs(tree))
         grams = layer_grams(inputs, batch.w, self.gamma)
-        return {
-            **grams,
-            **(layer_grams({"head": features}, batch.w, self.gamma_head) if head else {}),
-        }
+        if phase == "task_end":
+            return grams
+        return {**grams, **layer_grams({"head": features}, batch.w, self.gamma_head)}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         """Stack the clients' factors and Gram matrices for the merge, and merge the head.
@@ -202,7 +197,7 @@ class LoRM(LinearHead):
                 )
         return state
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         """Merge the tasks as a task ends.
 
         Args:

@@ -15,7 +15,15 @@ from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
+from fczoo.core.types import (
+    Batch,
+    Context,
+    ServerAggregator,
+    ServerContext,
+    Task,
+    TaskPhase,
+    Training,
+)
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import moment_sums
 from fczoo.functional.heads import head_logits
@@ -63,7 +71,8 @@ class PIP(DualPrompt):
     def training(self) -> Training:
         training = super().training()
         uploads = {**training.uploads, "proto.": per_class("count", "sum", "squares")}
-        return replace(training, uploads=uploads, statistics_view="test", draws=1)
+        collect_at = {*training.collect_at, "after_training"}
+        return replace(training, uploads=uploads, collect_at=collect_at, draws=1)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary as in DualPrompt; the new classes have no prototypes yet.
@@ -110,9 +119,13 @@ class PIP(DualPrompt):
         loss = -logits.log_softmax(-1).diagonal(dim1=1, dim2=2)  # [3, c]
         return (loss * ctx.shared["held"]).sum()
 
-    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Client, after local training: count, sum and squares of the prompted features per class.
-        sums = moment_sums(self.trained_features(backbone, train, batch), batch, ctx.task)
+        sums = moment_sums(self.trained_features(backbone, tree, batch), batch, ctx.task)
         return {k.replace("class.", "proto.", 1): v for k, v in sums.items()}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:

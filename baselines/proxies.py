@@ -14,7 +14,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.exemplars import Rehearsal
 from fczoo.functional.feature_maps import patch_maps
 from fczoo.functional.gaussians import moment_sums
@@ -131,8 +131,12 @@ class ProxyHead(TunedBackbone, Rehearsal):
         # Main phase: new proxies, eta and what ``tune`` adds. Last round: all proxies, old ones
         # included, and nothing else, on exemplars (balanced fine-tuning).
         training = self.rehearsing(self.tuning("proxy.new", "eta"))
-        uploads = {"class.": per_class("count", "sum", "squares")}
-        return replace(training, uploads=uploads, balanced={"proxy.": self.optim(self.lr_balanced)})
+        return replace(
+            training,
+            uploads={"class.": per_class("count", "sum", "squares")},
+            collect_at={"task_start"},
+            balanced={"proxy.": self.optim(self.lr_balanced)},
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         new = F.normalize(torch.randn(task.size, self.proxies, backbone.dim, generator=rng), dim=-1)
@@ -147,16 +151,15 @@ class ProxyHead(TunedBackbone, Rehearsal):
             {**state, "proxy.old": old, "proxy.new": new}, task, "full.", "lora."
         )
 
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return frozenset({"task_start"})
-
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         # Imprinting: count, sum and squares of the features of length 1 of each new class.
-        return moment_sums(F.normalize(self.features(backbone, state, batch), dim=-1), batch, task)
+        return moment_sums(
+            F.normalize(self.features(backbone, tree, batch), dim=-1), batch, ctx.task
+        )
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         # The server draws K proxies from N(unit mean, variance) of the class's unit features.
         return imprint_proxies(state, sums, ctx.rng)
 

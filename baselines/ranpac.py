@@ -13,7 +13,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class, whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.adapters import AdaptableAnalytic
 from fczoo.functional.ridge import best_ridge, gram_sums, solve_ridge
 
@@ -76,20 +76,20 @@ class RanPAC(AdaptableAnalytic):
         return state or {**super().begin_task(state, task, backbone, rng), "answer.ridge": chosen}
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         if self.ridge is not None:
-            return super().collect(phase, backbone, state, batch, task)
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Client, once per task: G, Q and n of the part to fit, and of the held-out part; the split
         # depends only on the image.
-        phi = self.lift_features(state, self.features(backbone, state, batch))
+        phi = self.lift_features(tree, self.features(backbone, tree, batch))
         out = batch.draws[:, 0] >= 1 - self.held_out
-        fit = gram_sums(phi, batch._replace(w=batch.w * ~out), task)
-        judge = gram_sums(phi, batch._replace(w=batch.w * out), task)
+        fit = gram_sums(phi, batch._replace(w=batch.w * ~out), ctx.task)
+        judge = gram_sums(phi, batch._replace(w=batch.w * out), ctx.task)
         judge_sums = {k.replace("class.", "judge."): v for k, v in judge.items()}
         return {**fit, "judge_gram": judge_sums.pop("gram"), **judge_sums}
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if self.ridge is None:
             # Ridge: of 10^-8 .. 10^8 the one with the least squared error on the held-out images of
             # the current task, (<W, G_h W> - 2 <W, Q_h> + n_h) with W = (G + lambda I)^-1 Q.

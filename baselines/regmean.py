@@ -13,7 +13,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Training
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, TaskPhase, Training
 from fczoo.functional.heads import merge_task_rows
 from fczoo.functional.regmean import layer_grams, regression_means
 
@@ -52,18 +52,27 @@ class RegMean(TunedLinearHead):
     )
 
     def training(self) -> Training:
-        uploads = {"gram.": whole_tensors("second moments"), **self.head_uploads()}
-        return replace(super().training(), uploads=uploads, statistics_view=self.view)
+        training = super().training()
+        return replace(
+            training,
+            uploads={"gram.": whole_tensors("second moments"), **training.uploads},
+            collect_at={*training.collect_at, "after_training"},
+            collect_view=self.view,
+        )
 
-    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Client, after every round: G = sum x x^T over all tokens of all local images, for every
         # linear layer that is trained, its entries off the diagonal multiplied by gamma.
         if self.tune != "full":
             return layer_grams(
-                {"head": self.features(backbone, train, batch)}, batch.w, self.gamma_head
+                {"head": self.features(backbone, tree, batch)}, batch.w, self.gamma_head
             )
         layers = [f"blocks.{i}.{layer}" for i in range(backbone.depth) for layer in LAYERS]
-        features, inputs = backbone.features_and_taps(batch.x, layers, select(train, "full."))
+        features, inputs = backbone.features_and_taps(batch.x, layers, select(tree, "full."))
         inside = layer_grams(inputs, batch.w, self.gamma)
         return {**inside, **layer_grams({"head": features}, batch.w, self.gamma_head)}
 

@@ -11,7 +11,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.gaussians import draw_per_gaussian, gaussians, moment_sums
 from fczoo.functional.heads import train_head
 from fczoo.functional.losses import cross_entropy_by_task_norm
@@ -61,11 +61,9 @@ class SLCA(TunedLinearHead):
     )
 
     def training(self) -> Training:
-        uploads = {"moment.": per_class("count", "sum", "products"), **self.head_uploads()}
-        return replace(super().training(), uploads=uploads)
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return super().collect_phases() | {"task_end"}
+        training = super().training()
+        uploads = {"moment.": per_class("count", "sum", "products"), **training.uploads}
+        return replace(training, uploads=uploads, collect_at={*training.collect_at, "task_end"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         state = drop(super().begin_task(state, task, backbone, rng), "aligned.")
@@ -73,15 +71,15 @@ class SLCA(TunedLinearHead):
         return {**state, "sizes": torch.tensor(sizes)}
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         if phase == "task_start":
-            return super().collect(phase, backbone, state, batch, task)
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Client, as the task ends: n, sum f and sum f f^T of each class.
-        sums = moment_sums(self.features(backbone, state, batch), batch, task, full=True)
+        sums = moment_sums(self.features(backbone, tree, batch), batch, ctx.task, full=True)
         return {k.replace("class.", "moment.", 1): v for k, v in sums.items()}
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
         sums = {k.replace("moment.", "class.", 1): v for k, v in sums.items()}

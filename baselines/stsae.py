@@ -11,7 +11,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, TaskPhase, Training
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.ridge import gram_of_groups
 
@@ -56,18 +56,18 @@ class STSAE(STSA):
         )
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         # Client, once per task: q equal parts of its images at random; s_{j,c} and n_{j,c} of each.
-        phi = self.lift_features(state, self.features(backbone, state, batch))
+        phi = self.lift_features(tree, self.features(backbone, tree, batch))
         part = F.one_hot((self.parts * batch.draws[:, 0]).long(), self.parts) * batch.w[:, None]
         sums: Tree = {}
         for j in range(self.parts):
-            part_sums = class_sums(phi, batch._replace(w=part[:, j]), task)
+            part_sums = class_sums(phi, batch._replace(w=part[:, j]), ctx.task)
             sums |= {name.replace("class", f"part{j}"): value for name, value in part_sums.items()}
         return sums
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         # Server: G_c from the sums of all J groups, then G = sum_c G_c and ridge regression.
         count = torch.cat([sums[f"part{j}.count"] for j in range(self.parts)])  # [J, c]
         total = torch.cat([sums[f"part{j}.sum"] for j in range(self.parts)])

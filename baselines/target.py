@@ -92,13 +92,9 @@ class TARGET(TunedLinearHead):
         """Return the number of synthetic images that clients hold in a task."""
         return self.synthesis_rounds * self.synthesis_batch
 
-    def table_note(self) -> str:
-        return "; ".join(
-            filter(None, [f"sends {self.images} synthetic images per client", super().table_note()])
-        )
-
     def training(self) -> Training:
-        return replace(super().training(), averaging="uniform", draws=self.ratio)
+        note = f"sends {self.images} synthetic images per client"
+        return replace(super().training(), averaging="uniform", draws=self.ratio, table_note=note)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: the teacher is the global model at the end of the last task.

@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torchvision import transforms as T
 
-from fczoo import Batch, Context, Method, Task, Tree, create_method
+from fczoo import Batch, Context, Task, Tree, create_method
 from fczoo.backbones.timm_vit import BUNDLED_CONFIG
 from fczoo.core.backbone import Backbone, ViTConfig
 from fczoo.core.tree import drop, select
@@ -161,7 +161,7 @@ class Reference:
                         nn.utils.clip_grad_norm_(self.own.values(), clip)
                     optimizer.step()
                     loss.item()  # for the log
-            if type(self.method).statistics is not Method.statistics:
+            if "after_training" in self.method.training().collect_at:
                 with torch.no_grad():
                     torch.cat(
                         [

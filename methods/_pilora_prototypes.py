@@ -11,7 +11,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase
 from fczoo.functional.gaussians import class_sums
 
 
@@ -57,15 +57,12 @@ class LearnedPrototypes(Method):
         frozen = {"frozen.before": table[: task.start], "frozen.after": table[task.stop :]}
         return {**frozen, "prototype": table[task.start : task.stop].clone()}
 
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return frozenset({"task_start"}) if self.head_tune else frozenset()
-
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        return class_sums(batch.query, batch, task)
+        return class_sums(batch.query, batch, ctx.task)
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         count = sums["class.count"][:, None]
         mean = sums["class.sum"] / count.clamp(min=1)
         return {**state, "prototype": torch.where(count > 0, mean, state["prototype"])}

@@ -91,22 +91,19 @@ class FCILPT(PromptPool):
         "in GLFC's code, whose population this is",
     )
 
-    def table_note(self) -> str:
-        note = "clients without new images train again on their last ones"
-        if self.old_clients == "idle":
-            note = ""
-        return "; ".join(filter(None, [note, super().table_note()]))
-
     def training(self) -> Training:
         # Client: Adam on keys, prompts, the common prompt and the head. Server: the plain mean of
         # the clients of a round (Algorithm 1), not weighted by samples.
-        return Training(
+        idle = self.old_clients == "idle"
+        training = Training(
             optims=self.optims(self.optim(self.lr), "pool.", "common"),
             inputs=["images", "query"],
-            uploads={"usage": whole_tensors("counts"), **self.head_uploads()},
+            uploads={"usage": whole_tensors("counts")},
             averaging="uniform",
-            data_scope="task" if self.old_clients == "idle" else "latest",
+            data_scope="task" if idle else "latest",
+            table_note="" if idle else "clients without new images train again on their last ones",
         )
+        return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: nothing is frozen or reset, the same pool continues.

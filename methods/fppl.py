@@ -20,7 +20,15 @@ from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, stack_past
-from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
+from fczoo.core.types import (
+    Batch,
+    Context,
+    ServerAggregator,
+    ServerContext,
+    Task,
+    TaskPhase,
+    Training,
+)
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import PromptedHead, fit_head, head_logits
@@ -81,12 +89,14 @@ class FPPL(PromptedHead):
     def training(self) -> Training:
         # Client: Adam at a constant rate on p_t, the fusion psi and the head theta. After training,
         # one pass for the local prototypes.
-        return Training(
+        training = Training(
             optims=self.optims(self.optim(self.lr), "prompt.", "fusion."),
             inputs=["images", "query"],
-            uploads={"local.": rows("mean"), **self.head_uploads()},
-            statistics_view=self.view,
+            uploads={"local.": rows("mean")},
+            collect_at={"after_training"},
+            collect_view=self.view,
         )
+        return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         backbone.check_blocks(self.blocks, "fppl.blocks")
@@ -149,9 +159,13 @@ class FPPL(PromptedHead):
             min=1
         )
 
-    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Local prototypes: sums of the features c under the trained prompt and fusion.
-        return class_sums(self.features(backbone, {**ctx.shared, **train}, batch), batch, ctx.task)
+        return class_sums(self.features(backbone, {**ctx.shared, **tree}, batch), batch, ctx.task)
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         # Upload: p_t, psi, theta and one prototype, the mean feature, of each local class.

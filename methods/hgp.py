@@ -2,8 +2,8 @@
 
 To read next to the paper's Algorithm 1, in the order in which a round calls the functions:
 
-- Client: ``loss`` trains prefixes and head. ``statistics`` and ``make_upload`` compute count, mean
-  and variance of every local class under the trained model.
+- Client: ``loss`` trains prefixes and head. ``collect`` and ``make_upload`` compute count, mean and
+  variance of every local class under the trained model.
 - Server: ``aggregate`` averages prefixes and head by the clients' images (eq. 3).
   ``server_update`` builds the mixture of each class (eqs. 4 and 5, section 3.2) and rebalances the
   head on features drawn from the mixtures of all classes seen (eq. 6).
@@ -25,7 +25,15 @@ from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
+from fczoo.core.types import (
+    Batch,
+    Context,
+    ServerAggregator,
+    ServerContext,
+    Task,
+    TaskPhase,
+    Training,
+)
 from fczoo.functional.calibration import CalibratedHead
 from fczoo.functional.gaussians import empty_gaussians, gaussians, moment_sums
 from fczoo.functional.heads import PromptedHead, head_logits
@@ -120,12 +128,13 @@ class HGP(CalibratedHead, PromptedHead):
     def training(self) -> Training:
         # Client: by default Adam with one learning rate for prefixes and head. After training, a
         # pass over the deterministic test view computes the statistics.
-        return Training(
+        training = Training(
             optims=self.optims(self.optim(self.lr, self.schedule), "prefix."),
-            uploads={"gauss.": rows("count", "mean", "var"), **self.head_uploads()},
+            uploads={"gauss.": rows("count", "mean", "var")},
             clip_norm=self.clip,
-            statistics_view="test",
+            collect_at={"after_training"},
         )
+        return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: the same prefixes and head continue, with the mixtures of finished tasks.
@@ -146,10 +155,14 @@ class HGP(CalibratedHead, PromptedHead):
         logits = head_logits(train, self.features(backbone, train, batch))
         return task_cross_entropy(logits, batch, ctx.task), {}
 
-    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Client, after local training: one pass without gradients sums f and f^2 of each class.
         images = raw_images(backbone, batch).x if self.stats_unnormalised else batch.x
-        return moment_sums(backbone(images, select(train, "prefix.")), batch, ctx.task)
+        return moment_sums(backbone(images, select(tree, "prefix.")), batch, ctx.task)
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         # Client, upload: prefixes, head, and per local class n_{m,c}, mu_{m,c} and the unbiased

@@ -3,7 +3,7 @@
 Guo et al., ECCV 2024.
 
 To read next to the paper's Algorithm 1, in the order in which a round calls the functions: on the
-client ``loss`` (l_dce and l_pl of eqs. 8 and 9, l_ort of LoRA), then ``statistics`` and
+client ``loss`` (l_dce and l_pl of eqs. 8 and 9, l_ort of LoRA), then ``collect`` and
 ``make_upload`` (class means); on the server ``aggregate`` (FedAvg of LoRA, re-weighted prototypes
 of eqs. 11 to 14).
 """
@@ -30,6 +30,7 @@ from fczoo.core.types import (
     ServerAggregator,
     ServerContext,
     Task,
+    TaskPhase,
     Training,
 )
 from fczoo.functional.gaussians import class_sums
@@ -105,6 +106,10 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
     def training(self) -> Training:
         # Client: Adam with one rate for LoRA and one for the prototypes, constant within a round.
         decay, schedule = self.weight_decay, self.schedule
+        asked: dict[TaskPhase, bool] = {
+            "task_start": self.head_tune,
+            "after_training": self.means == "after",
+        }
         return Training(
             optims={
                 "lora.": Optim(lr=self.lr_lora, weight_decay=decay, schedule=schedule),
@@ -112,7 +117,7 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
             },
             inputs=["images", "query"] if self.head_tune else ["images"],
             uploads={"class.": per_class("count", "mean", "sum")},
-            statistics_view="test" if self.means == "after" else "none",
+            collect_at=[phase for phase, is_asked in asked.items() if is_asked],
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -139,9 +144,13 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
             train, ctx.shared
         ), sums
 
-    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        if phase == "task_start":
+            return super().collect(phase, backbone, tree, batch, ctx)
         # Class means mu_{k,c}: one pass without gradients after the local training.
-        return class_sums(self.local_features(backbone, train, batch, ctx), batch, ctx.task)
+        return class_sums(self.local_features(backbone, tree, batch, ctx), batch, ctx.task)
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         # Upload: A_t, B_t, the prototypes m_{k,c} of the task, and mu_{k,c} with its count.

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Task, Tree
+from fczoo import Batch, Context, Task, Tree
 from fczoo.core.payload import Payload
 from fczoo.federation.uplink import sum_or_stack
 from helpers_payload import server_context
@@ -51,7 +51,8 @@ def query_batch(x: Tensor, y: Tensor | None = None, draws: Tensor | None = None)
 
 def survey_sums(method: Any, state: Tree, batches: list[Batch], task: Task) -> Tree:
     """Return the sums that one client surveys over its batches."""
-    sums = [method.collect("task_start", None, state, batch, task) for batch in batches]
+    ctx = Context(task, 0, 1, state)
+    sums = [method.collect("task_start", None, state, batch, ctx) for batch in batches]
     return {name: sum(s[name] for s in sums) for name in sums[0]}
 
 

@@ -28,9 +28,6 @@ from .payload import (
     whole_tensors as whole_tensors,
 )
 from .protocols import (
-    CollectsStatistics as CollectsStatistics,
-)
-from .protocols import (
     Diagnoses as Diagnoses,
 )
 from .protocols import (

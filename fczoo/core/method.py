@@ -18,10 +18,12 @@ from fczoo.core.protocols import OPTIONAL
 from fczoo.core.tree import Tree
 from fczoo.core.types import (
     Batch,
+    Boundary,
     Context,
     ServerAggregator,
     ServerContext,
     Task,
+    TaskPhase,
     Training,
 )
 
@@ -71,7 +73,7 @@ class Method(ABC):
     merges the uploads. Loops, devices, optimizers, loaders and logs belong to the engine.
 
     State is split by the prefixes of its names: those in ``training().optims`` are trained by the
-    clients and uploaded, those in ``private`` never leave the server, everything else is broadcast
+    clients and uploaded, those in ``server_only`` never leave the server, everything else is broadcast
     read-only.
 
     In the order of a run, with the side that runs each function:
@@ -84,21 +86,23 @@ class Method(ABC):
     ``before_training``       client  its memory at the start of a round
     ``teacher_outputs``       client  outputs of the teacher for a batch
     ``loss``                  client  scalar loss of a batch, and sums over the round
-    ``statistics``            client  sums over a batch, in one pass after training
+    ``collect``               client  sums over a batch after training ("after_training")
     ``make_upload``           client  trained tensors and sums -> upload
     ``after_training``        client  its memory after a round, and more to upload
     ``aggregate``             server  uploads of the round -> one tree
     ``server_update``         server  state and this tree -> state
     ``end_task_client``       client  its memory after the last round, and sums to upload
-    ``end_task_server``       server  state and these sums -> state
+    ``update_from``           server  state and these sums -> state ("after_rounds")
     ``loss``                  client  one more round on exemplars, with ``Training.balanced``
-    ``collect``               client  as above, exemplars included ("task_end")
+    ``collect``               client  sums over a batch, exemplars included ("task_end")
+    ``update_from``           server  state and these sums -> state
     ``predict``               server  logits of test images over all classes seen so far
     ``diagnose``              server  numbers that explain the results (``--diagnostics``)
     ========================  ======  =====================================================
 
-    Optional functions belong to the protocols ``CollectsStatistics``, ``HasClientMemory``,
-    ``HasTeacher``, ``EndsTasks`` and ``Diagnoses``; a method defines all of a protocol or none.
+    ``Training.collect_at`` lists the phases of ``collect``. Functions that only some methods need
+    belong to the protocols ``HasClientMemory``, ``HasTeacher``, ``EndsTasks`` and ``Diagnoses``; a
+    method defines all of a protocol or none.
 
     A whole method::
 
@@ -137,12 +141,12 @@ class Method(ABC):
     dataset_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError for an incomplete optional protocol and for names of fczoo 0.2."""
+        """Raise TypeError for an incomplete optional protocol and for old names."""
         super().__init_subclass__()
         if old_names := [
             f"{old} is now {OLD_MEMBER_NAMES[old]}" for old in vars(cls) if old in OLD_MEMBER_NAMES
         ]:
-            raise TypeError(f"{cls.__name__} uses names of fczoo 0.2: {', '.join(old_names)}")
+            raise TypeError(f"{cls.__name__} uses old names of fczoo: {', '.join(old_names)}")
         if "predict" in vars(cls):
             cls.predict = _with_query(vars(cls)["predict"])  # type: ignore[method-assign]
         if "training" in vars(cls):
@@ -158,15 +162,6 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check_options(self)
-
-    def table_note(self) -> str:
-        """Return the note under every table of the method's results, such as an upper bound."""
-        deviations = [
-            f"{name}={getattr(self, name)}"
-            for name, value, *_ in quirks(dataclass_options(type(self)))
-            if getattr(self, name) == value
-        ]
-        return f"with {', '.join(deviations)}, as in released code" if deviations else ""
 
     # --- required
 
@@ -227,27 +222,30 @@ class Method(ABC):
         """
         raise TypeError(f"{type(self).__name__} trains something but does not define loss()")
 
-    def statistics(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tree:
-        """Compute sums over a batch, in one pass over the local data after training.
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        """Compute sums over a batch, in one pass over the local data without gradients.
 
-        ``Training.statistics_view`` asks for the pass.
+        Sums of ``after_training`` go to ``make_upload``, those at a task boundary to
+        ``update_from``.
 
         Args:
+            phase: Phase of the task, one of ``Training.collect_at``.
             backbone: Frozen backbone.
-            train: The client's trained tensors.
+            tree: The client's trained tensors after training; at a task boundary the server's
+                broadcast.
             batch: Images of the client.
             ctx: Position in the run and the server's broadcast.
         """
-        raise TypeError(
-            f"{type(self).__name__} asks for a pass of statistics but does not define statistics()"
-        )
+        raise TypeError(f"{type(self).__name__} collects at {phase} but does not define collect()")
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         """Return the upload.
 
         Args:
             train: The client's trained tensors.
-            sums: Sums of ``loss`` and ``statistics``.
+            sums: Sums of ``loss`` and of ``collect`` after training.
             ctx: Position in the run and the server's broadcast.
         """
         return {**train, **sums}
@@ -273,22 +271,58 @@ class Method(ABC):
         """
         return {**state, **merged}
 
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """Return the state with the clients' sums at a task boundary.
+
+        Args:
+            phase: Boundary of the task: that of ``collect``, or ``after_rounds`` for the sums of
+                ``end_task_client``.
+            state: The server's state.
+            sums: Sums over all clients that sent some, or stacked [K, ...] with
+                ``Training.per_client_statistics``.
+            ctx: Position in the run, numbers of clients and images.
+        """
+        raise TypeError(
+            f"{type(self).__name__} uploads sums at {phase} but does not define update_from()"
+        )
+
+
+def table_note(method: Method) -> str:
+    """Return the note under every table of a method's results.
+
+    It has ``Training.table_note``, and the options that follow released code.
+
+    Args:
+        method: Method with its options.
+    """
+    deviations = ", ".join(
+        f"{name}={getattr(method, name)}"
+        for name, value, *_ in quirks(dataclass_options(type(method)))
+        if getattr(method, name) == value
+    )
+    as_released = f"with {deviations}, as in released code" if deviations else ""
+    return "; ".join(filter(None, [method.training().table_note, as_released]))
+
 
 OLD_MEMBER_NAMES = {
     "survey": "collect",
     "absorb": "update_from",
-    "surveys": "collect_phases",
-    "stats": "statistics",
+    "surveys": "Training.collect_at",
+    "collect_phases": "Training.collect_at",
+    "stats": "collect",
+    "statistics": "collect",
     "pack": "make_upload",
     "prepare": "before_training",
     "finish": "after_training",
     "teach": "teacher_outputs",
     "conclude": "end_task_client",
-    "concluded": "end_task_server",
-    "remark": "table_note",
+    "concluded": "update_from",
+    "end_task_server": "update_from",
+    "remark": "Training.table_note",
+    "table_note": "Training.table_note",
     "tuned": "dataset_options",
     "returning": "supports_recurring_classes",
     "private": "server_only",
     "frozen": "append_only",
 }
-"""Names of members of methods in fczoo 0.2 -> today's."""
+"""Old names of members of methods -> today's member, or field of ``Training``."""

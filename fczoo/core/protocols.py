@@ -13,42 +13,8 @@ from fczoo.core.types import (
     Evidence,
     Finding,
     LocalData,
-    ServerContext,
     Task,
-    TaskPhase,
 )
-
-
-@runtime_checkable
-class CollectsStatistics(Protocol):
-    """A method that gets sums over all clients' data before or after a task, without training."""
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        """Return the task phases at which it collects; empty for none."""
-
-    def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
-    ) -> Tree:
-        """Return sums over a batch of a client's images.
-
-        Args:
-            phase: Phase of the task.
-            backbone: Frozen backbone.
-            state: The server's broadcast.
-            batch: Images of the client.
-            task: The current task.
-        """
-
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """Return the server's state updated from the clients' sums.
-
-        Args:
-            phase: Phase of the task.
-            state: The server's state.
-            sums: Sums over all clients, or stacked [K, ...] with
-                ``Training.per_client_statistics``.
-            ctx: Position in the run, numbers of clients and images.
-        """
 
 
 @runtime_checkable
@@ -89,7 +55,7 @@ class HasClientMemory(Protocol):
         Args:
             backbone: Frozen backbone.
             train: The client's trained tensors.
-            sums: Sums of ``loss`` and ``statistics``.
+            sums: Sums of ``loss`` and ``collect``.
             data: The client's images.
             ctx: Context with the memory that ``before_training`` returned. The client keeps that
                 memory if its training fails.
@@ -98,7 +64,10 @@ class HasClientMemory(Protocol):
 
 @runtime_checkable
 class EndsTasks(Protocol):
-    """A method whose clients settle what they keep of a task, once its rounds are over."""
+    """A method whose clients update their memory after the rounds of a task.
+
+    Sums that they upload reach the server by ``update_from("after_rounds", ...)``.
+    """
 
     def end_task_client(
         self, backbone: Backbone, data: LocalData, ctx: Context
@@ -111,15 +80,6 @@ class EndsTasks(Protocol):
             backbone: Frozen backbone.
             data: The client's images.
             ctx: Context with the earlier memory and the state after the last round (``shared``).
-        """
-
-    def end_task_server(self, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """Return the server's state updated from the sums of all clients that sent some.
-
-        Args:
-            state: The server's state.
-            sums: Sums of ``end_task_client``.
-            ctx: Position in the run, numbers of clients and images.
         """
 
 
@@ -139,6 +99,6 @@ class Diagnoses(Protocol):
 
 OPTIONAL = {
     protocol.__name__: sorted(name for name in vars(protocol) if not name.startswith("_"))
-    for protocol in (CollectsStatistics, HasTeacher, HasClientMemory, EndsTasks, Diagnoses)
+    for protocol in (HasTeacher, HasClientMemory, EndsTasks, Diagnoses)
 }
 """Optional protocol -> the functions that make it up."""

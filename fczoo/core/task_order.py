@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fczoo.core.method import Method
-from fczoo.core.protocols import CollectsStatistics, EndsTasks
+from fczoo.core.protocols import EndsTasks
 from fczoo.core.types import (
     Exchange,
     Task,
@@ -22,8 +22,7 @@ def task_exchanges(method: Method, task: Task, rounds: int) -> Iterator[Exchange
         rounds: Rounds of training per task; a task in which the method trains nothing has none.
     """
     training = method.training()
-    phases = method.collect_phases() if isinstance(method, CollectsStatistics) else ()
-    if "task_start" in phases:
+    if "task_start" in training.collect_at:
         yield Exchange(task, boundary="task_start")
     rounds = rounds if training.active_optims(task, 0) else 0
     for number in range(rounds):
@@ -32,5 +31,5 @@ def task_exchanges(method: Method, task: Task, rounds: int) -> Iterator[Exchange
         yield Exchange(task, boundary="after_rounds")
     if training.balanced and task.index:
         yield Exchange(task, rounds, balanced=True)
-    if "task_end" in phases:
+    if "task_end" in training.collect_at:
         yield Exchange(task, boundary="task_end")

@@ -17,12 +17,17 @@ from fczoo.core.tasks import Partitioner as Partitioner
 from fczoo.core.tasks import Task as Task
 from fczoo.core.tree import Tree
 
-TaskPhase = Literal["task_start", "task_end"]
-"""The boundaries of a task at which clients may be surveyed."""
+TaskPhase = Literal["task_start", "after_training", "task_end"]
+"""Phases of a task in which clients collect sums over their images, in one pass without training.
+
+task_start: before the rounds. after_training: in each round, under the client's trained tensors.
+task_end: after the rounds.
+"""
 
 Boundary = Literal["task_start", "after_rounds", "task_end"]
-"""Where clients send something without training: those moments, and where they settle what they
-keep.
+"""Boundaries of a task, at which clients upload something without training.
+
+after_rounds: clients update their memory once the rounds are over.
 """
 
 Scope = Literal["task", "latest", "seen", "pooled"]
@@ -205,17 +210,18 @@ OLD_TRAINING_OPTIONS = {
     "even_draws": "stratified_draws",
     "separate": "per_client_statistics",
     "asked": "collect_from",
-    "stats": "statistics_view",
+    "stats": "collect_at",
+    "statistics_view": "collect_view",
     "active": "active_prefixes",
 }
-"""Options of ``Training`` in fczoo 0.2 -> today's."""
+"""Old options of ``Training`` -> today's."""
 
 
 @dataclass(frozen=True)
 class Training:
     """Declaration of a method: trained tensors, data, and uploads of a round."""
 
-    # state prefix -> optimizer; empty: the method only surveys
+    # state prefix -> optimizer; empty: the method only collects statistics
     optims: Mapping[str, Optim] = field(default_factory=dict)
     # what batches hold: images, query (frozen feature of the same view)
     inputs: Collection[str] = ("images",)
@@ -234,11 +240,12 @@ class Training:
     stratified_draws: bool = False
     # ``update_from`` gets the clients' sums side by side [K, ...] instead of their total
     per_client_statistics: bool = False
-    # clients that the survey at a task's end asks: all with images of it, or those that trained in
-    # it
+    # phases in which clients call ``collect``
+    collect_at: Collection[TaskPhase] = ()
+    # clients that collect as a task ends: all with images of it, or those that trained in it
     collect_from: Literal["all", "trained"] = "all"
-    # view of the images in the pass of ``statistics``; none: no such pass
-    statistics_view: Literal["test", "train", "none"] = "none"
+    # view of the images that are collected after training; at task boundaries it is "test"
+    collect_view: Literal["test", "train"] = "test"
     # memory tensor with positions of kept images, which join the client's training
     exemplars: str = ""
     # (images of the task, exemplars) -> positions on which a client trains; None: on both, each
@@ -247,27 +254,32 @@ class Training:
     # what clients train in one more round, on their exemplars only, at the end of each task but
     # the first
     balanced: Mapping[str, Optim] = field(default_factory=dict)
+    # note under every table of the method's results, such as an upper bound
+    table_note: str = ""
     # (task, round) -> prefixes trained in that round; None: all of optims
     active_prefixes: Callable[[Task, int], Collection[str]] | None = None
 
     def __new__(cls, *values: Any, **named: Any) -> "Training":
-        """Raise TypeError for options of fczoo 0.2, with the new names."""
+        """Raise TypeError for old options, with the new names."""
         if old_names := [
             f"{old} is now {OLD_TRAINING_OPTIONS[old]}"
             for old in named
             if old in OLD_TRAINING_OPTIONS
         ]:
-            raise TypeError(f"Training got options of fczoo 0.2: {', '.join(old_names)}")
+            raise TypeError(f"Training got old options: {', '.join(old_names)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check that batches have the inputs.
+        """Check inputs, phases and view.
 
         Raises:
-            FczooError: Batches do not have one of them.
+            FczooError: One of them is unknown.
         """
         for name in self.inputs:
             _one_of(name, INPUTS, "input of a batch")
+        for phase in self.collect_at:
+            _one_of(phase, get_args(TaskPhase), "phase of a task")
+        _one_of(self.collect_view, ("test", "train"), "view of images")
 
     @property
     def trained_prefixes(self) -> tuple[str, ...]:

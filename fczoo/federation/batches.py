@@ -67,9 +67,7 @@ class LocalTrainState:
     taught: dict[int, Tensor] = field(
         default_factory=dict
     )  # position -> teacher's output of a fixed view
-    sums: Tree = field(
-        default_factory=dict
-    )  # what ``loss`` and ``statistics`` have summed up so far
+    sums: Tree = field(default_factory=dict)  # what ``loss`` and ``collect`` have summed up so far
     losses: list[Tensor] = field(default_factory=list)  # of its steps
     gradients: Tree = field(
         default_factory=dict

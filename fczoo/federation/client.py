@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fczoo.core.errors import log_place
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import CollectsStatistics, EndsTasks, HasClientMemory
+from fczoo.core.protocols import EndsTasks, HasClientMemory
 from fczoo.core.seeds import PHASE_KEYS
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Boundary, Context
@@ -63,25 +63,22 @@ class ClientRuntime(LocalTrainer):
     def survey_form(self, asked: ClientRequest, client: Client) -> Payload:
         """Return the shape of a statistics upload, computed from one image of weight 0."""
         method = self.method
-        assert isinstance(method, CollectsStatistics) and asked.boundary in (
-            "task_start",
-            "task_end",
-        )
+        assert asked.boundary == "task_start" or asked.boundary == "task_end"
         draws = torch.zeros(1, method.training().draws) if method.training().draws else None
         client_batch = self.batch([Rows(client.index[:1], method_draws=draws)])
         batch = Batch(*(v[0] for v in client_batch))._replace(w=torch.zeros_like(client_batch.w[0]))
-        sums = method.collect(asked.boundary, self.backbone, asked.state, batch, asked.ctx.task)
+        sums = method.collect(asked.boundary, self.backbone, asked.state, batch, asked.ctx)
         return Payload(sums, client.number)
 
     def _survey(self, asked: ClientRequest, client: Client) -> Payload:
         """Return the sums of the method's survey over one pass of a client's data."""
-        method, phase, task = self.method, asked.boundary, asked.ctx.task
-        assert isinstance(method, CollectsStatistics) and phase in ("task_start", "task_end")
+        method, phase = self.method, asked.boundary
+        assert phase == "task_start" or phase == "task_end"
 
         def sums(_: Tree, batch: Batch) -> Tree:
-            return method.collect(phase, self.backbone, asked.state, batch, task)
+            return method.collect(phase, self.backbone, asked.state, batch, asked.ctx)
 
-        key = f"survey {PHASE_KEYS[phase]}", self.plan.seed, task.index
+        key = f"survey {PHASE_KEYS[phase]}", self.plan.seed, asked.ctx.task.index
         draws = image_draws(method.training(), len(self.store.labels), client.index, *key)
         totals = self.one_pass(sums, [{}], [Rows(client.index, method_draws=draws)])[0]
         return Payload(_contiguous_tree(totals), client.number, len(client.index))
@@ -126,7 +123,7 @@ class ClientRuntime(LocalTrainer):
         self.steps(learners, controls, ctx)
         losses = {learner.client.number: self.mean_loss(learner) for learner in learners}
         sound = [o for o in learners if o.finite and math.isfinite(losses[o.client.number][0])]
-        self.statistics(sound, ctx)
+        self.collect_after_training(sound, ctx)
         payloads = {
             client.number: Payload({}, client.number, len(client.index)) for client in clients
         }

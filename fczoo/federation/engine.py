@@ -16,7 +16,7 @@ from fczoo.core.method import Method
 from fczoo.core.payload import Payload
 from fczoo.core.protocols import HasClientMemory
 from fczoo.core.tree import Tree
-from fczoo.core.types import Boundary, Context, TaskPhase
+from fczoo.core.types import Boundary, Context
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import ClientState
@@ -118,7 +118,7 @@ class ClientEngine:
         return [payloads[i] for i in range(len(clients))]
 
     def collect(
-        self, phase: TaskPhase, state: Tree, clients: Sequence[Client], ctx: Context
+        self, phase: Boundary, state: Tree, clients: Sequence[Client], ctx: Context
     ) -> Iterator[Payload]:
         """Yield the sums of the method's survey over one pass of each client's data, on demand."""
         for answer in self._answers(
@@ -126,7 +126,7 @@ class ClientEngine:
         ):
             yield from answer.payloads
 
-    def survey_form(self, phase: TaskPhase, state: Tree, client: Client, ctx: Context) -> Payload:
+    def survey_form(self, phase: Boundary, state: Tree, client: Client, ctx: Context) -> Payload:
         """Return the shape of a statistics upload, computed from one image of weight 0."""
         return self.side.survey_form(self._surveying(phase, state, ctx), client)
 

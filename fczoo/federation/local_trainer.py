@@ -233,10 +233,10 @@ class LocalTrainer:
             optimizers.step([step / len(learner.queue) for learner in active], training.clip_norm)
             accumulate([learner.sums for learner in learners], out)
 
-    def statistics(self, learners: Sequence[LocalTrainState], ctx: Context) -> None:
-        """Run the pass after training if the method asks for one."""
-        view = self.method.training().statistics_view
-        if view == "none" or not learners:
+    def collect_after_training(self, learners: Sequence[LocalTrainState], ctx: Context) -> None:
+        """Add the method's sums after training, if it collects any, to those of the loss."""
+        training = self.method.training()
+        if "after_training" not in training.collect_at or not learners:
             return
         rows = []
         for learner in learners:
@@ -244,16 +244,14 @@ class LocalTrainer:
             key = ("stats", self.plan.seed, ctx.task.index, ctx.round, learner.client.number)
             view_draws = (
                 torch.rand(len(index), DRAWS, generator=torch_stream(*key))
-                if view == "train"
+                if training.collect_view == "train"
                 else None
             )
-            method_draws = image_draws(
-                self.method.training(), len(self.store.labels), index, *key, "own"
-            )
+            method_draws = image_draws(training, len(self.store.labels), index, *key, "own")
             rows.append(Rows(index, view_draws, method_draws))
 
         def sums(train: Tree, batch: Batch) -> Tree:
-            return self.method.statistics(self.backbone, train, batch, ctx)
+            return self.method.collect("after_training", self.backbone, train, batch, ctx)
 
         all_sums = self.one_pass(sums, [learner.trained_tensors for learner in learners], rows)
         for learner, client_sums in zip(learners, all_sums, strict=True):

@@ -14,7 +14,7 @@ from fczoo.core.method import Method
 from fczoo.core.metrics import all_metrics
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Context, Exchange, Task, TaskPhase
+from fczoo.core.types import Boundary, Context, Exchange, Task
 from fczoo.federation.batches import Client, view_batches
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import (
@@ -223,7 +223,7 @@ class FederatedRun:
         )
 
     def _collect(
-        self, phase: TaskPhase, engine: ClientEngine, clients: Sequence[Client], task: Task
+        self, phase: Boundary, engine: ClientEngine, clients: Sequence[Client], task: Task
     ) -> None:
         """Collect statistics: their sums over clients are those of the data in one place."""
         server, training = self.server, self.server.training
@@ -236,7 +236,7 @@ class FederatedRun:
         if not clients:
             return
         shared, _ = server.send(clients)
-        ctx = Context(task, 0, server.rounds[task.index], {})
+        ctx = Context(task, 0, server.rounds[task.index], shared)
         exchange = Exchange(task, boundary=phase)
         folded_sums: Tree = {}
         with self.result.phase("surveys"):

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fczoo.core.method import Method
+from fczoo.core.method import Method, table_note
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import CollectsStatistics, EndsTasks
 from fczoo.core.registry import make_aggregator
 from fczoo.core.seeds import PHASE_KEYS, torch_stream
 from fczoo.core.task_order import task_exchanges
@@ -135,7 +134,7 @@ class Server:
     def _new_result(self) -> Result:
         """Return the result of a run that has not begun."""
         world, method, stream = self.world, self.method, self.world.stream
-        notes = [method.table_note(), self.uplink.rule.table_note(self.training)]
+        notes = [table_note(method), self.uplink.rule.table_note(self.training)]
         result = Result(
             method.name,
             asdict(method),
@@ -206,12 +205,7 @@ class Server:
         sums = sum_or_stack(uploads, self.training.per_client_statistics) | folded
         number = 0 if boundary == "task_start" else self.rounds[task.index]
         ctx = self._context(f"absorb {PHASE_KEYS[boundary]}", task, number, uploads)
-        if boundary == "after_rounds":
-            assert isinstance(self.method, EndsTasks)
-            self.replace_state(self.method.end_task_server(self.state, sums, ctx))
-        else:
-            assert isinstance(self.method, CollectsStatistics)
-            self.replace_state(self.method.update_from(boundary, self.state, sums, ctx))
+        self.replace_state(self.method.update_from(boundary, self.state, sums, ctx))
 
     def _context(
         self, purpose: str, task: Task, number: int, payloads: Sequence[Payload]

@@ -14,7 +14,15 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone, ViTConfig
 from fczoo.core.options import option
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Optim, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import (
+    Batch,
+    Boundary,
+    Context,
+    Optim,
+    ServerContext,
+    Task,
+    Training,
+)
 from fczoo.functional.cosine import cosines
 from fczoo.functional.ridge import Analytic
 
@@ -54,11 +62,9 @@ class AdaptableAnalytic(Analytic):
             optims=optims,
             inputs=["images"],
             averaging="uniform",
+            collect_at={"task_end"},
             active_prefixes=active_in_first_task,
         )
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return super().collect_phases() if self.adapt == "none" else frozenset({"task_end"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         start = super().begin_task(state, task, backbone, rng)
@@ -76,7 +82,7 @@ class AdaptableAnalytic(Analytic):
         logits, labels = train["head.scale"] * scores, batch.y - ctx.task.start
         return batch.mean(F.cross_entropy(logits, labels, reduction="none")), {}
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         return super().update_from(phase, drop(state, "head."), sums, ctx)
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:

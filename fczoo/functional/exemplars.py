@@ -18,7 +18,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, LocalData, ServerContext, Training
+from fczoo.core.types import Batch, Context, LocalData, Training
 
 log = logging.getLogger("fczoo")
 
@@ -130,7 +130,7 @@ class Rehearsal(Method):
         """
 
     def rehearsing(self, training: Training) -> Training:
-        """Return the method's training description with exemplars added.
+        """Return the method's declaration with exemplars, and with their number in its tables.
 
         Args:
             training: Training description without exemplars.
@@ -138,12 +138,8 @@ class Rehearsal(Method):
         Returns:
             A copy that reads exemplars from ``exemplar.index``.
         """
-        return replace(training, exemplars="exemplar.index")
-
-    def table_note(self) -> str:
-        return "; ".join(
-            filter(None, [f"keeps {self.memory} images per client", super().table_note()])
-        )
+        note = f"keeps {self.memory} images per client"
+        return replace(training, exemplars="exemplar.index", table_note=note)
 
     def end_task_client(
         self, backbone: Backbone, data: LocalData, ctx: Context
@@ -181,9 +177,6 @@ class Rehearsal(Method):
             **ctx.memory,
             "exemplar.index": update_exemplars(memory, data.index, data, share, choose),
         }, {}
-
-    def end_task_server(self, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        return state
 
 
 def exemplar_sums(

@@ -13,9 +13,19 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import option
-from fczoo.core.payload import Uploads, per_class
+from fczoo.core.payload import per_class
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Optim, OptimizerName, ServerContext, Task, TaskPhase
+from fczoo.core.types import (
+    Batch,
+    Boundary,
+    Context,
+    Optim,
+    OptimizerName,
+    ServerContext,
+    Task,
+    TaskPhase,
+    Training,
+)
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 
@@ -107,19 +117,26 @@ class LinearHead(OptimizerOptions):
         """
         return linear_head(task, dim, rng if self.head_init == "default" else None)
 
-    def head_uploads(self) -> Uploads:
-        """Return the declaration of the uploads for ``means``, for ``Training.uploads``."""
-        return {"class.": per_class("count", "sum")} if self.head_init == "means" else {}
+    def with_head_means(self, training: Training) -> Training:
+        """Return the method's declaration; with ``head_init=means`` also that of the class means.
 
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return frozenset({"task_start"}) if self.head_init == "means" else frozenset()
+        Args:
+            training: Declaration without the class means.
+        """
+        if self.head_init != "means":
+            return training
+        return replace(
+            training,
+            uploads={**training.uploads, "class.": per_class("count", "sum")},
+            collect_at={*training.collect_at, "task_start"},
+        )
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        return class_sums(self.trained_features(backbone, state, batch), batch, task)
+        return class_sums(self.trained_features(backbone, tree, batch), batch, ctx.task)
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         """Set the new classes' rows to their mean features of length 1, with bias 0.
 
         Rows of classes without images do not change. Where labels return in later tasks, rows that

@@ -15,7 +15,7 @@ from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import per_class, whole_tensors
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 
@@ -63,10 +63,7 @@ class Analytic(Method):
 
     def training(self) -> Training:
         uploads = {"class.": per_class("count", "sum"), "gram": whole_tensors("second moments")}
-        return Training(inputs=["query"], uploads=uploads)
-
-    def collect_phases(self) -> frozenset[TaskPhase]:
-        return frozenset({"task_start"})
+        return Training(inputs=["query"], uploads=uploads, collect_at={"task_start"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state:
@@ -91,13 +88,13 @@ class Analytic(Method):
         }
 
     def collect(
-        self, phase: TaskPhase, backbone: Backbone, state: Tree, batch: Batch, task: Task
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
         return gram_sums(
-            self.lift_features(state, self.features(backbone, state, batch)), batch, task
+            self.lift_features(tree, self.features(backbone, tree, batch)), batch, ctx.task
         )
 
-    def update_from(self, phase: TaskPhase, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         new = slice(ctx.task.start, ctx.task.stop)
         gram, target, count = (
             state[f"moment.{name}"].clone() for name in ("gram", "target", "count")

@@ -13,11 +13,11 @@ from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import with_fewest_steps
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import CollectsStatistics, EndsTasks, HasTeacher
+from fczoo.core.protocols import EndsTasks, HasTeacher
 from fczoo.core.registry import DATASETS
 from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree, drop, nbytes, select
-from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
@@ -92,9 +92,8 @@ class _Trial:
                 if first_round_only:
                     return
 
-    def _collect(self, phase: TaskPhase, client: Client) -> None:
+    def _collect(self, phase: Boundary, client: Client) -> None:
         method = self.engine.method
-        assert isinstance(method, CollectsStatistics)
         number = 0 if phase == "task_start" else 1
         (upload,) = self.engine.collect(phase, self._broadcast, [client], self._context(number))
         self.sent[phase] = upload
@@ -111,7 +110,8 @@ class _Trial:
         (upload,) = self.engine.end_task_client([self.client], self._context(1))
         self.sent["after_rounds"] = upload
         if upload:
-            self.state = method.end_task_server(self.state, self._sums(upload), self._server(1))
+            sums, ctx = self._sums(upload), self._server(1)
+            self.state = method.update_from("after_rounds", self.state, sums, ctx)
         return self.engine.with_exemplars(self.client)
 
     @property

@@ -25,7 +25,6 @@ from fczoo.core.payload import (
     contents,
     keep_classes,
 )
-from fczoo.core.protocols import CollectsStatistics
 from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import Tree, nbytes
 from fczoo.core.types import Exchange, Training
@@ -131,20 +130,14 @@ class Privacy:
             )
         if self.subsampling and not self.noise:
             raise FczooError("--dp-subsampling needs epsilon, which needs noise; give --dp-noise")
-        uploads = method.training().uploads
-        upload_contents: set[str] = {*contents(uploads)}
-        unprotected_contents = sorted(
-            upload_contents
-            | (
-                {"surveys"}
-                if isinstance(method, CollectsStatistics) and method.collect_phases()
-                else set()
-            )
-        )
-        if self.clip is not None and unprotected_contents:
+        training = method.training()
+        uploads, upload_contents = training.uploads, set[str](contents(training.uploads))
+        if {"task_start", "task_end"} & {*training.collect_at}:
+            upload_contents.add("surveys")
+        if self.clip is not None and upload_contents:
             raise FczooError(
                 f"--dp-clip covers updates of parameters, but {method.name} also uploads "
-                f"{', '.join(unprotected_contents)}; take a method that does not"
+                f"{', '.join(sorted(upload_contents))}; take a method that does not"
             )
         over_all_classes = {"class means", "class variances"} & {
             g.content for g in uploads.values()

@@ -16,7 +16,7 @@ from fczoo.core.files import convert_json, read_json, write_json
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
-from fczoo.core.types import Context, TaskPhase
+from fczoo.core.types import Boundary, Context
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
@@ -218,9 +218,7 @@ class SitesEngine(ClientEngine):
     sites: Sites
     world: ServerView
 
-    def survey_form(
-        self, progress: TaskPhase, state: Tree, client: Client, ctx: Context
-    ) -> Payload:
+    def survey_form(self, progress: Boundary, state: Tree, client: Client, ctx: Context) -> Payload:
         """Return the shape of a statistics upload, computed from one of the server's images.
 
         Args:

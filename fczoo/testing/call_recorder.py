@@ -11,7 +11,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Boundary, Context, Task, TaskPhase
+from fczoo.core.types import Batch, Boundary, Context, Task
 from fczoo.federation.batches import Client
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.engine import ClientEngine
@@ -126,7 +126,7 @@ def record_run(bench: Benchmark, method: Method, seed: int = 0) -> Record:
         )
 
     def noted_survey(
-        self: ClientEngine, phase: TaskPhase, state: Tree, clients: list[Client], ctx: Context
+        self: ClientEngine, phase: Boundary, state: Tree, clients: list[Client], ctx: Context
     ) -> list[Payload]:
         def work() -> list[Payload]:
             return list(survey(self, phase, state, clients, ctx))

@@ -314,7 +314,7 @@ def uploads_are_counted_in_bytes(subject: MethodUnderTest) -> None:
         run.result.bytes_up == expected_bytes > 0 and run.result.client_rounds == len(payloads),
         f"{subject.name} uploads {expected_bytes} bytes in {len(payloads)} uploads, but the result "
         f"counts {run.result.bytes_up} in {run.result.client_rounds}; upload only by make_upload, "
-        "statistics, after_training and collect",
+        "collect, after_training and end_task_client",
     )
 
 

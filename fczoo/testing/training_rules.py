@@ -9,7 +9,7 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
-from fczoo.core.protocols import CollectsStatistics, HasClientMemory, HasTeacher
+from fczoo.core.protocols import HasClientMemory, HasTeacher
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context
 from fczoo.data.views import ImageStore
@@ -172,17 +172,16 @@ def padding_changes_nothing(subject: MethodUnderTest) -> None:
             )
             for short, long in zip(*pairs, strict=True):
                 need_same(short, long, sentence, SUM_TOLERANCE)
-            if method.training().statistics_view == "none":
+            if "after_training" not in method.training().collect_at:
                 continue
             short, long = (
-                method.statistics(backbone, train, batch, call.ctx)
+                method.collect("after_training", backbone, train, batch, call.ctx)
                 for batch in (real_batch, padded_batch)
             )
         else:
-            assert isinstance(method, CollectsStatistics)
             broadcast_state = broadcast(method, call.state)
             statistics = (
-                method.collect(phase, backbone, broadcast_state, b, call.ctx.task)
+                method.collect(phase, backbone, broadcast_state, b, call.ctx)
                 for b in (real_batch, padded_batch)
             )
             short, long = statistics

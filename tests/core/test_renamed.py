@@ -1,4 +1,6 @@
-"""Names of fczoo 0.2: an error or a warning gives the new name."""
+"""Old names: an error or a warning gives the new name."""
+
+import inspect
 
 import pytest
 
@@ -12,7 +14,7 @@ from fczoo.core.types import Training
 @pytest.mark.parametrize("old", OLD_MEMBER_NAMES)
 def test_a_method_with_an_old_member_is_refused(old: str) -> None:
     with pytest.raises(
-        TypeError, match=f"Old uses names of fczoo 0.2: {old} is now {OLD_MEMBER_NAMES[old]}$"
+        TypeError, match=f"Old uses old names of fczoo: {old} is now {OLD_MEMBER_NAMES[old]}$"
     ):
         type("Old", (fczoo.Method,), {old: None})
 
@@ -20,12 +22,19 @@ def test_a_method_with_an_old_member_is_refused(old: str) -> None:
 def test_new_members_are_members_of_methods() -> None:
     classes = [fczoo.Method, *(getattr(protocols, name) for name in protocols.OPTIONAL)]
     members = {name for cls in classes for name in vars(cls)}
-    assert set(OLD_MEMBER_NAMES.values()) <= members
+    fields = {f"Training.{name}" for name in Training.__dataclass_fields__}
+    assert set(OLD_MEMBER_NAMES.values()) <= members | fields
+
+
+def test_a_method_has_at_most_fifteen_overridable_functions() -> None:
+    members = [n for n, f in vars(fczoo.Method).items() if n[0] != "_" and inspect.isfunction(f)]
+    optional = [name for names in protocols.OPTIONAL.values() for name in names]
+    assert len({*members, *optional}) == len(members) + len(optional) == 15
 
 
 @pytest.mark.parametrize("old", OPTIONS)
 def test_an_old_option_of_training_is_refused(old: str) -> None:
-    with pytest.raises(TypeError, match=f"fczoo 0.2: {old} is now {OPTIONS[old]}$"):
+    with pytest.raises(TypeError, match=f"old options: {old} is now {OPTIONS[old]}$"):
         Training(**{old: None})
 
 

@@ -20,13 +20,18 @@ class Looking(Toy):
     view: str = "test"
 
     def training(self):
-        return replace(super().training(), inputs=["images", "query"], statistics_view=self.view)
+        return replace(
+            super().training(),
+            inputs=["images", "query"],
+            collect_at={"after_training"},
+            collect_view=self.view,
+        )
 
     def loss(self, backbone, train, batch, ctx):
         BATCHES.append(batch)
         return batch.mean(batch.query[:, 0] * train["w"][0]), {}
 
-    def statistics(self, backbone, train, batch, ctx):
+    def collect(self, phase, backbone, tree, batch, ctx):
         BATCHES.append(batch)
         return {"count": batch.w.sum(), "weighted": (batch.w * batch.query[:, 0]).sum()}
 

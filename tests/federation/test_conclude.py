@@ -33,7 +33,11 @@ class Keeper(Rehearsal):
         }
         optims = {"head.": Optim("sgd", lr=0.1)}
         training = Training(
-            optims, inputs=["query"], uploads=uploads, balanced={"head.weight": Optim()}
+            optims,
+            inputs=["query"],
+            uploads=uploads,
+            collect_at={"task_end"},
+            balanced={"head.weight": Optim()},
         )
         return self.rehearsing(training)
 
@@ -56,17 +60,12 @@ class Keeper(Rehearsal):
         labels = data.labels(memory["exemplar.index"])
         return memory, {"kept": torch.bincount(labels, minlength=7).double()}
 
-    def end_task_server(self, state, sums, ctx):
-        return {**state, "kept": sums["kept"]}
-
-    def collect_phases(self):
-        return frozenset({"task_end"})
-
-    def collect(self, phase, backbone, state, batch, task):
+    def collect(self, phase, backbone, tree, batch, ctx):
         return {"images": classes(batch)}
 
     def update_from(self, phase, state, sums, ctx):
-        return {**state, "images": sums["images"]}
+        assert sums.keys() == {"kept" if phase == "after_rounds" else "images"}
+        return {**state, **sums}
 
     def predict(self, backbone, state, batch, task):
         return head_logits(state, batch.query)[:, : task.stop]

@@ -155,11 +155,12 @@ class Surveying(ByteCountingMethod):
 
     name = "surveying"
 
-    def collect_phases(self):
-        return frozenset({"task_start", "task_end"})
+    def training(self) -> Training:
+        return replace(super().training(), collect_at={"task_start", "task_end"})
 
-    def collect(self, phase, backbone, state, batch, task) -> Tree:
-        assert state.keys() - {"seen.task_start", "seen.task_end", "labels"} == {
+    def collect(self, phase, backbone, tree, batch, ctx) -> Tree:
+        assert ctx.shared.keys() == tree.keys()
+        assert tree.keys() - {"seen.task_start", "seen.task_end", "labels"} == {
             "w",
             "fixed",
             "moving",
@@ -206,12 +207,26 @@ def test_a_survey_sees_the_state_before_and_after_the_rounds(make_bench, watch):
 
 def test_methods_that_promise_more_than_they_define_are_told(make_bench):
     with pytest.raises(
-        TypeError, match=r"Empty defines collect_phases\(\) but not collect\(\), update_from\(\)"
+        TypeError, match=r"Empty defines before_training\(\) but not after_training\(\)"
     ):
 
         class Empty(ByteCountingMethod):
-            def collect_phases(self):
-                return frozenset({"task_start"})
+            def before_training(self, backbone, data, ctx):
+                return ctx.memory
+
+    @dataclass(frozen=True)
+    class Sumless(Surveying):
+        collect = Method.collect
+
+    with pytest.raises(TypeError, match=r"Sumless collects at task_start but does not define coll"):
+        make_bench().run(Sumless())
+
+    @dataclass(frozen=True)
+    class Careless(Surveying):
+        update_from = Method.update_from
+
+    with pytest.raises(TypeError, match=r"uploads sums at task_start but does not define update_f"):
+        make_bench().run(Careless())
 
     @dataclass(frozen=True)
     class Lossless(ByteCountingMethod):

@@ -45,17 +45,15 @@ class Asking(Method):
             ["query"],
             uploads,
             draws=2,
+            collect_at={"task_start"},
             stratified_draws=self.even,
             per_client_statistics=self.separate,
         )
 
-    def collect_phases(self):
-        return frozenset({"task_start"})
-
     def begin_task(self, state, task, backbone, rng) -> Tree:
         return state or {"images": torch.zeros(1), "drawn": torch.zeros(2), "parts": torch.zeros(2)}
 
-    def collect(self, phase, backbone, state, batch: Batch, task) -> Tree:
+    def collect(self, phase, backbone, tree, batch: Batch, ctx) -> Tree:
         parts = torch.nn.functional.one_hot((2 * batch.draws[:, 0]).long(), 2)
         weights = batch.w[:, None]
         sums = {"images": batch.w.sum()[None], "drawn": (batch.draws * weights).sum(0)}
@@ -124,9 +122,6 @@ class Noisy(Asking):
     def training(self) -> Training:
         uploads = {"drawn": whole_tensors("counts")}
         return Training({"w": DESCENT}, ["query"], uploads, draws=2)
-
-    def collect_phases(self):
-        return frozenset()
 
     def begin_task(self, state, task, backbone, rng) -> Tree:
         return state or {"w": torch.zeros(2, dtype=torch.float64)}

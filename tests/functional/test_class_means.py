@@ -66,7 +66,9 @@ def test_fedproto_prototypes_are_pooled_class_means(noise, tasks):
     x, y = noise(9, DIM), torch.tensor([0, 0, 1, 1, 1, 0, 1, 0, 0])
     payloads = []
     for k, part in enumerate((slice(0, 2), slice(2, 5), slice(5, 9))):
-        sums = method.statistics(None, {}, batch(x[part], y[part]), Context(task, 0, 1, {}))
+        sums = method.collect(
+            "after_training", None, {}, batch(x[part], y[part]), Context(task, 0, 1, {})
+        )
         payloads.append(Payload(sums, k))
     start = {"all.mean": torch.zeros(7, DIM, dtype=torch.float64), "all.known": torch.zeros(7)}
     forward, backward = (

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fczoo import FczooError, Task, create_method
+from fczoo.core.method import table_note
 from fczoo.functional.ridge import best_ridge, gram_of_groups
 from helpers_analytic import Wide, images, query_batch, states_after_tasks, survey_sums
 from helpers_golden import golden
@@ -183,7 +184,7 @@ def test_afl_merges_clients_pairwise_to_a_ridge_for_each_client():
         "task_start", start, sums, type(context)(**{**vars(context), "clients": 2})
     )
     torch.testing.assert_close(state["answer.weight"].mT, parts[0] + parts[1], **TIGHT)
-    assert "per_client=True" in method.table_note()
+    assert "per_client=True" in table_note(method)
 
 
 # --- STSA, RanPAC: recorded outputs

@@ -149,7 +149,7 @@ def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
     train = select(call.state, *run.method.training().optims)
     quirk = create_method(name, **{**vars(run.method), "stats_unnormalised": True})
     right, wrong = (
-        m.statistics(run.bench.backbone, train, data, call.ctx)["class.sum"]
+        m.collect("after_training", run.bench.backbone, train, data, call.ctx)["class.sum"]
         for m in (run.method, quirk)
     )
     assert (right - wrong).abs().max() > 1e-3
@@ -157,8 +157,8 @@ def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
     mean, std = (
         torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (config.mean, config.std)
     )
-    by_hand = run.method.statistics(
-        run.bench.backbone, train, data._replace(x=data.x * std + mean), call.ctx
+    by_hand = run.method.collect(
+        "after_training", run.bench.backbone, train, data._replace(x=data.x * std + mean), call.ctx
     )["class.sum"]
     torch.testing.assert_close(wrong, by_hand, **CLOSE)
     raw = data.x * std + mean

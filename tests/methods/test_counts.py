@@ -212,7 +212,7 @@ def test_fedncm_sends_sums_once_a_task(backbone: Backbone) -> None:
     method, (task, *_) = create_method("fedncm"), schedule(100, 10)
     (state,) = states(method, backbone, [task])
     batch = Batch(torch.empty(4, 0), torch.arange(4), torch.ones(4), torch.ones(4, WIDTH))
-    sums = method.collect("task_start", backbone, state, batch, task)
+    sums = method.collect("task_start", backbone, state, batch, Context(task, 0, 1, state))
     assert size(sums) == 10 * (WIDTH + 1) and not method.training().optims
 
 

@@ -28,12 +28,12 @@ def ewc_state(method, g: Tree) -> list[Tree]:
     states, state = [], {}
     for t, task in enumerate(TASKS):
         state = {**state, **network(g[f"in.theta_global{t}"], 5, 6, 7)}
-        payloads = []
+        payloads, ctx = [], Context(task, 0, 1, state)
         for k in range(2):
             x, y = g[f"in.x{t}{k}"], g[f"in.y{t}{k}"]
             payloads.append(
                 Payload(
-                    method.collect("task_end", TanhLayer(), state, query_batch(x, y), task),
+                    method.collect("task_end", TanhLayer(), state, query_batch(x, y), ctx),
                     k,
                     len(y),
                 )
@@ -41,7 +41,7 @@ def ewc_state(method, g: Tree) -> list[Tree]:
             assert same(flat(fishers(payloads[-1])), g[f"out.fisher_sum{t}{k}"])
             if t == 1:
                 wrong = create_method("ewc", modulo_labels=True).collect(
-                    "task_end", TanhLayer(), state, query_batch(x, y), task
+                    "task_end", TanhLayer(), state, query_batch(x, y), ctx
                 )
                 assert same(flat(fishers(wrong)), g[f"quirk.fisher_sum_modulo_label1{k}"])
                 assert not same(
@@ -144,8 +144,8 @@ def test_fedproto_prototypes_and_average() -> None:
     method, payloads = create_method("fedproto"), []
     for k in range(3):
         feats, labels = g[f"in.feats{k}"], g[f"in.labels{k}"]
-        sums = method.statistics(
-            Features(), {}, query_batch(feats, labels), Context(task, 0, 1, {})
+        sums = method.collect(
+            "after_training", Features(), {}, query_batch(feats, labels), Context(task, 0, 1, {})
         )
         for c in set(labels.tolist()):
             n = sums["class.count"][c - 4]
@@ -235,7 +235,9 @@ def test_ccvr_statistics(quirk: bool) -> None:
     for k in range(3):
         batch = query_batch(g[f"in.feats{k}"], g[f"in.labels{k}"])
         ctx = Context(task, 0, 1, {})
-        upload = method.make_upload({}, method.statistics(Features(), {}, batch, ctx), ctx)
+        upload = method.make_upload(
+            {}, method.collect("after_training", Features(), {}, batch, ctx), ctx
+        )
         rows = method.aggregate([Payload(upload)], lambda payloads: dict(payloads[0]))
         tag = f"quirk.full.k{k}" if quirk else f"out.k{k}"
         assert rows["gauss.label"].tolist() == [c for c in range(3, 7) if f"{tag}.c{c}.n" in g]
@@ -253,7 +255,9 @@ def test_ccvr_full_covariance_by_default_is_unbiased() -> None:
     method = create_method("ccvr", covariance="full")
     rows = method.make_upload(
         {},
-        method.statistics(Features(), {}, query_batch(g["in.feats0"], g["in.labels0"]), ctx),
+        method.collect(
+            "after_training", Features(), {}, query_batch(g["in.feats0"], g["in.labels0"]), ctx
+        ),
         ctx,
     )
     for label, cov in zip(rows["gauss.label"].tolist(), rows["gauss.cov"], strict=True):

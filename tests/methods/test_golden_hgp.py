@@ -68,8 +68,12 @@ def test_hgp_gaussians() -> None:
     g = golden("hgp_stats_diag")
     method, task = create_method("hgp"), Task(1, 4, 8, 8, 2)
     context = Context(task, 0, 1, {})
-    sums = method.statistics(
-        Identity(), {}, whole_batch(g["features"], g["labels"], g["features"]), context
+    sums = method.collect(
+        "after_training",
+        Identity(),
+        {},
+        whole_batch(g["features"], g["labels"], g["features"]),
+        context,
     )
     ours = method.make_upload({}, sums, context)
     assert ours["gauss.label"].tolist() == [4, 5, 6, 7]

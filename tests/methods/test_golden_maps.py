@@ -174,8 +174,8 @@ def test_afc_importance_is_that_of_all_images_in_one_place(record, batch_of) -> 
     call = [c for c in run.calls if c.phase == "task_end"][1]
     index = torch.cat([c.index for c in call.clients])
     data = batch_of(run.method, run.bench.train, index)
-    task = call.ctx.task
-    total = run.method.collect("task_end", run.bench.backbone, call.state, data, task)["importance"]
+    ends = run.method.collect("task_end", run.bench.backbone, call.state, data, call.ctx)
+    total = ends["importance"]
     sums = sum(p["importance"] for p in call.payloads)
     torch.testing.assert_close(total, sums, **CLOSE)
     normal = run.states[1]["importance"]

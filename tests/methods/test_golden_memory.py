@@ -64,7 +64,7 @@ def test_icarl_answers_by_the_nearest_mean_of_exemplars() -> None:
     )
     sums = exemplar_sums(torch.arange(40), exemplars, lambda batch: batch.x, 5)
     empty = {"mean": torch.zeros(5, 12), "count": torch.zeros(5)}
-    state = method.end_task_server(empty, sums, server_context(task))
+    state = method.update_from("after_rounds", empty, sums, server_context(task))
     test = query_batch(g["in.test_feats"], torch.zeros(15, dtype=torch.int64))
     scores = method.predict(Features(), state, test, task)
     assert scores.argmax(1).tolist() == g["out.pred"].tolist()

@@ -176,7 +176,7 @@ def test_what_lorm_sends(backbone):
     x = torch.zeros(2, 3, 16, 16, dtype=torch.float64)
     batch = SimpleNamespace(x=x, w=torch.ones(2))
     context = SimpleNamespace(shared=state, task=task)
-    sums = method.statistics(backbone, {}, batch, context)
+    sums = method.collect("after_training", backbone, {}, batch, context)
     assert sum(v.numel() for v in sums.values()) == blocks * (3 * d + m) + d * (d + 1) // 2
 
 

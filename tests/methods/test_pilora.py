@@ -95,7 +95,9 @@ def test_pilora_can_train_with_the_current_lora_alone(
         for s in (state, changes)
     ]
     losses = [method.loss(backbone, train, batch, c)[0] for c in contexts]
-    means = [method.statistics(backbone, train, batch, c)["class.sum"] for c in contexts]
+    means = [
+        method.collect("after_training", backbone, train, batch, c)["class.sum"] for c in contexts
+    ]
     assert torch.equal(*losses) and torch.equal(*means)
     assert not torch.equal(
         *(method.predict(backbone, s, images_batch, tasks[1]) for s in (state, changes))

@@ -39,9 +39,6 @@ class Keeps(Method):
     def end_task_client(self, backbone, data, ctx):
         return {"kept": data.index[:1].repeat(self.often)}, {}
 
-    def end_task_server(self, state, sums, ctx):
-        return state
-
 
 class KeepsNothing(Keeps):
     often = 0
