@@ -99,7 +99,9 @@ class FederatedRun:
             for of_task in self.server.exchanges
         ]
         rounds_before, rounds = sum(rounds_of[:tasks_done]) + rounds_done, sum(rounds_of)
-        self.callback.start(self.method, self.seed, self.world.partition.clients, rounds, rounds_before)
+        self.callback.start(
+            self.method, self.seed, self.world.partition.clients, rounds, rounds_before
+        )
         for task in self.stream.tasks[tasks_done:]:
             self._learn(task, rounds_done)
             rounds_done = 0
