@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 from fczoo.core.method import Method
 from fczoo.core.options import flag
-from fczoo.core.registry import DATASETS, PROTOCOLS
+from fczoo.core.registry import DATASETS
 from fczoo.federation.settings import Settings
+from fczoo.protocols.registry import PROTOCOLS
+from fczoo.protocols.statements import Statement
 from fczoo.reports.text_format import option_word
 from fczoo.security.privacy import has_class_counts
 
@@ -85,13 +87,13 @@ def origin_for_dataset(method: str, option: str, value: Any, dataset: str) -> Or
     protocols = [p for p in map(PROTOCOLS.get, PROTOCOLS.names()) if dataset in p.dataset_options]
     for protocol in sorted(protocols, key=lambda p: method not in p.proposes):
         choice = protocol.hyperparameters(method, dataset).get(option)
-        if choice and choice.has(value):
+        if choice and value in choice.columns:
             words = f"protocol {protocol.name}"
             return _stated_origin(words, choice, dataset=dataset, protocol=protocol.name)
     return None if protocols else Origin(Settings.for_dataset(dataset), f"data set {dataset}")
 
 
-def _stated_origin(words: str, stated: Any, **own: Any) -> Origin:
+def _stated_origin(words: str, stated: Statement, **own: Any) -> Origin:
     if stated.chosen_for:
         words = f"a search on {stated.chosen_for['dataset']}"
     return Origin(Settings.for_dataset(**(stated.chosen_for or own)), f"{words} ({stated.source})")
