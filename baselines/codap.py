@@ -18,6 +18,7 @@ from fczoo.core.types import Batch, Context, Task, Training
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import component_weights
+from fczoo.protocols.method_options import use_protocol_options
 
 
 def orthonormal(old: Tensor, draws: Tensor) -> Tensor:
@@ -59,6 +60,7 @@ PARTS = ("prompt", "key", "attention")  # P, K, A
 
 
 @register_method("codap")
+@use_protocol_options("hgp", "codap")
 @dataclass(frozen=True)
 class CODAPrompt(PromptedHead):
     """Prefixes are sums of components, weighted by how well the frozen feature fits each
@@ -79,11 +81,7 @@ class CODAPrompt(PromptedHead):
     + \mu \sum_{X \in \{P, K, A\}} \operatorname{mean}\bigl( (X X^\top - I)^2 \bigr)$$
     """
     append_only = ("past.",)
-    dataset_options = {
-        "digits": {"lr": 1e-2, "components": 50},
-        "imagenet_a": {"lr": 1e-2},
-        "cars196": {"lr": 3e-2},
-    }
+    dataset_options = {"digits": {"lr": 1e-2, "components": 50}}
 
     components: int = option(
         100, "components M of a block, shared out evenly over the tasks", low=1

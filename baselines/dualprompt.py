@@ -18,9 +18,11 @@ from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import choice_shares, reshape_prefixes, top_positions
+from fczoo.protocols.method_options import use_protocol_options
 
 
 @register_method("dualprompt")
+@use_protocol_options("hgp", "dualprompt")
 @dataclass(frozen=True)
 class DualPrompt(PromptedHead):
     """Key and value prefixes: general ones for all tasks, and one expert set per task, found again
@@ -40,15 +42,7 @@ class DualPrompt(PromptedHead):
     """
     append_only = ("past.",)
     server_only = ("next.",)
-    dataset_options = {
-        "digits": {"lr": 3e-2},
-        "cifar100": {"lr": 5e-2},
-        "imagenet_r": {"lr": 3e-4},
-        "imagenet_a": {"lr": 3e-2},
-        "eurosat": {"lr": 1e-3},
-        "cars196": {"lr": 1e-1},
-        "cub200": {"lr": 1e-1},
-    }
+    dataset_options = {"digits": {"lr": 3e-2}}
 
     general_blocks: tuple[int, ...] = option((0, 1), "blocks with general prefixes", low=0)
     general_length: int = option(5, "rows L_g of each general key and value prefix", low=1)

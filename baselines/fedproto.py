@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.finetune import HGP_RATES, TunedWithStatistics
+from fczoo.baselines.finetune import TunedWithStatistics
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class
@@ -29,9 +29,11 @@ from fczoo.core.types import (
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import head_logits, nearest_mean
 from fczoo.functional.losses import task_cross_entropy
+from fczoo.protocols.method_options import use_protocol_options
 
 
 @register_method("fedproto")
+@use_protocol_options("hgp", "fedproto")
 @dataclass(frozen=True)
 class FedProto(TunedWithStatistics):
     """Features are drawn to their class's global prototype, its mean feature over all clients last
@@ -52,11 +54,6 @@ class FedProto(TunedWithStatistics):
     $\bar f_c$ is the mean feature of the batch's images of class $c$; $G_c$ is of the last round.
     """
     server_only = ("all.",)
-    dataset_options = {
-        **HGP_RATES,
-        "imagenet_a": {"lr": 3e-5, "lr_backbone": 3e-5},
-        "eurosat": {"lr": 3e-5, "lr_backbone": 3e-5},
-    }
 
     strength: float = option(
         0.1,

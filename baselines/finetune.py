@@ -1,7 +1,7 @@
 """Base of most baselines: a linear head, and a choice of what else is trained beneath it."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,14 +15,7 @@ from fczoo.functional.heads import LinearHead, OptimizerOptions, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.pixels import raw_images
-
-HGP_RATES: dict[str, dict[str, Any]] = {
-    d: {"lr": 1e-5, "lr_backbone": 1e-5}
-    for d in ("cifar100", "imagenet_r", "imagenet_a", "eurosat", "cars196", "cub200")
-}
-"""Learning rates of the fully fine-tuned baselines in HGP, appendix H (its middle or least skewed
-column).
-"""
+from fczoo.protocols.method_options import use_protocol_options
 
 
 @dataclass(frozen=True)
@@ -121,11 +114,10 @@ class TunedBackbone(OptimizerOptions):
         )
 
 
+@use_protocol_options("hgp", "ewc")  # one rate for most methods that fine-tune all weights
 @dataclass(frozen=True)
 class TunedLinearHead(TunedBackbone, LinearHead):
     """Base of those with a linear head; the loss is the cross-entropy over the task's classes."""
-
-    dataset_options = HGP_RATES
 
     def training(self) -> Training:
         return self.with_head_means(self.tuning("head."))

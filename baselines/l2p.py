@@ -18,9 +18,11 @@ from fczoo.functional.heads import head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import PromptPool, choice_shares, gather_prompts, top_positions
+from fczoo.protocols.method_options import use_protocol_options
 
 
 @register_method("l2p")
+@use_protocol_options("hgp", "l2p")
 @dataclass(frozen=True)
 class L2P(PromptPool):
     """A pool of input prompts for all tasks; each image takes those with keys nearest to its frozen
@@ -38,11 +40,7 @@ class L2P(PromptPool):
 
     $K(x)$ are the $N$ prompts whose keys $k_i$ are nearest to the frozen feature $q$.
     """
-    dataset_options = {
-        "digits": {"lr": 3e-2},
-        **{d: {"lr": 3e-2} for d in ("cifar100", "imagenet_r", "imagenet_a", "eurosat", "cars196")},
-        "cub200": {"lr": 3e-1},
-    }
+    dataset_options = {"digits": {"lr": 3e-2}}
 
     lr: float = option(
         1.875e-3,

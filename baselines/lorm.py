@@ -41,9 +41,11 @@ from fczoo.functional.regmean import (
     regression_mean,
     regression_mean_of_b,
 )
+from fczoo.protocols.method_options import use_protocol_options
 
 
 @register_method("lorm")
+@use_protocol_options("hgp", "lorm", column=1)
 @dataclass(frozen=True)
 class LoRM(LinearHead):
     """LoRA whose B and A are trained alternately, so that each has a closed-form merge over clients
@@ -69,14 +71,6 @@ class LoRM(LinearHead):
     $\gamma$.
     """
     server_only = ("total.", "full.")
-    dataset_options = {  # HGP, appendix H, its middle column
-        "cifar100": {"lr": 1e-4, "rank": 16},
-        "imagenet_r": {"lr": 1e-3, "rank": 32},
-        "imagenet_a": {"lr": 1e-2, "rank": 4},
-        "eurosat": {"lr": 3e-3, "rank": 1},
-        "cars196": {"lr": 1e-2, "rank": 8},
-        "cub200": {"lr": 3e-2, "rank": 1, "gamma_head": 0.3},
-    }
 
     rank: int = option(4, "LoRA rank r", low=1, tune=[1, 4, 16])
     blocks: tuple[int, ...] | None = option(None, "blocks with LoRA; none: all", low=0)

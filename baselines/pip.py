@@ -28,11 +28,13 @@ from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import moment_sums
 from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import task_cross_entropy
+from fczoo.protocols.method_options import use_protocol_options
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples are spread evenly in [0, 1)
 
 
 @register_method("pip")
+@use_protocol_options("hgp", "pip")
 @dataclass(frozen=True)
 class PIP(DualPrompt):
     """DualPrompt whose head also learns from the task's class means, plus and minus a part of their
@@ -56,7 +58,7 @@ class PIP(DualPrompt):
     $\ell$ is the head's cross-entropy over the task's classes, $s_c$ the standard deviation.
     """
 
-    dataset_options = {**DualPrompt.dataset_options, "cifar100": {"lr": 5e-3}}  # HGP, appendix H
+    dataset_options = {"digits": DualPrompt.dataset_options["digits"]}
 
     expert_length: int = option(5, "rows L_e of each expert key and value prefix", low=1)
     reach: float = option(

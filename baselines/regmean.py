@@ -5,9 +5,9 @@ Jin et al., ICLR 2023.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-from fczoo.baselines.finetune import HGP_RATES, TunedLinearHead
+from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import LAYERS, Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole_tensors
@@ -16,14 +16,11 @@ from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, TaskPhase, Training
 from fczoo.functional.heads import merge_task_rows
 from fczoo.functional.regmean import layer_grams, regression_means
-
-RATES: dict[str, dict[str, Any]] = {
-    name: {**rates, "gamma": 0.5, "gamma_head": 0.5} if name == "cifar100" else rates
-    for name, rates in HGP_RATES.items()
-}
+from fczoo.protocols.method_options import use_protocol_options
 
 
 @register_method("regmean")
+@use_protocol_options("hgp", "regmean")
 @dataclass(frozen=True)
 class RegMean(TunedLinearHead):
     """FedAvg in which linear layers are merged so that their outputs change least on the clients'
@@ -43,7 +40,6 @@ class RegMean(TunedLinearHead):
 
     $$G_k = \gamma \sum_x x x^\top + (1 - \gamma) \operatorname{diag}\Bigl( \sum_x x x^\top \Bigr)$$
     """
-    dataset_options = RATES
 
     gamma: float = option(0.1, "factor of the Gram matrices next to their diagonals", low=0, high=1)
     gamma_head: float = option(0.1, "the same in the head", low=0, high=1)

@@ -4,7 +4,6 @@ Zhang et al., ICCV 2023.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,21 +18,11 @@ from fczoo.core.types import Batch, Context, ServerContext, Task, Training
 from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import distillation, task_cross_entropy
 from fczoo.functional.pixels import normalise_images
-
-RATES: dict[str, dict[str, Any]] = {  # HGP, appendix H; digits: ours
-    **{name: {"lr": 1e-5, "lr_backbone": 1e-5} for name in ("cifar100", "imagenet_r", "eurosat")},
-    **{name: {"lr": 1e-4, "lr_backbone": 1e-4} for name in ("imagenet_a", "cars196", "cub200")},
-    "digits": {
-        "synthesis_rounds": 10,
-        "warmup": 5,
-        "steps": 10,
-        "student_steps": 5,
-        "width": 16,
-    },  # for speed
-}
+from fczoo.protocols.method_options import use_protocol_options
 
 
 @register_method("target")
+@use_protocol_options("hgp", "target")
 @dataclass(frozen=True)
 class TARGET(TunedLinearHead):
     """The server makes images that the last model takes for its classes; clients distil it on them.
@@ -62,7 +51,15 @@ class TARGET(TunedLinearHead):
     by $\tau$. $L_{ce}(\tilde x, c)$ and $p^T$ are of the model whose task has ended, $p^S$ of the
     student. KL counts where both give the same answer.
     """
-    dataset_options = RATES
+    dataset_options = {
+        "digits": {  # for speed
+            "synthesis_rounds": 10,
+            "warmup": 5,
+            "steps": 10,
+            "student_steps": 5,
+            "width": 16,
+        }
+    }
 
     strength: float = option(25.0, "weight of the distillation", low=0, tune=(1e-1, 1e2, "log"))
     temperature: float = option(

@@ -23,9 +23,10 @@ from fczoo.cli.show_protocol import source_page
 from fczoo.core.method import Method
 from fczoo.core.options import describe_type, quirks, spaces
 from fczoo.core.protocols import OPTIONAL
-from fczoo.core.registry import METHODS, PROTOCOLS, RELEASES, create_method
+from fczoo.core.registry import METHODS, create_method
 from fczoo.core.types import Batch, Context, ServerContext, Training
 from fczoo.papers.compare import plus_minus
+from fczoo.protocols.registry import PROTOCOLS, RELEASES
 from fczoo.reports.runs import Experiment, read_experiments
 from fczoo.reports.tables import COLUMNS, entry_of
 from fczoo.reports.text_format import option_word

@@ -15,7 +15,6 @@ from .core.registry import register_dataset as register_dataset
 from .core.registry import register_local_training as register_local_training
 from .core.registry import register_method as register_method
 from .core.registry import register_partitioner as register_partitioner
-from .core.registry import register_protocol as register_protocol
 from .core.tree import Tree as Tree
 from .core.types import Batch as Batch
 from .core.types import Context as Context
@@ -29,6 +28,7 @@ from .federation.benchmark import run as run
 from .federation.callbacks import Callback as Callback
 from .federation.result import Result as Result
 from .federation.settings import Settings as Settings
+from .protocols.registry import register_protocol as register_protocol
 from .reports.results import Results as Results
 from .reports.results import load_results as load_results
 from .runner.api import bench as bench

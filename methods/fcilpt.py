@@ -23,9 +23,11 @@ from fczoo.core.types import Batch, Context, Evidence, Finding, ServerAggregator
 from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import head_logits
 from fczoo.functional.prompts import PromptPool, choice_shares, gather_prompts, top_positions
+from fczoo.protocols.method_options import use_protocol_options
 
 
 @register_method("fcilpt")
+@use_protocol_options("fcilpt", "fcilpt")
 @dataclass(frozen=True)
 class FCILPT(PromptPool):
     """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by
@@ -46,11 +48,7 @@ class FCILPT(PromptPool):
     prompt that is always used. The server sorts each client's pool by how often its prompts were
     chosen, then averages slot by slot.
     """
-    dataset_options = {
-        "digits": {"lr": 3e-2},
-        "miniimagenet": {"size": 19, "chosen": 4, "length": 6},
-        "tinyimagenet": {"size": 24, "chosen": 8, "common_length": 1},
-    }
+    dataset_options = {"digits": {"lr": 3e-2}}
 
     chosen: int = option(
         5, "prompts N chosen for an image (0: only the common prompt, an ablation)", low=0

@@ -40,9 +40,11 @@ from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.pixels import raw_images
 from fczoo.functional.prompts import init_prefixes
+from fczoo.protocols.method_options import use_protocol_options
 
 
 @register_method("hgp")
+@use_protocol_options("hgp", "hgp")
 @dataclass(frozen=True)
 class HGP(CalibratedHead, PromptedHead):
     """Clients train prefixes and a head; the server rebalances the head on features drawn from
@@ -73,13 +75,7 @@ class HGP(CalibratedHead, PromptedHead):
     $$L_r = -\log \operatorname{softmax}\Bigl( \frac{h(z)}{\tau \lVert h(z) \rVert} \Bigr)_c$$
     """
     server_only = ("gauss.",)
-    dataset_options = {
-        "digits": {"server_lr": 1e-3},
-        "imagenet_r": {"lr": 3e-2},
-        "imagenet_a": {"lr": 3e-2},
-        "eurosat": {"lr": 1e-3},
-        "cub200": {"lr": 1e-1},
-    }
+    dataset_options = {"digits": {"server_lr": 1e-3}}
 
     prefix_len: int = option(
         100,

@@ -37,9 +37,11 @@ from fczoo.functional.gaussians import class_sums
 from fczoo.functional.lora import lora_cosines
 from fczoo.methods._pilora_lora import IncrementalLoRA
 from fczoo.methods._pilora_prototypes import LearnedPrototypes
+from fczoo.protocols.method_options import use_protocol_options
 
 
 @register_method("pilora")
+@use_protocol_options("pilora", "pilora", datasets=["tinyimagenet"])
 @dataclass(frozen=True)
 class PILoRA(IncrementalLoRA, LearnedPrototypes):
     """One LoRA pair per task, orthogonal to earlier ones; classes are learned prototypes, the
@@ -71,10 +73,7 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
     $$m = \sum_k w_k m^k$$
     """
     append_only = ("past.", "frozen.before")
-    dataset_options = {
-        "tinyimagenet": {"lr_prototype": 5e-3, "lr_lora": 5e-6},
-        "digits": {"head_tune": True},
-    }
+    dataset_options = {"digits": {"head_tune": True}}
 
     schedule: Literal["cosine", "cosine_late", "constant"] = option(
         "cosine",

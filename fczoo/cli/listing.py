@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import click
 
 from fczoo.backbones.weights import backbone_names
+from fczoo.cli.show_protocol import value_words
 from fczoo.core.options import OptionDeclaration, dataclass_options, quirks
 from fczoo.core.registry import (
     AGGREGATORS,
@@ -24,12 +25,11 @@ from fczoo.core.registry import (
     MERGES,
     METHODS,
     PARTITIONERS,
-    PROTOCOLS,
-    RELEASES,
     Registry,
 )
 from fczoo.federation.settings import Settings
-from fczoo.papers.protocol import Source
+from fczoo.protocols.registry import PROTOCOLS, RELEASES
+from fczoo.protocols.source import Source
 from fczoo.reports.text_format import columns, plain_table, word_table
 
 KINDS = {
@@ -157,7 +157,7 @@ def _quirks() -> str:
 
 
 def _changes(
-    release: type[Source], owners: Mapping[str, Mapping[str, OptionDeclaration]]
+    release: Source, owners: Mapping[str, Mapping[str, OptionDeclaration]]
 ) -> dict[str, list[str]]:
     """Describe the options that a release changes, by owner.
 
@@ -167,7 +167,7 @@ def _changes(
     for (owner, name), stated_values in release.everything().items():
         if owner in owners:
             usual = owners[owner][name].default
-            words = dict.fromkeys(s.text for s in stated_values if s.value != usual)
+            words = dict.fromkeys(value_words(s) for s in stated_values if s.value != usual)
             if words:
                 changes_by_owner.setdefault(owner, []).append(f"{name}={' | '.join(words)}")
     return changes_by_owner

@@ -14,8 +14,10 @@ from fczoo.cli.pointers import first_few, option_owners, option_pointer
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.options import flag, nearest, plural
-from fczoo.core.registry import METHODS, REGISTRY_OF_SETTING
+from fczoo.core.registry import METHODS
 from fczoo.federation.settings import Settings
+from fczoo.protocols.registry import REGISTRY_OF_SETTING
+from fczoo.protocols.source import Source
 from fczoo.reports.text_format import option_word, plain_table
 
 
@@ -103,7 +105,7 @@ def _advice(word: str) -> str:
     return option_pointer(word, options)
 
 
-def _source_page(source: type, dataset: str | None) -> str:
+def _source_page(source: Source, dataset: str | None) -> str:
     from fczoo.cli.show_protocol import source_page
 
     return source_page(source, dataset)

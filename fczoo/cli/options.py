@@ -10,9 +10,10 @@ from fczoo.cli.examples import COMMAND_GROUPS, EXAMPLES
 from fczoo.cli.pointers import check_spaces
 from fczoo.core.names import match
 from fczoo.core.options import flag
-from fczoo.core.registry import REGISTRY_OF_SETTING, Registry
+from fczoo.core.registry import Registry
 from fczoo.data.dataset import Defaults
 from fczoo.federation.settings import GROUPS, Settings
+from fczoo.protocols.registry import REGISTRY_OF_SETTING
 from fczoo.reports.text_format import option_word
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -1,4 +1,4 @@
-"""Registries of methods, data sets, partitioners, aggregators, attacks, protocols and releases.
+"""Registries of methods, data sets, partitioners, aggregators, attacks and local training.
 
 A file in the right folder registers itself, as does a plug-in (entry point ``fczoo.plugins``).
 """
@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -307,8 +307,6 @@ ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
 LOCAL_TRAINING: Registry[Any] = Registry(
     "local training", "register_local_training", "fczoo.federation"
 )
-PROTOCOLS: Registry[Any] = Registry("protocol", "register_protocol", "fczoo.papers.protocols")
-RELEASES: Registry[Any] = Registry("release", "register_release", "fczoo.papers.releases")
 
 SPECS = {
     "partition": PARTITIONERS,
@@ -318,14 +316,6 @@ SPECS = {
 }
 """Settings that name a registered object with its options, and its registry."""
 
-REGISTRY_OF_SETTING: dict[str, Registry[Any]] = {
-    "dataset": DATASETS,
-    "protocol": PROTOCOLS,
-    "as_released": RELEASES,
-    **SPECS,
-}
-"""Settings that name a registered object, with or without its options, and its registry."""
-
 register_method = METHODS.register
 register_dataset = DATASETS.register
 register_partitioner = PARTITIONERS.register
@@ -333,32 +323,6 @@ register_aggregator = AGGREGATORS.register
 register_merge = MERGES.register
 register_attack = ATTACKS.register
 register_local_training = LOCAL_TRAINING.register
-register_protocol = PROTOCOLS.register
-register_release = RELEASES.register
-
-
-def spell_names(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings that name an object, in the spelling of its registry."""
-    specs = {name: settings[name] for name in REGISTRY_OF_SETTING if settings[name]}
-    return {name: REGISTRY_OF_SETTING[name].canonical(spec) for name, spec in specs.items()}
-
-
-def sources(protocol: str | None, release: str | None) -> dict[str, Any]:
-    """Return the sources of default settings by name; later ones take precedence.
-
-    Args:
-        protocol: Name of a protocol; None or ``none`` for none.
-        release: Name of a release; None or ``none`` for none.
-
-    Raises:
-        FczooError: A name is unknown.
-    """
-    choices = {"protocol": (PROTOCOLS, protocol), "as released:": (RELEASES, release)}
-    return {
-        f"{label} {kind.canonical_name(name)}": kind.get(name)
-        for label, (kind, name) in choices.items()
-        if name and name.lower() != "none"
-    }
 
 
 def make_aggregator(spec: str) -> "ServerAggregator":

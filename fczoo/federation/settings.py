@@ -14,10 +14,10 @@ from fczoo.core.registry import (
     ATTACKS,
     DATASETS,
     PARTITIONERS,
-    sources,
-    spell_names,
 )
 from fczoo.data.dataset import domains_of, released_norm
+from fczoo.protocols.registry import sources, spell_names
+from fczoo.protocols.source import Source
 
 GROUPS = "data", "population", "training", "machine", "robustness"
 DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = GROUPS
@@ -359,7 +359,7 @@ class Settings:
         statements = {k: v for source in origins for k, v in source.settings_on(dataset).items()}
         if "class_order" in overrides:
             statements.pop("class_order_seed", None)
-        plain = {k: v.value for k, v in statements.items() if not callable(v.value)}
+        plain = {k: v.value for k, v in statements.items() if not v.depends_on_tasks}
         tasks = build(Settings, "bench", {**defaults, **plain, **overrides}, flag).task_count
         values = {k: v.value_for(tasks) for k, v in statements.items()}
         return build(Settings, "bench", {**defaults, **values, **overrides}, flag)
@@ -389,7 +389,7 @@ class Settings:
         make_local_training(self.local)
 
     @property
-    def sources(self) -> dict[str, Any]:
+    def sources(self) -> dict[str, Source]:
         """Return the protocol and release of the run, by name; later ones take precedence."""
         return sources(self.protocol, self.as_released)
 

@@ -14,9 +14,9 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.options import nearest, quote
-from fczoo.core.registry import PROTOCOLS
 from fczoo.federation.settings import Settings
-from fczoo.papers.protocol import Protocol
+from fczoo.protocols.registry import PROTOCOLS
+from fczoo.protocols.source import Source
 
 DATASETS = {
     "CIFAR-100": "cifar100",
@@ -123,9 +123,8 @@ class Paper:
     caveats: dict[str, list[str]]  # table, or "" for all -> its caveats
 
     @property
-    def protocol(self) -> type[Protocol]:
-        protocol_class: type[Protocol] = PROTOCOLS.get(self.key)
-        return protocol_class
+    def protocol(self) -> Source:
+        return PROTOCOLS.get(self.key)
 
     @property
     def release(self) -> str:

@@ -7,11 +7,12 @@ from typing import Any
 from fczoo.backbones.timm_vit import input_statistics
 from fczoo.core.files import through_json
 from fczoo.core.options import flag, quirks
-from fczoo.core.registry import METHODS, PARTITIONERS, RELEASES, create_method
+from fczoo.core.registry import METHODS, PARTITIONERS, create_method
 from fczoo.data.dataset import released_norm
 from fczoo.federation.settings import Settings
-from fczoo.papers.protocol import Statement
 from fczoo.papers.tables import Number, Paper, plain_split
+from fczoo.protocols.registry import RELEASES
+from fczoo.protocols.statements import Statement
 from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line
 from fczoo.reports.text_format import option_word, setting_word
 

@@ -1,12 +1,14 @@
 """Warnings for schedules that are too short for learning rates, and for settings without effect."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fczoo.core.options import flag
-from fczoo.core.registry import DATASETS, PROTOCOLS
+from fczoo.core.registry import DATASETS
 from fczoo.federation.settings import Settings
+from fczoo.protocols.registry import PROTOCOLS
+from fczoo.protocols.statements import Statement
 from fczoo.reports.run_config import DATASET, GIVEN, RunConfig
 from fczoo.reports.text_format import option_word
 from fczoo.security.privacy import has_class_counts
@@ -66,7 +68,7 @@ def dataset_value_schedule(
     protocols = [p for p in map(PROTOCOLS.get, PROTOCOLS.names()) if dataset in p.dataset_options]
     for protocol in sorted(protocols, key=lambda p: method not in p.proposes):
         statement = protocol.hyperparameters(method, dataset).get(option)
-        if statement and statement.has(value):
+        if statement and value in statement.columns:
             name = protocol.name
             return _stated_schedule(f"protocol {name}", statement, dataset, protocol=name)
     if protocols:
@@ -74,9 +76,11 @@ def dataset_value_schedule(
     return RateSchedule(Settings.for_dataset(dataset), f"data set {dataset}")
 
 
-def _stated_schedule(origin: str, statement: Any, dataset: str, **sources: Any) -> RateSchedule:
+def _stated_schedule(
+    origin: str, statement: Statement, dataset: str, **sources: Any
+) -> RateSchedule:
     """Return the schedule for which a protocol or released code chose a value."""
-    settings = {"dataset": dataset, **sources}
+    settings: Mapping[str, Any] = {"dataset": dataset, **sources}
     if statement.chosen_for:
         settings = statement.chosen_for
         origin = f"a search on {settings['dataset']}"

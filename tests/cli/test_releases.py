@@ -6,7 +6,8 @@ from click.testing import CliRunner
 from fczoo import FczooError, Settings, create_method
 from fczoo.cli.app import main
 from fczoo.core.options import quirks
-from fczoo.core.registry import METHODS, RELEASES
+from fczoo.core.registry import METHODS
+from fczoo.protocols.registry import RELEASES
 from fczoo.reports.run_config import configure_run
 from fczoo.testing.world import small_method, toy_bench
 

@@ -4,8 +4,9 @@ import pytest
 
 import fczoo
 from fczoo.core.errors import FczooError
-from fczoo.core.registry import PROTOCOLS, RELEASES, create_method
+from fczoo.core.registry import create_method
 from fczoo.data.dataset import released_norm
+from fczoo.protocols.registry import PROTOCOLS, RELEASES
 
 
 @pytest.mark.parametrize("name", ["tinyimagenett", "cifar-1000", ""])

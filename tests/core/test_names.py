@@ -16,11 +16,10 @@ from fczoo.core.registry import (
     MERGES,
     METHODS,
     PARTITIONERS,
-    PROTOCOLS,
-    RELEASES,
     Registry,
     make_aggregator,
 )
+from fczoo.protocols.registry import PROTOCOLS, RELEASES
 from fczoo.runner.api import bench
 
 REGISTRIES = (

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from fczoo import FczooError, Settings, load_results, option
 from fczoo.cli.app import main
 from fczoo.core.files import read_json, write_json
-from fczoo.core.registry import DATASETS, PARTITIONERS, PROTOCOLS, Registry
+from fczoo.core.registry import DATASETS, PARTITIONERS, Registry
 from fczoo.data.partition import load_partition
 from fczoo.federation.stream import open_stream
+from fczoo.protocols.registry import PROTOCOLS
 from helpers_cli import TINY, run
 
 HASHES = {  # of version 0.2.0.dev0 before canonical spellings: digits, five clients, seed 0
@@ -99,7 +100,7 @@ def test_the_default_of_four_data_sets_keeps_its_hash(dataset: str, spec: str | 
 
 def test_all_splits_of_protocols_and_data_sets_are_canonical() -> None:
     splits = {DATASETS.get(name).defaults.partition for name in DATASETS.names("fczoo.datasets")}
-    for name in PROTOCOLS.names("fczoo.papers"):
+    for name in PROTOCOLS.names("fczoo."):
         splits |= {split for some in PROTOCOLS.get(name).partitions.values() for split in some}
     assert {"dirichlet:1", "quantity:6", "dirichlet:0.5,scope=dataset,cap=on,min_size=10"} <= splits
     assert {split: PARTITIONERS.canonical(split) for split in splits} == {

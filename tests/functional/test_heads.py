@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from fczoo import FczooError, create_method
-from fczoo.core.registry import METHODS, PROTOCOLS
+from fczoo.core.registry import METHODS
 from fczoo.functional.heads import LinearHead, PromptedHead
+from fczoo.protocols.registry import PROTOCOLS
 from helpers_methods import CLOSE
 
 HEAD_METHODS = [name for name in METHODS.names() if issubclass(METHODS.get(name), LinearHead)]
@@ -63,9 +64,7 @@ def test_the_head_has_a_rate_of_its_own(small_method, name):
         assert optims["head."].lr == rate
 
 
-@pytest.mark.parametrize(
-    "protocol", [p for p in PROTOCOLS.names("fczoo.papers.protocols") if p != "quick"]
-)
+@pytest.mark.parametrize("protocol", [p for p in PROTOCOLS.names("fczoo.") if p != "quick"])
 def test_papers_keep_the_start_of_their_code(protocol):
     """Protocols keep the head's start of the papers' code.
 

@@ -3,7 +3,8 @@
 import json
 from importlib.resources import files
 
-from fczoo.core.registry import METHODS, PROTOCOLS
+from fczoo.core.registry import METHODS
+from fczoo.protocols.registry import PROTOCOLS
 
 
 def test_fcilpt_gives_every_method_with_exemplars_the_papers_memory() -> None:

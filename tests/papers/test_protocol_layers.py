@@ -2,17 +2,17 @@
 
 import logging
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import pytest
 
 from fczoo import FczooError, Settings, create_method
 from fczoo.cli.show_protocol import source_page
 from fczoo.core.options import spaces
-from fczoo.core.registry import DATASETS, METHODS, PROTOCOLS
+from fczoo.core.registry import DATASETS, METHODS
 from fczoo.data.stream import make_tasks
-from fczoo.papers.protocol import ByBeta, Protocol
-from fczoo.papers.protocols.quick import tuned_values
+from fczoo.protocols.registry import PROTOCOLS
+from fczoo.protocols.statements import ByBeta
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_config import configure_run
 
@@ -21,9 +21,18 @@ WHOLE_EFFORT = 8
 
 PAIRS = [
     (name, dataset)
-    for name in PROTOCOLS.names("fczoo.papers.protocols")
+    for name in PROTOCOLS.names("fczoo.")
     for dataset in PROTOCOLS.get(name).datasets
 ]
+
+
+def tuned_values() -> dict[str, dict[str, Any]]:
+    """Return the values of protocol quick that a search found, by method."""
+    return {
+        method: {name: s.value for name, s in statements.items() if s.chosen_for}
+        for method, statements in PROTOCOLS.get("quick").methods.items()
+        if any(s.chosen_for for s in statements.values())
+    }
 
 
 def test_what_is_given_beats_the_protocol_beats_the_data_set() -> None:
@@ -91,12 +100,6 @@ def test_method_values_are_layered() -> None:
     assert configure_run("pilora", Settings.for_dataset("cifar100"), {}).options["lr_lora"] == 1e-5
 
 
-class Toy(Protocol):
-    name: ClassVar[str] = "toy"
-    datasets: ClassVar = {"digits": {}}
-    settings: ClassVar = {}
-
-
 def test_a_column_that_the_paper_does_not_have(caplog) -> None:
     columns = ByBeta({1.0: 3, 0.5: 4})
     assert [columns.at(b) for b in (1.0, 0.5, 0.2, None)] == [3, 4, 3, 3]
@@ -120,8 +123,8 @@ def test_a_column_that_the_paper_does_not_have(caplog) -> None:
 
 def test_unknown_methods_and_data_sets_break_nothing() -> None:
     assert PROTOCOLS.get("hgp").options("no such method", "cub200", 1.0) == {}
-    with pytest.raises(FczooError, match="protocol toy does not use cifar100; known: digits"):
-        Toy.settings_on("cifar100")
+    with pytest.raises(FczooError, match="protocol glfc does not use digits; known"):
+        PROTOCOLS.get("glfc").settings_on("digits")
     with pytest.raises(FczooError, match="no protocol is called 'hpg'; did you mean hgp"):
         Settings.for_dataset("digits", protocol="hpg")
     with pytest.raises(FczooError, match="protocol hgp does not use digits"):

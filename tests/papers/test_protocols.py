@@ -10,11 +10,12 @@ import pytest
 
 from fczoo import Settings, create_method
 from fczoo.backbones.timm_vit import architecture
-from fczoo.core.registry import METHODS, PARTITIONERS, PROTOCOLS
+from fczoo.core.registry import METHODS, PARTITIONERS
+from fczoo.protocols.registry import PROTOCOLS
 
 PAIRS = [
     (name, dataset)
-    for name in PROTOCOLS.names("fczoo.papers.protocols")
+    for name in PROTOCOLS.names("fczoo.")
     for dataset in PROTOCOLS.get(name).datasets
 ]
 

@@ -1,1 +1,0 @@
-"""Protocols: each file holds a paper's experiments as data."""

@@ -1,1 +1,0 @@
-"""Releases: each file holds the settings of public code as data."""

@@ -1,0 +1,314 @@
+"""Reader of protocols and releases from TOML files (``fczoo/assets/protocols``, ``releases``)."""
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from importlib.resources.abc import Traversable
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import convert_json
+from fczoo.protocols.source import Kind, Source
+from fczoo.protocols.statements import ByBeta, ByTasks, SharedOut, Statement
+
+Sections = dict[str, dict[str, Statement]]  # data set or method -> name -> statement
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A table of the file; unknown keys are errors."""
+
+
+class _Seeds(_Strict):
+    source: str
+    value: list[int]
+
+
+class _Group(_Strict):
+    """Values with one source: of settings, or of the options of some methods."""
+
+    source: str
+    values: dict[str, Any]
+    printed: dict[str, Any] = {}  # what the paper prints, where the value follows something else
+    open: bool = False  # whether the paper leaves the values open
+    datasets: list[str] = []  # none: every data set
+
+
+class _Settings(_Group):
+    shares_classes_with: str = ""  # a pre-training set: on data sets that share classes with it
+
+
+class _Options(_Group):
+    methods: list[str] = []
+    every_method: bool = False  # that has options of these names
+
+
+class _Row(_Strict):
+    methods: list[str]
+    options: list[str]  # options that have the row's values
+    values: list[Any]  # one per data set; a list: one per split of the data set
+
+
+class _Table(_Strict):
+    source: str
+    datasets: list[str]
+    rows: list[_Row]
+    open: bool = False
+
+
+class _Search(_Strict):
+    """Values that ``fczoo tune`` found, by method."""
+
+    source: str
+    settings: dict[str, Any]  # of the search
+    methods: dict[str, dict[str, Any]]
+
+
+class _Copy(_Strict):
+    """Statements that a release has from the protocol of its paper."""
+
+    section: Literal["settings", "datasets", "methods", "dataset_options"]
+    names: list[str] = []  # settings or options; none: all
+    methods: list[str] = []  # none: all
+    source: str = ""  # of the copies; empty: the protocol's own
+
+
+class _SourceFile(_Strict):
+    about: str
+    proposes: list[str]
+    datasets: list[str]
+    seeds: _Seeds | None = None
+    paper: str = ""
+    release: str = ""
+    partitions: dict[str, list[str]] = {}
+    repository: str = ""
+    protocol: str = ""  # of a release: the paper's protocol, from which ``copies`` are made
+    splits: dict[str, str] = {}
+    any_dataset: bool | None = None
+    replaces_backbone: bool = False
+    default_options: list[str] = []
+    notes: list[str] = []
+    copies: list[_Copy] = []
+    settings: list[_Settings] = []
+    options: list[_Options] = []
+    tables: list[_Table] = []
+    search: _Search | None = None
+
+
+class _Rule(_Strict):
+    """A value that is not a plain one; exactly one of its forms is given."""
+
+    none: bool = False  # no value
+    tasks: list[int] = []  # values up to these numbers of tasks
+    values: list[Any] = []
+    total: int | None = None  # shared out over the tasks
+    least: int = 0
+    same_as: str = ""  # another option of the group's methods and data sets
+
+
+def read_source(path: Traversable, kind: Kind, name: str, protocol: Callable[[str], Any]) -> Source:
+    """Read a protocol or release.
+
+    Args:
+        path: TOML file.
+        kind: Whether it is a protocol or a release.
+        name: Name of the protocol or release.
+        protocol: Function that returns a protocol by its name.
+
+    Raises:
+        FczooError: The file is not valid; the message names file and key.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return _Reader(convert_json(content, _SourceFile), kind, name, protocol).read()
+    except (OSError, ValueError) as error:
+        raise FczooError(f"{path} is not a valid {kind}: {error}") from error
+
+
+class _Reader:
+    """Conversion of one file; errors are ValueError with the key."""
+
+    def __init__(self, file: _SourceFile, kind: Kind, name: str, protocol: Callable[[str], Any]):
+        self.file, self.kind, self.name = file, kind, name
+        self.base: Source | None = protocol(file.protocol) if file.protocol else None
+        self.settings: dict[str, Statement] = {}
+        self.datasets: Sections = {dataset: {} for dataset in file.datasets}
+        self.methods: Sections = {}
+        self.dataset_options: dict[str, Sections] = {}
+        self.overlap_settings: Sections = {}
+        self.common_options: dict[str, Statement] = {}
+
+    def read(self) -> Source:
+        """Return the protocol or release."""
+        file = self.file
+        for i, copy in enumerate(file.copies):
+            self._copy(copy, f"copies[{i}]")
+        for i, group in enumerate(file.settings):
+            for target in self._setting_targets(group, f"settings[{i}]"):
+                self._add(target, group, f"settings[{i}]")
+        for i, options in enumerate(file.options):
+            for target in self._option_targets(options, f"options[{i}]"):
+                self._add(target, options, f"options[{i}]")
+        for i, table in enumerate(file.tables):
+            self._add_table(table, f"tables[{i}]")
+        if file.search:
+            self._add_search(file.search)
+        return Source(
+            kind=self.kind,
+            name=self.name,
+            about=file.about.strip(),
+            proposes=tuple(file.proposes),
+            seeds=self._seeds(),
+            settings=self.settings,
+            datasets=self.datasets,
+            methods=self.methods,
+            dataset_options=self.dataset_options,
+            any_dataset=self.kind == "release" if file.any_dataset is None else file.any_dataset,
+            replaces_backbone=file.replaces_backbone,
+            overlap_settings=self.overlap_settings,
+            common_options=self.common_options,
+            default_options=tuple(file.default_options),
+            notes=tuple(file.notes),
+            paper=file.paper,
+            release=file.release,
+            partitions={name: tuple(splits) for name, splits in file.partitions.items()},
+            repository=file.repository,
+            splits=file.splits,
+        )
+
+    def _seeds(self) -> Statement:
+        if self.file.seeds:
+            return Statement(tuple(self.file.seeds.value), self.file.seeds.source)
+        if self.base is None:
+            raise ValueError("Object missing required field `seeds`")
+        return self.base.seeds
+
+    def _setting_targets(self, group: _Settings, key: str) -> Iterator[dict[str, Statement]]:
+        if group.shares_classes_with:
+            yield self.overlap_settings.setdefault(group.shares_classes_with, {})
+        elif group.datasets:
+            for dataset in self._known(group.datasets, key):
+                yield self.datasets[dataset]
+        else:
+            yield self.settings
+
+    def _option_targets(self, group: _Options, key: str) -> Iterator[dict[str, Statement]]:
+        if group.every_method:
+            yield self.common_options
+        elif not group.methods:
+            _refuse(key, "give methods, or every_method = true")
+        elif group.datasets:
+            for dataset in self._known(group.datasets, key):
+                for method in group.methods:
+                    yield self._options(dataset, method)
+        else:
+            for method in group.methods:
+                yield self.methods.setdefault(method, {})
+
+    def _options(self, dataset: str, method: str) -> dict[str, Statement]:
+        return self.dataset_options.setdefault(dataset, {}).setdefault(method, {})
+
+    def _known(self, datasets: list[str], key: str) -> list[str]:
+        for dataset in datasets:
+            if dataset not in self.datasets:
+                _refuse(f"{key}.datasets", f"{dataset!r} is not in the file's list of data sets")
+        return datasets
+
+    def _add(self, target: dict[str, Statement], group: _Group, key: str) -> None:
+        if unknown := group.printed.keys() - group.values.keys():
+            _refuse(f"{key}.printed", f"{', '.join(sorted(unknown))} has no value")
+        for name, raw in group.values.items():
+            printed = group.printed.get(name, ...)
+            target[name] = Statement(
+                _value(raw, f"{key}.values.{name}", target),
+                group.source,
+                printed if printed is ... else _value(printed, f"{key}.printed.{name}", target),
+                group.open,
+            )
+
+    def _add_table(self, table: _Table, key: str) -> None:
+        datasets = self._known(table.datasets, key)
+        for i, row in enumerate(table.rows):
+            row_key = f"{key}.rows[{i}].values"
+            if len(row.values) != len(datasets):
+                _refuse(row_key, f"{len(row.values)} values for {len(datasets)} data sets")
+            for dataset, cell in zip(datasets, row.values, strict=True):
+                value = self._by_beta(dataset, cell, row_key) if isinstance(cell, list) else cell
+                for method in row.methods:
+                    target = self._options(dataset, method)
+                    for option in row.options:
+                        target[option] = Statement(value, table.source, open=table.open)
+
+    def _by_beta(self, dataset: str, cell: list[Any], key: str) -> ByBeta:
+        """Return a cell with one value per split of a data set."""
+        splits = self.file.partitions.get(dataset, [])
+        try:
+            betas = [float(split.removeprefix("dirichlet:").split(",")[0]) for split in splits]
+        except ValueError:
+            _refuse(f"partitions.{dataset}", "values by split need splits dirichlet:BETA")
+        if len(betas) != len(cell):
+            _refuse(key, f"{len(cell)} values for the {len(betas)} splits of {dataset}")
+        return ByBeta(dict(zip(betas, cell, strict=True)))
+
+    def _add_search(self, search: _Search) -> None:
+        for method, values in search.methods.items():
+            target = self.methods.setdefault(method, {})
+            for name, value in values.items():
+                target[name] = Statement(value, search.source, chosen_for=search.settings)
+
+    def _copy(self, copy: _Copy, key: str) -> None:
+        if self.base is None:
+            _refuse(key, "the file names no protocol to copy from")
+        sections: Mapping[str, Any] = getattr(self.base, copy.section)
+        if copy.section == "settings":
+            self.settings |= _chosen(self.base.settings, copy)
+        elif copy.section == "dataset_options":
+            for dataset in self._known([*sections], key):
+                for method, statements in self.base.dataset_options[dataset].items():
+                    if not copy.methods or method in copy.methods:
+                        self._options(dataset, method).update(_chosen(statements, copy))
+        else:
+            by_dataset = copy.section == "datasets"
+            targets = self.datasets if by_dataset else self.methods
+            for name in self._known([*sections], key) if by_dataset else sections:
+                if by_dataset or not copy.methods or name in copy.methods:
+                    targets.setdefault(name, {}).update(_chosen(sections[name], copy))
+
+
+def _chosen(statements: Mapping[str, Statement], copy: _Copy) -> dict[str, Statement]:
+    """Return the named statements, under another source if there is one."""
+    return {
+        name: Statement(statement.value, copy.source) if copy.source else statement
+        for name, statement in statements.items()
+        if not copy.names or name in copy.names
+    }
+
+
+def _value(raw: Any, key: str, siblings: Mapping[str, Statement]) -> Any:
+    """Return the value of a key: lists become tuples, and tables rules."""
+    if isinstance(raw, list):
+        return tuple(_value(item, key, siblings) for item in raw)
+    if not isinstance(raw, dict):
+        return raw
+    try:
+        rule = convert_json(raw, _Rule)
+    except ValueError as error:
+        _refuse(key, str(error))
+    match rule:
+        case _Rule(none=True):
+            return None
+        case _Rule(total=int(total)):
+            return SharedOut(total, rule.least)
+        case _Rule(same_as=str(name)) if name in siblings:
+            return siblings[name].value
+        case _Rule(tasks=[_, *_]) if len(rule.tasks) == len(rule.values):
+            return ByTasks(dict(zip(rule.tasks, rule.values, strict=True)))
+    _refuse(
+        key,
+        "a table must be { none = true }, { total = N }, { tasks = [N, ...], values = [...] } "
+        "or { same_as = OPTION }",
+    )
+
+
+def _refuse(key: str, problem: str) -> NoReturn:
+    raise ValueError(f"{key}: {problem}")

@@ -1,0 +1,150 @@
+"""Registries of protocols and releases: TOML files of fczoo and of plug-ins, by name.
+
+A file ``protocols/NAME.toml`` or ``releases/NAME.toml`` in the folder of a plug-in's package is
+found without an import of the plug-in.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from importlib.metadata import entry_points
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from fczoo.core.discovery import PLUGINS, Registration, first_paragraph
+from fczoo.core.errors import FczooError
+from fczoo.core.options import OptionDeclaration
+from fczoo.core.registry import DATASETS, SPECS, Registry
+from fczoo.protocols.reader import read_source
+from fczoo.protocols.source import Kind, Source
+
+log = logging.getLogger("fczoo")
+
+SUFFIX = ".toml"
+
+
+class SourceRegistry(Registry[Source]):
+    """Name -> protocol or release, each read from its file when it is used."""
+
+    def __init__(self, kind: Kind):
+        """Create the registry of one kind."""
+        super().__init__(kind, f"{kind}s", f"fczoo.assets.{kind}s")
+        self._kind = kind
+        self._paths: dict[str, Traversable] = {}
+
+    def register(self, name: str) -> Callable[[Any], Any]:
+        """Refuse a class: since fczoo 0.3 a protocol is a TOML file.
+
+        Args:
+            name: Name of the entry.
+
+        Raises:
+            FczooError: Always; the message says where the file belongs.
+        """
+        raise FczooError(
+            f"{self._kind} {name!r} is a class; write {self.decorator}/{name}{SUFFIX} in the "
+            "plug-in's package (see docs/runs.md)"
+        )
+
+    def get(self, name: str) -> Source:
+        """Return a protocol or release.
+
+        Args:
+            name: Name in any spelling.
+
+        Raises:
+            FczooError: The name is unknown (the message has the nearest ones), or its file is not
+                valid.
+        """
+        name = self.canonical_name(name)
+        if name not in self._entries:
+            self._entries[name] = self._read(name, self._paths[name])
+        return self._entries[name]
+
+    def about(self, name: str) -> str:
+        """Return one line about a protocol or release."""
+        return first_paragraph(self.get(name).about)
+
+    def options(self, name: str) -> dict[str, OptionDeclaration]:
+        """Return the options of an entry: none."""
+        return {}
+
+    @cached_property
+    def _registrations(self) -> dict[str, Registration]:
+        """Return the files of fczoo, and those of plug-ins that can be read."""
+        records: dict[str, Registration] = {}
+        for path in (files("fczoo.assets") / self.decorator).iterdir():
+            if path.name.endswith(SUFFIX):
+                self._find(path, self.packages[0], records)
+        for entry in entry_points(group=PLUGINS):
+            for path in _plugin_files(entry.module, self.decorator):
+                try:
+                    self._read(path.name.removesuffix(SUFFIX), path)
+                except FczooError as error:
+                    log.warning("plug-in %s: %s; the file is left out", entry.name, error)
+                else:
+                    self._find(path, entry.module, records)
+        return records
+
+    @property
+    def _unread(self) -> bool:
+        return False
+
+    def _find(self, path: Traversable, place: str, records: dict[str, Registration]) -> None:
+        name = path.name.removesuffix(SUFFIX)
+        if name in records and records[name].module != place:
+            raise self._twice(name, records[name].module, place)
+        records[name] = Registration(name, place, "", "")
+        self._check_spelling(name, place, {key: value.module for key, value in records.items()})
+        self._paths[name] = path
+
+    def _read(self, name: str, path: Traversable) -> Source:
+        return read_source(path, self._kind, name, PROTOCOLS.get)
+
+
+def _plugin_files(module: str, folder: str) -> list[Path]:
+    """Return the TOML files in a folder of a plug-in's package; a single module has none."""
+    spec = importlib.util.find_spec(module.partition(".")[0])  # imports nothing
+    packages = (spec and spec.submodule_search_locations) or ()
+    return sorted(path for root in packages for path in Path(root, folder).glob(f"*{SUFFIX}"))
+
+
+PROTOCOLS = SourceRegistry("protocol")
+RELEASES = SourceRegistry("release")
+
+register_protocol = PROTOCOLS.register
+
+REGISTRY_OF_SETTING: dict[str, Registry[Any]] = {
+    "dataset": DATASETS,
+    "protocol": PROTOCOLS,
+    "as_released": RELEASES,
+    **SPECS,
+}
+"""Settings that name a registered object, with or without its options, and its registry."""
+
+
+def spell_names(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings that name an object, in the spelling of its registry."""
+    specs = {name: settings[name] for name in REGISTRY_OF_SETTING if settings[name]}
+    return {name: REGISTRY_OF_SETTING[name].canonical(spec) for name, spec in specs.items()}
+
+
+def sources(protocol: str | None, release: str | None) -> dict[str, Source]:
+    """Return the sources of default settings by name; later ones take precedence.
+
+    Args:
+        protocol: Name of a protocol; None or ``none`` for none.
+        release: Name of a release; None or ``none`` for none.
+
+    Raises:
+        FczooError: A name is unknown.
+    """
+    choices = {"protocol": (PROTOCOLS, protocol), "as released:": (RELEASES, release)}
+    return {
+        f"{label} {registry.canonical_name(name)}": registry.get(name)
+        for label, (registry, name) in choices.items()
+        if name and name.lower() != "none"
+    }

@@ -1,0 +1,182 @@
+"""Protocols of papers and releases of code: settings and hyper-parameters with their sources."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
+
+from fczoo.core.errors import FczooError
+from fczoo.core.options import nearest
+from fczoo.core.registry import DATASETS, METHODS
+from fczoo.protocols.statements import ByBeta, Statement
+
+log = logging.getLogger("fczoo")
+
+Kind = Literal["protocol", "release"]
+Statements = Mapping[str, Statement]
+SHARED = ("all", "some")  # degrees of overlap at which data sets share classes
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A paper's protocol, or the behaviour of released code: default settings of runs.
+
+    Omitted settings follow fczoo's own schedule. A source may name data sets and methods that are
+    not installed. A release states a fact about code: it takes precedence over a protocol.
+    """
+
+    kind: Kind
+    name: str
+    about: str
+    proposes: tuple[str, ...]  # methods that bench runs when none is named
+    seeds: Statement
+    settings: Statements  # fields of Settings on every data set
+    datasets: Mapping[str, Statements]  # data set -> fields of Settings
+    methods: Mapping[str, Statements] = field(default_factory=dict)  # on every data set
+    # data set -> method -> hyper-parameters
+    dataset_options: Mapping[str, Mapping[str, Statements]] = field(default_factory=dict)
+    any_dataset: bool = False  # whether data sets other than those may be used
+    # whether its backbone replaces the data set's without an option of the user
+    replaces_backbone: bool = False
+    # pre-training set -> fields of Settings on data sets that share classes with it
+    overlap_settings: Mapping[str, Statements] = field(default_factory=dict)
+    # hyper-parameters of every method that has an option of that name and accepts the value
+    common_options: Statements = field(default_factory=dict)
+    default_options: tuple[str, ...] = ()  # data sets on which methods have their own options
+    notes: tuple[str, ...] = ()  # readings, contradictions and what cannot be followed
+    # of protocols
+    paper: str = ""
+    release: str = ""  # name of its released code; empty where none is public
+    # data set -> all splits of the paper
+    partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # of releases
+    repository: str = ""  # owner/name, and the commit that was read where it is known
+    # partitioner of the paper -> that of the code, where it differs
+    splits: Mapping[str, str] = field(default_factory=dict)
+
+    def settings_on(self, dataset: str) -> dict[str, Statement]:
+        """Return the settings on a data set.
+
+        Args:
+            dataset: Name of the data set.
+
+        Returns:
+            Field of ``Settings`` -> its statement.
+
+        Raises:
+            FczooError: The data set is unknown, or the paper does not use it.
+        """
+        name = self.resolve(dataset)
+        if name not in self.datasets and not self.any_dataset:
+            advice = nearest(name, list(self.datasets))
+            raise FczooError(f"protocol {self.name} does not use {name}; {advice}")
+        statements = {**self.settings, **self.datasets.get(name, {})}
+        if self.overlap_settings and name in DATASETS.names():
+            overlaps = DATASETS.get(name).overlaps
+            for pretraining_set, values in self.overlap_settings.items():
+                statements |= values if overlaps.get(pretraining_set) in SHARED else {}
+        return statements
+
+    def resolve(self, dataset: str) -> str:
+        """Return the registered name of a data set, or the name of one that only this source knows.
+
+        Args:
+            dataset: Name of the data set.
+
+        Raises:
+            FczooError: The data set is unknown; the message gives the nearest names.
+        """
+        if dataset in self.datasets:
+            return dataset
+        return str(DATASETS.get(dataset).name)
+
+    def hyperparameters(self, method: str, dataset: str) -> dict[str, Statement]:
+        """Return what the source states for a method on a data set; empty where it says nothing.
+
+        Args:
+            method: Name of the method.
+            dataset: Name of the data set.
+
+        Returns:
+            Option of the method -> its statement.
+
+        Raises:
+            FczooError: The data set is unknown.
+        """
+        name = self.resolve(dataset)
+        if name in self.default_options:
+            return {}
+        return {
+            **self._accepted_options(method),
+            **self.methods.get(method, {}),
+            **self.dataset_options.get(name, {}).get(method, {}),
+        }
+
+    def _accepted_options(self, method: str) -> dict[str, Statement]:
+        """Return the common options that a method has; plug-ins may use a name differently."""
+        if not self.common_options or method not in METHODS.names():
+            return {}
+        hints = get_type_hints(METHODS.get(method))
+        return {
+            name: statement
+            for name, statement in self.common_options.items()
+            if name in hints and _accepts(hints[name], statement.value)
+        }
+
+    def everything(self) -> dict[tuple[str, str], list[Statement]]:
+        """Return all statements on any data set, by owner and field.
+
+        An owner is a method, or ``bench`` for settings.
+        """
+        statements: dict[tuple[str, str], list[Statement]] = {}
+        for owner, values in self._sections():
+            for name, statement in values.items():
+                statements.setdefault((owner, name), []).append(statement)
+        return statements
+
+    def _sections(self) -> Iterator[tuple[str, Statements]]:
+        for values in (self.settings, *self.datasets.values()):
+            yield "bench", values
+        for methods in (self.methods, *self.dataset_options.values()):
+            yield from methods.items()
+
+    def options(self, method: str, dataset: str, beta: float | None) -> dict[str, Any]:
+        """Return the stated values; those of a partition's columns for ``beta``.
+
+        It logs a warning where the columns do not cover ``beta``.
+
+        Args:
+            method: Name of the method.
+            dataset: Name of the data set.
+            beta: Concentration of the Dirichlet split; None: another partition.
+
+        Returns:
+            Option of the method -> value.
+
+        Raises:
+            FczooError: The data set is unknown.
+        """
+        out = {}
+        for name, statement in self.hyperparameters(method, dataset).items():
+            value = statement.value
+            if isinstance(value, ByBeta):
+                if not value.covers(beta):
+                    words = "%s states %s.%s as %s; the first is used"
+                    log.warning(words, self.name, method, name, value)
+                value = value.at(beta)
+            out[name] = value
+        return out
+
+    def split(self, spec: str) -> str:
+        """Return a partition of the paper as the code draws it.
+
+        Args:
+            spec: Partition as ``--partition`` takes it.
+        """
+        name, colon, arguments = spec.partition(":")
+        return f"{self.splits.get(name, name)}{colon}{arguments}"
+
+
+def _accepts(hint: Any, value: Any) -> bool:
+    """Return whether an option of a type accepts a value."""
+    return isinstance(value, bool) if hint is bool else value in get_args(hint)

@@ -1,0 +1,171 @@
+"""Files of protocols and releases: their rules, their errors, and those of plug-ins."""
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import fczoo
+from fczoo.backbones.weights import BUNDLED_NAME, pretraining_sets
+from fczoo.core.errors import FczooError
+from fczoo.protocols import registry
+from fczoo.protocols.reader import read_source
+from fczoo.protocols.registry import PROTOCOLS, RELEASES, SourceRegistry
+from fczoo.protocols.source import Source
+from fczoo.protocols.statements import ByBeta, ByTasks, SharedOut
+
+MINIMAL = """
+about = "A toy."
+paper = "none"
+proposes = ["fedavg"]
+datasets = ["digits", "cifar100"]
+seeds = { value = [1, 2], source = "paper" }
+partitions = { cifar100 = ["dirichlet:1,cap=on", "dirichlet:0.5"] }
+"""
+
+
+def read(folder: Path, text: str) -> Source:
+    path = folder / "toy.toml"
+    path.write_text(MINIMAL + text)
+    return read_source(path, "protocol", "toy", PROTOCOLS.get)
+
+
+def test_values_and_rules(tmp_path: Path) -> None:
+    source = read(
+        tmp_path,
+        """
+[[settings]]
+source = "a"
+values = { tasks = 10, mean = { none = true }, std = [0.5, 0.5] }
+printed = { tasks = 5 }
+[[settings]]
+source = "b"
+open = true
+datasets = ["digits"]
+values = { rounds = { total = 30, least = 1 }, epochs = { tasks = [5, 10], values = [20, 10] } }
+[[options]]
+source = "c"
+methods = ["fedavg", "ewc"]
+values = { lr = 0.1, head_lr = { same_as = "lr" } }
+[[tables]]
+source = "d"
+datasets = ["digits", "cifar100"]
+rows = [{ methods = ["fedavg"], options = ["lr", "lr_backbone"], values = [1e-2, [1e-3, 1e-4]] }]
+""",
+    )
+    digits = source.settings_on("digits")
+    assert (digits["mean"].value, digits["std"].value) == (None, (0.5, 0.5))
+    assert (digits["tasks"].printed, digits["std"].printed, digits["mean"].open) == (5, ..., False)
+    assert digits["rounds"].value == SharedOut(30, 1) and digits["rounds"].open
+    assert [digits["rounds"].value_for(n) for n in (4, 10, 50)] == [7, 3, 1]
+    assert digits["epochs"].value == ByTasks({5: 20, 10: 10})
+    assert [digits["epochs"].value_for(n) for n in (2, 5, 6, 20)] == [20, 20, 10, 10]
+    assert "rounds" not in source.settings_on("cifar100")
+    assert source.options("ewc", "cifar100", None) == {"lr": 0.1, "head_lr": 0.1}
+    assert source.hyperparameters("fedavg", "cifar100")["lr"].value == ByBeta(
+        {1.0: 1e-3, 0.5: 1e-4}
+    )
+    assert source.options("fedavg", "cifar100", 0.5)["lr_backbone"] == 1e-4
+    assert source.options("fedavg", "digits", None)["lr"] == 1e-2
+    assert source.seeds.value == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[[settings]\n", "Expected"),
+        ("[[settings]]\nvalues = {}\n", "settings[0]: Object missing required field `source`"),
+        (
+            "[[settings]]\nsource = 1\nvalues = {}\n",
+            "settings[0].source: Expected `str`, got `int`",
+        ),
+        ("note = []\n", "Object contains unknown field `note`"),
+        (
+            "[[settings]]\nsource = ''\ndatasets = ['dogits']\nvalues = {}\n",
+            "settings[0].datasets: 'dogits' is not in the file's list of data sets",
+        ),
+        (
+            "[[settings]]\nsource = ''\nvalues = { rounds = { totl = 3 } }\n",
+            "settings[0].values.rounds: Object contains unknown field `totl`",
+        ),
+        (
+            "[[settings]]\nsource = ''\nvalues = { rounds = {} }\n",
+            "settings[0].values.rounds: a table must be { none = true }",
+        ),
+        (
+            "[[settings]]\nsource = ''\nvalues = {}\nprinted = { rounds = 3 }\n",
+            "settings[0].printed: rounds has no value",
+        ),
+        (
+            "[[options]]\nsource = ''\nvalues = {}\n",
+            "options[0]: give methods, or every_method = true",
+        ),
+        (
+            "[[tables]]\nsource = ''\ndatasets = ['digits']\n"
+            "rows = [{ methods = ['ewc'], options = ['lr'], values = [1, 2] }]\n",
+            "tables[0].rows[0].values: 2 values for 1 data sets",
+        ),
+        (
+            "[[tables]]\nsource = ''\ndatasets = ['cifar100']\n"
+            "rows = [{ methods = ['ewc'], options = ['lr'], values = [[1, 2, 3]] }]\n",
+            "tables[0].rows[0].values: 3 values for the 2 splits of cifar100",
+        ),
+        ("[[copies]]\nsection = 'settings'\n", "copies[0]: the file names no protocol"),
+    ],
+)
+def test_errors_name_file_and_key(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(FczooError) as caught:
+        read(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'toy.toml'} is not a valid protocol: ")
+    assert problem in message and "\n" not in message
+
+
+def test_quick_knows_what_the_bundled_backbone_was_trained_with() -> None:
+    quick = PROTOCOLS.get("quick")
+    assert quick.settings["backbone"].value == BUNDLED_NAME
+    assert tuple(quick.overlap_settings) == pretraining_sets(BUNDLED_NAME)
+
+
+def test_a_plugin_ships_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "fczoo_toys" / "protocols"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (folder / "toy.toml").write_text(MINIMAL)
+    (folder / "broken.toml").write_text("about = 1\n")
+    (tmp_path / "fczoo_single.py").write_text("")
+    entries = [
+        EntryPoint(name, module, "fczoo.plugins")
+        for name, module in (("toys", "fczoo_toys.parts"), ("single", "fczoo_single"))
+    ]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    protocols = SourceRegistry("protocol")
+    assert set(protocols.names()) == {*PROTOCOLS.names("fczoo."), "toy"}
+    assert "toy" not in protocols.names("fczoo.")
+    assert (protocols.get("TOY").paper, protocols.about("toy")) == ("none", "A toy.")
+    assert "broken.toml is not a valid protocol: about: Expected `str`, got `int`" in caplog.text
+
+
+def test_a_protocol_of_a_taken_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "fczoo_twice" / "protocols"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("")
+    (folder / "hgp.toml").write_text(MINIMAL)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("twice", "fczoo_twice", "fczoo.plugins")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    with pytest.raises(FczooError, match=r"'hgp' is defined twice, in fczoo\.assets"):
+        SourceRegistry("protocol").names()
+
+
+def test_a_class_is_refused_with_the_place_of_the_file() -> None:
+    with pytest.raises(FczooError, match=r"write protocols/mine\.toml in the plug-in's package"):
+        fczoo.register_protocol("mine")
+    with pytest.raises(FczooError, match=r"no protocol is called 'hpg'; did you mean hgp"):
+        PROTOCOLS.get("hpg")
+    assert RELEASES.get("Fed_Mammoth") is RELEASES.get("fed-mammoth")
