@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fczoo.core.files import restore_nan
 from fczoo.core.method import Method
-from fczoo.core.metrics import all_metrics
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Context, Exchange, Task, TaskPhase
@@ -29,7 +28,7 @@ from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
-from fczoo.federation.evaluate import accuracy_row
+from fczoo.federation.evaluate import evaluate
 from fczoo.federation.local_rules import CONTROL
 from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import MEASURED, PROGRESS, Result
@@ -105,9 +104,7 @@ class FederatedRun:
             rounds_done = 0
             with self.result.phase("evaluation"):
                 batch = self._plan().pass_size
-                row = accuracy_row(self.method, self.world, self.state, task, batch)
-                self.result.accuracy.append(row)
-            self.result.metrics = all_metrics(self.result.accuracy, self.result.test_counts)
+                self.result.add(evaluate(self.method, self.world, self.state, task, batch))
             self.result.seconds = time.perf_counter() - self.begin
             stopped = self.result.peak_memory  # of the processes that were stopped
             peaks = peak_memory(self.backbone.device)
