@@ -75,66 +75,69 @@ def task_confusion(m: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     return shares
 
 
-def client_accuracies(class_accuracy: Sequence[float], class_counts: np.ndarray) -> list[float]:
-    """Compute sum_c p_k(c) r_c per client k: accuracy on test images with the client's class mix.
+def client_accuracies(
+    class_accuracy: Sequence[float], owners: np.ndarray, labels: np.ndarray, clients: int
+) -> list[float | None]:
+    """Compute q_k = sum_c p_k(c) r_c per client k: accuracy on test images with its class mix.
 
     p_k(c) is the share of class c among the client's training images; classes without test images
     are left out of it.
 
     Args:
         class_accuracy: Accuracies r_c [C] in percent; NaN without test images.
-        class_counts: Training images [K, C].
+        owners: Client of each training image [n]; an image of two clients is listed twice.
+        labels: Class of each training image [n].
+        clients: Number K of clients.
 
     Returns:
-        K accuracies in percent; NaN for a client without images of a tested class.
+        K accuracies in percent; None for a client without images of a tested class.
     """
-    accuracy = np.asarray(class_accuracy, float)
+    accuracy = np.asarray(class_accuracy, float)[labels]
     tested = ~np.isnan(accuracy)
-    weights = class_counts[:, tested].astype(float)
-    totals = weights.sum(1)
-    sums = weights @ accuracy[tested]
+    counts = np.bincount(owners[tested], minlength=clients)
+    sums = np.bincount(owners[tested], accuracy[tested], minlength=clients)
     return [
-        min(float(value / total), 100.0) if total else math.nan
-        for value, total in zip(sums, totals, strict=True)
+        min(float(value / count), 100.0) if count else None
+        for value, count in zip(sums, counts, strict=True)
     ]
 
 
-def mean_of_clients(accuracies: Iterable[float]) -> float:
+def mean_of_clients(accuracies: Iterable[float | None]) -> float:
     """Compute the mean 1/K sum_k q_k over the clients that have an accuracy.
 
     Args:
-        accuracies: Accuracies q_k in percent; NaN is left out.
+        accuracies: Accuracies q_k in percent; None is left out.
 
     Returns:
         The mean in percent; NaN without any.
     """
-    values = [q for q in accuracies if not math.isnan(q)]
+    values = [q for q in accuracies if q is not None]
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def std_of_clients(accuracies: Iterable[float]) -> float:
+def std_of_clients(accuracies: Iterable[float | None]) -> float:
     """Compute the deviation sqrt(1/K sum_k (q_k - mean)^2) over the clients that have an accuracy.
 
     Args:
-        accuracies: Accuracies q_k in percent; NaN is left out.
+        accuracies: Accuracies q_k in percent; None is left out.
 
     Returns:
         The deviation in points; NaN without any.
     """
-    values = [q for q in accuracies if not math.isnan(q)]
+    values = [q for q in accuracies if q is not None]
     mean = mean_of_clients(values)
     return math.sqrt(mean_of_clients((q - mean) ** 2 for q in values)) if values else math.nan
 
 
-def worst_clients(accuracies: Iterable[float], share: float = WORST) -> float:
+def worst_clients(accuracies: Iterable[float | None], share: float = WORST) -> float:
     """Compute the mean over the ceil(share K) clients with the lowest accuracies.
 
     Args:
-        accuracies: Accuracies q_k in percent; NaN is left out.
+        accuracies: Accuracies q_k in percent; None is left out.
         share: Share of the clients.
 
     Returns:
         The mean in percent; NaN without any.
     """
-    values = sorted(q for q in accuracies if not math.isnan(q))
+    values = sorted(q for q in accuracies if q is not None)
     return mean_of_clients(values[: math.ceil(share * len(values))])

@@ -7,12 +7,29 @@ the means over i. Metrics of single images, classes and clients are in ``predict
 ``class_metrics``.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 Matrix = Sequence[Sequence[float]]
 Counts = Sequence[int]
+
+
+def pooled_accuracy(row: Sequence[float], n: Counts) -> float:
+    """Compute sum_i n_i a_i / sum_i n_i: accuracy over all test images of the first tasks.
+
+    Args:
+        row: Accuracy a_i on each of the first tasks in percent.
+        n: Test images per task.
+
+    Returns:
+        The accuracy in percent; NaN without test images.
+    """
+    image_count = sum(n[: len(row)])
+    return (
+        sum(c * x for c, x in zip(n, row, strict=False) if c) / image_count
+        if image_count
+        else float("nan")
+    )
 
 
 def seen_accuracy(a: Matrix, n: Counts, t: int) -> float:
@@ -28,12 +45,7 @@ def seen_accuracy(a: Matrix, n: Counts, t: int) -> float:
     Returns:
         The accuracy in percent; NaN without test images.
     """
-    image_count = sum(n[: t + 1])
-    return (
-        sum(c * x for c, x in zip(n, a[t], strict=False) if c) / image_count
-        if image_count
-        else float("nan")
-    )
+    return pooled_accuracy(a[t], n)
 
 
 def final(a: Matrix, n: Counts) -> float:
@@ -187,7 +199,7 @@ def anytime(a: Matrix, n: Counts) -> float:
     return _mean([(x + y) / 2 for x, y in pairwise(heights)])
 
 
-def forward_transfer(before: Sequence[float], classes: int) -> float:
+def forward_transfer(before: Sequence[float | None], classes: int) -> float:
     """Compute FWT = 1/(T-1) sum_{1<=i<T} (a[i-1][i] - 100 / C) (Lopez-Paz and Ranzato).
 
     a[i-1][i] is the accuracy on task i before it is learned. The subtrahend is the accuracy of a
@@ -196,13 +208,13 @@ def forward_transfer(before: Sequence[float], classes: int) -> float:
     a[i-1][i], because no method answers with a class that it has not seen: FWT exists for domains.
 
     Args:
-        before: Accuracies a[i-1][i] in percent for i = 1, ..., T - 1; NaN where there is none.
+        before: Accuracies a[i-1][i] in percent for i = 1, ..., T - 1; None where there is none.
         classes: Number C of classes.
 
     Returns:
         FWT in percentage points over the tasks that have it; NaN without any.
     """
-    return _mean([value - 100 / classes for value in before if not math.isnan(value)])
+    return _mean([value - 100 / classes for value in before if value is not None])
 
 
 def intransigence(a: Matrix, reference: Matrix, n: Counts) -> float:

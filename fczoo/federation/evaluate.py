@@ -105,17 +105,19 @@ def _calibration(confident: list[Tensor], correct: Tensor) -> float:
     return calibration_error(torch.cat(confident), correct) if confident else NAN
 
 
-def _next_accuracy(method: Method, world: World, state: Tree, task: Task, batch_size: int) -> float:
-    """Return the accuracy on the task after ``task``; NaN if one of its classes is new."""
+def _next_accuracy(
+    method: Method, world: World, state: Tree, task: Task, batch_size: int
+) -> float | None:
+    """Return the accuracy on the task after ``task``; None if one of its classes is new."""
     following = world.stream.tasks[task.index + 1 : task.index + 2]
     if not following or following[0].stop > task.stop:
-        return NAN
+        return None
     index = _test_index(world, following[0])
     known = world.classes_with_images(task)
     if not known[world.test.labels[index.to(world.test.labels.device)].cpu()].all():
-        return NAN
+        return None
     answers, labels = predictions(method, world, state, index, task, batch_size)
-    return percent_correct(answers == labels)
+    return percent_correct(answers == labels) if len(labels) else None
 
 
 def _test_index(world: World, task: Task) -> Tensor:

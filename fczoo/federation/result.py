@@ -15,8 +15,9 @@ from tabulate import tabulate
 
 from fczoo.core.class_metrics import class_accuracies, confusion_matrix
 from fczoo.core.errors import FczooError
-from fczoo.core.files import Count, Number, read_record, write_record
-from fczoo.core.metrics import all_metrics, final, forward_transfer
+from fczoo.core.files import Count, Number, convert_json, read_record, write_record
+from fczoo.core.metrics import all_metrics, final, forward_transfer, seen_accuracy
+from fczoo.core.tasks import Task
 
 FORMAT = "fczoo-result-1"
 EVALUATION_METRICS = ("task_aware", "FWT", "top5", "ECE")
@@ -33,7 +34,7 @@ class Evaluation:
     calibration: float | None  # ECE over all images; None: the method gives scores
     confusion: list[list[int]]  # class, answer, images
     class_accuracy: list[float]  # percent, per class seen
-    next_accuracy: float  # percent, on the next task; NaN where it has new classes
+    next_accuracy: float | None  # percent, on the next task; None where it has new classes
 
 
 @dataclass(repr=False)
@@ -58,8 +59,8 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)
     # the same, with the answer among the classes of the image's task
     task_aware: list[list[float]] = field(default_factory=list)
-    # after task t: percentage on task t + 1; NaN where it has new classes
-    next_accuracy: list[float] = field(default_factory=list)
+    # after task t: percentage on task t + 1; None where it has new classes
+    next_accuracy: list[float | None] = field(default_factory=list)
     top5: list[float] = field(default_factory=list)  # after task t: percentage, all images seen
     # after task t: ECE in points, all images seen; empty where a method gives scores, not logits
     calibration: list[float] = field(default_factory=list)
@@ -67,6 +68,9 @@ class Result:
     class_accuracy: list[list[float]] = field(default_factory=list)
     # after the latest task: class, answer, number of images
     confusion: list[list[Count]] = field(default_factory=list)
+    # task, rounds of it, accuracy over all classes seen, bytes sent so far: after every task, and
+    # after every ``eval_every`` rounds
+    curve: list[list[Any]] = field(default_factory=list)
     bytes_up: Count = 0  # all uploads
     bytes_down: Count = 0  # all broadcasts; a tensor that a client already has is not sent again
     client_rounds: Count = 0  # uploads
@@ -135,6 +139,12 @@ class Result:
         self.confusion = evaluation.confusion
         self.metrics = metrics_of(self)
 
+    def add_to_curve(self, task: Task, rounds: int, accuracy: float | None = None) -> None:
+        """Add a point to the curve after some rounds of a task; by default the task's last."""
+        if accuracy is None:
+            accuracy = seen_accuracy(self.accuracy, self.test_counts, task.index)
+        self.curve.append([task.index, rounds, accuracy, self.bytes_up + self.bytes_down])
+
     @property
     def is_finished(self) -> bool:
         """Return whether every task is learned and evaluated."""
@@ -158,10 +168,10 @@ MEASURED = (
     "accuracy",
     "metrics",
     "task_aware",
-    "next_accuracy",
     "top5",
     "calibration",
     "class_accuracy",
+    "curve",
 )
 """Fields whose numbers may be NaN, which JSON has as null."""
 PROGRESS = tuple(f.name for f in fields(Result) if f.name not in KNOWN_AT_START)
@@ -234,6 +244,7 @@ def consistent(result: Result) -> Result:
             f"{tasks} tasks do not go with {len(result.test_counts)} numbers of test images "
             f"and rows of {rows} accuracies"
         )
+    convert_json(result.curve, list[tuple[Count, Count, float, Count]])
     if not sum(result.test_counts):
         raise ValueError("its tasks have no test images at all")
     for name, values in _percentages(result).items():
@@ -264,10 +275,11 @@ def _percentages(result: Result) -> dict[str, list[float]]:
     return {
         "accuracy": [*chain(*result.accuracy)],
         "task_aware": [*chain(*result.task_aware)],
-        "next_accuracy": result.next_accuracy,
+        "next_accuracy": [value for value in result.next_accuracy if value is not None],
         "top5": result.top5,
         "calibration": result.calibration,
         "class_accuracy": [*chain(*result.class_accuracy)],
+        "curve": [point[2] for point in result.curve],
     }
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fczoo.core.files import restore_nan
 from fczoo.core.method import Method
+from fczoo.core.metrics import pooled_accuracy
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Context, Exchange, Task, TaskPhase
@@ -28,7 +29,7 @@ from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
-from fczoo.federation.evaluate import evaluate
+from fczoo.federation.evaluate import accuracy_row, evaluate
 from fczoo.federation.local_rules import CONTROL
 from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import MEASURED, PROGRESS, Result
@@ -105,6 +106,7 @@ class FederatedRun:
             with self.result.phase("evaluation"):
                 batch = self._plan().pass_size
                 self.result.add(evaluate(self.method, self.world, self.state, task, batch))
+                self.result.add_to_curve(task, self.server.rounds[task.index])
             self.result.seconds = time.perf_counter() - self.begin
             stopped = self.result.peak_memory  # of the processes that were stopped
             peaks = peak_memory(self.backbone.device)
@@ -202,6 +204,8 @@ class FederatedRun:
         if uploads:  # without any, the state stays
             with self.result.phase("server"):
                 server.merge(uploads, exchange)
+        seconds = time.perf_counter() - started
+        measured = self._evaluate_round(exchange)
         # real sites may keep their losses back
         reported = [losses[upload.client] for upload in uploads if upload.client in losses]
         self.observer.round(
@@ -213,9 +217,22 @@ class FederatedRun:
                 "loss": statistics.fmean(reported) if reported else None,
                 "bytes_up": arrival.total_bytes,
                 "bytes_down": down,
-                "seconds": time.perf_counter() - started,
+                "seconds": seconds,
+                **measured,
             }
         )
+
+    def _evaluate_round(self, exchange: Exchange) -> dict[str, float]:
+        """Measure the accuracy over all classes seen after every ``eval_every`` training rounds."""
+        every, number = self.settings.eval_every, exchange.round + 1
+        if not every or not exchange.is_training_round or number % every:
+            return {}
+        with self.result.phase("evaluation"):
+            task, batch = exchange.task, self._plan().pass_size
+            row = accuracy_row(self.method, self.world, self.state, task, batch)
+        accuracy = pooled_accuracy(row, self.result.test_counts)
+        self.result.add_to_curve(task, number, accuracy)
+        return {"accuracy": accuracy}
 
     def _collect(
         self, phase: TaskPhase, engine: ClientEngine, clients: Sequence[Client], task: Task

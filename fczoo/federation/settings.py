@@ -27,6 +27,8 @@ AUTO = "auto"  # precision that is chosen by speed; stored is the chosen one
 MOST_CLIENTS = 1_000_000
 MOVED = {"training": None, "partition": "partition_seed", "class-order": "class_order_seed"}
 """What the seed of a run may move, and the setting that says so."""
+MEASUREMENTS = ("eval_every",)
+"""Settings that measure more of a run and change nothing else of it; 0 by default."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,13 @@ class Settings:
         group=POPULATION,
     )
     rounds: int = option(3, "Number of communication rounds per task", low=1, group=TRAINING)
+    eval_every: int = option(
+        0,
+        "Also test on all classes seen so far after every this many rounds of a task; 0: after "
+        "tasks only",
+        low=0,
+        group=TRAINING,
+    )
     epochs: int = option(2, "Number of local epochs per round", low=1, group=TRAINING)
     batch_size: int = option(16, "Number of images per local batch", low=1, group=TRAINING)
     augment: str = option(
@@ -307,10 +316,14 @@ class Settings:
         return Path(self.data_root).expanduser() if self.data_root else None
 
     def portable(self) -> dict[str, Any]:
-        """Return plain values with files and folders reduced to their last name."""
+        """Return plain values with files and folders reduced to their last name.
+
+        Without the defaults of settings that only measure more: they describe no run.
+        """
         return {
             k: shorten(v) if k in ("data_root", "backbone", "partition") else v
             for k, v in asdict(self).items()
+            if v or k not in MEASUREMENTS
         }
 
     @property

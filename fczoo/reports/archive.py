@@ -77,6 +77,7 @@ class Row(msgspec.Struct, kw_only=True):
     tuned: dict[str, Any] = {}  # older archives lack it
     far: dict[str, Count] = {}  # uploads with far statistics by client; older archives lack it
     warnings: list[str] = []  # of its folder
+    curve: list[list[Any]] = []  # older archives lack it
     pretraining: str = ""  # how the backbone met the classes in training; reports derive it again
 
 

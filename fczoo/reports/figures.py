@@ -11,6 +11,7 @@ from fczoo.core.metrics import drops, seen_accuracy
 from fczoo.federation.result import Result
 from fczoo.reports.diagnostics_figures import insights
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
+from fczoo.reports.learning_curves import accuracy_over_bytes, accuracy_over_rounds
 from fczoo.reports.run_folder import ROUNDS
 from fczoo.reports.runs import Experiment, Line
 
@@ -48,6 +49,9 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
         experiment: Experiment to show.
     """
     yield accuracy_curves(experiment)
+    for curves in (accuracy_over_rounds(experiment), accuracy_over_bytes(experiment)):
+        if any(values.shape[1] > 1 for values in curves.curves.values()):
+            yield curves
     if len(experiment.first.task_sizes) > 1:
         yield forgetting_map(experiment)
     yield accuracy_against_bytes(experiment)

@@ -1,6 +1,7 @@
 """Tables of experiments: their entries and the marks of the best values."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from fczoo.core.names import match
 from fczoo.core.options import nearest
 from fczoo.core.payload import Content
 from fczoo.federation.result import EVALUATION_METRICS, Result
+from fczoo.reports.learning_curves import megabytes_to, rounds_to
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.significance import DIGITS, Entry, Mark, significant
 from fczoo.security.privacy import DISCLOSURES
@@ -27,6 +29,7 @@ class Column(NamedTuple):
     better: Literal["high", "low", ""] = ""  # "": a cost, which is not ranked
     # value against the joint run of the same seed, for metrics that need one
     against: Callable[[Result, Result], float] | None = None
+    of_all_seeds: bool = False  # no entry unless every run has a value
 
 
 MEANINGS = {
@@ -172,6 +175,8 @@ MORE = (
     ),
 )
 """Columns that are shown on request."""
+REACH = re.compile(r"(rounds|mb)(?: to |@)(\d+(?:\.\d+)?)(?: ?%)?", re.IGNORECASE)
+"""Column of rounds or MB to an accuracy: ``rounds@70`` or, as in tables, ``rounds to 70 %``."""
 COLUMNS = {c.name: c for c in (*ACCURACY, *COSTS, *UPLOADS, *MORE)}
 GROUPS = tuple(tuple(c.name for c in group) for group in (ACCURACY, COSTS, UPLOADS))
 SHORT = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
@@ -220,10 +225,26 @@ def column_of(name: str) -> Column:
     Raises:
         FczooError: There is no such column.
     """
+    if reach := REACH.fullmatch(name.strip()):
+        return _reach_column(reach[1].lower(), float(reach[2]))
     known = match(name, COLUMNS)
     if known is None:
         raise FczooError(f"no metric is called {name!r}; {nearest(name, COLUMNS)}")
     return COLUMNS[known]
+
+
+def _reach_column(unit: str, accuracy: float) -> Column:
+    """Return the column of rounds or MB that a run takes to an accuracy."""
+    until = f"until {accuracy:g} % of all classes' test images are recognised, in the last task"
+    unreached = "empty where a seed does not get there at a point that was measured"
+    if unit == "rounds":
+        meaning = f"rounds of the run {until}; {unreached}"
+        to_accuracy, show = partial(rounds_to, accuracy=accuracy), no_decimals
+    else:
+        meaning = f"MB sent in the run {until}; {unreached}"
+        to_accuracy, show = partial(megabytes_to, accuracy=accuracy), thousandths
+    unit = "MB" if unit == "mb" else unit
+    return Column(f"{unit} to {accuracy:g} %", meaning, to_accuracy, show, of_all_seeds=True)
 
 
 def _joint_results(experiment: Experiment) -> dict[int, Result]:
@@ -249,6 +270,8 @@ def entry_of(line: Line, column: Column, joint: Mapping[int, Result] | None = No
             value = column.against(result, joint[seed])
         if value is not None and not math.isnan(value):
             by_seed[seed] = float(value)
+    if column.of_all_seeds and len(by_seed) < len(line.results):
+        return None
     return Entry(by_seed) if by_seed else None
 
 

@@ -45,28 +45,35 @@ def test_confusion_between_tasks_by_hand() -> None:
     assert np.isnan(shares[2]).all()
 
 
+def images_of(counts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return owner and label of each image, from numbers [clients][classes]."""
+    images = [(k, c) for k, row in enumerate(counts) for c, n in enumerate(row) for _ in range(n)]
+    owners, labels = np.array(images, dtype=np.int64).reshape(-1, 2).T
+    return owners, labels
+
+
 def test_accuracy_of_clients_by_hand() -> None:
     """Weigh 75, 50 and 100 % by the class mix of each client.
 
     Mixes: only class 0; half 1, half 2: (50 + 100) / 2; 1/4, 1/4, 1/2: 81.25; only the untested
     class; 1/2 of class 0 and the rest untested, which is left out: 75.
     """
-    counts = np.array([[5, 0, 0, 0], [0, 2, 2, 0], [1, 1, 2, 0], [0, 0, 0, 3], [1, 0, 0, 1]])
-    accuracies = client_accuracies([75.0, 50.0, 100.0, math.nan], counts)
+    counts = [[5, 0, 0, 0], [0, 2, 2, 0], [1, 1, 2, 0], [0, 0, 0, 3], [1, 0, 0, 1]]
+    accuracies = client_accuracies([75.0, 50.0, 100.0, math.nan], *images_of(counts), 6)
     assert accuracies[:3] == pytest.approx([75.0, 75.0, 81.25])
-    assert math.isnan(accuracies[3]) and accuracies[4] == pytest.approx(75.0)
+    assert accuracies[3:] == [None, 75.0, None]  # the sixth client has no image
 
 
 def test_figures_over_clients_by_hand() -> None:
     """Of 20, 40, 60 and 80: mean 50, deviation sqrt((900 + 100 + 100 + 900) / 4) = sqrt(500)."""
-    clients = [60.0, 20.0, math.nan, 80.0, 40.0]
+    clients = [60.0, 20.0, None, 80.0, 40.0]
     assert mean_of_clients(clients) == 50.0
     assert std_of_clients(clients) == pytest.approx(math.sqrt(500))
     assert worst_clients(clients) == 20.0  # ceil(0.1 * 4) = 1 client
     assert worst_clients(clients, share=0.5) == 30.0
     assert worst_clients([float(q) for q in range(11)]) == 0.5  # ceil(1.1) = 2 clients
     for figure in (mean_of_clients, std_of_clients, worst_clients):
-        assert math.isnan(figure([math.nan]))
+        assert math.isnan(figure([None]))
 
 
 @some
@@ -89,11 +96,11 @@ def test_scikit_learn_counts_the_same(pairs: list[tuple[int, int]]) -> None:
 )
 def test_bounds_of_clients(accuracies: list[float], counts: list[list[int]], rng) -> None:
     """Check that a client lies between the classes, the worst below the mean, in any order."""
-    clients = client_accuracies(accuracies, np.array(counts))
+    clients = client_accuracies(accuracies, *images_of(counts), len(counts))
     for value, mix in zip(clients, counts, strict=True):
-        assert math.isnan(value) == (sum(mix) == 0)
-        assert math.isnan(value) or min(accuracies) - 1e-9 <= value <= max(accuracies) + 1e-9
-    if all(map(math.isnan, clients)):
+        assert (value is None) == (sum(mix) == 0)
+        assert value is None or min(accuracies) - 1e-9 <= value <= max(accuracies) + 1e-9
+    if clients == [None] * len(clients):
         return
     mean, std, worst = mean_of_clients(clients), std_of_clients(clients), worst_clients(clients)
     assert worst <= mean + 1e-9 and 0 <= std <= 50 + 1e-9

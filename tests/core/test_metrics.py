@@ -79,10 +79,9 @@ def test_one_task() -> None:
 
 def test_forward_transfer_by_hand() -> None:
     """Compare with chance among four classes, 25: (45 - 25 + 15 - 25) / 2 = 5."""
-    nan = float("nan")
     assert forward_transfer([45.0, 15.0], 4) == 5.0
-    assert forward_transfer([45.0, nan, 15.0, nan], 4) == 5.0
-    assert math.isnan(forward_transfer([nan], 4)) and math.isnan(forward_transfer([], 4))
+    assert forward_transfer([45.0, None, 15.0, None], 4) == 5.0
+    assert math.isnan(forward_transfer([None], 4)) and math.isnan(forward_transfer([], 4))
 
 
 def test_intransigence_by_hand() -> None:

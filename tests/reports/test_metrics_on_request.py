@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 from fczoo.core.files import write_json
 from fczoo.federation.result import read_result, write_result
-from tests.helpers_runs import write_run
+from helpers_runs import write_run
 
 
 def evaluated_run(folder: Path) -> Path:
@@ -19,7 +19,7 @@ def evaluated_run(folder: Path) -> Path:
     for seed in (0, 1):
         path = folder / "hgp" / f"seed{seed}" / "result.json"
         result = read_result(path)
-        result.task_aware, result.next_accuracy = [[90.0], [84.0, 84.0]], [float("nan")] * 2
+        result.task_aware, result.next_accuracy = [[90.0], [84.0, 84.0]], [None] * 2
         result.top5, result.calibration = [100.0, 96.0], [5.0, 7.5]
         last = [60.0] * 5 + [80.0] * 5
         result.class_accuracy = [[90.0] * 5, last]

@@ -9,12 +9,13 @@ import msgspec
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, read_record, write_record
 from fczoo.core.registry import METHODS
+from fczoo.federation.settings import MEASUREMENTS
 
 FORMAT = "fczoo-tuned-1"
 TUNED = "tuned.json"
 WITHOUT_WEIGHT = {  # settings of which the best values of a method do not depend
     *("data_root", "test_per_class", "class_order", "class_order_seed", "partition_seed", "vary"),
-    *("device", "deterministic", "together", "cache_queries"),
+    *("device", "deterministic", "together", "cache_queries", *MEASUREMENTS),
 }
 
 
