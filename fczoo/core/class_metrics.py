@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -141,3 +141,10 @@ def worst_clients(accuracies: Iterable[float | None], share: float = WORST) -> f
     """
     values = sorted(q for q in accuracies if q is not None)
     return mean_of_clients(values[: math.ceil(share * len(values))])
+
+
+CLIENT_METRICS: dict[str, Callable[[Iterable[float | None]], float]] = {
+    "client_mean": mean_of_clients,
+    "client_std": std_of_clients,
+    "client_worst": worst_clients,
+}

@@ -5,7 +5,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fczoo.core.class_metrics import class_accuracies, confusion_matrix, confusion_triples
+from fczoo.core.class_metrics import (
+    class_accuracies,
+    client_accuracies,
+    confusion_matrix,
+    confusion_triples,
+)
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.prediction_metrics import calibration_error, confidences, in_top, task_answers
@@ -73,13 +78,15 @@ def evaluate(method: Method, world: World, state: Tree, task: Task, batch_size: 
     labels, answers, _ = torch.cat(by_task, 1)
     correct = answers == labels
     triples = confusion_triples(labels.numpy(), answers.numpy(), task.stop)
+    class_accuracy = class_accuracies(confusion_matrix(triples, task.stop))
     return Evaluation(
         accuracy=[percent_correct(answers == y) for y, answers, _ in by_task],
         task_aware=[percent_correct(answers == y) for y, _, answers in by_task],
         top5=percent_correct(torch.cat(top)) if top else NAN,
         calibration=_calibration(confident, correct) if gives_logits else None,
         confusion=triples,
-        class_accuracy=class_accuracies(confusion_matrix(triples, task.stop)),
+        class_accuracy=class_accuracy,
+        client_accuracy=_client_accuracies(world, task, class_accuracy),
         next_accuracy=_next_accuracy(method, world, state, task, batch_size),
     )
 
@@ -99,6 +106,14 @@ def accuracy_row(
 def percent_correct(correct: Tensor) -> float:
     """Return the share of right answers [n] in percent; NaN without any."""
     return 100 * int(correct.sum()) / len(correct) if len(correct) else NAN
+
+
+def _client_accuracies(world: World, task: Task, class_accuracy: list[float]) -> list[float | None]:
+    """Return the accuracy per client; empty where the server does not know the clients' classes."""
+    if not world.sees_clients:
+        return []
+    owners, labels = world.images_by_client(task)
+    return client_accuracies(class_accuracy, owners, labels, world.partition.clients)
 
 
 def _calibration(confident: list[Tensor], correct: Tensor) -> float:

@@ -13,14 +13,14 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fczoo.core.class_metrics import class_accuracies, confusion_matrix
+from fczoo.core.class_metrics import CLIENT_METRICS, class_accuracies, confusion_matrix
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, convert_json, read_record, write_record
 from fczoo.core.metrics import all_metrics, final, forward_transfer, seen_accuracy
 from fczoo.core.tasks import Task
 
 FORMAT = "fczoo-result-1"
-EVALUATION_METRICS = ("task_aware", "FWT", "top5", "ECE")
+EVALUATION_METRICS = ("task_aware", "FWT", "top5", "ECE", *CLIENT_METRICS)
 """Metrics that do not follow from the accuracy matrix."""
 
 
@@ -34,6 +34,8 @@ class Evaluation:
     calibration: float | None  # ECE over all images; None: the method gives scores
     confusion: list[list[int]]  # class, answer, images
     class_accuracy: list[float]  # percent, per class seen
+    # percent, per client, on test images with its class mix; None without images; empty: not known
+    client_accuracy: list[float | None]
     next_accuracy: float | None  # percent, on the next task; None where it has new classes
 
 
@@ -68,6 +70,9 @@ class Result:
     class_accuracy: list[list[float]] = field(default_factory=list)
     # after the latest task: class, answer, number of images
     confusion: list[list[Count]] = field(default_factory=list)
+    # after the latest task: percentage per client on test images with the class mix of its images;
+    # None without images; empty where the server does not know the mixes
+    client_accuracy: list[float | None] = field(default_factory=list)
     # task, rounds of it, accuracy over all classes seen, bytes sent so far: after every task, and
     # after every ``eval_every`` rounds
     curve: list[list[Any]] = field(default_factory=list)
@@ -137,6 +142,7 @@ class Result:
             self.calibration.append(evaluation.calibration)
         self.class_accuracy.append(evaluation.class_accuracy)
         self.confusion = evaluation.confusion
+        self.client_accuracy = evaluation.client_accuracy
         self.metrics = metrics_of(self)
 
     def add_to_curve(self, task: Task, rounds: int, accuracy: float | None = None) -> None:
@@ -189,6 +195,9 @@ def metrics_of(result: Result) -> dict[str, float]:
             metrics["FWT"] = transfer
     if result.calibration:
         metrics["ECE"] = result.calibration[-1]
+    if any(value is not None for value in result.client_accuracy):
+        for name, metric in CLIENT_METRICS.items():
+            metrics[name] = metric(result.client_accuracy)
     return metrics
 
 
@@ -279,6 +288,7 @@ def _percentages(result: Result) -> dict[str, list[float]]:
         "top5": result.top5,
         "calibration": result.calibration,
         "class_accuracy": [*chain(*result.class_accuracy)],
+        "client_accuracy": [value for value in result.client_accuracy if value is not None],
         "curve": [point[2] for point in result.curve],
     }
 

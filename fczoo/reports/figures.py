@@ -54,6 +54,8 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
             yield curves
     if len(experiment.first.task_sizes) > 1:
         yield forgetting_map(experiment)
+    if (clients := client_quantiles(experiment)).curves:
+        yield clients
     yield accuracy_against_bytes(experiment)
     yield accuracy_against_seconds(experiment)
     # an archive keeps no rounds
@@ -192,6 +194,34 @@ def front(means: dict[str, np.ndarray]) -> list[str]:
             best = value
             front_labels.append(label)
     return front_labels
+
+
+QUANTILES = np.linspace(0, 1, 21)
+
+
+def client_quantiles(experiment: Experiment) -> Curves:
+    """Return the accuracies of clients in order, by their share of all clients.
+
+    Args:
+        experiment: Experiment to show; runs that did not record clients are left out.
+    """
+    curves = {}
+    for line in experiment.lines:
+        clients = [[q for q in r.client_accuracy if q is not None] for r in line.results]
+        if values := [np.quantile(of_run, QUANTILES) for of_run in clients if of_run]:
+            curves[line.label] = np.array(values)
+    return Curves(
+        name="clients",
+        caption=(
+            "Accuracy of the global model for the clients, each on test images with its own class "
+            "mix, after the last task; from the worst client to the best"
+        ),
+        x="clients with at most this accuracy, %",
+        y="accuracy for a client, %",
+        curves=curves,
+        positions=dict.fromkeys(curves, 100 * QUANTILES),
+        marks=False,
+    )
 
 
 def partition_map(experiment: Experiment) -> Heat:

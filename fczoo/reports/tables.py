@@ -47,8 +47,11 @@ MEANINGS = {
     "top5": "% of all test images whose class is among the five highest logits",
     "ECE": "expected calibration error in points; only of methods that give logits",
     "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
+    "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
+    "client_std": "standard deviation of that over clients",
+    "client_worst": "mean of that over the worst 10 % of the clients",
 }
-LOWER_IS_BETTER = ("forgetting", "ECE", "intransigence")  # beginnings of their names
+LOWER_IS_BETTER = ("forgetting", "ECE", "intransigence", "client_std")  # beginnings of their names
 
 
 def percent(value: float) -> str:

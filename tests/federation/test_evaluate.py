@@ -133,13 +133,21 @@ def test_a_file_gives_the_same_result(tmp_path: Path) -> None:
 
 def test_a_file_of_an_older_version_still_reads(tmp_path: Path) -> None:
     path, result = tmp_path / "result.json", sample()
-    new = ("task_aware", "next_accuracy", "top5", "calibration", "class_accuracy", "confusion")
+    new = (
+        "task_aware",
+        "next_accuracy",
+        "top5",
+        "calibration",
+        "class_accuracy",
+        "confusion",
+        "client_accuracy",
+    )
     content = {k: v for k, v in vars(result).items() if k not in new}
     content["metrics"] = {"A_N": 62.5, "Avg": 81.25}
     path.write_text(json.dumps(content))
     old = read_result(path)
     assert old.metrics["plasticity"] == 75.0 and "top5" not in old.metrics
-    assert [getattr(old, name) for name in new] == [[]] * 6
+    assert [getattr(old, name) for name in new] == [[]] * 7
 
 
 @pytest.mark.parametrize(
@@ -153,6 +161,7 @@ def test_a_file_of_an_older_version_still_reads(tmp_path: Path) -> None:
         ({"confusion": [[0, 8]]}, "confusion: an entry"),
         ({"confusion": [[0, 0, 4], [1, 1, 4]]}, "confusion: 8 right answers"),
         ({"class_accuracy": [[100.0], [75.0, 100.0, 1.0]]}, "class_accuracy: a value is 1"),
+        ({"client_accuracy": [9.0, 101.0]}, "client_accuracy: a value is not a percentage"),
         ({"metrics": {"ECE": 9.0}}, "metrics.ECE is 9, but its accuracies give 8"),
     ],
 )
@@ -163,3 +172,29 @@ def test_contradictions_are_refused(changes: dict[str, Any], says: str, tmp_path
     write_result(tmp_path / "result.json", result)
     with pytest.raises(FczooError, match=says):
         read_result(tmp_path / "result.json")
+
+
+def test_accuracy_of_clients_follows_from_classes() -> None:
+    """Weigh the accuracies of classes by hand with the images of each client of the toy world."""
+    bench = toy_bench()
+    result = bench.run(small_method("fedavg"))
+    labels = dict(zip(bench.stream.train_index, bench.stream.train.labels, strict=True))
+    by_hand = []
+    for k in range(3):
+        mix = Counter(labels[i] for task in bench.partition.tasks for i in task[k])
+        weighted = sum(n * result.class_accuracy[-1][c] for c, n in mix.items())
+        by_hand.append(weighted / mix.total())
+    assert result.client_accuracy == pytest.approx(by_hand)
+    assert result.metrics["client_worst"] == min(result.client_accuracy)
+    assert result.metrics["client_mean"] == pytest.approx(sum(by_hand) / 3)
+
+
+def test_an_image_of_two_stages_counts_once_per_client() -> None:
+    bench = toy_bench()
+    twice = replace(bench.partition, tasks=(bench.partition.tasks[0],) * 3)
+    staged = replace(bench, partition=twice)
+    owners, labels = staged.images_by_client(TASKS[2])
+    assert Counter(owners.tolist()) == {0: 13, 1: 10, 2: 7}
+    assert Counter(labels.tolist()) == {0: 10, 1: 10, 2: 10}
+    assert len(bench.images_by_client(TASKS[1])[0]) == 50
+    assert len(bench.images_by_client(TASKS[2])[0]) == 70

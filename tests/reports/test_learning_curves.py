@@ -12,7 +12,7 @@ from fczoo.board.charts import chart
 from fczoo.cli.app import main
 from fczoo.federation.result import Result, read_result, write_result
 from fczoo.reports.drawing import draw
-from fczoo.reports.figures import overview
+from fczoo.reports.figures import client_quantiles, overview
 from fczoo.reports.learning_curves import (
     accuracy_over_bytes,
     accuracy_over_rounds,
@@ -115,3 +115,21 @@ def test_a_damaged_curve_is_refused(tmp_path: Path, curve: list[list[Any]]) -> N
     folder = runs_with_curves(tmp_path / "r", {0: curve})
     outcome = CliRunner().invoke(main, ["report", str(folder)])
     assert outcome.exit_code == 1 and "is not a valid result file" in str(outcome.output)
+
+
+def test_clients_from_the_worst_to_the_best(tmp_path: Path) -> None:
+    """Interpolate between five clients: quantiles 0, 5, ..., 100 %."""
+    folder = runs_with_curves(tmp_path / "r", {0: CURVE})
+    path = folder / "hgp" / "seed0" / "result.json"
+    result = read_result(path)
+    result.client_accuracy = [50.0, 10.0, None, 30.0, 20.0, 40.0]
+    write_result(path, result)
+    (experiment,) = read_experiments([folder])
+    quantiles = client_quantiles(experiment)
+    assert quantiles.curves["hgp"][0] == pytest.approx(np.arange(10, 51, 2))
+    assert "clients" in {figure.name for figure in overview(experiment)}
+    words = ["report", str(folder), "--metrics", "client_mean,client_worst,client_std"]
+    outcome = CliRunner().invoke(main, [*words, "--format", "json"])
+    values = {row["method"]: row["values"] for row in json.loads(outcome.output)[0]["rows"]}
+    means = [entry["mean"] for entry in values["hgp"].values()]
+    assert means == pytest.approx([30.0, 10.0, 200**0.5])
