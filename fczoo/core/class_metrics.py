@@ -143,8 +143,8 @@ def worst_clients(accuracies: Iterable[float | None], share: float = WORST) -> f
     return mean_of_clients(values[: math.ceil(share * len(values))])
 
 
-CLIENT_METRICS: dict[str, Callable[[Iterable[float | None]], float]] = {
-    "client_mean": mean_of_clients,
-    "client_std": std_of_clients,
-    "client_worst": worst_clients,
+OVER_CLIENTS: dict[str, Callable[[Iterable[float | None]], float]] = {
+    "mean": mean_of_clients,
+    "std": std_of_clients,
+    "worst": worst_clients,
 }

@@ -13,14 +13,17 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fczoo.core.class_metrics import CLIENT_METRICS, class_accuracies, confusion_matrix
+from fczoo.core.class_metrics import OVER_CLIENTS, class_accuracies, confusion_matrix
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, convert_json, read_record, write_record
 from fczoo.core.metrics import all_metrics, final, forward_transfer, seen_accuracy
 from fczoo.core.tasks import Task
 
 FORMAT = "fczoo-result-1"
-EVALUATION_METRICS = ("task_aware", "FWT", "top5", "ECE", *CLIENT_METRICS)
+EVALUATION_METRICS = (
+    *("task_aware", "FWT", "top5", "ECE"),
+    *(f"{prefix}_{name}" for prefix in ("client", "personal") for name in OVER_CLIENTS),
+)
 """Metrics that do not follow from the accuracy matrix."""
 
 
@@ -73,6 +76,8 @@ class Result:
     # after the latest task: percentage per client on test images with the class mix of its images;
     # None without images; empty where the server does not know the mixes
     client_accuracy: list[float | None] = field(default_factory=list)
+    # after the last task: the same for its own model, after ``personal_epochs`` of fine-tuning
+    personal_accuracy: list[float | None] = field(default_factory=list)
     # task, rounds of it, accuracy over all classes seen, bytes sent so far: after every task, and
     # after every ``eval_every`` rounds
     curve: list[list[Any]] = field(default_factory=list)
@@ -195,9 +200,12 @@ def metrics_of(result: Result) -> dict[str, float]:
             metrics["FWT"] = transfer
     if result.calibration:
         metrics["ECE"] = result.calibration[-1]
-    if any(value is not None for value in result.client_accuracy):
-        for name, metric in CLIENT_METRICS.items():
-            metrics[name] = metric(result.client_accuracy)
+    for prefix, accuracies in (
+        ("client", result.client_accuracy),
+        ("personal", result.personal_accuracy),
+    ):
+        if any(value is not None for value in accuracies):
+            metrics |= {f"{prefix}_{k}": metric(accuracies) for k, metric in OVER_CLIENTS.items()}
     return metrics
 
 
@@ -289,6 +297,7 @@ def _percentages(result: Result) -> dict[str, list[float]]:
         "calibration": result.calibration,
         "class_accuracy": [*chain(*result.class_accuracy)],
         "client_accuracy": [value for value in result.client_accuracy if value is not None],
+        "personal_accuracy": [value for value in result.personal_accuracy if value is not None],
         "curve": [point[2] for point in result.curve],
     }
 

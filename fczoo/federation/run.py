@@ -31,9 +31,10 @@ from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
 from fczoo.federation.evaluate import accuracy_row, evaluate
 from fczoo.federation.local_rules import CONTROL
+from fczoo.federation.personal import personal_accuracies
 from fczoo.federation.remote import RemoteEngine, Transport
-from fczoo.federation.result import MEASURED, PROGRESS, Result
-from fczoo.federation.server import Server
+from fczoo.federation.result import MEASURED, PROGRESS, Result, metrics_of
+from fczoo.federation.server import Server, broadcast
 from fczoo.federation.world import World
 
 
@@ -107,6 +108,8 @@ class FederatedRun:
                 batch = self._plan().pass_size
                 self.result.add(evaluate(self.method, self.world, self.state, task, batch))
                 self.result.add_to_curve(task, self.server.rounds[task.index])
+            if self.settings.personal_epochs and task.index + 1 == len(self.stream.tasks):
+                self._personalise(task)
             self.result.seconds = time.perf_counter() - self.begin
             stopped = self.result.peak_memory  # of the processes that were stopped
             peaks = peak_memory(self.backbone.device)
@@ -233,6 +236,23 @@ class FederatedRun:
         accuracy = pooled_accuracy(row, self.result.test_counts)
         self.result.add_to_curve(task, number, accuracy)
         return {"accuracy": accuracy}
+
+    def _personalise(self, task: Task) -> None:
+        """Test copies of the final model that every client has fine-tuned; the run stays."""
+        training, rounds = self.server.training, self.server.rounds[task.index]
+        if not training.active_optims(task, rounds - 1) or training.data_scope == "pooled":
+            return
+        with self.result.phase("personal"):
+            plan = replace(self._plan(), epochs=self.settings.personal_epochs)
+            runtime = self._engine(plan).side
+            ctx = Context(task, rounds - 1, rounds, broadcast(self.method, self.state))
+            state = ClientState(self.memories, self.teacher_cache, {})
+            clients = {c.number: c for c in self.world.clients(task, training.data_scope)}
+            before = self.result.client_accuracy
+            self.result.personal_accuracy = personal_accuracies(
+                self.world, runtime, self.state, state, clients, ctx, before
+            )
+        self.result.metrics = metrics_of(self.result)
 
     def _collect(
         self, phase: TaskPhase, engine: ClientEngine, clients: Sequence[Client], task: Task

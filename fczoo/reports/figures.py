@@ -273,7 +273,7 @@ def loss_curves(experiment: Experiment) -> Curves:
     )
 
 
-PHASES = ("training", "server", "surveys", "evaluation")
+PHASES = ("training", "server", "surveys", "evaluation", "personal")
 
 
 def time_bars(experiment: Experiment) -> Bars:

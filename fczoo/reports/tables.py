@@ -50,8 +50,17 @@ MEANINGS = {
     "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
     "client_std": "standard deviation of that over clients",
     "client_worst": "mean of that over the worst 10 % of the clients",
+    "personal_mean": "client_mean of the clients' own models, after --personal-epochs",
+    "personal_std": "their standard deviation over clients",
+    "personal_worst": "their mean over the worst 10 % of the clients",
 }
-LOWER_IS_BETTER = ("forgetting", "ECE", "intransigence", "client_std")  # beginnings of their names
+LOWER_IS_BETTER = (
+    "forgetting",
+    "ECE",
+    "intransigence",
+    "client_std",
+    "personal_std",
+)  # beginnings of their names
 
 
 def percent(value: float) -> str:
