@@ -208,6 +208,9 @@ class ProxyHead(TunedBackbone, Rehearsal):
         logits = proxy_logits(features, torch.cat([model["proxy.old"], model["proxy.new"]]))
         return nca(logits, batch.y, model["eta"], self.margin, self.nca_code)
 
+    def gives_logits(self) -> bool:
+        return False
+
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         proxies = torch.cat([state["proxy.old"], state["proxy.new"]])
         return proxy_logits(self.features(backbone, state, batch), proxies)

@@ -53,7 +53,9 @@ def _curves(figure: Curves) -> dict[str, Any]:
             {
                 "label": label,
                 "runs": len(values),
-                "points": [[i + 1, number] for i, number in enumerate(_numbers(mean))],
+                "points": [
+                    *map(list, zip(_numbers(figure.x_of(label)), _numbers(mean), strict=True))
+                ],
                 "spread": _numbers(spread),
             }
         )

@@ -22,6 +22,14 @@ ARCHIVE = Path("results") / "results.csv"
     help="Format of the printed tables.",
 )
 @click.option(
+    "--metrics",
+    metavar="NAME,...",
+    help=(
+        "Print one table with these columns, such as A_N,task_aware,top5,ECE.  "
+        "[default: the usual tables]"
+    ),
+)
+@click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -45,6 +53,7 @@ ARCHIVE = Path("results") / "results.csv"
 def report(
     folders: tuple[Path, ...],
     style: str,
+    metrics: str | None,
     html: Path | None,
     figures: Path | None,
     archive: Path | None,
@@ -54,6 +63,8 @@ def report(
         raise FczooError("--figures needs --html FILE; add it")
     if archive and html:
         raise FczooError("--archive and --html each write their own file; give one of them")
+    if metrics and (html or archive):
+        raise FczooError("--metrics is about printed tables; leave it or the other file out")
     if archive:
         from fczoo.reports.archive import write_archive
         from fczoo.reports.runs import read_runs
@@ -74,7 +85,8 @@ def report(
         from fczoo.cli.arguments import wrap_to_terminal
         from fczoo.reports.formats import report as tables
 
-        text = tables(folders, style)
+        names = [name.strip() for name in (metrics or "").split(",") if name.strip()]
+        text = tables(folders, style, names)
         click.echo(wrap_to_terminal(text) if style == "text" else text)
 
 

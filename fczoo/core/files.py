@@ -119,14 +119,22 @@ def restore_nan(content: Mapping[str, Any], names: Collection[str]) -> dict[str,
     return {k: null_as_nan(v) if k in names else v for k, v in content.items()}
 
 
+NUMBERS = re.compile(r"\[\n([-+.\deEnul,\s]*)\]")
+"""List of numbers or null in indented JSON; in a text a line break is escaped."""
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of it.
+
+    A list of numbers is on one line.
 
     Args:
         path: File to write.
         content: Plain values, lists and mappings.
     """
-    write_safely(path, (encode_json(content, indent=1) + "\n").encode())
+    text = encode_json(content, indent=1)
+    text = NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
+    write_safely(path, f"{text}\n".encode())
 
 
 def through_json(content: Any) -> Any:

@@ -183,9 +183,16 @@ class Method(ABC):
             rng: Generator for new tensors.
         """
 
+    def gives_logits(self) -> bool:
+        """Return whether a softmax of ``predict`` gives probabilities, as after cross-entropy.
+
+        Scores such as distances have no scale: the calibration error is left out for them.
+        """
+        return True
+
     @abstractmethod
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        """Return logits over the classes seen so far, [B, task.stop].
+        """Return logits over the classes seen so far, [B, task.stop], or scores.
 
         Args:
             backbone: Frozen backbone.

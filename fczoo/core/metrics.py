@@ -1,15 +1,35 @@
-"""All metrics, each a function of the accuracy matrix, with its formula.
+"""Metrics that are functions of the accuracy matrix, each with its formula.
 
 ``a[t][i]`` is the accuracy, in percent, on the test images of task i after training task t (i <= t,
 counted from 0), with the prediction taken over all classes seen so far; ``n[i]`` is the number of
 test images of task i; T tasks. A task without test images has no accuracy and is left out of
-the means over i.
+the means over i. Metrics of single images, classes and clients are in ``prediction_metrics`` and
+``class_metrics``.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 Matrix = Sequence[Sequence[float]]
 Counts = Sequence[int]
+
+
+def pooled_accuracy(row: Sequence[float], n: Counts) -> float:
+    """Compute sum_i n_i a_i / sum_i n_i: accuracy over all test images of the first tasks.
+
+    Args:
+        row: Accuracy a_i on each of the first tasks in percent.
+        n: Test images per task.
+
+    Returns:
+        The accuracy in percent; NaN without test images.
+    """
+    image_count = sum(n[: len(row)])
+    return (
+        sum(c * x for c, x in zip(n, row, strict=False) if c) / image_count
+        if image_count
+        else float("nan")
+    )
 
 
 def seen_accuracy(a: Matrix, n: Counts, t: int) -> float:
@@ -25,12 +45,7 @@ def seen_accuracy(a: Matrix, n: Counts, t: int) -> float:
     Returns:
         The accuracy in percent; NaN without test images.
     """
-    image_count = sum(n[: t + 1])
-    return (
-        sum(c * x for c, x in zip(n, a[t], strict=False) if c) / image_count
-        if image_count
-        else float("nan")
-    )
+    return pooled_accuracy(a[t], n)
 
 
 def final(a: Matrix, n: Counts) -> float:
@@ -153,6 +168,69 @@ def backward_transfer(a: Matrix, n: Counts) -> float:
     return _mean(changes) if changes else 0.0
 
 
+def plasticity(a: Matrix, n: Counts) -> float:
+    """Compute 1/T sum_i a[i][i]: mean accuracy on a task right after it was learned.
+
+    It is the ability to learn: LA of Riemer et al. (MER, ICLR 2019).
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+    """
+    return _mean([a[i][i] for i in _tasks_with_images(n, len(a))])
+
+
+def anytime(a: Matrix, n: Counts) -> float:
+    """Compute AUC = 1/(T-1) sum_{t<T-1} (A_t + A_{t+1}) / 2: area under the curve of A_t.
+
+    The area under the polygon through the T values of ``seen_accuracy``, divided by its width, as
+    the anytime accuracy A_AUC of Koh et al. (CLIB, ICLR 2022) at the ends of tasks.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+
+    Returns:
+        The mean height in percent; A_0 when T = 1.
+    """
+    heights = [seen_accuracy(a, n, t) for t in range(len(a))]
+    if len(heights) == 1:
+        return heights[0]
+    return _mean([(x + y) / 2 for x, y in pairwise(heights)])
+
+
+def forward_transfer(before: Sequence[float | None], classes: int) -> float:
+    """Compute FWT = 1/(T-1) sum_{1<=i<T} (a[i-1][i] - 100 / C) (Lopez-Paz and Ranzato).
+
+    a[i-1][i] is the accuracy on task i before it is learned. The subtrahend is the accuracy of a
+    model that has learned nothing: guessing among C classes. mammoth and Avalanche measure it with
+    the network at its random start, whose expectation this is. A task whose classes are new has no
+    a[i-1][i], because no method answers with a class that it has not seen: FWT exists for domains.
+
+    Args:
+        before: Accuracies a[i-1][i] in percent for i = 1, ..., T - 1; None where there is none.
+        classes: Number C of classes.
+
+    Returns:
+        FWT in percentage points over the tasks that have it; NaN without any.
+    """
+    return _mean([value - 100 / classes for value in before if value is not None])
+
+
+def intransigence(a: Matrix, reference: Matrix, n: Counts) -> float:
+    """Compute I = 1/T sum_i (a*[i][i] - a[i][i]): inability to learn (Chaudhry et al., 2018).
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        reference: Accuracies a* [T][i] of a run that trains on all images of the tasks so far.
+        n: Test images per task.
+
+    Returns:
+        I in percentage points; negative where the run learns new tasks better than the reference.
+    """
+    return _mean([reference[i][i] - a[i][i] for i in _tasks_with_images(n, len(a))])
+
+
 def _tasks_with_images(n: Counts, tasks: int) -> list[int]:
     """Return which of the first tasks have test images."""
     return [i for i in range(tasks) if n[i]]
@@ -162,7 +240,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
-METRICS: dict[str, Callable[[Matrix, Counts], float]] = {
+METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # columns of every report
     "A_N": final,
     "Avg": average,
     "FAA": faa,
@@ -172,13 +250,17 @@ METRICS: dict[str, Callable[[Matrix, Counts], float]] = {
     "forgetting_best": forgetting_best,
     "BWT": backward_transfer,
 }
+MORE_METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # columns on request
+    "plasticity": plasticity,
+    "AUC": anytime,
+}
 
 
 def all_metrics(a: Matrix, n: Counts) -> dict[str, float]:
-    """Compute every metric by name, in percent.
+    """Compute every metric of the accuracy matrix by name, in percent.
 
     Args:
         a: Accuracies [T][i] in percent.
         n: Test images per task.
     """
-    return {name: metric(a, n) for name, metric in METRICS.items()}
+    return {name: metric(a, n) for name, metric in {**METRICS, **MORE_METRICS}.items()}

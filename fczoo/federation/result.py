@@ -7,16 +7,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
+from fczoo.core.class_metrics import OVER_CLIENTS, class_accuracies, confusion_matrix
 from fczoo.core.errors import FczooError
-from fczoo.core.files import Count, Number, read_record, write_record
-from fczoo.core.metrics import all_metrics
+from fczoo.core.files import Count, Number, convert_json, read_record, write_record
+from fczoo.core.metrics import all_metrics, final, forward_transfer, seen_accuracy
+from fczoo.core.tasks import Task
 
 FORMAT = "fczoo-result-1"
+EVALUATION_METRICS = (
+    *("task_aware", "FWT", "top5", "ECE"),
+    *(f"{prefix}_{name}" for prefix in ("client", "personal") for name in OVER_CLIENTS),
+)
+"""Metrics that do not follow from the accuracy matrix."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Outcome of one pass over the test images of all tasks seen so far; NaN without images."""
+
+    accuracy: list[float]  # percent, per task
+    task_aware: list[float]  # percent, per task, with the answer among the classes of the task
+    top5: float  # percent, over all images
+    calibration: float | None  # ECE over all images; None: the method gives scores
+    confusion: list[list[int]]  # class, answer, images
+    class_accuracy: list[float]  # percent, per class seen
+    # percent, per client, on test images with its class mix; None without images; empty: not known
+    client_accuracy: list[float | None]
+    next_accuracy: float | None  # percent, on the next task; None where it has new classes
 
 
 @dataclass(repr=False)
@@ -39,6 +62,25 @@ class Result:
     remark: str = ""  # what a reader must know of the method as it ran
     accuracy: list[list[float]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    # the same, with the answer among the classes of the image's task
+    task_aware: list[list[float]] = field(default_factory=list)
+    # after task t: percentage on task t + 1; None where it has new classes
+    next_accuracy: list[float | None] = field(default_factory=list)
+    top5: list[float] = field(default_factory=list)  # after task t: percentage, all images seen
+    # after task t: ECE in points, all images seen; empty where a method gives scores, not logits
+    calibration: list[float] = field(default_factory=list)
+    # after task t: percentage per class seen; NaN without test images
+    class_accuracy: list[list[float]] = field(default_factory=list)
+    # after the latest task: class, answer, number of images
+    confusion: list[list[Count]] = field(default_factory=list)
+    # after the latest task: percentage per client on test images with the class mix of its images;
+    # None without images; empty where the server does not know the mixes
+    client_accuracy: list[float | None] = field(default_factory=list)
+    # after the last task: the same for its own model, after ``personal_epochs`` of fine-tuning
+    personal_accuracy: list[float | None] = field(default_factory=list)
+    # task, rounds of it, accuracy over all classes seen, bytes sent so far: after every task, and
+    # after every ``eval_every`` rounds
+    curve: list[list[Any]] = field(default_factory=list)
     bytes_up: Count = 0  # all uploads
     bytes_down: Count = 0  # all broadcasts; a tensor that a client already has is not sent again
     client_rounds: Count = 0  # uploads
@@ -95,6 +137,25 @@ class Result:
         yield
         self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - begin
 
+    def add(self, evaluation: Evaluation) -> None:
+        """Add the evaluation after a task and compute all metrics."""
+        self.accuracy.append(evaluation.accuracy)
+        self.task_aware.append(evaluation.task_aware)
+        self.next_accuracy.append(evaluation.next_accuracy)
+        self.top5.append(evaluation.top5)
+        if evaluation.calibration is not None:
+            self.calibration.append(evaluation.calibration)
+        self.class_accuracy.append(evaluation.class_accuracy)
+        self.confusion = evaluation.confusion
+        self.client_accuracy = evaluation.client_accuracy
+        self.metrics = metrics_of(self)
+
+    def add_to_curve(self, task: Task, rounds: int, accuracy: float | None = None) -> None:
+        """Add a point to the curve after some rounds of a task; by default the task's last."""
+        if accuracy is None:
+            accuracy = seen_accuracy(self.accuracy, self.test_counts, task.index)
+        self.curve.append([task.index, rounds, accuracy, self.bytes_up + self.bytes_down])
+
     @property
     def is_finished(self) -> bool:
         """Return whether every task is learned and evaluated."""
@@ -114,9 +175,38 @@ KNOWN_AT_START = (
     "remark",
     "versions",
 )
-METRIC_FIELDS = "accuracy", "metrics"  # fields whose numbers may be NaN, which JSON has as null
+METRIC_FIELDS = (
+    "accuracy",
+    "metrics",
+    "task_aware",
+    "top5",
+    "calibration",
+    "class_accuracy",
+    "curve",
+)
+"""Fields whose numbers may be NaN, which JSON has as null."""
 PROGRESS = tuple(f.name for f in fields(Result) if f.name not in KNOWN_AT_START)
 """The fields that a run fills in as it continues; the others are known when it begins."""
+
+
+def metrics_of(result: Result) -> dict[str, float]:
+    """Compute every metric of a result by name, without those for which it lacks data."""
+    metrics = all_metrics(result.accuracy, result.test_counts)
+    if result.task_aware:
+        metrics["task_aware"] = final(result.task_aware, result.test_counts)
+        metrics["top5"] = result.top5[-1]
+        transfer = forward_transfer(result.next_accuracy, len(result.class_order))
+        if not math.isnan(transfer):
+            metrics["FWT"] = transfer
+    if result.calibration:
+        metrics["ECE"] = result.calibration[-1]
+    for prefix, accuracies in (
+        ("client", result.client_accuracy),
+        ("personal", result.personal_accuracy),
+    ):
+        if any(value is not None for value in accuracies):
+            metrics |= {f"{prefix}_{k}": metric(accuracies) for k, metric in OVER_CLIENTS.items()}
+    return metrics
 
 
 def write_result(path: Path, result: Result) -> None:
@@ -171,20 +261,73 @@ def consistent(result: Result) -> Result:
             f"{tasks} tasks do not go with {len(result.test_counts)} numbers of test images "
             f"and rows of {rows} accuracies"
         )
+    convert_json(result.curve, list[tuple[Count, Count, float, Count]])
     if not sum(result.test_counts):
         raise ValueError("its tasks have no test images at all")
-    for row in result.accuracy:
-        if not all(math.isnan(value) or 0 <= value <= 100 for value in row):
-            raise ValueError("accuracy: a value is not a percentage")
+    for name, values in _percentages(result).items():
+        if not all(math.isnan(value) or 0 <= value <= 100 for value in values):
+            raise ValueError(f"{name}: a value is not a percentage")
     if not all(isinstance(r.get("reason"), str) for r in result.rejected):
         raise ValueError("rejected: an upload is rejected without a reason")
-    metrics = all_metrics(result.accuracy, result.test_counts) if rows else {}
+    _check_evaluations(result)
+    metrics = metrics_of(result) if rows else {}
     for name, metric in metrics.items():
         written = result.metrics.get(name, metric)
         is_legacy = math.isnan(written) and not all(
             result.test_counts
         )  # as older versions wrote it then
-        if not (is_legacy or math.isclose(written, metric, abs_tol=1e-6)):
+        both_nan = math.isnan(written) and math.isnan(metric)
+        if not (is_legacy or both_nan or math.isclose(written, metric, abs_tol=1e-6)):
             raise ValueError(f"metrics.{name} is {written:g}, but its accuracies give {metric:g}")
+    if rows and not result.class_accuracy:  # an archive has these metrics without their data
+        metrics |= {k: v for k, v in result.metrics.items() if k in EVALUATION_METRICS}
+        if not all(math.isnan(v) or -100 <= v <= 100 for v in metrics.values()):
+            raise ValueError("metrics: a value is not within 100 points")
     result.metrics = metrics
     return result
+
+
+def _percentages(result: Result) -> dict[str, list[float]]:
+    """Return all percentages of a result by field."""
+    return {
+        "accuracy": [*chain(*result.accuracy)],
+        "task_aware": [*chain(*result.task_aware)],
+        "next_accuracy": [value for value in result.next_accuracy if value is not None],
+        "top5": result.top5,
+        "calibration": result.calibration,
+        "class_accuracy": [*chain(*result.class_accuracy)],
+        "client_accuracy": [value for value in result.client_accuracy if value is not None],
+        "personal_accuracy": [value for value in result.personal_accuracy if value is not None],
+        "curve": [point[2] for point in result.curve],
+    }
+
+
+def _check_evaluations(result: Result) -> None:
+    """Raise ValueError where further figures of the evaluations contradict the accuracies.
+
+    Files of older versions have none of them.
+    """
+    rows = [len(row) for row in result.accuracy]
+    figures = (result.task_aware, result.next_accuracy, result.top5, result.class_accuracy)
+    if not any(figures) and not result.calibration and not result.confusion:
+        return
+    lengths = {len(figure) for figure in figures}
+    if (
+        lengths != {len(rows)}
+        or [len(row) for row in result.task_aware] != rows
+        or len(result.calibration) not in (0, len(rows))
+    ):
+        raise ValueError("task_aware, next_accuracy, top5 or class_accuracy lack a task")
+    classes = len(result.class_accuracy[-1])
+    if any(len(entry) != 3 or max(entry[:2]) >= classes for entry in result.confusion):
+        raise ValueError(f"confusion: an entry is not two of {classes} classes and a number")
+    m = confusion_matrix(result.confusion, classes)
+    right, images = int(m.diagonal().sum()), int(m.sum())
+    if images != sum(result.test_counts[: len(rows)]):
+        raise ValueError(f"confusion: it counts {images} images, not those of the tasks seen")
+    a_n = final(result.accuracy, result.test_counts)
+    if images and not math.isclose(100 * right / images, a_n, abs_tol=1e-6):
+        raise ValueError(f"confusion: {right} right answers, but accuracies give {a_n:g} %")
+    for value, recall in zip(class_accuracies(m), result.class_accuracy[-1], strict=True):
+        if not math.isclose(value, recall, abs_tol=1e-6) and not math.isnan(value + recall):
+            raise ValueError(f"class_accuracy: a value is {recall:g}, but confusion has {value:g}")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fczoo.core.files import restore_nan
 from fczoo.core.method import Method
-from fczoo.core.metrics import all_metrics
+from fczoo.core.metrics import pooled_accuracy
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Boundary, Context, Exchange, Task
@@ -29,11 +29,12 @@ from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
-from fczoo.federation.evaluate import accuracy_row
+from fczoo.federation.evaluate import accuracy_row, evaluate
 from fczoo.federation.local_rules import CONTROL
+from fczoo.federation.personal import personal_accuracies
 from fczoo.federation.remote import RemoteEngine, Transport
-from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result
-from fczoo.federation.server import Server
+from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result, metrics_of
+from fczoo.federation.server import Server, broadcast
 from fczoo.federation.world import World
 
 
@@ -107,9 +108,10 @@ class FederatedRun:
             rounds_done = 0
             with self.result.phase("evaluation"):
                 batch = self._plan().pass_size
-                row = accuracy_row(self.method, self.world, self.state, task, batch)
-                self.result.accuracy.append(row)
-            self.result.metrics = all_metrics(self.result.accuracy, self.result.test_counts)
+                self.result.add(evaluate(self.method, self.world, self.state, task, batch))
+                self.result.add_to_curve(task, self.server.rounds[task.index])
+            if self.settings.personal_epochs and task.index + 1 == len(self.stream.tasks):
+                self._personalise(task)
             self.result.seconds = time.perf_counter() - self.begin
             earlier_peaks = self.result.peak_memory  # of the processes that were stopped
             peaks = peak_memory(self.backbone.device)
@@ -209,6 +211,8 @@ class FederatedRun:
         if uploads:  # without any, the state stays
             with self.result.phase("server"):
                 server.merge(uploads, exchange)
+        seconds = time.perf_counter() - start_time
+        measured = self._evaluate_round(exchange)
         # real sites may keep their losses back
         reported_losses = [losses[upload.client] for upload in uploads if upload.client in losses]
         self.callback.round(
@@ -220,9 +224,39 @@ class FederatedRun:
                 "loss": statistics.fmean(reported_losses) if reported_losses else None,
                 "bytes_up": arrival.total_bytes,
                 "bytes_down": down,
-                "seconds": time.perf_counter() - start_time,
+                "seconds": seconds,
+                **measured,
             }
         )
+
+    def _evaluate_round(self, exchange: Exchange) -> dict[str, float]:
+        """Measure the accuracy over all classes seen after every ``eval_every`` training rounds."""
+        every, number = self.settings.eval_every, exchange.round + 1
+        if not every or not exchange.is_training_round or number % every:
+            return {}
+        with self.result.phase("evaluation"):
+            task, batch = exchange.task, self._plan().pass_size
+            row = accuracy_row(self.method, self.world, self.state, task, batch)
+        accuracy = pooled_accuracy(row, self.result.test_counts)
+        self.result.add_to_curve(task, number, accuracy)
+        return {"accuracy": accuracy}
+
+    def _personalise(self, task: Task) -> None:
+        """Test copies of the final model that every client has fine-tuned; the run stays."""
+        training, rounds = self.server.training, self.server.rounds[task.index]
+        if not training.active_optims(task, rounds - 1) or training.data_scope == "pooled":
+            return
+        with self.result.phase("personal"):
+            plan = replace(self._plan(), epochs=self.settings.personal_epochs)
+            runtime = self._engine(plan).side
+            ctx = Context(task, rounds - 1, rounds, broadcast(self.method, self.state))
+            state = ClientState(self.memories, self.teacher_cache, {})
+            clients = {c.number: c for c in self.world.clients(task, training.data_scope)}
+            before = self.result.client_accuracy
+            self.result.personal_accuracy = personal_accuracies(
+                self.world, runtime, self.state, state, clients, ctx, before
+            )
+        self.result.metrics = metrics_of(self.result)
 
     def _collect(
         self, phase: Boundary, engine: ClientEngine, clients: Sequence[Client], task: Task

@@ -11,11 +11,11 @@ from fczoo.core.files import shorten
 from fczoo.core.names import fold
 from fczoo.core.options import build, check_options, flag, option
 from fczoo.core.registry import (
-    ATTACKS,
     DATASETS,
     PARTITIONERS,
 )
 from fczoo.data.dataset import domains_of, released_norm
+from fczoo.federation.settings_checks import check_participation, check_settings
 from fczoo.protocols.registry import sources, spell_names
 from fczoo.protocols.source import Source
 
@@ -31,6 +31,8 @@ SEEDED_SETTINGS = {
     "class-order": "class_order_seed",
 }
 """What the seed of a run may move, and the setting that says so."""
+MEASUREMENTS = ("eval_every", "personal_epochs")
+"""Settings that measure more of a run and change nothing else of it; 0 by default."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,21 @@ class Settings:
         group=POPULATION,
     )
     rounds: int = option(3, "Number of communication rounds per task", low=1, group=TRAINING)
+    eval_every: int = option(
+        0,
+        "Also test on all classes seen so far after every this many rounds of a task; 0: after "
+        "tasks only",
+        low=0,
+        group=TRAINING,
+    )
     epochs: int = option(2, "Number of local epochs per round", low=1, group=TRAINING)
+    personal_epochs: int = option(
+        0,
+        "Number of epochs of fine-tuning at each client after the last task, on a copy, to test "
+        "personal models; 0: none",
+        low=0,
+        group=TRAINING,
+    )
     batch_size: int = option(16, "Number of images per local batch", low=1, group=TRAINING)
     augment: str = option(
         "none",
@@ -280,15 +296,7 @@ class Settings:
         values = {"backbone": canonical_backbone(self.backbone), "augment": fold(self.augment)}
         for name, value in {**spell_names(vars(self)), **values, "vary": vary}.items():
             object.__setattr__(self, name, value)
-        problem, share, clients = "", self.participation, f"the {self.clients} clients"
-        if not share:
-            problem = "is 0, so no one would train; give a part up to 1 or a number"
-        elif share > 1 and share % 1:
-            problem = f"is {share:g}; it must be a part up to 1 or a whole number"
-        elif share > self.clients:
-            problem = f"{share:g} asks for more than {clients} at the start; raise --clients"
-        if problem:
-            raise FczooError(f"--participation {problem}")
+        check_participation(self.participation, self.clients)
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
@@ -307,10 +315,14 @@ class Settings:
         return Path(self.data_root).expanduser() if self.data_root else None
 
     def portable(self) -> dict[str, Any]:
-        """Return plain values with files and folders reduced to their last name."""
+        """Return plain values with files and folders reduced to their last name.
+
+        Without the defaults of settings that only measure more: they describe no run.
+        """
         return {
             k: shorten(v) if k in ("data_root", "backbone", "partition") else v
             for k, v in asdict(self).items()
+            if v or k not in MEASUREMENTS
         }
 
     @property
@@ -372,21 +384,7 @@ class Settings:
     @use_python_names
     def check(self) -> None:
         """Raise FczooError for an unknown name or a wrong value, without loading data."""
-        from fczoo.data.views import get_augment  # imports torch
-        from fczoo.federation.aggregator_check import check_stateless
-        from fczoo.federation.local_rules import make_local_training
-
-        if self.min_clients > self.clients:
-            clients = f"the {self.clients} clients at the start"
-            problem = f"--min-clients {self.min_clients} is more than {clients}"
-            raise FczooError(f"{problem}, so every run would stop; lower it or raise --clients")
-        _ = self.partitioner, self.normalisation
-        get_augment(self.augment)
-        if self.aggregator is not None:
-            check_stateless(self.aggregator)
-        if self.attack is not None:
-            ATTACKS.create(self.attack)
-        make_local_training(self.local)
+        check_settings(self)
 
     @property
     def sources(self) -> dict[str, Source]:

@@ -155,6 +155,17 @@ class World:
         met = _together([none, *(task_index[client] for task_index in self._places[:tasks])])
         return torch.from_numpy(met[~np.isin(met, self._places[tasks][client])])
 
+    def images_by_client(self, task: Task) -> tuple[np.ndarray, np.ndarray]:
+        """Return owner and label [n] of the clients' training images of all tasks so far.
+
+        An image counts once per client, also where it comes back in a later stage.
+        """
+        tasks, count = self._places[: task.index + 1], len(self.stream.train.labels)
+        owners = [np.repeat(np.arange(len(places)), places.sizes) for places in tasks]
+        images = [places.positions.astype(np.int64) for places in tasks]
+        keys = np.unique(np.concatenate(owners) * count + np.concatenate(images))
+        return keys // count, self.stream.train.labels[keys % count]
+
     def uplink(self, method: Method, seed: int) -> Uplink:
         """Create the uplink of one run."""
         return Uplink(method, self.settings, seed, self.partition.clients)

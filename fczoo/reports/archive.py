@@ -22,8 +22,8 @@ from fczoo.core.files import (
     unquote_formula,
     write_safely,
 )
-from fczoo.core.metrics import METRICS
-from fczoo.federation.result import METRIC_FIELDS, Result, consistent
+from fczoo.core.metrics import METRICS, MORE_METRICS
+from fczoo.federation.result import EVALUATION_METRICS, METRIC_FIELDS, Result, consistent
 from fczoo.reports.contamination import run_contamination
 from fczoo.reports.run_folder import About, Cell, Runs, Split, check_about
 from fczoo.reports.text_format import option_word
@@ -77,6 +77,7 @@ class Row(msgspec.Struct, kw_only=True):
     tuned: dict[str, Any] = {}  # older archives lack it
     far: dict[str, Count] = {}  # uploads with far statistics by client; older archives lack it
     warnings: list[str] = []  # of its folder
+    curve: list[list[Any]] = []  # older archives lack it
     pretraining: str = ""  # how the backbone met the classes in training; reports derive it again
 
 
@@ -96,6 +97,7 @@ RESULT_COLUMNS = [name for name in _COLUMNS if name in Result.__dataclass_fields
 """Columns that hold a field of ``Result`` as it is."""
 ABOUT_COLUMNS = [name for name in _COLUMNS if name in About.__struct_fields__]
 """Columns that hold a field of ``About`` as it is."""
+METRIC_COLUMNS = (*METRICS, *MORE_METRICS, *EVALUATION_METRICS)
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
 ADVICE = "`fczoo report FOLDER --archive FILE` makes one of run folders"
 FOLDER_COLUMNS = (
@@ -266,7 +268,7 @@ def _cell(path: Path, row: Row, cells: Mapping[str, str]) -> Cell:
         class_order=list(range(sum(row.task_sizes)))
         if natural
         else [*map(int, row.class_order.split(","))],
-        metrics={name: float(cells[name]) for name in METRICS if cells.get(name)},
+        metrics={name: float(cells[name]) for name in METRIC_COLUMNS if cells.get(name)},
         versions=row.versions,
         **{name: getattr(row, name) for name in RESULT_COLUMNS},
     )

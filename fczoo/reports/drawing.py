@@ -163,7 +163,7 @@ def _draw(figure: Figure, order: Mapping[str, int]) -> Any:
 def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
     picture, axes = _new_picture((5.2, 3.2))
     for label, values, colour, turn in _with_colours(figure.curves, order):
-        x, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
+        x, mean = figure.x_of(label), values.mean(0)
         marks = {"marker": MARKERS[turn], "markersize": 3.5} if figure.marks else {}
         strokes = {"linewidth": 1.6, "linestyle": STROKES[turn]}
         axes.plot(x, mean, label=label, color=colour, **marks, **strokes)
@@ -173,7 +173,8 @@ def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
                 x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
             )
     axes.set(xlabel=figure.x, ylabel=figure.y, yscale="log" if figure.log else "linear")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole = all((figure.x_of(label) % 1 == 0).all() for label in figure.curves)
+    axes.xaxis.get_major_locator().set_params(integer=whole)
     if figure.marks and not figure.log:
         axes.set_ylim(bottom=0)
     return _with_legend(picture, axes)

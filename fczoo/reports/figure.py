@@ -28,8 +28,20 @@ class Curves(Figure):
     """Curves over 1, 2, ...: the mean of several runs, with a band of one standard deviation."""
 
     curves: Mapping[str, np.ndarray]  # label -> [runs, x]; NaN where nothing was measured
+    positions: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # label -> [x], other than 1, 2, ...
     log: bool = False  # the values' axis
     marks: bool = True  # each value has its own mark
+
+    def x_of(self, label: str) -> np.ndarray:
+        """Return the place of each value of a curve on the axis.
+
+        Args:
+            label: Label of the curve.
+        """
+        count = self.curves[label].shape[1]
+        return self.positions.get(label, np.arange(1, count + 1))
 
 
 @dataclass(frozen=True, kw_only=True)

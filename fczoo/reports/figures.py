@@ -11,6 +11,7 @@ from fczoo.core.metrics import drops, seen_accuracy
 from fczoo.federation.result import Result
 from fczoo.reports.diagnostics_figures import insights
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
+from fczoo.reports.learning_curves import accuracy_over_bytes, accuracy_over_rounds
 from fczoo.reports.run_folder import ROUNDS
 from fczoo.reports.runs import Experiment, Line
 
@@ -48,8 +49,13 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
         experiment: Experiment to show.
     """
     yield accuracy_curves(experiment)
+    for curves in (accuracy_over_rounds(experiment), accuracy_over_bytes(experiment)):
+        if any(values.shape[1] > 1 for values in curves.curves.values()):
+            yield curves
     if len(experiment.first.task_sizes) > 1:
         yield forgetting_map(experiment)
+    if (clients := client_quantiles(experiment)).curves:
+        yield clients
     yield accuracy_against_bytes(experiment)
     yield accuracy_against_seconds(experiment)
     # an archive keeps no rounds
@@ -190,6 +196,34 @@ def front(means: dict[str, np.ndarray]) -> list[str]:
     return front_labels
 
 
+QUANTILES = np.linspace(0, 1, 21)
+
+
+def client_quantiles(experiment: Experiment) -> Curves:
+    """Return the accuracies of clients in order, by their share of all clients.
+
+    Args:
+        experiment: Experiment to show; runs that did not record clients are left out.
+    """
+    curves = {}
+    for line in experiment.lines:
+        clients = [[q for q in r.client_accuracy if q is not None] for r in line.results]
+        if values := [np.quantile(of_run, QUANTILES) for of_run in clients if of_run]:
+            curves[line.label] = np.array(values)
+    return Curves(
+        name="clients",
+        caption=(
+            "Accuracy of the global model for the clients, each on test images with its own class "
+            "mix, after the last task; from the worst client to the best"
+        ),
+        x="clients with at most this accuracy, %",
+        y="accuracy for a client, %",
+        curves=curves,
+        positions=dict.fromkeys(curves, 100 * QUANTILES),
+        marks=False,
+    )
+
+
 def partition_map(experiment: Experiment) -> Heat:
     """Return training images per client and task.
 
@@ -239,7 +273,7 @@ def loss_curves(experiment: Experiment) -> Curves:
     )
 
 
-PHASES = ("training", "server", "surveys", "evaluation")
+PHASES = ("training", "server", "surveys", "evaluation", "personal")
 
 
 def time_bars(experiment: Experiment) -> Bars:

@@ -13,7 +13,7 @@ from fczoo.reports.captions import conditions, describe, notes, warnings_of
 from fczoo.reports.contamination import run_contamination
 from fczoo.reports.runs import Experiment, read_experiments
 from fczoo.reports.significance import Entry
-from fczoo.reports.tables import COLUMNS, GROUPS, Column, Table, make_table
+from fczoo.reports.tables import COLUMNS, GROUPS, Column, Table, column_of, make_table
 from fczoo.reports.text_format import columns
 
 
@@ -132,21 +132,22 @@ def escape(text: str) -> str:
     return "".join(special.get(c, c) for c in text).replace("\n", " ")
 
 
-def to_csv(experiments: Sequence[Experiment]) -> str:
+def to_csv(experiments: Sequence[Experiment], names: Sequence[str] = tuple(COLUMNS)) -> str:
     """Format unrounded means and standard deviations, one row per method and experiment.
 
     Args:
         experiments: Experiments in the order of the rows.
+        names: Names of the columns with figures.
 
     Returns:
         Text of the CSV file with a header row.
     """
-    figures = [f"{name}{end}" for name in COLUMNS for end in ("", " std")]
+    figures = [f"{name}{end}" for name in names for end in ("", " std")]
     rows: list[list[object]] = [
         ["dataset", "partition", "backbone", "conditions", "method", "seeds", *figures, "notes"]
     ]
     for experiment in experiments:
-        table, about = make_table(experiment, list(COLUMNS)), experiment.about
+        table, about = make_table(experiment, names), experiment.about
         common = [about.settings["dataset"], about.partition["spec"], about.backbone["name"]]
         common.append("; ".join(conditions(experiment)))
         notes = "; ".join(filter(None, (run_contamination(about), *warnings_of(experiment))))
@@ -205,22 +206,25 @@ UNTESTED_NOTE = (
 )
 
 
-def report(places: Sequence[Path], style: str) -> str:
+def report(places: Sequence[Path], style: str, names: Sequence[str] = ()) -> str:
     """Format all tables of the runs of some places.
 
     Args:
         places: Run folders, archives, or folders that contain them.
         style: ``text``, ``markdown``, ``latex``, ``csv`` or ``json``.
+        names: Columns of one table. Default: the usual tables; CSV and JSON have all columns.
 
     Raises:
-        FczooError: Nothing is finished, or two folders hold the same run with other numbers.
+        FczooError: Nothing is finished, two folders hold the same run with other numbers, or no
+            column has one of the names.
     """
+    names = [column_of(name).name for name in names]
     experiments = read_experiments(places)
     if style == "json":
-        return encode_json([as_json(e) for e in experiments], indent=1)
+        return encode_json([as_json(e, names or list(COLUMNS)) for e in experiments], indent=1)
     if style == "csv":
-        return to_csv(experiments)
-    return sections(experiments, style, GROUPS)
+        return to_csv(experiments, names or list(COLUMNS))
+    return sections(experiments, style, [names] if names else GROUPS)
 
 
 def sections(experiments: Sequence[Experiment], style: str, groups: Sequence[Sequence[str]]) -> str:
@@ -291,11 +295,12 @@ def write_summary(folder: Path) -> None:
     write_safely(folder / "summary.md", f"{sections([experiment], 'markdown', GROUPS)}\n".encode())
 
 
-def as_json(experiment: Experiment) -> dict[str, Any]:
+def as_json(experiment: Experiment, names: Sequence[str] = tuple(COLUMNS)) -> dict[str, Any]:
     """Return description, rows with every figure, notes, and unfinished runs.
 
     Args:
         experiment: Experiment to convert.
+        names: Names of the columns.
     """
     problems = [
         {"method": c.method, "seed": c.seed, "problem": c.problem}
@@ -306,7 +311,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
         "about": describe(experiment),
         "conditions": conditions(experiment),
         "pretraining": run_contamination(experiment.about),
-        "rows": to_json(make_table(experiment, list(COLUMNS))),
+        "rows": to_json(make_table(experiment, names)),
         "remarks": remarks,
         "warnings": warnings_of(experiment),
         "not_finished": problems,

@@ -10,13 +10,13 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
 from fczoo.federation.result import Result
-from fczoo.federation.settings import SEEDED_SETTINGS, Settings
+from fczoo.federation.settings import MEASUREMENTS, SEEDED_SETTINGS, Settings
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_folder import ABOUT, About, Cell, Runs, Split, read_folder, read_saved_result
 from fczoo.reports.text_format import option_word
 
 ARCHIVE = "results.csv"  # an archive of this name is found in a folder
-WITHOUT_EFFECT = ("data_root", "device", "together", "protocol", "as_released")
+WITHOUT_EFFECT = (*("data_root", "device", "together", "protocol", "as_released"), *MEASUREMENTS)
 """Settings that record where and how a run was made and which source it follows; they change no
 number.
 """

@@ -1,15 +1,19 @@
 """Tables of experiments: their entries and the marks of the best values."""
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from fczoo.core.metrics import METRICS
+from fczoo.core.errors import FczooError
+from fczoo.core.metrics import METRICS, MORE_METRICS, intransigence
 from fczoo.core.names import match
+from fczoo.core.options import nearest
 from fczoo.core.payload import Content
-from fczoo.federation.result import Result
+from fczoo.federation.result import EVALUATION_METRICS, Result
+from fczoo.reports.learning_curves import megabytes_to, rounds_to
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.significance import DIGITS, Entry, Mark, significant
 from fczoo.security.privacy import DISCLOSURES
@@ -23,6 +27,9 @@ class Column(NamedTuple):
     value: Callable[[Result], float | None]
     show: Callable[[float], str]
     better: Literal["high", "low", ""] = ""  # "": a cost, which is not ranked
+    # value against the joint run of the same seed, for metrics that need one
+    against: Callable[[Result, Result], float] | None = None
+    of_all_seeds: bool = False  # no entry unless every run has a value
 
 
 MEANINGS = {
@@ -34,7 +41,26 @@ MEANINGS = {
     "forgetting_first": "mean drop since a task was learned, last task counted",
     "forgetting_best": "mean drop from the best, last row and last task counted",
     "BWT": "mean change of old tasks since they were learned",
+    "plasticity": "mean of the tasks' accuracies right after they were learned",
+    "AUC": "area under the curve of the accuracy over all seen classes, after each task",
+    "task_aware": "A_N with the answer among the classes of the image's task",
+    "top5": "% of all test images whose class is among the five highest logits",
+    "ECE": "expected calibration error in points; only of methods that give logits",
+    "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
+    "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
+    "client_std": "standard deviation of that over clients",
+    "client_worst": "mean of that over the worst 10 % of the clients",
+    "personal_mean": "client_mean of the clients' own models, after --personal-epochs",
+    "personal_std": "their standard deviation over clients",
+    "personal_worst": "their mean over the worst 10 % of the clients",
 }
+LOWER_IS_BETTER = (
+    "forgetting",
+    "ECE",
+    "intransigence",
+    "client_std",
+    "personal_std",
+)  # beginnings of their names
 
 
 def percent(value: float) -> str:
@@ -67,8 +93,8 @@ def no_decimals(value: float) -> str:
 
 
 def _metric(name: str) -> Column:
-    better: Literal["high", "low"] = "low" if name.startswith("forgetting") else "high"
-    return Column(name, MEANINGS[name], lambda r: r.metrics[name], percent, better)
+    better: Literal["high", "low"] = "low" if name.startswith(LOWER_IS_BETTER) else "high"
+    return Column(name, MEANINGS[name], lambda r: r.metrics.get(name), percent, better)
 
 
 def _per_upload(total: int, result: Result) -> float:
@@ -149,7 +175,21 @@ UPLOADS = (
         "{:.2f}".format,
     ),
 )
-COLUMNS = {c.name: c for c in (*ACCURACY, *COSTS, *UPLOADS)}
+MORE = (
+    *map(_metric, (*MORE_METRICS, *EVALUATION_METRICS)),
+    Column(
+        "intransigence",
+        "mean accuracy of the joint run on a new task minus the method's, where one is at hand",
+        lambda _: None,
+        percent,
+        "low",
+        lambda r, joint: intransigence(r.accuracy, joint.accuracy, r.test_counts),
+    ),
+)
+"""Columns that are shown on request."""
+REACH = re.compile(r"(rounds|mb)(?: to |@)(\d+(?:\.\d+)?)(?: ?%)?", re.IGNORECASE)
+"""Column of rounds or MB to an accuracy: ``rounds@70`` or, as in tables, ``rounds to 70 %``."""
+COLUMNS = {c.name: c for c in (*ACCURACY, *COSTS, *UPLOADS, *MORE)}
 GROUPS = tuple(tuple(c.name for c in group) for group in (ACCURACY, COSTS, UPLOADS))
 SHORT = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
 
@@ -170,12 +210,15 @@ def make_table(experiment: Experiment, names: Sequence[str]) -> Table:
     Args:
         experiment: Experiment with the rows.
         names: Names of columns, keys of ``COLUMNS``.
+
+    Raises:
+        FczooError: No column has one of the names.
     """
-    columns = tuple(COLUMNS[match(n, COLUMNS) or n] for n in names)
-    lines = experiment.lines
+    columns = tuple(column_of(name) for name in names)
+    lines, joint = experiment.lines, _joint_results(experiment)
     by_column = []
     for column in columns:
-        entries = [entry_of(line, column) for line in lines]
+        entries = [entry_of(line, column, joint) for line in lines]
         competing = [e if line.competes else None for e, line in zip(entries, lines, strict=True)]
         marked_entries = mark_entries(competing, column)
         by_column.append(
@@ -185,18 +228,62 @@ def make_table(experiment: Experiment, names: Sequence[str]) -> Table:
     return Table(columns, tuple(x.label for x in lines), tuple(len(x.cells) for x in lines), rows)
 
 
-def entry_of(line: Line, column: Column) -> Entry | None:
+def column_of(name: str) -> Column:
+    """Return the column of a name, whatever its case.
+
+    Args:
+        name: Key of ``COLUMNS``.
+
+    Raises:
+        FczooError: There is no such column.
+    """
+    if reach := REACH.fullmatch(name.strip()):
+        return _reach_column(reach[1].lower(), float(reach[2]))
+    known = match(name, COLUMNS)
+    if known is None:
+        raise FczooError(f"no metric is called {name!r}; {nearest(name, COLUMNS)}")
+    return COLUMNS[known]
+
+
+def _reach_column(unit: str, accuracy: float) -> Column:
+    """Return the column of rounds or MB that a run takes to an accuracy."""
+    until = f"until {accuracy:g} % of all classes' test images are recognised, in the last task"
+    unreached = "empty where a seed does not get there at a point that was measured"
+    if unit == "rounds":
+        meaning = f"rounds of the run {until}; {unreached}"
+        to_accuracy, show = partial(rounds_to, accuracy=accuracy), no_decimals
+    else:
+        meaning = f"MB sent in the run {until}; {unreached}"
+        to_accuracy, show = partial(megabytes_to, accuracy=accuracy), thousandths
+    unit = "MB" if unit == "mb" else unit
+    return Column(f"{unit} to {accuracy:g} %", meaning, to_accuracy, show, of_all_seeds=True)
+
+
+def _joint_results(experiment: Experiment) -> dict[int, Result]:
+    """Return the results of joint training by seed; empty without it or with several variants."""
+    joint_lines = [line for line in experiment.lines if line.results[0].method == "joint"]
+    if len(joint_lines) != 1:
+        return {}
+    return dict(zip(joint_lines[0].seeds, joint_lines[0].results, strict=True))
+
+
+def entry_of(line: Line, column: Column, joint: Mapping[int, Result] | None = None) -> Entry | None:
     """Return one figure of one line; None if no run recorded it.
 
     Args:
         line: Row of a table.
         column: Column with the figure.
+        joint: Results of joint training by seed, for columns that compare with them.
     """
     by_seed = {}
     for seed, result in zip(line.seeds, line.results, strict=True):
         value = column.value(result)
+        if column.against and joint and seed in joint:
+            value = column.against(result, joint[seed])
         if value is not None and not math.isnan(value):
             by_seed[seed] = float(value)
+    if column.of_all_seeds and len(by_seed) < len(line.results):
+        return None
     return Entry(by_seed) if by_seed else None
 
 

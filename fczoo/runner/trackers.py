@@ -160,8 +160,8 @@ class Logging(Callback):
             self.logger.log,
             {
                 k: record[k]
-                for k in ("loss", "bytes_up", "bytes_down", "seconds")
-                if record[k] is not None
+                for k in ("loss", "bytes_up", "bytes_down", "seconds", "accuracy")
+                if record.get(k) is not None
             },
             self.step,
         )

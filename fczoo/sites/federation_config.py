@@ -26,7 +26,10 @@ SITE_SETTINGS = (
     "together",
 )  # settings that each site may choose
 # settings that only a simulation can have
-SIMULATION_SETTINGS = ("attack", "drop_rate", "train_per_class", "joining", "moving", "task_order")
+SIMULATION_SETTINGS = (
+    *("attack", "drop_rate", "train_per_class", "joining", "moving", "task_order"),
+    "personal_epochs",
+)
 
 
 def terms_of(

@@ -1,5 +1,6 @@
 """Metrics: one accuracy matrix by hand, single-task runs, and relations between the metrics."""
 
+import math
 import re
 from pathlib import Path
 
@@ -7,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fczoo.core.metrics import METRICS, all_metrics, seen_accuracy
+from fczoo.core.metrics import (
+    METRICS,
+    MORE_METRICS,
+    all_metrics,
+    forward_transfer,
+    intransigence,
+    seen_accuracy,
+)
 
 # Three tasks with 10, 20 and 30 test images. Task 0 gets better before it gets worse;
 # task 1 gets better at the end.
@@ -30,12 +38,15 @@ BY_HAND = {
     "forgetting_first": 8.0,  # (60 - 30) + (90 - 96) + (50 - 50) = 30 - 6 + 0 = 24, over T = 3
     "forgetting_best": 15.0,  # best of all rows: 75, 96, 50; 45 + 0 + 0 = 45, over T = 3
     "BWT": -12.0,  # (30 - 60) + (96 - 90) = -30 + 6 = -24, over T - 1 = 2
+    "plasticity": 200 / 3,  # (60 + 90 + 50) / 3
+    "AUC": 73.0,  # trapezoids (60 + 85) / 2 = 72.5 and (85 + 62) / 2 = 73.5, over T - 1 = 2
 }
+MATRIX_METRICS = {**METRICS, **MORE_METRICS}
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", MATRIX_METRICS)
 def test_three_tasks_by_hand(name: str) -> None:
-    assert METRICS[name](A, N) == pytest.approx(BY_HAND[name], abs=1e-12)
+    assert MATRIX_METRICS[name](A, N) == pytest.approx(BY_HAND[name], abs=1e-12)
 
 
 def test_all_metrics_by_name() -> None:
@@ -61,7 +72,24 @@ def test_one_task() -> None:
         "forgetting_first": 0.0,
         "forgetting_best": 0.0,
         "BWT": 0.0,
+        "plasticity": 37.5,
+        "AUC": 37.5,
     }
+
+
+def test_forward_transfer_by_hand() -> None:
+    """Compare with chance among four classes, 25: (45 - 25 + 15 - 25) / 2 = 5."""
+    assert forward_transfer([45.0, 15.0], 4) == 5.0
+    assert forward_transfer([45.0, None, 15.0, None], 4) == 5.0
+    assert math.isnan(forward_transfer([None], 4)) and math.isnan(forward_transfer([], 4))
+
+
+def test_intransigence_by_hand() -> None:
+    """Joint training reaches 60, 95 and 80 on the new tasks: (0 + 5 + 30) / 3."""
+    joint = [[60.0], [99.0, 95.0], [90.0, 90.0, 80.0]]
+    assert intransigence(A, joint, N) == pytest.approx(35 / 3)
+    assert intransigence(A, joint, [10, 0, 30]) == pytest.approx(15.0)
+    assert intransigence(A, A, N) == 0.0
 
 
 def test_forgetting_variants_can_differ_in_sign() -> None:
@@ -92,7 +120,7 @@ EPS = 1e-9
 @given(matrices(), counts)
 def test_ranges(a: list[list[float]], n: list[int]) -> None:
     metrics = all_metrics(a, n[: len(a)])
-    for name in ("A_N", "Avg", "FAA", "Abar"):
+    for name in ("A_N", "Avg", "FAA", "Abar", "plasticity", "AUC"):
         assert -EPS <= metrics[name] <= 100 + EPS
     for name in ("forgetting", "forgetting_first", "BWT"):
         assert -100 - EPS <= metrics[name] <= 100 + EPS
@@ -161,9 +189,9 @@ def test_the_page_on_metrics_shows_this_very_example() -> None:
     values = {
         name: float(value)
         for name, value in re.findall(r"^\| (\w+) \|.*\| (-?[\d.]+) \|$", page, flags=re.MULTILINE)
-        if name in METRICS
+        if name in MATRIX_METRICS
     }
-    assert set(values) == set(METRICS)
+    assert set(values) == set(MATRIX_METRICS)
     assert values == pytest.approx(BY_HAND, abs=5e-4)
     rows = [
         re.findall(r"[\d.]+", line)[1:] for line in page.splitlines() if re.match(r"\| \d \|", line)
@@ -172,9 +200,9 @@ def test_the_page_on_metrics_shows_this_very_example() -> None:
 
 
 def test_tasks_without_test_images_by_hand() -> None:
-    """Skip a task without test images in all metrics but Avg.
+    """Skip a task without test images in all metrics but Avg and AUC.
 
-    The matrix above has such a task before the last: only Avg has one more A_t.
+    The matrix above has such a task before the last: only Avg and AUC have one more A_t.
     """
     nan = float("nan")
     a = [[60.0], [75.0, 90.0], [45.0, 90.0, nan], [30.0, 96.0, nan, 50.0]]
@@ -188,6 +216,8 @@ def test_tasks_without_test_images_by_hand() -> None:
             "forgetting_first": 8.0,
             "forgetting_best": 15.0,
             "BWT": -12.0,
+            "plasticity": 200 / 3,
+            "AUC": 221 / 3,  # 60, 85, 75, 62: 72.5 + 80 + 68.5 = 221, over T - 1 = 3
         },
         abs=1e-12,
     )

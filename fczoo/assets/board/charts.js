@@ -119,7 +119,7 @@ class Chart {
     }
     const room = Math.max(2, Math.floor((right - left) / 56));
     let xTicks = figure.log && !curves ? powers(this.x.low, this.x.high) : ticks(this.x.low, this.x.high, room);
-    if (curves) xTicks = xTicks.filter(Number.isInteger);
+    if (curves && xs.every(Number.isInteger)) xTicks = xTicks.filter(Number.isInteger);
     const every = Math.ceil(xTicks.length / room);
     for (const t of xTicks.filter((_, i) => i % every === 0)) {
       element("line", { class: "grid", x1: this.x.at(t), x2: this.x.at(t), y1: bottom, y2: bottom + 4 }, svg);

@@ -12,7 +12,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, read_record, through_json, write_record
 from fczoo.core.options import flag
 from fczoo.core.registry import METHODS, create_method
-from fczoo.federation.settings import Settings
+from fczoo.federation.settings import MEASUREMENTS, Settings
 from fczoo.reports.run_folder import About, current_settings
 from fczoo.reports.runs import with_defaults
 from fczoo.reports.text_format import option_word
@@ -21,7 +21,7 @@ FORMAT = "fczoo-tuned-1"
 TUNED_FILE = "tuned.json"
 WITHOUT_WEIGHT = {  # settings of which the best values of a method do not depend
     *("data_root", "test_per_class", "class_order", "class_order_seed", "partition_seed", "vary"),
-    *("device", "deterministic", "together", "cache_queries"),
+    *("device", "deterministic", "together", "cache_queries", *MEASUREMENTS),
 }
 
 # fields of a search in ``bench.json`` that describe the run

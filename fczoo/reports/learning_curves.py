@@ -1,0 +1,146 @@
+"""Accuracy over rounds and over bytes sent, and what it takes to reach an accuracy."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from fczoo.federation.result import Result
+from fczoo.reports.figure import Curves
+from fczoo.reports.runs import Experiment, Line
+
+
+class CurvePoint(NamedTuple):
+    """Accuracy over all classes seen so far, at a place of a run."""
+
+    task: int
+    rounds: int  # since the run began
+    accuracy: float  # percent
+    megabytes: float  # sent since the run began, by all clients and to them
+
+
+def curve_points(result: Result) -> list[CurvePoint]:
+    """Return the curve of a run in order, with the rounds counted over all tasks.
+
+    Args:
+        result: Result of the run; one of an older version has no curve.
+    """
+    points, before = [], 0
+    for task, entries in groupby(result.curve, lambda entry: entry[0]):
+        rounds = 0
+        for _, rounds, accuracy, size in entries:
+            points.append(CurvePoint(task, before + rounds, accuracy, size / 1e6))
+        before += rounds
+    return points
+
+
+def rounds_to(result: Result, accuracy: float) -> float | None:
+    """Return the rounds of the run until all classes are recognised with an accuracy.
+
+    Only points of the last task count: before it not all classes have arrived.
+
+    Args:
+        result: Result of the run.
+        accuracy: Accuracy in percent.
+
+    Returns:
+        Rounds since the run began; None where the curve does not reach the accuracy.
+    """
+    point = _first_at(result, accuracy)
+    return point.rounds if point else None
+
+
+def megabytes_to(result: Result, accuracy: float) -> float | None:
+    """Return the MB sent in the run until all classes are recognised with an accuracy.
+
+    Args:
+        result: Result of the run.
+        accuracy: Accuracy in percent.
+
+    Returns:
+        MB since the run began, of all clients; None where the curve does not reach the accuracy.
+    """
+    point = _first_at(result, accuracy)
+    return point.megabytes if point else None
+
+
+def _first_at(result: Result, accuracy: float) -> CurvePoint | None:
+    last = len(result.task_sizes) - 1
+    points = curve_points(result)
+    return next((p for p in points if p.task == last and p.accuracy >= accuracy), None)
+
+
+def accuracy_over_rounds(experiment: Experiment) -> Curves:
+    """Return the accuracy over all classes seen against the rounds of the run.
+
+    Args:
+        experiment: Experiment to show; methods without rounds are left out.
+    """
+    by_line = {label: p for label, p in _points_by_line(experiment).items() if p[0][-1].rounds}
+    return Curves(
+        name="accuracy over rounds",
+        caption=(
+            "Accuracy over all classes seen so far, after rounds of the run; it falls where new "
+            "classes arrive; band: standard deviation over seeds"
+        ),
+        x="round of the run",
+        y="accuracy over all classes seen, %",
+        curves={label: _accuracies(runs) for label, runs in by_line.items()},
+        positions={
+            label: np.array([point.rounds for point in runs[0]], float)
+            for label, runs in by_line.items()
+        },
+        marks=False,
+    )
+
+
+def accuracy_over_bytes(experiment: Experiment) -> Curves:
+    """Return the accuracy over all classes seen against the bytes sent.
+
+    Args:
+        experiment: Experiment to show.
+    """
+    by_line = _points_by_line(experiment)
+    return Curves(
+        name="accuracy over bytes",
+        caption=(
+            "Accuracy over all classes seen so far, against all bytes sent by then, mean over "
+            "seeds; band: standard deviation of the accuracy over seeds"
+        ),
+        x="MB sent in the run so far, all clients, up and down",
+        y="accuracy over all classes seen, %",
+        curves={label: _accuracies(runs) for label, runs in by_line.items()},
+        positions={
+            label: np.mean([[point.megabytes for point in run] for run in runs], 0)
+            for label, runs in by_line.items()
+        },
+        marks=False,
+    )
+
+
+def _points_by_line(experiment: Experiment) -> dict[str, list[list[CurvePoint]]]:
+    """Return the curves of the runs of each line that has them."""
+    curves = {line.label: _shared_points(line) for line in experiment.lines}
+    return {label: runs for label, runs in curves.items() if runs}
+
+
+def _shared_points(line: Line) -> list[list[CurvePoint]]:
+    """Return the curves of a line's runs at the places that all of them have.
+
+    Runs of other ``eval_every`` share the ends of their tasks.
+    """
+    runs = [curve_points(result) for result in line.results if result.curve]
+    places = [_places(run) for run in runs]
+    shared = set.intersection(*(set(by_place) for by_place in places)) if places else set()
+    return [[by_place[place] for place in by_place if place in shared] for by_place in places]
+
+
+def _places(run: Sequence[CurvePoint]) -> dict[tuple[int, int, bool], CurvePoint]:
+    """Return points by task, round, and whether it is the task's last."""
+    ends = {point.task: i for i, point in enumerate(run)}
+    return {(point.task, point.rounds, ends[point.task] == i): point for i, point in enumerate(run)}
+
+
+def _accuracies(runs: Sequence[Sequence[CurvePoint]]) -> np.ndarray:
+    return np.array([[point.accuracy for point in run] for run in runs], float)
