@@ -95,6 +95,9 @@ class FeCAM(Method):
         precision[has_images] = self._precisions(self._covariances(state, has_images))
         return {**state, "answer.precision": precision}
 
+    def gives_logits(self) -> bool:
+        return False
+
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: argmin_c (f - m_c)^T R_c^-1 (f - m_c); classes without images are masked.
         count, precision = (

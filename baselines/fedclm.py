@@ -63,6 +63,9 @@ class FedCLM(TunedLinearHead):
         # of finished tasks stay as they were.
         return {**state, **update_means(state, sums, ctx.task)}
 
+    def gives_logits(self) -> bool:
+        return False
+
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: the nearest class mean, not the head.
         features = self.features(backbone, state, batch)

@@ -43,6 +43,9 @@ class FedLDA(Analytic):
         0.1, "times the mean variance, added to the variances", low=0, tune=(1e-3, 10.0, "log")
     )
 
+    def gives_logits(self) -> bool:
+        return self.rule == "lda"  # a shift of the log posterior; distances are twice as large
+
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
         count, has_images = moments["count"], moments["count"] > 0
         means = moments["target"] / count.clamp(min=1)  # [D, C]

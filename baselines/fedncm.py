@@ -68,6 +68,9 @@ class FedNCM(Method):
         # Server: m_c = sum_k sum_x f(x) / sum_k n_{k,c}, equal to the centralised class mean.
         return update_means(state, sums, ctx.task)
 
+    def gives_logits(self) -> bool:
+        return False
+
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: the nearest class mean; classes without images are masked.
         mean, count = state["mean"][: task.stop], state["count"][: task.stop]

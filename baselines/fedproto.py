@@ -147,6 +147,9 @@ class FedProto(TunedWithStatistics):
             state[f"all.{name}"], state[f"prototype.{name}"] = table, table[classes].clone()
         return state
 
+    def gives_logits(self) -> bool:
+        return self.infer == "head"
+
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: the linear head; as in the paper argmin_c |f(x) - G_c| with ``ncm``.
         features = self.features(backbone, state, batch)

@@ -119,6 +119,9 @@ class ICaRL(TunedLinearHead, Rehearsal):
         mean[:classes] = sums["kept.sum"] / sums["kept.count"][:, None].clamp(min=1)
         return {**state, "mean": mean, "count": count}
 
+    def gives_logits(self) -> bool:
+        return self.infer == "head"
+
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         if self.infer == "head":
             return super().predict(backbone, state, batch, task)

@@ -181,6 +181,9 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
             }
         return {**state, **merged}
 
+    def gives_logits(self) -> bool:
+        return False
+
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: argmin_c d(x, c) over the classes seen, with LoRA merged over the tasks (eq. 6
         # is the product of sums; by default the sum of products).

@@ -109,6 +109,9 @@ class Analytic(Method):
         moments = {"moment.gram": gram, "moment.target": target, "moment.count": count}
         return {**state, **moments, "answer.weight": weight.mT.contiguous(), "answer.bias": bias}
 
+    def gives_logits(self) -> bool:
+        return False
+
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         phi = self.lift_features(state, self.features(backbone, state, batch))
         weight = state["answer.weight"][: task.stop]

@@ -19,6 +19,7 @@ from fczoo.federation.diagnostics import Probe
 from fczoo.federation.remote import Transport
 from fczoo.federation.result import write_result
 from fczoo.federation.run import FederatedRun
+from fczoo.models.keep import keep_model
 from fczoo.reports.run_folder import (
     FAILURE,
     LOG,
@@ -130,7 +131,8 @@ def _run(
         probe = Probe(cell.folder_of_run) if conduct.diagnostics else None
         callback = CallbackList([rounds, ProgressCallback(cell, progress), *trackers])
         run = FederatedRun(bench, cell.method, cell.seed, callback, checkpoint, probe, elsewhere)
-        for _ in run:
+        for _ in run:  # the model first: a finished result says that all has been kept
+            keep_model(cell.folder_of_run, run, conduct.keep_model, conduct.keep_server_state)
             write_result(cell.folder_of_run / RESULT, run.result)
     checkpoint.remove()
 

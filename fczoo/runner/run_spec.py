@@ -11,6 +11,7 @@ from fczoo.core.method import Method
 from fczoo.federation.device import pick_device
 from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings
+from fczoo.models.keep import KeepModel
 from fczoo.reports.run_folder import FAILURE, RESULT
 from fczoo.runner.shared_memory import SharedBenchmark
 
@@ -32,6 +33,8 @@ class ExecutionConfig:
     accept_changed_code: bool = False  # continue in a folder that other source began
     executor: str = "cores"  # where they continue
     cluster: tuple[tuple[str, str], ...] = ()  # what is asked of a cluster
+    keep_model: KeepModel = "final"  # of which tasks each run keeps its model
+    keep_server_state: bool = True  # what the server needs to continue, next to the model
 
     @property
     def spreads_clients(self) -> bool:
