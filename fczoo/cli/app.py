@@ -15,6 +15,7 @@ from fczoo.cli.claims import claims
 from fczoo.cli.data import data, partition
 from fczoo.cli.info import doctor, list_command, show
 from fczoo.cli.listing import KINDS
+from fczoo.cli.models import cite, evaluate, predict
 from fczoo.cli.new import new
 from fczoo.cli.options import CONTEXT, ExampleGroup
 from fczoo.cli.pointers import command_pointer, option_pointer
@@ -124,6 +125,9 @@ for command in (
     compare,
     reproduce,
     claims,
+    predict,
+    evaluate,
+    cite,
     list_command,
     show,
     doctor,

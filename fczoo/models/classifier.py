@@ -91,6 +91,11 @@ class Classifier(nn.Module):
         batch = prediction_batch(self.method, self._backbone, self._check(images))
         return self.method.features(self._backbone, self._state, batch)
 
+    @property
+    def state(self) -> Tree:
+        """Return the tensors of the method, by the names that it gives them."""
+        return dict(self._state)
+
     def train(self, mode: bool = True) -> "Classifier":
         """Refuse training; ``eval()`` has no effect.
 

@@ -93,7 +93,7 @@ def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -
         except msgspec.ValidationError as error:
             raise FczooError(f"the backbone in {place} is not valid: {error}") from error
         backbone = load_backbone(
-            choice or _spec(record),
+            choice or backbone_spec(record),
             image_size=config.image_size,
             mean=config.mean,
             std=config.std,
@@ -108,8 +108,12 @@ def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -
     return backbone
 
 
-def _spec(record: ModelRecord) -> str:
-    """Return the spec of the run's backbone, with the path of its file on this machine."""
+def backbone_spec(record: ModelRecord) -> str:
+    """Return the spec of a run's backbone, with the path of its file on this machine.
+
+    Args:
+        record: Description of the model.
+    """
     spec = str(record.settings.get("backbone"))
     name, path = split_spec(spec)
     note = weights_note(str(record.backbone.get("sha256")))

@@ -12,7 +12,9 @@ from fczoo.backbones.weights import split_spec
 from fczoo.core.files import home, write_json, write_safely
 from fczoo.core.tree import Tree
 from fczoo.federation.run import FederatedRun
+from fczoo.models.card import model_card
 from fczoo.models.record import (
+    CARD,
     RECORD,
     SERVER_STATE,
     TENSORS,
@@ -26,7 +28,8 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
     """Save the model of a run as it is after the last evaluated task.
 
     ``model.safetensors`` holds the tensors that prediction reads, ``server_state.safetensors``
-    (only its owner can read it) the rest of the server's state, and ``model.json`` all else.
+    (only its owner can read it) the rest of the server's state, ``model.json`` all else, and
+    ``README.md`` describes them.
     What clients keep is never saved, and neither are the weights of the backbone.
 
     Args:
@@ -74,6 +77,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
         files=files,
         versions=result.versions,
     )
+    write_safely(folder / CARD, model_card(record, type(run.method)).encode())
     store_weights_path(run.settings.backbone, run.backbone.sha256)
     write_model_record(folder, record)
     return folder
