@@ -18,6 +18,7 @@ MOST_SEEDS = 10_000
 MOST_JOBS = 1024
 # NAME: fczoo.runner.on_NAME has ``workers(count, conduct, out)``
 EXECUTORS = ("cores", "slurm", "ray")
+KEEP_MODEL = ("final", "tasks", "none")  # values of ``fczoo.models.keep.KeepModel``
 
 
 def parse_words(value: str | Sequence[str] | None, option: str) -> list[str]:
@@ -273,3 +274,28 @@ def wrap_to_terminal(text: str) -> str:
         line if "  " in line or len(line) <= width else wrapper.fill(line)
         for line in text.splitlines()
     )
+
+
+def parse_keep_model(options: Mapping[str, Any]) -> Any:
+    """Parse ``--keep-model`` and ``--no-keep-model``.
+
+    Args:
+        options: Options of the command by name.
+
+    Returns:
+        One of ``KEEP_MODEL``.
+
+    Raises:
+        FczooError: The value is unknown, or both options are given.
+    """
+    word = options.get("keep_model")
+    if word is not None and options.get("no_keep_model"):
+        raise FczooError("--keep-model and --no-keep-model are both given; leave one out")
+    if word is None:
+        return "none" if options.get("no_keep_model") else "final"
+    name = match(word, KEEP_MODEL)
+    if name is None:
+        raise FczooError(
+            f"--keep-model is {quote(word)}; it must be one of {', '.join(KEEP_MODEL)}"
+        )
+    return name

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fczoo.cli.arguments import EXECUTORS
+from fczoo.cli.arguments import EXECUTORS, KEEP_MODEL
 from fczoo.cli.downloads import download_options
 from fczoo.cli.examples import COMMON
 from fczoo.cli.options import (
@@ -91,6 +91,27 @@ from fczoo.core.registry import METHODS
 )
 @grouped_option(
     OUTPUT,
+    "--keep-model",
+    metavar="final|tasks|none",
+    shell_complete=complete(None, KEEP_MODEL),
+    help="Models that each run keeps in its folder for `fczoo predict`: the final one, one per "
+    "task, or none  [default: final]",
+)
+@grouped_option(
+    OUTPUT,
+    "--no-keep-model",
+    is_flag=True,
+    default=None,
+    help="Keep no model; the same as --keep-model none",
+)
+@grouped_option(
+    OUTPUT,
+    "--keep-server-state/--no-keep-server-state",
+    default=None,
+    help="Keep what the server needs to continue, readable by its owner only  [default: on]",
+)
+@grouped_option(
+    OUTPUT,
     "--dry-run/--no-dry-run",
     default=None,
     help="Print the configuration and estimates of work, traffic and memory; run nothing  "
@@ -145,11 +166,13 @@ def bench(config: Path | None, **given: Any) -> None:
         parse_cluster,
         parse_executor,
         parse_jobs,
+        parse_keep_model,
         parse_words,
         wrap_to_terminal,
     )
     from fczoo.cli.config import merge_requests, read_config, request
     from fczoo.cli.downloads import find_missing, provide
+    from fczoo.cli.models import kept_models
     from fczoo.cli.pointers import one_seed
     from fczoo.cli.sweep import SETTINGS, resume_sweep, store_paths, sweep_of_file
     from fczoo.reports.formats import sections
@@ -197,6 +220,8 @@ def bench(config: Path | None, **given: Any) -> None:
         accept_changed_code=options.get("accept_changed_code", False),
         executor=executor,
         cluster=parse_cluster(parse_words(options.get("cluster"), "--cluster"), executor),
+        keep_model=parse_keep_model(options),
+        keep_server_state=options.get("keep_server_state", True),
     )
     if missing := find_missing(runs[0].settings for runs in sweep.values()):
         check_sweep(sweep, out, execution)  # report errors of the command before any question
@@ -206,6 +231,7 @@ def bench(config: Path | None, **given: Any) -> None:
     click.echo(
         wrap_to_terminal(
             f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}"
+            f"{kept_models(folders)}"
         )
     )
     if failure_count:

@@ -21,8 +21,11 @@ CELL_OPTIONS = ("methods", "seeds", "set", "name")  # options of a cell in addit
 # settings that ``--set backbone.NAME=VALUE`` can also set
 OF_BACKBONE = ("image_size", "mean", "std")
 LISTS = ("methods", "dataset", "partition", "log", "cluster")
-WORDS = ("protocol", "as_released", "out", "name", "tuned", "executor")
-SWITCHES = ("resume", "diagnostics", "dry_run", "skip_failed", "accept_changed_code", "download")
+WORDS = ("protocol", "as_released", "out", "name", "tuned", "executor", "keep_model")
+SWITCHES = (
+    *("resume", "diagnostics", "dry_run", "skip_failed", "accept_changed_code", "download"),
+    *("no_keep_model", "keep_server_state"),
+)
 
 
 def read_config(

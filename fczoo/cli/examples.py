@@ -2,6 +2,7 @@
 
 COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "Start here": ("doctor", "bench", "report", "list", "show"),
+    "Use a model": ("predict", "evaluate", "cite"),
     "Data and splits": ("data", "partition"),
     "Papers": ("papers", "reproduce", "compare", "claims"),
     "Tune and publish": ("tune", "leaderboard", "submit"),
@@ -32,6 +33,15 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fczoo report results/run-1", "the tables of a run folder"),
         ("fczoo report results --html page.html", "one page with figures"),
     ),
+    "predict": (
+        ("fczoo predict results/run-1/hgp/seed0 photo.png", "the five best classes of an image"),
+        ("fczoo predict results/run-1 'scans/*.png' --top 1 --format csv", "a table to a file"),
+    ),
+    "evaluate": (
+        ("fczoo evaluate results/run-1/hgp/seed0", "the run's last evaluation again"),
+        ("fczoo evaluate results/run-1/hgp/seed0 --data-root DIR", "other labelled images"),
+    ),
+    "cite": (("fczoo cite hgp,pilora", "BibTeX of two methods and of fczoo"),),
     "leaderboard": (("fczoo leaderboard results --out site", "a site of all runs below results"),),
     "submit": (("fczoo submit results/run-1 --dry-run", "check a run folder"),),
     "partition": (

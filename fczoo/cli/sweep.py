@@ -180,6 +180,20 @@ def store_paths(out: Path, sweep: Sweep) -> None:
         write_json(_path_note(out), notes)
 
 
+def stored_paths(folder: Path) -> dict[str, str]:
+    """Return the paths that ``store_paths`` stored for a run folder, by setting.
+
+    Args:
+        folder: Folder of one setting, in the folder of the whole bench or the same.
+    """
+    for out in (folder, *folder.resolve().parents):
+        if _path_note(out).is_file():
+            notes = read_json(_path_note(out), "note")
+            paths: dict[str, str] = notes.get(str(folder.resolve().relative_to(out.resolve())), {})
+            return paths
+    return {}
+
+
 def _path_note(out: Path) -> Path:
     name = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:24]
     return home() / "begun" / f"{name}.json"

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -22,19 +23,20 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # in a file
 Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  # in a file; neither infinite nor NaN
 
 
-def write_safely(path: Path, content: bytes | Iterable[bytes]) -> None:
+def write_safely(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666) -> None:
     """Write a file so that a reader finds the old or the new content, also after a crash.
 
     Args:
         path: File to write.
         content: The content as a whole, or its parts in order.
+        mode: Permissions, from which those of the process's umask are removed.
 
     Raises:
         OSError: Writing fails, for example because the disk is full; the error names the file.
     """
     draft = path.with_name(path.name + ".tmp")
     try:
-        with naming(path), draft.open("wb") as file:
+        with naming(path), open(draft, "wb", opener=partial(os.open, mode=mode)) as file:
             file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())

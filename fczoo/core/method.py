@@ -183,13 +183,6 @@ class Method(ABC):
             rng: Generator for new tensors.
         """
 
-    def gives_logits(self) -> bool:
-        """Return whether a softmax of ``predict`` gives probabilities, as after cross-entropy.
-
-        Scores such as distances have no scale: the calibration error is left out for them.
-        """
-        return True
-
     @abstractmethod
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         """Return logits over the classes seen so far, [B, task.stop], or scores.
@@ -210,6 +203,13 @@ class Method(ABC):
             batch: Images.
         """
         return batch.query if batch.query.shape[-1] else backbone(batch.x)
+
+    def gives_logits(self) -> bool:
+        """Return whether the softmax of ``predict`` estimates the probabilities of the classes.
+
+        False for distances and least-squares scores, which only order the classes.
+        """
+        return True
 
     # --- client
 

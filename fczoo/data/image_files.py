@@ -99,21 +99,34 @@ def prepare(path: Path, size: int) -> np.ndarray:
             raise ValueError("it is not an ordinary file")
         with warnings.catch_warnings(), Image.open(path, formats=FORMATS) as image:
             warnings.simplefilter("ignore")  # about tags and palettes that do not matter here
-            if image.mode in DEEP:
-                raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it")
-            rgb = image.convert("RGB")
+            return np.asarray(to_square(image, size))
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise unreadable(path, error) from error
+
+
+def to_square(image: Image.Image, size: int) -> Image.Image:
+    """Return the largest centred square of an image in RGB, resized (bicubic).
+
+    Args:
+        image: Image of any size.
+        size: Side of the result in pixels.
+
+    Raises:
+        ValueError: The image has more than 8 bits per channel.
+    """
+    if image.mode in DEEP:
+        raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it")
+    rgb = image.convert("RGB")
     width, height = rgb.size
-    if (width, height) != (size, size):
-        side = min(width, height)
-        x_offset, y_offset = (width - side) / 2, (height - side) / 2
-        rgb = rgb.resize(
-            (size, size),
-            Image.Resampling.BICUBIC,
-            box=(x_offset, y_offset, x_offset + side, y_offset + side),
-        )
-    return np.asarray(rgb)
+    if (width, height) == (size, size):
+        return rgb
+    side = min(width, height)
+    x_offset, y_offset = (width - side) / 2, (height - side) / 2
+    return rgb.resize(
+        (size, size),
+        Image.Resampling.BICUBIC,
+        box=(x_offset, y_offset, x_offset + side, y_offset + side),
+    )
 
 
 def class_folders(root: Path, keep: list[str] | None = None) -> dict[str, list[str]]:

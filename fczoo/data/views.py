@@ -115,7 +115,8 @@ class ImageStore:
         Returns:
             Images [B, 3, S, S].
         """
-        return self._normalise(self._resize_images(index))
+        size = self.backbone.config.image_size
+        return self._normalise(evaluation_view(self._raw(index), size, self.test_crop))
 
     def training_view(self, index: Tensor, augment: Augment, draws: Tensor) -> Tensor:
         """Compute the training view.
@@ -179,17 +180,27 @@ class ImageStore:
     def _raw(self, index: Tensor) -> Tensor:
         return self.pixels[index.to(self.pixels.device)].to(self.backbone.device).float() / 255
 
-    def _resize_images(self, index: Tensor) -> Tensor:
-        x, size = self._raw(index), self.backbone.config.image_size
-        if x.shape[-1] == size and self.test_crop == 1:
-            return x
-        extent = torch.tensor([self.test_crop], device=x.device)
-        middle = resampling(x.shape[-1], size, (1 - extent) / 2, extent)[0]
-        return _resample(x, middle, middle)
-
     def _normalise(self, x: Tensor) -> Tensor:
         # in place, as fresh memory costs more than the sums
         return x.sub_(self._mean).div_(self._std).to(self.backbone.dtype)
+
+
+def evaluation_view(images: Tensor, size: int, test_crop: float) -> Tensor:
+    """Resize the middle of each image.
+
+    Args:
+        images: Values in [0, 1], [B, 3, H, H].
+        size: Side of the result in pixels.
+        test_crop: Part of each side that the view shows.
+
+    Returns:
+        Images [B, 3, size, size]; the same tensor if there is nothing to resize.
+    """
+    if images.shape[-1] == size and test_crop == 1:
+        return images
+    extent = torch.tensor([test_crop], device=images.device)
+    middle = resampling(images.shape[-1], size, (1 - extent) / 2, extent)[0]
+    return _resample(images, middle, middle)
 
 
 def resampling(pixels: int, size: int, start: Tensor, extent: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.method import Method
@@ -11,6 +11,7 @@ from fczoo.core.options import nearest, plain, quote
 from fczoo.core.registry import METHODS
 from fczoo.core.seeds import check_seeds
 from fczoo.federation.settings import Settings
+from fczoo.models.keep import KeepModel
 from fczoo.reports.archive import write_archive
 from fczoo.reports.results import Results, load_results
 from fczoo.reports.runs import read_runs
@@ -27,6 +28,8 @@ def bench(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     out: str | Path | None = None,
     jobs: int = 1,
+    keep_model: KeepModel = "final",
+    keep_server_state: bool = True,
     **settings: Any,
 ) -> Results:
     """Run methods with seeds.
@@ -36,8 +39,14 @@ def bench(
     ``options`` are those of methods: ``{"hgp": {"lr": 0.01}}``; ``settings`` are the fields of
     ``Settings``, those not given follow the data set's schedule. ``out`` is a run folder as ``fczoo
     bench --out`` writes it, in which an interrupted run resumes; without it nothing is kept but
-    what is returned. ``jobs`` runs go side by side. Raises FczooError for whatever does not fit.
+    what is returned. ``jobs`` runs go side by side. In ``out`` each run keeps its final model,
+    which ``load_model`` reads; ``keep_model="tasks"`` keeps one per task, ``"none"`` none, and
+    ``keep_server_state=False`` only what prediction needs. Raises FczooError for whatever does not
+    fit.
     """
+    if keep_model not in get_args(KeepModel):
+        choices = ", ".join(map(repr, get_args(KeepModel)))
+        raise FczooError(f"keep_model is {quote(keep_model)}; it must be one of {choices}")
     names, numbers = _names(methods), check_seeds(seeds)
     run_settings = Settings.for_dataset(dataset, **settings)
     if jobs != plain(jobs) or not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
@@ -55,11 +64,14 @@ def bench(
         )
     sweep = make_sweep(Path(), run_settings, names, numbers, values)
     if out is not None:
-        run_sweep(sweep, Path(out), ExecutionConfig(jobs=jobs))
+        execution = ExecutionConfig(
+            jobs=jobs, keep_model=keep_model, keep_server_state=keep_server_state
+        )
+        run_sweep(sweep, Path(out), execution)
         return load_results(out)
     with TemporaryDirectory(prefix="fczoo-") as folder:
         runs_folder, archive = Path(folder) / "runs", Path(folder) / "results.csv"
-        run_sweep(sweep, runs_folder, ExecutionConfig(jobs=jobs))
+        run_sweep(sweep, runs_folder, ExecutionConfig(jobs=jobs, keep_model="none"))
         write_archive(read_runs([runs_folder]), archive)
         return load_results(archive)
 

@@ -13,6 +13,7 @@ from fczoo.core.files import shorten
 from fczoo.federation.device import pick_device
 from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings
+from fczoo.models.keep import KeepModel
 from fczoo.reports.run_config import RunConfig, configure_run
 from fczoo.reports.run_folder import FAILURE, RESULT
 from fczoo.runner.shared_memory import SharedBenchmark
@@ -91,6 +92,8 @@ class ExecutionConfig:
     accept_changed_code: bool = False  # continue in a folder that other source began
     executor: str = "cores"  # where runs execute
     cluster: tuple[tuple[str, str], ...] = ()  # resources that a run requests from a cluster
+    keep_model: KeepModel = "final"  # of which tasks each run keeps its model
+    keep_server_state: bool = True  # what the server needs to continue, next to the model
 
     @property
     def distributes_clients(self) -> bool:

@@ -29,6 +29,7 @@ from fczoo.federation.stream import open_stream, split_stream
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.text_format import option_word, word_table
 from fczoo.runner.cost import FirstRound, first_round
+from fczoo.runner.kept_size import state_size
 from fczoo.runner.progress import say
 from fczoo.runner.schedule import warn_of_short_schedules, warn_of_unused_settings
 from fczoo.runner.timing import StepTimer, duration_text
@@ -45,13 +46,12 @@ LEGEND = (
     "estimate: frozen weights, values, gradients and\n"
     "two moments of each client that trains at the same time, and the activations of one batch "
     "each; "
-    "without images and libraries. Training is\n"
-    "an estimate: image-steps one client after another, and query features that are computed once "
-    "per "
-    "image; without statistics, server and\n"
-    "evaluation. Short steps were timed just now on this device; for others, GFLOP are divided by "
-    "the speed "
-    "of a few images in the backbone."
+    "without images and libraries. MB kept: model\n"
+    "and server state in each run's folder, estimated from two tasks. Training is an estimate: "
+    "image-steps one client after another, and query\n"
+    "features that are computed once per image; without statistics, server and evaluation. Short "
+    "steps were timed just now on this device; for\n"
+    "others, GFLOP are divided by the speed of a few images in the backbone."
 )
 
 
@@ -79,7 +79,8 @@ def dry_run(runs: Sequence[RunConfig]) -> str:
         say(f"{name}: counting what it sends and computes")
         method = config.create_method()
         round_cost = first_round(method, settings, classes, backbone)
-        work.append(_work(method, settings, round_cost, timer, clients, sum(steps), images))
+        kept = state_size(method, settings, classes, backbone)
+        work.append(_work(method, settings, round_cost, kept, timer, clients, sum(steps), images))
     warn_of_short_schedules(configs.values())
     warn_of_unused_settings(list(configs.values()))
     seed_list = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
@@ -96,6 +97,7 @@ def dry_run(runs: Sequence[RunConfig]) -> str:
         "GFLOP an image-step",
         "PFLOP a run",
         "GB",
+        "MB kept",
         "training",
     ]
     pages = []
@@ -207,6 +209,7 @@ def _work(
     method: Method,
     settings: Settings,
     seen: FirstRound,
+    kept: int,
     timer: StepTimer,
     clients: int,
     steps: float,
@@ -233,5 +236,6 @@ def _work(
         f"{seen.step.flops / 1e9:.3f}",
         operations if seen.trained else "0",
         f"{memory / 1e9:.2f}",
+        f"{kept / 1e6:.2f}",
         duration_text(seconds) if steps else "unknown",
     )

@@ -19,6 +19,7 @@ from fczoo.federation.diagnostics import Probe
 from fczoo.federation.remote import Transport
 from fczoo.federation.result import write_result
 from fczoo.federation.run import FederatedRun
+from fczoo.models.keep import keep_model
 from fczoo.reports.run_folder import (
     FAILURE,
     LOG,
@@ -132,7 +133,10 @@ def _run(
         callback = CallbackList([rounds, ProgressCallback(run, progress), *trackers])
         method, seed = run.config.create_method(), run.config.seed
         federated_run = FederatedRun(bench, method, seed, callback, checkpoint, probe, transport)
-        for _ in federated_run:
+        for _ in federated_run:  # the model first: a finished result says that all has been kept
+            keep_model(
+                run.folder_of_run, federated_run, execution.keep_model, execution.keep_server_state
+            )
             write_result(run.folder_of_run / RESULT, federated_run.result)
     checkpoint.remove()
 

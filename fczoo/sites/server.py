@@ -30,6 +30,7 @@ from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.serialization import seal_of
 from fczoo.federation.settings import Settings
+from fczoo.models.keep import keep_model
 from fczoo.sites.federation_config import check_sites, check_terms, terms_of
 from fczoo.sites.messages import (
     CALL,
@@ -298,12 +299,14 @@ class SitesRun(FederatedRun):
             return super().run()
 
     def run_to(self, outcome: Path) -> None:
-        """Run all remaining tasks, write the result to a file, and remove the checkpoint.
+        """Run all remaining tasks, write model and result, and remove the checkpoint.
 
         Args:
-            outcome: File of the result.
+            outcome: File of the result; the folder ``model`` next to it gets the model.
         """
-        self.run().save(outcome)
+        result = self.run()
+        keep_model(outcome.parent / "model", self, "final", server_state=True)
+        result.save(outcome)
         if self.checkpoint:
             self.checkpoint.remove()
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fczoo.core.method import Method
 from fczoo.testing import memory_rules as memory
 from fczoo.testing import method_rules as rules
+from fczoo.testing import model_rules as models
 from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest
 from fczoo.testing.world import small_method
@@ -39,6 +40,7 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     memory.memories_are_finite,
     memory.exemplars_are_the_clients_own,
     memory.a_task_ends_in_order,
+    models.a_loaded_model_predicts_the_same,
 )
 """Each takes a ``MethodUnderTest`` and raises AssertionError where the method breaks the rule
 that its docstring states.
@@ -56,8 +58,8 @@ def check_method(method: str | Method) -> None:
     frozen dataclass whose options are explained and survive JSON; server and clients change nothing
     that they receive; every tensor of an upload is declared, finite and counted; nothing private
     reaches a client; padding counts for nothing; answers are logits of the classes seen, and
-    features rows of images, whatever the batch; and a run is the same from the same seed and
-    however many clients train together.
+    features rows of images, whatever the batch; a run is the same from the same seed and however many
+    clients train together; and its saved model predicts the same when it is loaded.
 
     Args:
         method: Registered name, whose whole-number options are made small (``small_method``), or an

@@ -1,0 +1,253 @@
+"""``fczoo predict``, ``evaluate`` and ``cite``: use of kept models."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fczoo.cli.options import GroupedCommand, Name, complete
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import DATASETS, METHODS
+
+if TYPE_CHECKING:
+    from fczoo.models.classifier import Classifier
+    from fczoo.models.predict import Prediction
+
+WIDE = 12  # classes above which a table leaves out the confusion matrix
+
+FOLDER = click.argument("folder", type=click.Path(path_type=Path))
+FORMAT = click.option(
+    "--format",
+    "style",
+    type=Name(["table", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="Format of the output.",
+)
+BACKBONE = click.option(
+    "--backbone",
+    metavar="NAME|FILE",
+    help="Weights of the backbone, NAME, FILE or NAME:FILE.  [default: those of the run]",
+)
+DEVICE = click.option(
+    "--device",
+    type=Name(["auto", "cpu", "cuda", "mps"]),
+    default="auto",
+    show_default=True,
+    help="Device to compute on; auto takes cuda, else mps, else cpu.",
+)
+
+
+def kept_models(folders: Iterable[Path]) -> str:
+    """Return a line on the models in run folders and their size; empty without any.
+
+    Args:
+        folders: Run folders.
+    """
+    from fczoo.models.keep import models_in
+
+    places, size = models_in(folders)
+    if not places:
+        return ""
+    noun = "1 model" if len(places) == 1 else f"{len(places)} models"
+    return f"\n{noun}, {size / 1e6:.1f} MB; use one with: fczoo predict {places[0]} IMAGE"
+
+
+@click.command(cls=GroupedCommand)
+@FOLDER
+@click.argument("images", nargs=-1, required=True, metavar="IMAGES...")
+@click.option(
+    "--top",
+    type=int,
+    default=5,
+    show_default=True,
+    help="Number of classes per image, the best first.",
+)
+@FORMAT
+@BACKBONE
+@DEVICE
+def predict(
+    folder: Path,
+    images: tuple[str, ...],
+    top: int,
+    style: str,
+    backbone: str | None,
+    device: str,
+) -> None:
+    """Classify IMAGES (files, folders, patterns) by the model in FOLDER.
+
+    FOLDER is METHOD/seedN of a run folder, or a run folder with one model.
+    """
+    from fczoo.models.predict import find_images, predict_files
+
+    files = find_images(images)
+    model = _load(folder, backbone, device)
+    value = "probability" if model.method.gives_logits() else "score"
+    predictions = list(predict_files(model, files, top))
+    click.echo(_predictions(predictions, value, style), nl=style != "csv")
+
+
+def _load(folder: Path, backbone: str | None, device: str) -> "Classifier":
+    from fczoo.federation.device import pick_device
+    from fczoo.models.load import load_model
+
+    return load_model(folder, backbone=backbone, device=pick_device(device))
+
+
+def _predictions(predictions: Sequence["Prediction"], value: str, style: str) -> str:
+    if style == "json":
+        return json.dumps(
+            [
+                {
+                    "file": p.file,
+                    "classes": [
+                        {"class": name, value: number}
+                        for name, number in zip(p.classes, p.values, strict=True)
+                    ],
+                }
+                for p in predictions
+            ],
+            indent=1,
+        )
+    rows: list[tuple[Any, ...]] = [
+        (p.file if style == "csv" or rank == 1 else "", rank, name, number)
+        for p in predictions
+        for rank, (name, number) in enumerate(zip(p.classes, p.values, strict=True), 1)
+    ]
+    return _rows(rows, ["file", "rank", "class", value], style, ".3f")
+
+
+def _rows(rows: Sequence[Sequence[Any]], head: Sequence[str], style: str, number: str) -> str:
+    """Format rows as a table or as CSV, where numbers keep all digits."""
+    if style == "csv":
+        from fczoo.core.files import to_csv_text
+
+        return to_csv_text([head, *rows])
+    from tabulate import tabulate
+
+    cells = [[format(c, number) if isinstance(c, float) else c for c in row] for row in rows]
+    return tabulate(cells, head, disable_numparse=True)
+
+
+@click.command(cls=GroupedCommand)
+@FOLDER
+@click.option(
+    "--data-root",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Folder of labelled images, one folder per class; with --dataset its data root.",
+)
+@click.option(
+    "--dataset",
+    metavar="NAME",
+    shell_complete=complete(DATASETS),
+    help="Data set whose test images are taken; see `fczoo list datasets`.",
+)
+@FORMAT
+@BACKBONE
+@DEVICE
+def evaluate(
+    folder: Path,
+    data_root: Path | None,
+    dataset: str | None,
+    style: str,
+    backbone: str | None,
+    device: str,
+) -> None:
+    """Evaluate the model in FOLDER.
+
+    Without other options it repeats the last evaluation of the run. --data-root or --dataset name
+    other images, whose classes must have the names of the model's.
+    """
+    model = _load(folder, backbone, device)
+    if data_root is None and dataset is None:
+        click.echo(_own_evaluation(folder, model, style, backbone, device), nl=style != "csv")
+        return
+    from fczoo.models.evaluate import evaluate as evaluate_images
+    from fczoo.models.evaluate import labelled_images
+
+    result = evaluate_images(model, *labelled_images(model, dataset, data_root))
+    if style == "json":
+        click.echo(json.dumps(result.plain(), indent=1))
+        return
+    is_wide = style == "table" and len(model.classes) > WIDE
+    columns = () if is_wide else model.classes
+    rows = [
+        (name, accuracy, count, *result.confusion[model.classes.index(name)][: len(columns)])
+        for name, (accuracy, count) in result.per_class.items()
+    ]
+    table = _rows(
+        rows, ["class", "accuracy", "images", *(f"as {c}" for c in columns)], style, ".1f"
+    )
+    if style == "csv":
+        click.echo(table, nl=False)
+        return
+    ece = "not defined for scores" if result.ece is None else f"{result.ece:.1f}"
+    click.echo(f"accuracy {result.accuracy:.1f} on {result.images} images; ECE {ece}\n\n{table}")
+    if is_wide:
+        click.echo("\nThe confusion matrix is in --format csv and json.")
+
+
+def _own_evaluation(
+    folder: Path, model: "Classifier", style: str, backbone: str | None, device: str
+) -> str:
+    """Repeat the last evaluation of a run on its own data and test selection."""
+    from fczoo.core.options import build, flag
+    from fczoo.federation.benchmark import Benchmark
+    from fczoo.federation.settings import Settings
+    from fczoo.models.evaluate import own_accuracy
+    from fczoo.models.load import backbone_spec
+
+    paths = run_paths(folder)
+    paths["backbone"] = backbone or backbone_spec(model.record)
+    values = {**model.record.settings, **paths, "device": device}
+    settings = build(Settings, "bench", values, flag)
+    accuracy, row = own_accuracy(model, Benchmark.open(settings))
+    kept = model.record.metrics["A_N"]
+    if style == "json":
+        return json.dumps({"A_N": accuracy, "A_N of the run": kept, "accuracy": row}, indent=1)
+    counts = model.record.test_counts
+    rows = [(f"task {i + 1}", a, n) for i, (a, n) in enumerate(zip(row, counts, strict=True))]
+    table = _rows(rows, ["task", "accuracy", "images"], style, ".1f")
+    if style == "csv":
+        return table
+    same = "as in the run" if accuracy == kept else f"in the run {kept}"
+    return f"A_N {accuracy} ({same})\n\n{table}"
+
+
+def run_paths(folder: Path) -> dict[str, Any]:
+    """Return the settings of a run that name files, for this machine.
+
+    Args:
+        folder: Folder of a model, or a folder above it.
+
+    Returns:
+        ``data_root``, and ``partition`` where it was read from a file.
+    """
+    from fczoo.cli.sweep import stored_paths
+    from fczoo.models.record import find_model, read_model_record
+    from fczoo.reports.run_folder import ABOUT, PARTITION
+
+    place = find_model(folder).resolve()
+    runs = next((parent for parent in place.parents if (parent / ABOUT).is_file()), place)
+    paths: dict[str, Any] = {"data_root": stored_paths(runs).get("data_root")}
+    partition = str(read_model_record(place).settings.get("partition"))
+    if partition.startswith("file:") and (runs / PARTITION).is_file():
+        paths["partition"] = f"file:{runs / PARTITION}"
+    return paths
+
+
+@click.command(cls=GroupedCommand)
+@click.argument(
+    "methods", nargs=-1, required=True, metavar="METHODS...", shell_complete=complete(METHODS)
+)
+def cite(methods: tuple[str, ...]) -> None:
+    """Print BibTeX of METHODS and of fczoo."""
+    from fczoo.models.citation import bibtex
+
+    names = [name.strip() for word in methods for name in word.split(",")]
+    if not all(names):
+        raise FczooError("METHODS has an empty entry; remove it and its comma")
+    click.echo(bibtex([METHODS.canonical_name(name) for name in names]))

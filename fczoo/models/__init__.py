@@ -1,0 +1,1 @@
+"""Models that runs leave behind: saving, loading, predictions and evaluation."""

@@ -1,0 +1,204 @@
+"""``fczoo predict``, ``evaluate`` and ``cite`` on the command line."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import fczoo
+from fczoo.cli.app import main
+from fczoo.core.registry import METHODS
+from fczoo.models.citation import bibtex, method_entries
+from fczoo.models.evaluate import calibration_error
+from helpers_cli import TINY, run
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run two methods on digits, one with logits and one without."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    run("bench", "--methods", "fedavg,fedncm", *TINY, "--out", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write three images of each of four classes as files."""
+    folder, digits = tmp_path_factory.mktemp("images"), load_digits()
+    for label in range(4):
+        (folder / str(label)).mkdir()
+        for number in np.flatnonzero(digits.target == label)[:3].tolist():
+            pixels = np.round(digits.images[number] * (255 / 16)).astype(np.uint8)
+            image = Image.fromarray(pixels).resize((32, 32), Image.Resampling.BICUBIC)
+            image.save(folder / str(label) / f"{number}.png")
+    return folder
+
+
+def refuse(*words: str, code: int = 1) -> str:
+    """Run a command that must fail in one line; return it."""
+    outcome = CliRunner().invoke(main, list(words))
+    assert outcome.exit_code == code, outcome.output
+    assert outcome.stderr.count("\n") == 1 and not outcome.stdout
+    return outcome.stderr
+
+
+def test_predict_lists_the_best_classes_of_files_folders_and_patterns(out, images):
+    model = str(out / "fedavg" / "seed0")
+    words = [str(images / "0" / "0.png"), str(images / "1"), str(images / "2" / "*.png")]
+    text = run("predict", model, *words, "--format", "csv", "--top", "3")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["rank"] for row in rows] == ["1", "2", "3"] * 7
+    assert list(rows[0]) == ["file", "rank", "class", "probability"]
+    loaded = fczoo.load_model(model)
+    image = loaded.transform(Image.open(words[0]))
+    expected = loaded(image[None]).double().softmax(1)[0]
+    assert float(rows[0]["probability"]) == pytest.approx(float(expected.max()), rel=1e-5)
+    assert rows[0]["class"] == loaded.classes[expected.argmax()]
+
+
+def test_predict_prints_a_table_and_json(out, images):
+    model, image = str(out / "fedavg" / "seed0"), str(images / "0" / "0.png")
+    table = run("predict", model, image)
+    assert table.splitlines()[0].split() == ["file", "rank", "class", "probability"]
+    assert len(table.splitlines()) == 7 and table.count(image) == 1
+    (entry,) = json.loads(run("predict", model, image, "--format", "json", "--top", "99"))
+    assert entry["file"] == image and len(entry["classes"]) == 10
+    assert sum(c["probability"] for c in entry["classes"]) == pytest.approx(1)
+
+
+def test_a_method_without_logits_has_scores(out, images):
+    model = str(out / "fedncm" / "seed0")
+    (entry,) = json.loads(run("predict", model, str(images / "0" / "0.png"), "--format", "json"))
+    assert list(entry["classes"][0]) == ["class", "score"]
+    text = run("evaluate", model, "--data-root", str(images))
+    assert "ECE not defined for scores" in text
+
+
+def test_evaluate_repeats_the_last_evaluation_to_the_digit(out):
+    for method in ("fedavg", "fedncm"):
+        folder = out / method / "seed0"
+        metrics = json.loads((folder / "result.json").read_text())["metrics"]
+        text = run("evaluate", str(folder))
+        assert text.startswith(f"A_N {metrics['A_N']} (as in the run)\n")
+        values = json.loads(run("evaluate", str(folder), "--format", "json"))
+        assert values["A_N"] == metrics["A_N"]
+        assert "task,accuracy,images" in run("evaluate", str(folder), "--format", "csv")
+
+
+def test_evaluate_repeats_a_run_on_a_folder_of_images(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
+    words = ["--dataset", "imagefolder", "--data-root", str(images), "--backbone", "vit_nano_32"]
+    small = ["--tasks", "2", "--clients", "2", "--rounds", "1", "--epochs", "1"]
+    sizes = ["--stored-size", "40", "--partition", "iid", "--protocol", "none"]
+    run("bench", "--methods", "fedncm", *words, *small, *sizes, "--out", str(tmp_path / "run"))
+    assert str(images) not in (tmp_path / "run/fedncm/seed0/model.json").read_text()
+    assert "(as in the run)" in run("evaluate", str(tmp_path / "run"))
+
+
+def test_evaluate_on_other_images_gives_per_class_accuracy_and_confusion(out, images):
+    model = str(out / "fedavg" / "seed0")
+    values = json.loads(run("evaluate", model, "--data-root", str(images), "--format", "json"))
+    confusion = np.array(values["confusion"])
+    assert values["images"] == 12 and confusion.sum(1).tolist() == [3, 3, 3, 3] + [0] * 6
+    assert values["accuracy"] == pytest.approx(100 * np.trace(confusion) / 12)
+    assert values["per_class"]["2"] == pytest.approx(100 * confusion[2, 2] / 3)
+    assert 0 <= values["ece"] <= 100
+    table = run("evaluate", model, "--data-root", str(images))
+    assert table.startswith(f"accuracy {values['accuracy']:.1f} on 12 images; ECE ")
+    text = run("evaluate", model, "--data-root", str(images), "--format", "csv")
+    assert text.splitlines()[0].startswith("class,accuracy,images,as 0,as 1")
+    assert len(text.splitlines()) == 5
+
+
+def test_evaluate_on_a_named_data_set_takes_its_test_part(out):
+    values = json.loads(
+        run("evaluate", str(out / "fedavg/seed0"), "--dataset", "digits", "--format", "json")
+    )
+    assert values["images"] == 360
+
+
+def test_the_calibration_error_is_that_by_hand():
+    probabilities = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.0, 1.0]])
+    labels = torch.tensor([0, 1, 1, 1])
+    # bins: 0.9 twice with accuracy 1/2, 0.6 once with 1, 1.0 once with 1
+    assert calibration_error(probabilities, labels) == pytest.approx(
+        100 * (2 * 0.4 + 0.4 + 0) / 4, abs=1e-4
+    )
+
+
+def test_wrong_words_are_one_line(out, images, tmp_path):
+    model, image = str(out / "fedavg" / "seed0"), str(images / "0" / "0.png")
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "empty").mkdir()
+    assert "cannot read image" in refuse("predict", model, str(tmp_path / "text.png"))
+    assert "cannot read image" in refuse("predict", model, str(tmp_path / "none.png"))
+    assert "pattern without files" in refuse("predict", model, str(tmp_path / "*.gif"))
+    assert "folder without images" in refuse("predict", model, str(tmp_path / "empty"))
+    assert "--top is 0" in refuse("predict", model, image, "--top", "0")
+    assert "has 2 models: fedavg/seed0, fedncm/seed0" in refuse("predict", str(out), image)
+    assert "no model in" in refuse("predict", str(tmp_path), image)
+    assert "no folder" in refuse("evaluate", str(tmp_path / "nowhere"))
+    assert "no folder" in refuse("evaluate", model, "--data-root", str(tmp_path / "nowhere"))
+    assert "no data set is called" in refuse("evaluate", model, "--dataset", "wonder")
+    assert "Missing argument" in refuse("predict", model, code=2)
+    assert "--format" in refuse("predict", model, image, "--format", "xml", code=2)
+    assert "no weight file" in refuse("predict", model, image, "--backbone", "none.safetensors")
+
+
+def test_unknown_classes_are_named(out, images, tmp_path):
+    shutil.copytree(images, tmp_path / "images")
+    (tmp_path / "images" / "3").rename(tmp_path / "images" / "three")
+    line = refuse("evaluate", str(out / "fedavg/seed0"), "--data-root", str(tmp_path / "images"))
+    assert "does not know the class three; it knows 0, 1, 2, 3, 4, ..." in line
+
+
+def test_a_damaged_model_is_one_line(out, images, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(out / "fedncm" / "seed0", folder)
+    (folder / "model.safetensors").write_bytes(b"")
+    line = refuse("predict", str(folder), str(images / "0"))
+    assert "does not match the SHA-256 in model.json" in line
+
+
+def test_cite_prints_an_entry_per_source_and_fczoo():
+    text = run("cite", "HGP,pilora", "fedncm")
+    assert text.count("@misc{") == 3 and text.count("@software{fczoo,") == 1
+    assert "eprint = {2406.02447}" in text and "year = {2024}" in text
+    assert "author = {Guo and others}" in text
+    assert "did you mean hgp" in refuse("cite", "hgpp")
+    assert "METHODS has an empty entry" in refuse("cite", "hgp,,pilora")
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_every_method_has_valid_entries(name):
+    for entry in method_entries(METHODS.get(name)):
+        assert entry.startswith(f"@misc{{{name}") and entry.endswith("\n}")
+        assert entry.count("{") == entry.count("}") and "note = {" in entry
+
+
+def test_the_entry_of_fczoo_is_that_of_the_citation_file():
+    lines = (Path(__file__).parents[2] / "CITATION.cff").read_text().splitlines()
+    values = dict(line.split(": ", 1) for line in lines if line[:1].isalpha() and ": " in line)
+    entry = bibtex([])
+    assert f"title = {{{values['title']}}}" in entry
+    assert f"version = {{{values['version']}}}" in entry
+    assert f"license = {{{values['license']}}}" in entry
+    assert values["abstract"].rstrip(".") in entry
+
+
+def test_the_card_says_what_was_trained_and_how_to_use_it(out):
+    text = (out / "fedncm" / "seed0" / "README.md").read_text()
+    result = json.loads((out / "fedncm" / "seed0" / "result.json").read_text())
+    assert text.startswith("# fedncm on digits\n")
+    assert f"| A_N | {result['metrics']['A_N']:.1f} |" in text
+    for part in ("task 1: 0, 1, 2, 3", "fczoo.load_model", "not logits", "@misc{fedncm", "Limits"):
+        assert part in text
+    assert "not logits" not in (out / "fedavg" / "seed0" / "README.md").read_text()

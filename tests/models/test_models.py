@@ -1,0 +1,220 @@
+"""Models that runs keep: what is saved, what is loaded, and what is refused."""
+
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import fczoo
+from fczoo.core.errors import FczooError
+from fczoo.core.files import content_sha256
+from fczoo.core.tree import nbytes
+from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.run import FederatedRun
+from fczoo.federation.settings import Settings
+from fczoo.models.save import weights_note
+from fczoo.models.tensors import prediction_tensors
+from fczoo.models.transform import ViewConfig, evaluation_transform
+
+SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 1, "epochs": 1}
+
+
+def finished_run(method: str, **settings: object) -> FederatedRun:
+    bench = Benchmark.open(Settings.for_dataset("digits", **{**SMALL, "tasks": 2, **settings}))
+    run = bench.start(method)
+    run.run()
+    return run
+
+
+@pytest.fixture(scope="module")
+def run() -> FederatedRun:
+    return finished_run("hgp")
+
+
+@pytest.fixture
+def folder(run: FederatedRun, tmp_path: Path) -> Path:
+    return fczoo.save_model(tmp_path / "model", run)
+
+
+def test_a_model_answers_as_the_last_evaluation(run, folder):
+    model = fczoo.load_model(folder)
+    store = run.world.test
+    logits = torch.cat(
+        [model(store.view(part)) for part in torch.arange(len(store.labels)).split(64)]
+    )
+    accuracy = 100 * float((logits.argmax(1) == store.labels).double().mean())
+    assert accuracy == pytest.approx(run.result.metrics["A_N"], abs=1e-9)
+    assert model.classes == tuple("0123456789")
+    assert not model.training and not logits.requires_grad
+    assert model.features(store.view(torch.arange(3))).shape == (3, run.backbone.dim)
+
+
+@pytest.mark.parametrize("test_crop", [1.0, 0.875])
+def test_the_transform_gives_the_pixels_of_the_evaluation(test_crop):
+    run = finished_run("fedncm", test_crop=test_crop)
+    store = run.world.test
+    config = run.backbone.config
+    transform = evaluation_transform(
+        ViewConfig(32, config.image_size, store.test_crop, config.mean, config.std)
+    )
+    images = [Image.fromarray(pixels) for pixels in run.stream.test.pixels[:5]]
+    torch.testing.assert_close(
+        torch.stack([transform(image) for image in images]),
+        store.view(torch.arange(5)),
+        rtol=0,
+        atol=0,
+    )
+
+
+def test_images_of_other_sizes_and_modes_are_cut_and_resized(folder):
+    model = fczoo.load_model(folder)
+    grey = Image.new("L", (50, 40), 128)
+    assert model.transform(grey).shape == (3, 32, 32)
+    with pytest.raises(FczooError, match=r"give an image of PIL: Image.open"):
+        model.transform(torch.zeros(3, 32, 32))
+
+
+@pytest.mark.parametrize("method", ["hgp", "slca", "ccvr", "fedridge", "pilora"])
+def test_the_file_holds_what_prediction_reads_and_little_more(method, tmp_path):
+    run = finished_run(method)
+    folder = fczoo.save_model(tmp_path, run)
+    read = prediction_tensors(run.method, run.backbone, run.state, run.stream.tasks[-1])
+    assert load_file(folder / "model.safetensors").keys() == read.keys()
+    size = (folder / "model.safetensors").stat().st_size
+    header = 8 + 120 * len(read)  # names, shapes and places of the tensors
+    assert nbytes(read) <= size <= 1.1 * nbytes(read) + header
+    rest = run.state.keys() - read.keys()
+    if rest:
+        path = folder / "server_state.safetensors"
+        assert load_file(path).keys() == rest
+        if os.name == "posix":
+            assert path.stat().st_mode & 0o777 == 0o600
+    assert bool(rest) == (method in ("hgp", "slca", "ccvr", "fedridge"))
+
+
+def test_server_state_can_be_left_out(run, tmp_path):
+    fczoo.save_model(tmp_path, run)
+    fczoo.save_model(tmp_path, run, server_state=False)
+    assert not (tmp_path / "server_state.safetensors").exists()
+    assert fczoo.load_model(tmp_path).method == run.method
+
+
+def test_a_model_after_an_early_task_knows_its_classes_only(tmp_path):
+    bench = Benchmark.open(Settings.for_dataset("digits", **SMALL, tasks=5))
+    run = bench.start("fedncm")
+    next(iter(run))
+    model = fczoo.load_model(fczoo.save_model(tmp_path, run))
+    assert model.classes == ("0", "1")
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 2)
+
+
+def test_a_class_without_images_is_never_predicted(run, folder):
+    path = folder / "model.json"
+    content = json.loads(path.read_text())
+    content["has_images"] = [False] * 9 + [True]
+    content["sha256"] = content_sha256(content)
+    path.write_text(json.dumps(content))
+    model = fczoo.load_model(folder)
+    logits = model(run.world.test.view(torch.arange(6)))
+    assert logits.argmax(1).tolist() == [9] * 6
+    assert logits[:, :9].isinf().all()
+
+
+def test_a_model_follows_its_type_and_cannot_be_trained(folder):
+    model = fczoo.load_model(folder)
+    images = torch.zeros(1, 3, 32, 32)
+    assert model.double()(images).dtype == torch.float64
+    assert model.eval() is model
+    with pytest.raises(FczooError, match="for inference only"):
+        model.train()
+    for wrong in (images[0], images.expand(1, 3, 32, 32)[..., :8], images.long()):
+        with pytest.raises(FczooError, match="images"):
+            model(wrong)
+
+
+def test_the_state_dict_has_all_tensors(run, folder):
+    tensors = load_file(folder / "model.safetensors")
+    values = fczoo.load_model(folder).state_dict()
+    assert len(values) == len(tensors) + len(run.backbone.weights)
+
+
+def test_a_run_folder_is_enough_where_it_has_one_model(run, tmp_path):
+    with pytest.raises(FczooError, match="no model in"):
+        fczoo.load_model(tmp_path)
+    fczoo.save_model(tmp_path / "hgp" / "seed0", run)
+    fczoo.save_model(tmp_path / "hgp" / "seed0" / "task1", run)
+    assert fczoo.load_model(tmp_path).method == run.method
+    fczoo.save_model(tmp_path / "hgp" / "seed1", run)
+    with pytest.raises(FczooError, match=r"has 2 models: hgp.seed0, hgp.seed1; give one"):
+        fczoo.load_model(tmp_path)
+    with pytest.raises(FczooError, match="no folder"):
+        fczoo.load_model(tmp_path / "elsewhere")
+
+
+def change(folder: Path, **values: object) -> None:
+    path = folder / "model.json"
+    content = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({**content, "sha256": content_sha256(content)}))
+
+
+def refusal(folder: Path, **arguments: str) -> str:
+    with pytest.raises(FczooError) as caught:
+        fczoo.load_model(folder, **arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_damaged_model_is_refused(folder):
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    assert "does not match the SHA-256 in model.json" in refusal(folder)
+    path.unlink()
+    assert "cannot read" in refusal(folder)
+
+
+def test_a_changed_or_broken_description_is_refused(folder):
+    path = folder / "model.json"
+    text = path.read_text()
+    path.write_text(text.replace('"seed": 0', '"seed": 1'))
+    assert "does not match its sha256" in refusal(folder)
+    path.write_text(text[:-20])
+    assert "is not a valid model description" in refusal(folder)
+    path.write_text(text)
+    change(folder, has_images=[True])
+    assert "10 classes do not go with 1" in refusal(folder)
+
+
+def test_a_newer_format_is_refused(folder):
+    change(folder, format="fczoo-model-9", versions={"fczoo": "9.0"})
+    assert "install the fczoo that wrote it, version 9.0" in refusal(folder)
+
+
+def test_another_backbone_is_refused(run, folder):
+    change(folder, backbone={**run.result.backbone, "sha256": "00"})
+    assert "give the same weights with backbone NAME:FILE" in refusal(folder)
+
+
+def test_a_method_that_is_not_installed_is_refused(folder):
+    change(folder, method="wonder")
+    assert "'wonder', which is not installed" in refusal(folder)
+
+
+def test_a_backbone_from_a_file_is_found_again_by_its_hash(tmp_path, monkeypatch):
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
+    weights = tmp_path / "elsewhere" / "nano.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes((files("fczoo") / "assets" / "vit_nano_32.safetensors").read_bytes())
+    run = finished_run("fedncm", backbone=str(weights))
+    folder = fczoo.save_model(tmp_path / "model", run)
+    assert str(tmp_path) not in (folder / "model.json").read_text()
+    assert fczoo.load_model(folder).classes
+    weights_note(run.backbone.sha256).unlink()
+    assert "no weight file at" in refusal(folder)
+    assert fczoo.load_model(folder, backbone=str(weights)).classes

@@ -1,0 +1,111 @@
+"""Runs keep their models: which, where, how large, and what happens if that fails."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import fczoo
+from fczoo.cli.app import main
+from fczoo.core.errors import FczooError
+from fczoo.federation.settings import Settings
+from fczoo.models import keep
+from fczoo.models.record import read_model_record
+from fczoo.runner.cost import first_round
+from fczoo.runner.kept_size import state_size
+from helpers_cli import TINY, run
+
+
+def bench(out: Path, *words: str, method: str = "fedncm") -> str:
+    return run("bench", "--methods", method, *TINY, "--out", str(out), *words)
+
+
+def model_files(out: Path) -> list[str]:
+    names = ("model.json", "model.safetensors", "server_state.safetensors")
+    return sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.name in names)
+
+
+def test_a_run_keeps_its_final_model(tmp_path):
+    text = bench(tmp_path, method="fedridge")
+    place = "fedridge/seed0/"
+    names = ["model.json", "model.safetensors", "server_state.safetensors"]
+    assert model_files(tmp_path) == [place + name for name in names]
+    assert f"1 model, 0.2 MB; use one with: fczoo predict {tmp_path / place.rstrip('/')}" in (
+        " ".join(text.split())
+    )
+    record = read_model_record(tmp_path / place)
+    result = json.loads((tmp_path / place / "result.json").read_text())
+    assert record.metrics == result["metrics"]
+    assert record.options == result["options"] and record.backbone == result["backbone"]
+    assert len(record.tasks) == 3 and record.classes == list("0123456789")
+    assert fczoo.load_model(tmp_path).method.name == "fedridge"
+
+
+def test_no_model_is_kept_on_request(tmp_path):
+    text = bench(tmp_path, "--no-keep-model")
+    assert not model_files(tmp_path) and "model," not in text
+
+
+def test_one_model_per_task_on_request(tmp_path):
+    bench(tmp_path, "--keep-model", "tasks", "--no-keep-server-state", method="fedridge")
+    places = ["fedridge/seed0", "fedridge/seed0/task1", "fedridge/seed0/task2"]
+    assert {Path(name).parent.as_posix() for name in model_files(tmp_path)} == {*places}
+    assert not list(tmp_path.rglob("server_state.safetensors"))
+    classes = [len(fczoo.load_model(tmp_path / place).classes) for place in places]
+    assert classes == [10, 4, 7]
+
+
+def test_the_options_are_in_settings_files(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text('methods = "fedncm"\nkeep_model = "none"\n')
+    run("bench", "--config", str(config), *TINY, "--out", str(tmp_path / "run"))
+    assert not model_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--keep-model", "some"], "--keep-model is 'some'; it must be one of final, tasks, none"),
+        (["--keep-model", "tasks", "--no-keep-model"], "are both given; leave one out"),
+    ],
+)
+def test_wrong_values_are_one_line(words, says, tmp_path):
+    outcome = CliRunner().invoke(
+        main, ["bench", "--methods", "fedncm", *TINY, *words, "--out", str(tmp_path / "run")]
+    )
+    assert outcome.exit_code == 1 and says in outcome.stderr
+    assert outcome.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_python_keeps_models_in_a_run_folder_only(tmp_path):
+    settings = {"train_per_class": 8, "test_per_class": 4, "rounds": 1, "tasks": 2}
+    fczoo.bench("fedncm", out=tmp_path / "a", **settings)
+    assert fczoo.load_model(tmp_path / "a").classes
+    fczoo.bench("fedncm", out=tmp_path / "b", keep_model="none", **settings)
+    assert not model_files(tmp_path / "b")
+    with pytest.raises(FczooError, match="keep_model is 'all'; it must be one of 'final'"):
+        fczoo.bench("fedncm", keep_model="all", **settings)
+
+
+def test_a_model_that_cannot_be_saved_is_a_warning(tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keep, "save_model", fail)
+    bench(tmp_path)
+    (line,) = (tmp_path / "fedncm/seed0/warnings.jsonl").read_text().splitlines()
+    assert "the model of fedncm is not kept: OSError: [Errno 28] No space left" in line
+    assert json.loads((tmp_path / "fedncm/seed0/result.json").read_text())["finished"]
+
+
+def test_the_dry_run_estimates_the_size(tmp_path):
+    text = run("bench", "--methods", "fedridge", "--dry-run")
+    assert "MB kept" in text
+    settings = Settings.for_dataset("digits")
+    for name in ("fedridge", "fppl"):
+        method = fczoo.create_method(name, "digits")
+        config = fczoo.load_backbone("vit_nano_32").config
+        first = first_round(method, settings)
+        size = state_size(method, settings, 0, config)
+        assert size >= sum(value.numel() * 4 for value in first.trained.values())
