@@ -14,17 +14,18 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fczoo.backbones.state_dict import UNUSED_PREFIXES, read_state_dict
+from fczoo.backbones.timm_layout import common_names
 from fczoo.backbones.timm_vit import (
     BUNDLED_CONFIG,
     architecture,
     from_timm,
     input_statistics,
-    timm_config,
     timm_model,
 )
 from fczoo.backbones.weights import split_spec
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, first_line, use_python_names
+from fczoo.core.vit_config import ViTConfig
 
 log = logging.getLogger("fczoo")
 
@@ -78,7 +79,7 @@ def load_backbone(
         config, weights = from_timm(name)
         digest = _sha256_tensors(weights)
     else:
-        weights, digest = _read(path, name), _sha256(path)
+        weights, digest = common_names(_read(path, name)), _sha256(path)
         config = _config(name, path, weights)
     weights = {k: v.float() for k, v in weights.items() if not k.startswith(UNUSED_PREFIXES)}
     if broken := next((k for k, v in weights.items() if not v.isfinite().all()), None):
@@ -106,7 +107,11 @@ def configuration(spec: str, image_size: int | None = None) -> ViTConfig:
         FczooError: As for ``load_backbone``.
     """
     name, path = split_spec(spec)
-    config = _config(name, path, _read(path, name)) if path and not name else architecture(name)
+    config = (
+        architecture(name)
+        if name or path is None
+        else _config("", path, common_names(_read(path, name)))
+    )
     return config if image_size is None else _at_size(config, image_size)
 
 
@@ -161,13 +166,9 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
         problem = f"{path} does not hold a plain ViT in timm's names ({error})"
         raise FczooError(f"{problem}; give NAME:FILE for another layout") from error
     if path.stem in timm.list_pretrained():
-        timm_entry = timm_config(path.stem, timm_model(path.stem, pretrained=False))
-        if (timm_entry.dim, timm_entry.depth, timm_entry.patch_size, timm_entry.image_size) == (
-            dim,
-            depth,
-            patch,
-            size,
-        ):
+        timm_entry = architecture(path.stem)
+        shapes = {k: tuple(v.shape) for k, v in weights.items()}
+        if timm_entry.shapes() == shapes:
             return timm_entry
     if (dim, patch, size, depth) == (
         BUNDLED_CONFIG.dim,
@@ -200,8 +201,11 @@ def _resize_input(
     from timm.layers.pos_embed import resample_abs_pos_embed
 
     new_config = _at_size(config, image_size)
-    side = image_size // config.patch_size
-    pos = resample_abs_pos_embed(weights["pos_embed"], [side, side], num_prefix_tokens=1)
+    if config.position == "none":
+        return new_config, weights
+    prefix = config.prefix_tokens if config.position == "all" else 0
+    side = new_config.grid
+    pos = resample_abs_pos_embed(weights["pos_embed"], [side, side], num_prefix_tokens=prefix)
     return new_config, {**weights, "pos_embed": pos}
 
 

@@ -1,95 +1,10 @@
-"""Names of backbones, where their weights are, and the data on which they were pre-trained."""
+"""Weights of backbones: where they are, and the data on which they were pre-trained."""
 
-import ast
-import importlib.util
 import re
-from functools import cache
 from pathlib import Path
 
+from fczoo.backbones.names import BUNDLED_NAME, SUFFIXES, canonical_backbone, full_name
 from fczoo.core.files import home
-from fczoo.core.names import match
-
-BUNDLED_NAME = "vit_nano_32"
-_PLAIN = re.compile(
-    r"vit_(tiny|small|base|large)_patch(8|16|32)_(224|384)"
-    r"\.(augreg|augreg_.*|dino|mae|orig_.*|sam_.*)"
-)
-_TABLE = re.compile(r"^default_cfgs = (\{$.*?^\})$", re.MULTILINE | re.DOTALL)
-_WEIGHT_KEYS = {"url", "file", "hf_hub_id"}  # keys that give the location of published weights
-
-
-def backbone_names() -> list[str]:
-    """Return the names of the bundled backbone and of timm's plain ViTs with published weights."""
-    return [
-        BUNDLED_NAME,
-        *sorted(n for n in _names_from_source() or _names_from_timm() if _PLAIN.fullmatch(n)),
-    ]
-
-
-@cache
-def full_name(name: str) -> str:
-    """Return a timm name with the tag of its default weights.
-
-    Args:
-        name: Name of a timm model; one with a tag stays as it is, and so does an unknown one.
-    """
-    if "." in name:
-        return name
-    candidates = (
-        n for n in _names_from_source() if n.startswith(f"{name}.") and not n.endswith(".untrained")
-    )
-    return next(candidates, name)
-
-
-def canonical_backbone(spec: str) -> str:
-    """Return a backbone in the spelling of its listed name, with or without ``:FILE``.
-
-    Args:
-        spec: Name, file, or both; an unknown name and a file do not change.
-    """
-    name, colon, file = spec.partition(":")
-    if name in ("", BUNDLED_NAME):
-        return spec
-    return f"{match(name, _spellings()) or name}{colon}{file}"
-
-
-@cache
-def _spellings() -> tuple[str, ...]:
-    """Return the names of backbones, with and without the tag of their weights."""
-    names = backbone_names()
-    return (*names, *dict.fromkeys(name.partition(".")[0] for name in names))
-
-
-def _names_from_source() -> list[str]:
-    """Return the names in the table of timm's module of vision transformers.
-
-    The list is empty if the module does not contain such a table.
-    """
-    timm = importlib.util.find_spec("timm")
-    assert timm and timm.origin, "timm is installed with fczoo"
-    table = _TABLE.search(
-        (Path(timm.origin).parent / "models" / "vision_transformer.py").read_text("utf-8")
-    )
-    names: list[str] = []
-    for key, value in _entries(table[1]) if table else ():
-        match key, value:
-            case ast.Constant(value=str(name)), ast.Call(keywords=said):
-                if _WEIGHT_KEYS & {keyword.arg for keyword in said}:
-                    names.append(name)
-    return names
-
-
-def _entries(table: str) -> list[tuple[ast.expr | None, ast.expr]]:
-    node = ast.parse(table, mode="eval").body
-    return list(zip(node.keys, node.values, strict=True)) if isinstance(node, ast.Dict) else []
-
-
-def _names_from_timm() -> list[str]:
-    import timm
-
-    names: list[str] = timm.list_pretrained("vit_*")
-    return names
-
 
 TITLES = {
     "tinyimagenet": "Tiny-ImageNet",
@@ -174,7 +89,6 @@ def identify_weights(spec: str, sha256: str = "") -> str:
     return next((name for name in names if pretraining_sets(name)), "")
 
 
-SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # names under which timm's hub keeps weights
 MEGABYTES = {"tiny": 23, "small": 88, "base": 346, "large": 1217}  # fp32, 1,000 classes or no head
 MEGABYTES_IN21K = {"tiny": 39, "small": 120, "base": 410, "large": 1303}  # a head of 21,843 classes

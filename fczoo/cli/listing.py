@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fczoo.backbones.weights import backbone_names
+from fczoo.backbones.names import backbone_names
 from fczoo.cli.method_list import list_methods
 from fczoo.core.options import OptionDeclaration, dataclass_options, quirks
 from fczoo.core.registry import (

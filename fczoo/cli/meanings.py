@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import partial
 from typing import NamedTuple
 
-from fczoo.backbones.weights import BUNDLED_NAME, backbone_names, canonical_backbone
+from fczoo.backbones.names import BUNDLED_NAME, backbone_names, canonical_backbone
 from fczoo.cli.listing import KINDS, PARTS, SOURCES
 from fczoo.cli.pointers import first_few, option_owners, option_pointer
 from fczoo.core.errors import FczooError

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fczoo.backbones.weights import canonical_backbone
+from fczoo.backbones.names import canonical_backbone
 from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.files import shorten
 from fczoo.core.names import fold

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, Optim, ServerContext, Task, TaskPhase, Training
+from fczoo.core.vit_config import ViTConfig
 from fczoo.functional.cosine import cosines
 from fczoo.functional.ridge import Analytic
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fczoo.backbones.load import configuration
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import with_fewest_steps
@@ -18,6 +18,7 @@ from fczoo.core.registry import DATASETS
 from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.core.types import Batch, Context, ServerContext, Task, TaskPhase
+from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fczoo.backbones.load import configuration
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import with_fewest_steps
 from fczoo.core.tree import select
 from fczoo.core.types import Context
+from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.views import ImageStore, get_augment
 from fczoo.federation.batches import Client

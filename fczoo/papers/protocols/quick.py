@@ -5,7 +5,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, get_args, get_type_hints
 
-from fczoo.backbones.weights import BUNDLED_NAME
+from fczoo.backbones.names import BUNDLED_NAME
 from fczoo.core.registry import METHODS, register_protocol
 from fczoo.papers.protocol import Protocol, Statement, state
 from fczoo.reports.contamination import shared_classes
