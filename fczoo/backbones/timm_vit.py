@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fczoo.backbones.names import BUNDLED_NAME, full_name, unknown_name
 from fczoo.backbones.timm_layout import common_names, vit_config
-from fczoo.backbones.weights import weights_file
+from fczoo.backbones.weights import describe_head, weights_file
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.vit_config import ViTConfig
 
@@ -69,8 +69,9 @@ def from_timm(name: str) -> tuple[ViTConfig, dict[str, Tensor]]:
     """
     config = architecture(name)  # rejects other models before the download
     model = timm_model(name, pretrained=True)
-    if classes := model.pretrained_cfg.get("num_classes"):
-        log.info("%s: dropped the classification head of %s classes", name, f"{classes:,}")
+    outputs = model.pretrained_cfg.get("num_classes") or 0
+    if head := describe_head(full_name(name), outputs):
+        log.info("%s: dropped the checkpoint's %s", name, head)
     return config, common_names(model.state_dict())
 
 

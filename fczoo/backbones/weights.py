@@ -10,8 +10,27 @@ TITLES = {
     "tinyimagenet": "Tiny-ImageNet",
     "imagenet1k": "ImageNet-1k",
     "imagenet21k": "ImageNet-21k",
+    "lvd142m": "LVD-142M",
+    "lvd1689m": "LVD-1689M",
+    "sat493m": "SAT-493M",
+    "webli": "WebLI",
+    "openai": "OpenAI's 400 million image-text pairs",
+    "laion400m": "LAION-400M",
+    "laion2b": "LAION-2B",
+    "datacompxl": "DataComp-1B",
+    "dfn2b": "DFN-2B",
+    "dfn5b": "DFN-5B",
+    "metaclip": "MetaCLIP's image-text pairs",
+    "metaclip2": "MetaCLIP 2's image-text pairs",
+    "merged2b": "Merged-2B",
+    "m30m": "Merged-30M",
+    "m38m": "Merged-38M",
+    "yfcc15m": "YFCC-15M",
 }
-"""Pre-training sets, by the names under which data sets declare the classes that they share."""
+"""Pre-training sets, by the names under which data sets declare the classes that they share.
+
+Data sets declare classes of the first three only.
+"""
 
 IN_PAPERS = frozenset({"imagenet1k", "imagenet21k"})
 """Pre-training sets that the papers of the field use."""
@@ -25,7 +44,7 @@ _HASHES = {  # SHA-256 of weight files
         "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
     ),
 }
-_TAG_PATTERN = re.compile(r"(?:vit|deit3?)_\w+\.(\w+)")
+_TAG_PATTERN = re.compile(r"(?:vit|deit3?|eva|eva02|flexivit|beit3)_\w+\.(\w+)")
 _IN_TAG = {
     "in21k": "imagenet21k",
     "in22k": "imagenet21k",
@@ -55,7 +74,8 @@ def pretraining_sets(name: str) -> tuple[str, ...]:
     parts = match[1].split("_")
     if parts[0] in _SELF_SUPERVISED_TAGS:
         return ("imagenet1k",)
-    return tuple(dict.fromkeys(_IN_TAG[part] for part in parts if part in _IN_TAG))
+    words = [_IN_TAG.get(part, part) for part in parts]
+    return tuple(dict.fromkeys(word for word in words if word in TITLES))
 
 
 def describe_pretraining(name: str) -> str:
@@ -66,6 +86,24 @@ def describe_pretraining(name: str) -> str:
     """
     sets = pretraining_sets(name)
     return " and ".join(TITLES[key] for key in sets) if sets else "not known"
+
+
+def describe_head(name: str, outputs: int) -> str:
+    """Describe the head of timm's weights, which fczoo drops; empty without one.
+
+    Args:
+        name: Name of a timm model with its tag.
+        outputs: Number of outputs of the head.
+    """
+    if not outputs:
+        return ""
+    architecture, _, tag = name.partition(".")
+    is_projector = "_clip_" in architecture and "_ft_" not in tag
+    return (
+        f"projector to {outputs:,} dimensions"
+        if is_projector
+        else f"classification head of {outputs:,} classes"
+    )
 
 
 def identify_weights(spec: str, sha256: str = "") -> str:
@@ -143,8 +181,8 @@ def download_megabytes(name: str) -> int | None:
     Args:
         name: Name of a timm model with its tag.
     """
-    sizes = MEGABYTES_IN21K if name.endswith(".augreg_in21k") else MEGABYTES
-    return next((size for width, size in sizes.items() if width in name.split("_")), None)
+    sizes, words = MEGABYTES_IN21K if name.endswith(".augreg_in21k") else MEGABYTES, name.split("_")
+    return None if "plus" in words else next((sizes[w] for w in words if w in sizes), None)
 
 
 def weights_needed(spec: str, option: str = "") -> str:
