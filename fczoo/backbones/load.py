@@ -25,7 +25,7 @@ from fczoo.backbones.timm_vit import (
 from fczoo.backbones.weights import split_spec
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, first_line, use_python_names
-from fczoo.core.vit_config import ViTConfig
+from fczoo.core.vit_config import Pool, ViTConfig
 
 log = logging.getLogger("fczoo")
 
@@ -50,6 +50,7 @@ def load_backbone(
     image_size: int | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    pool: Pool | None = None,
     device: str | torch.device | None = None,
 ) -> Backbone:
     """Load a frozen backbone: ``vit_nano_32``, a timm ViT name, a weight file, or ``NAME:FILE``.
@@ -62,6 +63,8 @@ def load_backbone(
         image_size: Height and width of the input in pixels. Default: that of the checkpoint.
         mean: Mean of the three input channels. Default: that of the checkpoint.
         std: Standard deviation of the three input channels. Default: that of the checkpoint.
+        pool: Pooling of the output tokens: ``cls``, ``mean`` or ``cls+mean``. Default: that of
+            the checkpoint.
         device: Device of the weights. Default: the CPU.
 
     Returns:
@@ -86,7 +89,9 @@ def load_backbone(
         raise FczooError(f"weight {broken} of {spec} is not finite; get the file again")
     if image_size is not None and image_size != config.image_size:
         config, weights = _resize_input(config, weights, image_size)
-    config = _replace(config, mean=mean, std=std)
+    config = _replace(config, mean=mean, std=std).with_pool(pool)
+    if config.pool != "attention":
+        weights = {k: v for k, v in weights.items() if not k.startswith("attn_pool.")}
     if len(config.mean) != 3 or len(config.std) != 3 or min(config.std) <= 0:
         problem = f"input mean {config.mean} and std {config.std}"
         raise FczooError(f"{problem} must be three numbers each, and std above 0")
@@ -94,7 +99,7 @@ def load_backbone(
     return backbone if device is None else _on_device(backbone, device)
 
 
-def configuration(spec: str, image_size: int | None = None) -> ViTConfig:
+def configuration(spec: str, image_size: int | None = None, pool: Pool | None = None) -> ViTConfig:
     """Return the configuration of a backbone without its weights.
 
     Only a file without a name must exist on this machine, and is read.
@@ -102,6 +107,7 @@ def configuration(spec: str, image_size: int | None = None) -> ViTConfig:
     Args:
         spec: Name, file, or both, as for ``load_backbone``.
         image_size: Height and width of the input in pixels. Default: that of the checkpoint.
+        pool: Pooling of the output tokens. Default: that of the checkpoint.
 
     Raises:
         FczooError: As for ``load_backbone``.
@@ -112,7 +118,7 @@ def configuration(spec: str, image_size: int | None = None) -> ViTConfig:
         if name or path is None
         else _config("", path, common_names(_read(path, name)))
     )
-    return config if image_size is None else _at_size(config, image_size)
+    return (config if image_size is None else _at_size(config, image_size)).with_pool(pool)
 
 
 def _read(path: Path, name: str) -> dict[str, Tensor]:

@@ -85,6 +85,12 @@ class Backbone:
 
     @property
     def dim(self) -> int:
+        """Return the length D of a feature."""
+        return self.config.feature_dim
+
+    @property
+    def token_dim(self) -> int:
+        """Return the width of a token: that of prompts, prefixes and taps."""
         return self.config.dim
 
     @property
@@ -184,14 +190,21 @@ class Backbone:
         Args:
             images: Normalised images [B, 3, S, S].
             plugs: Tensors by the names of plugs; see the module's docstring.
-            pool: Output rows that are averaged: the class token, the ``tokens`` prompts, or both.
+            pool: Output rows that are pooled: those of the image, which are the class token or, as
+                the configuration says, the patches (``cls``), the ``tokens`` prompts, or both.
 
         Returns:
             Features [B, D] in at least float32.
 
         Raises:
-            FczooError: A plug is unknown.
+            FczooError: A plug is unknown, or the configuration pools ``cls+mean`` and ``pool``
+                asks for prompts.
         """
+        if pool != "cls" and self.config.pool == "cls+mean":
+            raise FczooError(
+                "pool cls+mean has no feature of prompts, which this method pools; take pool cls or "
+                "mean"
+            )
         return self._forward(images, plugs or {}, pool, {})
 
     def features_and_taps(
@@ -238,8 +251,10 @@ class Backbone:
         """Return the class token [D] at the first block, the same for every image.
 
         Raises:
-            FczooError: This backbone does not have a class token.
+            FczooError: This backbone does not have a class token, or pools ``cls+mean``.
         """
+        if self.config.pool == "cls+mean":
+            raise FczooError("pool cls+mean has no class token as query; take pool cls or mean")
         if not self.config.class_token:
             raise FczooError(f"{self.config.name} has no class token; take a backbone that has one")
         return ForwardPass(self.config, self.weights, {}, {}).class_token()

@@ -12,8 +12,10 @@ MIIL                     no ``qkv_bias``
 =======================  ===========================================================================
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from fczoo.core.errors import FczooError
 
 Position = Literal["all", "patches", "none"]
 Pool = Literal["cls", "mean", "cls+mean", "attention"]
@@ -82,6 +84,28 @@ class ViTConfig:
     def feature_dim(self) -> int:
         """Return the length of a feature: twice ``dim`` for ``cls+mean``."""
         return 2 * self.dim if self.pool == "cls+mean" else self.dim
+
+    def with_pool(self, pool: Pool | None) -> "ViTConfig":
+        """Return the configuration with another pooling of tokens; None: its own.
+
+        Raises:
+            FczooError: The network does not have a class token to pool.
+        """
+        if pool is None:
+            return self
+        if "cls" in pool and not self.class_token:
+            raise FczooError(f"{self.name} has no class token for pool {pool}; take pool mean")
+        return replace(self, pool=pool)
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields for a record; parts that ViTs of 2021 lack only where they are used."""
+        plain = {"name", "eps", "mean", "std"}
+        defaults = {f.name: f.default for f in fields(self) if f.name not in plain}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if defaults.get(name, MISSING) is MISSING or value != defaults[name]
+        }
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return weight name -> shape, without a classification head.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.attention import attend
+from fczoo.core.errors import FczooError
 from fczoo.core.rotary import Rotation
 from fczoo.core.vit_config import ViTConfig
 
@@ -231,6 +232,9 @@ class ForwardPass:
     def _rows(self, plug: str, images: int) -> Tensor:
         """Expand a plug's rows [L, D] or [B, L, D] to [B, L, D] in the compute type."""
         rows = self.plugs[plug].to(self.dtype)
+        if rows.shape[-1] != self.config.dim:
+            problem = f"plug {plug!r} has width {rows.shape[-1]}"
+            raise FczooError(f"{problem}, tokens of {self.config.name} have {self.config.dim}")
         return rows.expand(images, -1, -1) if rows.dim() == 2 else rows
 
     def _note(self, tap: str, value: Tensor) -> None:

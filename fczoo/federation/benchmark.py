@@ -179,7 +179,9 @@ class Benchmark(World):
         need_weights(s)
         mean, std = s.normalisation
         try:  # first the backbone: decoding images takes longer
-            backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std)
+            backbone = load_backbone(
+                s.backbone, image_size=s.image_size, mean=mean, std=std, pool=s.pool
+            )
         except FczooError as error:
             raise FczooError("; ".join([str(error), *_data_problem(s)])) from error
         backbone = backbone.to(device, dtype)

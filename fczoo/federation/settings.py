@@ -66,9 +66,10 @@ class Settings:
         None, "Mean of the input per colour channel; none: the checkpoint's own", group=TRAINING
     )
     std: tuple[float, ...] | None = option(
-        None,
-        "Standard deviation of the input per colour channel; none: the checkpoint's own",
-        group=TRAINING,
+        None, "Standard deviation per input channel; none: the checkpoint's own", group=TRAINING
+    )
+    pool: Literal["cls", "mean", "cls+mean"] | None = option(
+        None, "Feature: class token, mean of patches, or both; none: the backbone's", group=TRAINING
     )
     norm_by_dataset: bool = option(
         False,
@@ -311,6 +312,7 @@ class Settings:
         return {
             k: shorten(v) if k in ("data_root", "backbone", "partition") else v
             for k, v in asdict(self).items()
+            if k != "pool" or v  # records of runs before it existed stay the same
         }
 
     @property

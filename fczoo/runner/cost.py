@@ -284,7 +284,7 @@ def _nbytes(sent: Mapping[str, Payload]) -> int:
 
 
 def _configuration(settings: Settings) -> ViTConfig:
-    return configuration(settings.backbone, settings.image_size)
+    return configuration(settings.backbone, settings.image_size, settings.pool)
 
 
 def random_backbone(settings: Settings) -> Backbone:

@@ -70,7 +70,7 @@ def dry_run(job: Job) -> str:
     images = len(data[0].train.labels) if data else 0
     clients = settings.clients + settings.joining * (settings.task_count - 1)
     classes = len(data[0].classes) if data else 0
-    config = configuration(settings.backbone, settings.image_size)
+    config = configuration(settings.backbone, settings.image_size, settings.pool)
     timer = StepTimer(settings, classes, config)
     work = []
     for method in built:

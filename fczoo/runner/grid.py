@@ -290,7 +290,7 @@ def _describe(
         "methods": {m.name: asdict(m) for m in methods},
         "seeds": list(job.seeds),
         "settings": replace(bench.settings, device=job.settings.device).portable(),
-        "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
+        "backbone": {**bench.backbone.config.record(), "sha256": bench.backbone.sha256},
         "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
         "split": bench.stream.split,
         "data": _images_of(bench.stream),

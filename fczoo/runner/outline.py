@@ -208,7 +208,7 @@ class OutlineBackbone(Backbone):
             )
         tokens = plugs["tokens"].shape[-2] if "tokens" in plugs else 0
         for tap in seen:
-            width = self.config.mlp_dim if tap.endswith("mlp.fc2") else self.dim
+            width = self.config.mlp_dim if tap.endswith("mlp.fc2") else self.token_dim
             rows = tokens + self.config.tokens  # an image is one patch
             seen[tap] = value[:, None].expand(-1, rows, width)
             value = seen[tap][:, 0, :1]  # what follows depends on it

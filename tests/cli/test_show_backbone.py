@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from fczoo import load_backbone
 from fczoo.backbones.facts import backbone_facts
 from fczoo.backbones.names import UNSUPPORTED, backbone_names
-from helpers_cli import output_of
+from helpers_papers import output_of
 
 
 def test_a_page_has_size_work_input_licence_and_data():
