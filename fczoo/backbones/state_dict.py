@@ -4,7 +4,7 @@ import argparse
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,10 @@ from fczoo.core.errors import FczooError
 
 log = logging.getLogger("fczoo")
 
-UNUSED_PREFIXES = ("head.", "head_dist.", "pre_logits.", "decoder_", "mask_token", "masked_embed")
+UNUSED_PREFIXES = (
+    *("head.", "head_dist.", "pre_logits.", "decoder_", "mask_token", "masked_embed"),
+    *("rope_embed.", "local_cls_norm."),  # of DINOv3: constants, and a norm for training
+)
 """Prefixes of weights that the feature of a whole image does not use."""
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_DEPTH = 4  # maximum depth of the searched dictionaries
@@ -80,7 +83,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         FczooError: The file is damaged, does not hold exactly one ViT, or its type is not floating.
     """
     content = _load(path)
-    chosen = _choose(path, list(_find_backbones(content)))
+    names = [str(name) for name in content] if isinstance(content, Mapping) else []
+    chosen = _choose(path, list(_find_backbones(content)), names)
     weights = {k: v for k, v in chosen.tensors().items() if not k.startswith(UNUSED_PREFIXES)}
     if "dist_token" in weights:
         problem = f"{path} is a distilled DeiT (dist_token), which is not a plain ViT"
@@ -145,7 +149,12 @@ def _find_backbones(content: Any, keys: tuple[str, ...] = ()) -> Iterator[_Candi
             yield from _find_backbones(value, (*keys, key))
 
 
-def _choose(path: Path, candidates: list[_Candidate]) -> _Candidate:
+def _choose(path: Path, candidates: list[_Candidate], names: Iterable[str]) -> _Candidate:
+    if not candidates and any("patch_embeddings.projection" in name for name in names):
+        problem = f"{path} has the names of Hugging Face transformers"
+        raise FczooError(
+            f"{problem}; take timm's weights of this model, see 'fczoo list backbones'"
+        )
     if not candidates:
         problem = f"{path} does not hold a plain ViT in timm's names (cls_token, patch_embed)"
         raise FczooError(f"{problem}; convert its state dict to timm's names, or take another file")

@@ -4,6 +4,7 @@ timm writes plain vision transformers as two classes. ``VisionTransformer`` has 
 ``ViTConfig.shapes``; ``Eva`` has other names for the same tensors, and splits some of them.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -44,13 +45,15 @@ def common_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights of a timm model under the names of ``ViTConfig.shapes``.
 
     Args:
-        weights: State dict of a ``VisionTransformer`` or an ``Eva``.
+        weights: State dict of a ``VisionTransformer`` or an ``Eva``, or an official release of
+            DINOv2 or DINOv3.
 
     Returns:
         The same tensors. Separate projections of queries, keys and values become one, as do gate
         and value of SwiGLU; the bias of keys, which ``Eva`` does not have, is 0.
     """
     out: dict[str, Tensor] = {}
+    weights = _dino_names(weights)
     for name, value in weights.items():
         block, _, part = name.rpartition(".attn.")
         mlp, _, layer = name.rpartition(".mlp.fc1_x.")
@@ -70,6 +73,33 @@ def common_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif ".mlp.fc1_g." not in name and part not in _PARTS_OF_QKV:
             out[name] = value
     return out
+
+
+def _dino_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights of Meta's DINOv2 and DINOv3 releases in timm's names; others unchanged.
+
+    Registers have other names. The position embedding of DINOv2's class token is added to the token
+    where there are registers, as in timm. The bias of DINOv3's keys is 0, and there is none where
+    all are.
+    """
+    out = {re.sub(r"\.mlp\.w(12|3)\.", _fc_name, name): v for name, v in weights.items()}
+    if "register_tokens" in out:
+        out["reg_token"], position = out.pop("register_tokens"), out["pos_embed"]
+        out["cls_token"] = out["cls_token"] + position[:, :1]
+        out["pos_embed"] = position[:, 1:]
+    if "storage_tokens" in out:
+        out["reg_token"] = out.pop("storage_tokens")
+        out = {name: v for name, v in out.items() if not name.endswith(".bias_mask")}
+        for name in [name for name in out if name.endswith(".qkv.bias")]:
+            query, key, value = out[name].chunk(3)
+            out[name] = torch.cat([query, torch.zeros_like(key), value])
+        if not any(out[name].any() for name in out if name.endswith(".qkv.bias")):
+            out = {name: v for name, v in out.items() if not name.endswith(".qkv.bias")}
+    return out
+
+
+def _fc_name(match: re.Match[str]) -> str:
+    return f".mlp.{'fc1' if match[1] == '12' else 'fc2'}."
 
 
 def _read_config(name: str, model: Any) -> ViTConfig:

@@ -175,6 +175,15 @@ def weights_file(name: str) -> Path:
     return home() / "weights" / f"{name}.safetensors"
 
 
+def hub_repository(name: str) -> str:
+    """Return the repository of a timm model's weights; QuickGELU is a variant of the same weights.
+
+    Args:
+        name: Name of a timm model with its tag.
+    """
+    return f"timm/{name.replace('_clip_quickgelu_', '_clip_')}"
+
+
 def download_megabytes(name: str) -> int | None:
     """Return the approximate download size of a timm ViT, in MB; None if unknown.
 
@@ -213,4 +222,5 @@ def _in_cache(name: str) -> bool:
     """Return whether the hub's client has the weights of a timm model in its cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    return any(isinstance(try_to_load_from_cache(f"timm/{name}", file), str) for file in HUB_FILES)
+    repository = hub_repository(name)
+    return any(isinstance(try_to_load_from_cache(repository, file), str) for file in HUB_FILES)
