@@ -12,6 +12,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.vit_config import ViTConfig
 
 
+BUNDLED_LICENCE = "Apache-2.0; trained on images of ImageNet, for research use"
+
+
 class BackboneFacts(NamedTuple):
     """Facts about a backbone; empty texts and 0 for what is not known."""
 
@@ -45,7 +48,7 @@ def backbone_facts(spec: str, image_size: int | None = None) -> BackboneFacts:
         config,
         sum(weight.numel() for weight in weights.values()),
         counter.get_total_flops(),
-        "Apache-2.0, as fczoo" if spec == BUNDLED_NAME else _licence(entry),
+        BUNDLED_LICENCE if spec == BUNDLED_NAME else _licence(entry),
         describe_head(full_name(name), int(getattr(entry, "num_classes", 0) or 0)),
         _text(entry, "notes"),
     )
