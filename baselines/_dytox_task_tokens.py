@@ -116,7 +116,7 @@ def image_tokens(backbone: Backbone, images: Tensor, plugs: Mapping[str, Tensor]
     dtype = torch.promote_types(backbone.dtype, torch.float32)
     return F.layer_norm(
         outputs[last].to(dtype),
-        (backbone.dim,),
+        (backbone.token_dim,),
         weight.to(dtype),
         bias.to(dtype),
         backbone.config.eps,

@@ -59,7 +59,7 @@ class AFC(ProxyHead):
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # The importance of the last task is carried over; before the first it is 1.
-        none = {"importance": torch.ones(len(quarter_taps(backbone.depth)), backbone.dim)}
+        none = {"importance": torch.ones(len(quarter_taps(backbone.depth)), backbone.token_dim)}
         return {**none, **super().begin_task(state, task, backbone, rng)}
 
     def distance(self, old: list[Tensor], new: list[Tensor], ctx: Context) -> Tensor:

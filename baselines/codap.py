@@ -127,7 +127,7 @@ class CODAPrompt(PromptedHead):
             task_components = [
                 state[k] for k in (f"past.{name}", f"component.{name}") if k in state
             ]
-            shape = (2 * self.length, dim) if name.endswith("prompt") else (dim,)
+            shape = (2 * self.length, backbone.token_dim) if name.endswith("prompt") else (dim,)
             old = torch.cat(task_components) if task_components else torch.empty(0, *shape)
             draws = torch.randn(share, *shape, generator=rng).to(old)
             orthogonalise = gram_schmidt if self.classical_gs else orthonormal

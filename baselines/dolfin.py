@@ -79,7 +79,7 @@ class DOLFIN(LinearHead):
         )
         if not state:
             bases = {
-                f"basis.{block}": torch.zeros(backbone.dim, 0, dtype=torch.float64)
+                f"basis.{block}": torch.zeros(backbone.token_dim, 0, dtype=torch.float64)
                 for block in blocks
             }
             return {**fresh, **bases, **self.start_head(task, backbone.dim, rng)}

@@ -89,22 +89,22 @@ class DualPrompt(PromptedHead):
         if not state:
             backbone.check_blocks(self.general_blocks, f"{self.name}.general_blocks")
             backbone.check_blocks(self.expert_blocks, f"{self.name}.expert_blocks")
-            dim = backbone.dim
+            dim, width = backbone.dim, backbone.token_dim
 
             def rows(*shape: int) -> Tensor:
-                return torch.empty(*shape, dim).uniform_(-1, 1, generator=rng)
+                return torch.empty(*shape).uniform_(-1, 1, generator=rng)
 
             general = {
-                f"general.{i}.{p}": rows(self.general_length)
+                f"general.{i}.{p}": rows(self.general_length, width)
                 for i in self.general_blocks
                 for p in "kv"
             }
             slots = {
-                f"{i}.{p}": rows(task.count, self.expert_length)
+                f"{i}.{p}": rows(task.count, self.expert_length, width)
                 for i in self.expert_blocks
                 for p in "kv"
             }
-            slots["key"] = rows(task.count)
+            slots["key"] = rows(task.count, dim)
             first = {f"expert.{k}": v[0] for k, v in slots.items()}
             others = {f"next.{k}": v[1:] for k, v in slots.items()}
             return {**general, **first, **others, **self.start_head(task, dim, rng)}

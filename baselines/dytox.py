@@ -91,10 +91,10 @@ class DyTox(TunedBackbone, Rehearsal):
         return replace(training, balanced=dict.fromkeys(prefixes, self.optim(self.lr_balanced)))
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        new = {f"new.{k}": v for k, v in init_task(task.size, backbone.dim, rng).items()}
+        new = {f"new.{k}": v for k, v in init_task(task.size, backbone.token_dim, rng).items()}
         task_numbers = torch.full((task.size,), task.index)
         if not state:
-            block = init_block(backbone.dim, 4 * backbone.dim, rng)
+            block = init_block(backbone.token_dim, 4 * backbone.token_dim, rng)
             block = block if self.tab_init == "random" else copy_block(backbone)
             old = {k.replace("new.", "old."): v[:0] for k, v in new.items()}
             return {**block, **old, **new, "owner": task_numbers, **self.start_plugs(backbone, rng)}
@@ -103,7 +103,7 @@ class DyTox(TunedBackbone, Rehearsal):
         state = self.with_teacher(state, task, "full.", "lora.", "tab.", "old.", "new.", "owner")
         for name, value in select(state, "old.").items():
             state[name] = torch.cat([value, state[name.replace("old.", "new.")]])
-        divergence = init_classifier(task.size + 1, backbone.dim, rng)
+        divergence = init_classifier(task.size + 1, backbone.token_dim, rng)
         state["owner"] = torch.cat([state["owner"], task_numbers.to(state["owner"])])
         return {**state, **new, **{f"new.divergence_{k}": v for k, v in divergence.items()}}
 

@@ -17,8 +17,9 @@ from torchvision import transforms as T
 
 from fczoo import Batch, Context, Task, Tree, create_method
 from fczoo.backbones.timm_vit import BUNDLED_CONFIG
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.tree import drop, select
+from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Defaults, Images
 from fczoo.data.views import Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client

@@ -114,7 +114,9 @@ class FPPL(PromptedHead):
         keys = torch.empty(task.count, dim).uniform_(-(dim**-0.5), dim**-0.5, generator=rng)
         prompts = {}
         for i in self.blocks:
-            prompts[f"prompt.{i}"] = torch.empty(self.length, dim).uniform_(-1, 1, generator=rng)
+            prompts[f"prompt.{i}"] = torch.empty(self.length, backbone.token_dim).uniform_(
+                -1, 1, generator=rng
+            )
         head = self.start_head(task, dim, rng)
         numbers = torch.empty(0, dtype=torch.int64)
         local = {"local.label": numbers, "local.client": numbers, "local.mean": torch.empty(0, dim)}

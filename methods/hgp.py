@@ -139,7 +139,7 @@ class HGP(CalibratedHead, PromptedHead):
         backbone.check_blocks(self.blocks, "hgp.blocks")
         # Start of the run: P_k and P_v [L, D] of each block, the head, and no mixtures.
         return {
-            **init_prefixes(self.blocks, self.prefix_len, backbone.dim, self.init, rng),
+            **init_prefixes(self.blocks, self.prefix_len, backbone.token_dim, self.init, rng),
             **self.start_head(task, backbone.dim, rng),
             **empty_gaussians(backbone.dim),
         }

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fczoo import Benchmark, Method, create_method
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.types import Batch, Task
+from fczoo.core.vit_config import ViTConfig
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.testing.call_recorder import Record, record_run

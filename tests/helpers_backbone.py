@@ -8,8 +8,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from fczoo import FczooError, load_backbone
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.tree import Tree
+from fczoo.core.vit_config import ViTConfig
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
 

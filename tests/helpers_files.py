@@ -17,9 +17,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fczoo.backbones.load import load_backbone
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.files import read_json, read_lines
 from fczoo.core.metrics import all_metrics
+from fczoo.core.vit_config import ViTConfig
 from fczoo.data.image_cache import _read_checksums
 from fczoo.data.image_files import prepare
 from fczoo.data.partition import Partition, load_partition

@@ -14,17 +14,18 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fczoo.backbones.state_dict import UNUSED_PREFIXES, read_state_dict
+from fczoo.backbones.timm_layout import common_names
 from fczoo.backbones.timm_vit import (
     BUNDLED_CONFIG,
     architecture,
     from_timm,
     input_statistics,
-    timm_config,
     timm_model,
 )
 from fczoo.backbones.weights import split_spec
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, first_line, use_python_names
+from fczoo.core.vit_config import Pool, ViTConfig
 
 log = logging.getLogger("fczoo")
 
@@ -49,6 +50,7 @@ def load_backbone(
     image_size: int | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    pool: Pool | None = None,
     device: str | torch.device | None = None,
 ) -> Backbone:
     """Load a frozen backbone: ``vit_nano_32``, a timm ViT name, a weight file, or ``NAME:FILE``.
@@ -61,6 +63,8 @@ def load_backbone(
         image_size: Height and width of the input in pixels. Default: that of the checkpoint.
         mean: Mean of the three input channels. Default: that of the checkpoint.
         std: Standard deviation of the three input channels. Default: that of the checkpoint.
+        pool: Pooling of the output tokens: ``cls``, ``mean`` or ``cls+mean``. Default: that of
+            the checkpoint.
         device: Device of the weights. Default: the CPU.
 
     Returns:
@@ -78,14 +82,16 @@ def load_backbone(
         config, weights = from_timm(name)
         digest = _sha256_tensors(weights)
     else:
-        weights, digest = _read(path, name), _sha256(path)
+        weights, digest = common_names(_read(path, name)), _sha256(path)
         config = _config(name, path, weights)
     weights = {k: v.float() for k, v in weights.items() if not k.startswith(UNUSED_PREFIXES)}
     if broken := next((k for k, v in weights.items() if not v.isfinite().all()), None):
         raise FczooError(f"weight {broken} of {spec} is not finite; get the file again")
     if image_size is not None and image_size != config.image_size:
         config, weights = _resize_input(config, weights, image_size)
-    config = _replace(config, mean=mean, std=std)
+    config = _replace(config, mean=mean, std=std).with_pool(pool)
+    if config.pool != "attention":
+        weights = {k: v for k, v in weights.items() if not k.startswith("attn_pool.")}
     if len(config.mean) != 3 or len(config.std) != 3 or min(config.std) <= 0:
         problem = f"input mean {config.mean} and std {config.std}"
         raise FczooError(f"{problem} must be three numbers each, and std above 0")
@@ -93,7 +99,7 @@ def load_backbone(
     return backbone if device is None else _on_device(backbone, device)
 
 
-def configuration(spec: str, image_size: int | None = None) -> ViTConfig:
+def configuration(spec: str, image_size: int | None = None, pool: Pool | None = None) -> ViTConfig:
     """Return the configuration of a backbone without its weights.
 
     Only a file without a name must exist on this machine, and is read.
@@ -101,13 +107,18 @@ def configuration(spec: str, image_size: int | None = None) -> ViTConfig:
     Args:
         spec: Name, file, or both, as for ``load_backbone``.
         image_size: Height and width of the input in pixels. Default: that of the checkpoint.
+        pool: Pooling of the output tokens. Default: that of the checkpoint.
 
     Raises:
         FczooError: As for ``load_backbone``.
     """
     name, path = split_spec(spec)
-    config = _config(name, path, _read(path, name)) if path and not name else architecture(name)
-    return config if image_size is None else _at_size(config, image_size)
+    config = (
+        architecture(name)
+        if name or path is None
+        else _config("", path, common_names(_read(path, name)))
+    )
+    return (config if image_size is None else _at_size(config, image_size)).with_pool(pool)
 
 
 def _read(path: Path, name: str) -> dict[str, Tensor]:
@@ -161,13 +172,9 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
         problem = f"{path} does not hold a plain ViT in timm's names ({error})"
         raise FczooError(f"{problem}; give NAME:FILE for another layout") from error
     if path.stem in timm.list_pretrained():
-        timm_entry = timm_config(path.stem, timm_model(path.stem, pretrained=False))
-        if (timm_entry.dim, timm_entry.depth, timm_entry.patch_size, timm_entry.image_size) == (
-            dim,
-            depth,
-            patch,
-            size,
-        ):
+        timm_entry = architecture(path.stem)
+        shapes = {k: tuple(v.shape) for k, v in weights.items()}
+        if timm_entry.shapes() == shapes:
             return timm_entry
     if (dim, patch, size, depth) == (
         BUNDLED_CONFIG.dim,
@@ -200,8 +207,11 @@ def _resize_input(
     from timm.layers.pos_embed import resample_abs_pos_embed
 
     new_config = _at_size(config, image_size)
-    side = image_size // config.patch_size
-    pos = resample_abs_pos_embed(weights["pos_embed"], [side, side], num_prefix_tokens=1)
+    if config.position == "none":
+        return new_config, weights
+    prefix = config.prefix_tokens if config.position == "all" else 0
+    side = new_config.grid
+    pos = resample_abs_pos_embed(weights["pos_embed"], [side, side], num_prefix_tokens=prefix)
     return new_config, {**weights, "pos_embed": pos}
 
 

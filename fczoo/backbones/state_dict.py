@@ -4,7 +4,7 @@ import argparse
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,16 @@ from fczoo.core.errors import FczooError
 
 log = logging.getLogger("fczoo")
 
-UNUSED_PREFIXES = ("head.", "head_dist.", "pre_logits.", "decoder_", "mask_token", "masked_embed")
+UNUSED_PREFIXES = (
+    *("head.", "head_dist.", "pre_logits.", "decoder_", "mask_token", "masked_embed"),
+    *("rope_embed.", "local_cls_norm."),  # of DINOv3: constants, and a norm for training
+)
 """Prefixes of weights that the feature of a whole image does not use."""
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_DEPTH = 4  # maximum depth of the searched dictionaries
 MAX_LISTED_ENTRIES = 6  # maximum number of entries that a warning lists
-ANCHORS = ("cls_token", "patch_embed.proj.weight")  # tensors that every plain ViT has
+ANCHOR = "patch_embed.proj.weight"  # tensor that every plain ViT has
+COMPANIONS = ("cls_token", "blocks.0.norm1.weight")  # and one of these next to it
 PREFERENCE = ("teacher", "ema", "base_encoder", "", "student", "momentum_encoder")
 """Words that decide between several backbones in one file, best first; "" is any other name."""
 _SCALARS = (np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.bool_)
@@ -67,6 +71,8 @@ class _Candidate(NamedTuple):
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Read the plain ViT in a safetensors or PyTorch file, without its classification head.
 
+    What is dropped is logged.
+
     Args:
         path: Weight file.
 
@@ -77,7 +83,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         FczooError: The file is damaged, does not hold exactly one ViT, or its type is not floating.
     """
     content = _load(path)
-    chosen = _choose(path, list(_find_backbones(content)))
+    names = [str(name) for name in content] if isinstance(content, Mapping) else []
+    chosen = _choose(path, list(_find_backbones(content)), names)
     weights = {k: v for k, v in chosen.tensors().items() if not k.startswith(UNUSED_PREFIXES)}
     if "dist_token" in weights:
         problem = f"{path} is a distilled DeiT (dist_token), which is not a plain ViT"
@@ -88,7 +95,10 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             raise FczooError(f"{problem}; give weights in fp16, bf16, fp32 or fp64")
     leftovers = _list_dropped(content, chosen)
     head_only = all(name.startswith(UNUSED_PREFIXES) for name in leftovers)
-    if not head_only or chosen.keys or chosen.prefix:
+    if head_only and not chosen.keys and not chosen.prefix:
+        if leftovers:
+            log.info("%s: dropped %s", path.name, _describe_head(chosen, leftovers))
+    else:
         remainder = (
             f" and {len(leftovers) - MAX_LISTED_ENTRIES} more"
             if len(leftovers) > MAX_LISTED_ENTRIES
@@ -130,16 +140,21 @@ def _find_backbones(content: Any, keys: tuple[str, ...] = ()) -> Iterator[_Candi
         return
     names = {k for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
     for name in sorted(names):
-        prefix = name.removesuffix(ANCHORS[0])
-        is_anchor = name.endswith(ANCHORS[0]) and (not prefix or prefix.endswith("."))
-        if is_anchor and f"{prefix}{ANCHORS[1]}" in names:
+        prefix = name.removesuffix(ANCHOR)
+        is_anchor = name.endswith(ANCHOR) and (not prefix or prefix.endswith("."))
+        if is_anchor and any(f"{prefix}{companion}" in names for companion in COMPANIONS):
             yield _Candidate(keys, prefix, content)
     for key, value in content.items():
         if isinstance(key, str):
             yield from _find_backbones(value, (*keys, key))
 
 
-def _choose(path: Path, candidates: list[_Candidate]) -> _Candidate:
+def _choose(path: Path, candidates: list[_Candidate], names: Iterable[str]) -> _Candidate:
+    if not candidates and any("patch_embeddings.projection" in name for name in names):
+        problem = f"{path} has the names of Hugging Face transformers"
+        raise FczooError(
+            f"{problem}; take timm's weights of this model, see 'fczoo list backbones'"
+        )
     if not candidates:
         problem = f"{path} does not hold a plain ViT in timm's names (cls_token, patch_embed)"
         raise FczooError(f"{problem}; convert its state dict to timm's names, or take another file")
@@ -151,6 +166,13 @@ def _choose(path: Path, candidates: list[_Candidate]) -> _Candidate:
             f"{path} holds several backbones: {names}; save one of them to its own file"
         )
     return chosen[0]
+
+
+def _describe_head(chosen: _Candidate, leftovers: list[str]) -> str:
+    """List dropped tensors of a head, with the number of its classes."""
+    weight = chosen.tensors().get("head.weight")
+    classes = "" if weight is None else f" (a classification head of {len(weight):,} classes)"
+    return f"{', '.join(leftovers)}{classes}"
 
 
 def _list_dropped(content: Mapping[Any, Any], chosen: _Candidate) -> list[str]:

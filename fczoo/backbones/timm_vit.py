@@ -11,10 +11,13 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor
 
-from fczoo.backbones.weights import BUNDLED_NAME, full_name, weights_file
-from fczoo.core.backbone import ViTConfig
+from fczoo.backbones.names import BUNDLED_NAME, full_name, unknown_name
+from fczoo.backbones.timm_layout import common_names, vit_config
+from fczoo.backbones.weights import describe_head, weights_file
 from fczoo.core.errors import FczooError, first_line
-from fczoo.core.options import nearest
+from fczoo.core.vit_config import ViTConfig
+
+log = logging.getLogger("fczoo")
 
 BUNDLED_CONFIG = ViTConfig(
     BUNDLED_NAME, image_size=32, patch_size=4, dim=128, depth=6, heads=4, mlp_dim=512
@@ -36,7 +39,7 @@ def architecture(name: str) -> ViTConfig:
     if name == BUNDLED_CONFIG.name:
         return BUNDLED_CONFIG
     with torch.device("meta"):  # random initialisation would take seconds
-        return timm_config(name, timm_model(name, pretrained=False))
+        return vit_config(name, timm_model(name, pretrained=False))
 
 
 def input_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -65,7 +68,11 @@ def from_timm(name: str) -> tuple[ViTConfig, dict[str, Tensor]]:
             available.
     """
     config = architecture(name)  # rejects other models before the download
-    return config, dict(timm_model(name, pretrained=True).state_dict())
+    model = timm_model(name, pretrained=True)
+    outputs = model.pretrained_cfg.get("num_classes") or 0
+    if head := describe_head(full_name(name), outputs):
+        log.info("%s: dropped the checkpoint's %s", name, head)
+    return config, common_names(model.state_dict())
 
 
 def timm_model(name: str, pretrained: bool) -> Any:
@@ -84,8 +91,7 @@ def timm_model(name: str, pretrained: bool) -> Any:
 
     architecture = name.split(".")[0]
     if not timm.models.is_model(architecture):
-        names = [BUNDLED_CONFIG.name, *timm.list_models("vit_*")]
-        raise FczooError(f"no backbone is called {name!r}; {nearest(architecture, names)}")
+        raise unknown_name(name)
     file = weights_file(full_name(name))
     local = {"file": str(file)} if pretrained and file.is_file() else None
     try:
@@ -141,46 +147,3 @@ def _quiet(*loggers: str) -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-def timm_config(name: str, model: Any) -> ViTConfig:
-    """Return the configuration of a timm model.
-
-    Args:
-        name: Name for the configuration.
-        model: Model of ``timm_model``.
-
-    Raises:
-        FczooError: The model is not a plain ViT; the message has the reason.
-    """
-    from timm.models.vision_transformer import Block, VisionTransformer
-
-    def refuse(reason: str) -> None:
-        raise FczooError(
-            f"{name} is not a plain ViT: {reason}; use a vit_*_patch*_* model with a class token"
-        )
-
-    if type(model) is not VisionTransformer:
-        refuse(f"it is a {type(model).__name__}")
-    block, pretrained_cfg = model.blocks[0], model.pretrained_cfg
-    exact_gelu = isinstance(block.mlp.act, torch.nn.GELU) and block.mlp.act.approximate == "none"
-    if type(block) is not Block or not exact_gelu:
-        refuse("its blocks are not pre-norm blocks with exact GELU")
-    if model.global_pool != "token" or getattr(model, "no_embed_class", False):
-        refuse("it does not pool a class token with a position embedding")
-    config = ViTConfig(
-        name,
-        model.patch_embed.img_size[0],
-        model.patch_embed.patch_size[0],
-        model.embed_dim,
-        len(model.blocks),
-        block.attn.num_heads,
-        block.mlp.fc1.out_features,
-        model.norm.eps,
-        tuple(pretrained_cfg["mean"]),
-        tuple(pretrained_cfg["std"]),
-    )
-    extra = {k for k in model.state_dict() if not k.startswith("head.")} ^ config.shapes().keys()
-    if extra:
-        refuse(f"its tensor {min(extra)} does not belong to one")
-    return config

@@ -1,102 +1,36 @@
-"""Names of backbones, where their weights are, and the data on which they were pre-trained."""
+"""Weights of backbones: where they are, and the data on which they were pre-trained."""
 
-import ast
-import importlib.util
 import re
-from functools import cache
 from pathlib import Path
 
+from fczoo.backbones.names import BUNDLED_NAME, SUFFIXES, canonical_backbone, full_name
 from fczoo.core.files import home
-from fczoo.core.names import match
-
-BUNDLED_NAME = "vit_nano_32"
-_PLAIN = re.compile(
-    r"vit_(tiny|small|base|large)_patch(8|16|32)_(224|384)"
-    r"\.(augreg|augreg_.*|dino|mae|orig_.*|sam_.*)"
-)
-_TABLE = re.compile(r"^default_cfgs = (\{$.*?^\})$", re.MULTILINE | re.DOTALL)
-_WEIGHT_KEYS = {"url", "file", "hf_hub_id"}  # keys that give the location of published weights
-
-
-def backbone_names() -> list[str]:
-    """Return the names of the bundled backbone and of timm's plain ViTs with published weights."""
-    return [
-        BUNDLED_NAME,
-        *sorted(n for n in _names_from_source() or _names_from_timm() if _PLAIN.fullmatch(n)),
-    ]
-
-
-@cache
-def full_name(name: str) -> str:
-    """Return a timm name with the tag of its default weights.
-
-    Args:
-        name: Name of a timm model; one with a tag stays as it is, and so does an unknown one.
-    """
-    if "." in name:
-        return name
-    candidates = (
-        n for n in _names_from_source() if n.startswith(f"{name}.") and not n.endswith(".untrained")
-    )
-    return next(candidates, name)
-
-
-def canonical_backbone(spec: str) -> str:
-    """Return a backbone in the spelling of its listed name, with or without ``:FILE``.
-
-    Args:
-        spec: Name, file, or both; an unknown name and a file do not change.
-    """
-    name, colon, file = spec.partition(":")
-    if name in ("", BUNDLED_NAME):
-        return spec
-    return f"{match(name, _spellings()) or name}{colon}{file}"
-
-
-@cache
-def _spellings() -> tuple[str, ...]:
-    """Return the names of backbones, with and without the tag of their weights."""
-    names = backbone_names()
-    return (*names, *dict.fromkeys(name.partition(".")[0] for name in names))
-
-
-def _names_from_source() -> list[str]:
-    """Return the names in the table of timm's module of vision transformers.
-
-    The list is empty if the module does not contain such a table.
-    """
-    timm = importlib.util.find_spec("timm")
-    assert timm and timm.origin, "timm is installed with fczoo"
-    table = _TABLE.search(
-        (Path(timm.origin).parent / "models" / "vision_transformer.py").read_text("utf-8")
-    )
-    names: list[str] = []
-    for key, value in _entries(table[1]) if table else ():
-        match key, value:
-            case ast.Constant(value=str(name)), ast.Call(keywords=said):
-                if _WEIGHT_KEYS & {keyword.arg for keyword in said}:
-                    names.append(name)
-    return names
-
-
-def _entries(table: str) -> list[tuple[ast.expr | None, ast.expr]]:
-    node = ast.parse(table, mode="eval").body
-    return list(zip(node.keys, node.values, strict=True)) if isinstance(node, ast.Dict) else []
-
-
-def _names_from_timm() -> list[str]:
-    import timm
-
-    names: list[str] = timm.list_pretrained("vit_*")
-    return names
-
 
 TITLES = {
     "tinyimagenet": "Tiny-ImageNet",
     "imagenet1k": "ImageNet-1k",
     "imagenet21k": "ImageNet-21k",
+    "lvd142m": "LVD-142M",
+    "lvd1689m": "LVD-1689M",
+    "sat493m": "SAT-493M",
+    "webli": "WebLI",
+    "openai": "OpenAI's 400 million image-text pairs",
+    "laion400m": "LAION-400M",
+    "laion2b": "LAION-2B",
+    "datacompxl": "DataComp-1B",
+    "dfn2b": "DFN-2B",
+    "dfn5b": "DFN-5B",
+    "metaclip": "MetaCLIP's image-text pairs",
+    "metaclip2": "MetaCLIP 2's image-text pairs",
+    "merged2b": "Merged-2B",
+    "m30m": "Merged-30M",
+    "m38m": "Merged-38M",
+    "yfcc15m": "YFCC-15M",
 }
-"""Pre-training sets, by the names under which data sets declare the classes that they share."""
+"""Pre-training sets, by the names under which data sets declare the classes that they share.
+
+Data sets declare classes of the first three only.
+"""
 
 IN_PAPERS = frozenset({"imagenet1k", "imagenet21k"})
 """Pre-training sets that the papers of the field use."""
@@ -110,7 +44,7 @@ _HASHES = {  # SHA-256 of weight files
         "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
     ),
 }
-_TAG_PATTERN = re.compile(r"(?:vit|deit3?)_\w+\.(\w+)")
+_TAG_PATTERN = re.compile(r"(?:vit|deit3?|eva|eva02|flexivit|beit3)_\w+\.(\w+)")
 _IN_TAG = {
     "in21k": "imagenet21k",
     "in22k": "imagenet21k",
@@ -140,7 +74,8 @@ def pretraining_sets(name: str) -> tuple[str, ...]:
     parts = match[1].split("_")
     if parts[0] in _SELF_SUPERVISED_TAGS:
         return ("imagenet1k",)
-    return tuple(dict.fromkeys(_IN_TAG[part] for part in parts if part in _IN_TAG))
+    words = [_IN_TAG.get(part, part) for part in parts]
+    return tuple(dict.fromkeys(word for word in words if word in TITLES))
 
 
 def describe_pretraining(name: str) -> str:
@@ -151,6 +86,24 @@ def describe_pretraining(name: str) -> str:
     """
     sets = pretraining_sets(name)
     return " and ".join(TITLES[key] for key in sets) if sets else "not known"
+
+
+def describe_head(name: str, outputs: int) -> str:
+    """Describe the head of timm's weights, which fczoo drops; empty without one.
+
+    Args:
+        name: Name of a timm model with its tag.
+        outputs: Number of outputs of the head.
+    """
+    if not outputs:
+        return ""
+    architecture, _, tag = name.partition(".")
+    is_projector = "_clip_" in architecture and "_ft_" not in tag
+    return (
+        f"projector to {outputs:,} dimensions"
+        if is_projector
+        else f"classification head of {outputs:,} classes"
+    )
 
 
 def identify_weights(spec: str, sha256: str = "") -> str:
@@ -174,7 +127,6 @@ def identify_weights(spec: str, sha256: str = "") -> str:
     return next((name for name in names if pretraining_sets(name)), "")
 
 
-SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # names under which timm's hub keeps weights
 MEGABYTES = {"tiny": 23, "small": 88, "base": 346, "large": 1217}  # fp32, 1,000 classes or no head
 MEGABYTES_IN21K = {"tiny": 39, "small": 120, "base": 410, "large": 1303}  # a head of 21,843 classes
@@ -223,14 +175,23 @@ def weights_file(name: str) -> Path:
     return home() / "weights" / f"{name}.safetensors"
 
 
+def hub_repository(name: str) -> str:
+    """Return the repository of a timm model's weights; QuickGELU is a variant of the same weights.
+
+    Args:
+        name: Name of a timm model with its tag.
+    """
+    return f"timm/{name.replace('_clip_quickgelu_', '_clip_')}"
+
+
 def download_megabytes(name: str) -> int | None:
     """Return the approximate download size of a timm ViT, in MB; None if unknown.
 
     Args:
         name: Name of a timm model with its tag.
     """
-    sizes = MEGABYTES_IN21K if name.endswith(".augreg_in21k") else MEGABYTES
-    return next((size for width, size in sizes.items() if width in name.split("_")), None)
+    sizes, words = MEGABYTES_IN21K if name.endswith(".augreg_in21k") else MEGABYTES, name.split("_")
+    return None if "plus" in words else next((sizes[w] for w in words if w in sizes), None)
 
 
 def weights_needed(spec: str, option: str = "") -> str:
@@ -261,4 +222,5 @@ def _in_cache(name: str) -> bool:
     """Return whether the hub's client has the weights of a timm model in its cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    return any(isinstance(try_to_load_from_cache(f"timm/{name}", file), str) for file in HUB_FILES)
+    repository = hub_repository(name)
+    return any(isinstance(try_to_load_from_cache(repository, file), str) for file in HUB_FILES)

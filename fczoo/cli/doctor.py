@@ -11,7 +11,8 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from tabulate import tabulate
 
 from fczoo.backbones.load import load_backbone
-from fczoo.backbones.weights import BUNDLED_NAME, describe_pretraining
+from fczoo.backbones.names import BUNDLED_NAME
+from fczoo.backbones.weights import describe_pretraining
 from fczoo.core.discovery import PLUGINS, load_plugins
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home

@@ -155,11 +155,14 @@ def _published_weights(name: str) -> Archive:
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
-    url = hf_hub_url(f"timm/{name}", "model.safetensors")
+    from fczoo.backbones.weights import hub_repository
+
+    repository = hub_repository(name)
+    url = hf_hub_url(repository, "model.safetensors")
     try:
         about = get_hf_file_metadata(url)
     except EntryNotFoundError as error:
-        problem = f"timm/{name} at {constants.ENDPOINT} has no model.safetensors"
+        problem = f"{repository} at {constants.ENDPOINT} has no model.safetensors"
         raise FczooError(f"{problem}; {_other_weights(name)}") from error
     except Exception as error:  # the hub's client raises errors of several libraries
         problem = f"the download of the weights {name} failed: {first_line(error)}"

@@ -22,7 +22,7 @@ def list_command(kind: str | None) -> None:
     "names",
     nargs=-1,
     required=True,
-    metavar="[protocol|release] NAME",
+    metavar="[protocol|release|backbone] NAME",
     shell_complete=complete_names,
 )
 @click.option(
@@ -34,16 +34,22 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
     """Show all about a method, data set, partitioner, aggregator, attack, local training, protocol,
     release, backbone, setting or option. `show settings` has all settings of a run.
 
-    `show protocol NAME` and `show release NAME` select one where several have the name.
+    `show protocol NAME` and `show release NAME` select one where several have the name. `show
+    backbone NAME` also takes a file of weights.
     """
-    kind = match(names[0], SOURCES) or names[0]
-    if len(names) > 1 and (kind not in SOURCES or len(names) > 2):
-        words = " or ".join(SOURCES)
+    kinds = (*SOURCES, "backbone")
+    kind = match(names[0], kinds) or names[0]
+    if len(names) > 1 and (kind not in kinds or len(names) > 2):
+        words = " or ".join(kinds)
         raise FczooError(
             f"cannot show {' '.join(names)!r}; write one name, or {words} and its name"
         )
-    if kind in SOURCES and len(names) == 1:
+    if kind in kinds and len(names) == 1:
         click.echo(f"{listing(f'{kind}s')}\n\nfczoo show {kind} NAME describes one.")
+    elif kind == "backbone":
+        from fczoo.cli.show_backbone import backbone_page
+
+        click.echo(backbone_page(names[1]))
     elif len(names) == 2:
         from fczoo.cli.show_protocol import source_page
 

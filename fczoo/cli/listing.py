@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from fczoo.backbones.weights import backbone_names
+from fczoo.backbones.names import UNSUPPORTED, backbone_names
+from fczoo.backbones.weights import describe_pretraining
 from fczoo.cli.show_protocol import value_words
 from fczoo.core.options import OptionDeclaration, dataclass_options, quirks
 from fczoo.core.registry import (
@@ -106,12 +107,21 @@ def listing(kind: str) -> str:
     if kind == "methods":
         return list_methods()
     if kind == "backbones":
-        return "\n".join(backbone_names())
+        return _backbones()
     if kind == "quirks":
         return _quirks()
     registry = REGISTRIES.get(kind, METHODS)
     names = registry.names("fczoo.baselines" if kind == "baselines" else None)
     return plain_table([(name, registry.about(name)) for name in names])
+
+
+def _backbones() -> str:
+    """List the names of backbones with their pre-training data, and what is not supported."""
+    table = plain_table([(name, describe_pretraining(name)) for name in backbone_names()])
+    return (
+        f"{table}\n\n{UNSUPPORTED}. timm/NAME and hf-hub:timm/NAME are spellings of the same names; "
+        "fczoo show backbone NAME describes one."
+    )
 
 
 def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -126,9 +136,16 @@ def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
         Names that begin like this.
     """
     if previous_names := ctx.params.get("names"):
+        if previous_names[0] == "backbone":
+            return [name for name in backbone_names() if name.startswith(incomplete)]
         registry = SOURCES.get(previous_names[0], PROTOCOLS)
         return [name for name in registry.names() if name.startswith(incomplete)]
-    candidates = [*SOURCES, "settings", *(name for registry in PARTS for name in registry.names())]
+    candidates = [
+        *SOURCES,
+        "backbone",
+        "settings",
+        *(name for registry in PARTS for name in registry.names()),
+    ]
     return [name for name in candidates if name.startswith(incomplete)]
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import partial
 from typing import NamedTuple
 
-from fczoo.backbones.weights import BUNDLED_NAME, backbone_names, canonical_backbone
+from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, spellings
 from fczoo.cli.listing import KINDS, PARTS, SOURCES
 from fczoo.cli.pointers import first_few, option_owners, option_pointer
 from fczoo.core.errors import FczooError
@@ -76,8 +76,8 @@ def meanings(word: str, dataset: str | None) -> list[Meaning]:
             source, line = registry.get(name), f"the {kind} {name}: fczoo show {kind} {name}"
             matches.append(Meaning(line, partial(_source_page, source, dataset)))
     backbone = canonical_backbone(word)
-    if backbone in {*backbone_names(), *(name.partition(".")[0] for name in backbone_names())}:
-        line = f"the backbone {backbone}: fczoo bench --backbone {backbone}"
+    if backbone in spellings():
+        line = f"the backbone {backbone}: fczoo show backbone {backbone}"
         matches.append(Meaning(line, lambda: _backbone_page(backbone)))
     if setting := match(word, [field.name for field in fields(Settings)]):
         line = f"the setting {setting} of a run: fczoo bench {flag(setting)}"
@@ -112,19 +112,9 @@ def _source_page(source: Source, dataset: str | None) -> str:
 
 
 def _backbone_page(name: str) -> str:
-    kind = (
-        "the small backbone that comes with fczoo: no download"
-        if name == BUNDLED_NAME
-        else "a vision transformer of timm, downloaded when a run starts"
-    )
-    rows = [
-        ("backbone", name),
-        ("what it is", kind),
-        ("use it", f"fczoo bench --backbone {name}"),
-        ("own weights", f"fczoo bench --backbone {name}:FILE.safetensors"),
-        ("all names", "fczoo list backbones"),
-    ]
-    return plain_table(rows)
+    from fczoo.cli.show_backbone import backbone_page  # imports torch
+
+    return backbone_page(name)
 
 
 def _setting_page(name: str) -> str:

@@ -1,7 +1,6 @@
 """A frozen vision transformer, shared by all clients, with named plugs for trained tensors.
 
-The forward pass is written out here because timm's blocks offer no way to attach adapters per
-client. It equals timm's own when no plug is given (tested). Plugs are tensors of a flat tree:
+Plugs are tensors of a flat tree:
 
 ==================================  ================================================================
 ``lora.{block}.{part}.a``, ``.b``   low-rank pair [r, in], [out, r] on q, k, v, proj, fc1 or fc2:
@@ -16,6 +15,10 @@ client. It equals timm's own when no plug is given (tested). Plugs are tensors o
 ``full.{weight}``                   replaces the frozen weight of that (timm) name, for fine-tuning
 ==================================  ================================================================
 
+Prompts, prefixes and tokens behind the patches have no position: they enter behind the norm that
+some networks have before their blocks, and do not rotate with rotary positions. Adapters stand
+beside LayerScale as well. A feature of patches (``ViTConfig.pool``) pools prompts only where asked.
+
 A method may also ask for what is inside (``Backbone.features_and_taps``): ``blocks.{i}.attn.qkv``,
 ``blocks.{i}.attn.proj``, ``blocks.{i}.mlp.fc1`` and ``blocks.{i}.mlp.fc2`` are the inputs of these
 layers, ``blocks.{i}`` the block's output.
@@ -23,58 +26,17 @@ layers, ``blocks.{i}`` the block's output.
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.core.attention import attend
 from fczoo.core.errors import FczooError
+from fczoo.core.vit_config import ViTConfig
+from fczoo.core.vit_forward import ForwardPass, PooledRows
 
 LORA_PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
-ADAPTER_SCALE = 0.1  # s of AdaptFormer (Chen et al., NeurIPS 2022)
+INPUT_WEIGHT = "patch_embed.proj.weight"  # every backbone has it
 LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # linear layers of a block
-
-
-@dataclass(frozen=True)
-class ViTConfig:
-    """Shape and input of a plain vision transformer (timm's ``VisionTransformer``)."""
-
-    name: str
-    image_size: int
-    patch_size: int
-    dim: int
-    depth: int
-    heads: int
-    mlp_dim: int
-    eps: float = 1e-6
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Weight name -> shape, without a classification head."""
-        d, m, p = self.dim, self.mlp_dim, self.patch_size
-        out: dict[str, tuple[int, ...]] = {
-            "cls_token": (1, 1, d),
-            "pos_embed": (1, 1 + (self.image_size // p) ** 2, d),
-            "patch_embed.proj.weight": (d, 3, p, p),
-            "patch_embed.proj.bias": (d,),
-        }
-        layers = {
-            "norm1": (d,),
-            "attn.qkv": (3 * d, d),
-            "attn.proj": (d, d),
-            "norm2": (d,),
-            "mlp.fc1": (m, d),
-            "mlp.fc2": (d, m),
-        }
-        for i in range(self.depth):
-            for layer, shape in layers.items():
-                out[f"blocks.{i}.{layer}.weight"] = shape
-                out[f"blocks.{i}.{layer}.bias"] = shape[:1]
-        return {**out, "norm.weight": (d,), "norm.bias": (d,)}
 
 
 class Backbone:
@@ -127,6 +89,12 @@ class Backbone:
 
     @property
     def dim(self) -> int:
+        """Return the length D of a feature."""
+        return self.config.feature_dim
+
+    @property
+    def token_dim(self) -> int:
+        """Return the width of a token: that of prompts, prefixes and taps."""
         return self.config.dim
 
     @property
@@ -136,11 +104,11 @@ class Backbone:
     @property
     def dtype(self) -> torch.dtype:
         """Return the data type of the frozen weights and of the forward."""
-        return self.weights["cls_token"].dtype
+        return self.weights[INPUT_WEIGHT].dtype
 
     @property
     def device(self) -> torch.device:
-        return self.weights["cls_token"].device
+        return self.weights[INPUT_WEIGHT].device
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -175,7 +143,7 @@ class Backbone:
         if part not in LORA_PARTS:
             raise FczooError(f"no LoRA on {part!r}; known parts: {', '.join(LORA_PARTS)}")
         d, m = self.config.dim, self.config.mlp_dim
-        return {"fc1": (d, m), "fc2": (m, d)}.get(part, (d, d))
+        return {"fc1": (d, 2 * m if self.config.swiglu else m), "fc2": (m, d)}.get(part, (d, d))
 
     def check_blocks(self, blocks: tuple[int, ...], label: str) -> None:
         """Check that this backbone has all of some blocks.
@@ -219,21 +187,28 @@ class Backbone:
         self,
         images: Tensor,
         plugs: Mapping[str, Tensor] | None = None,
-        pool: Literal["cls", "prompt", "cls+prompt"] = "cls",
+        pool: PooledRows = "cls",
     ) -> Tensor:
         """Compute features of images, after the final norm.
 
         Args:
             images: Normalised images [B, 3, S, S].
             plugs: Tensors by the names of plugs; see the module's docstring.
-            pool: Output rows that are averaged: the class token, the ``tokens`` prompts, or both.
+            pool: Output rows that are pooled: those of the image, which are the class token or, as
+                the configuration says, the patches (``cls``), the ``tokens`` prompts, or both.
 
         Returns:
             Features [B, D] in at least float32.
 
         Raises:
-            FczooError: A plug is unknown.
+            FczooError: A plug is unknown, or the configuration pools ``cls+mean`` and ``pool``
+                asks for prompts.
         """
+        if pool != "cls" and self.config.pool == "cls+mean":
+            raise FczooError(
+                "pool cls+mean has no feature of prompts, which this method pools; take pool cls or "
+                "mean"
+            )
         return self._forward(images, plugs or {}, pool, {})
 
     def features_and_taps(
@@ -269,127 +244,25 @@ class Backbone:
         self,
         images: Tensor,
         plugs: Mapping[str, Tensor],
-        pool: Literal["cls", "prompt", "cls+prompt"],
-        seen: dict[str, Tensor],
+        pool: PooledRows,
+        tap_values: dict[str, Tensor],
     ) -> Tensor:
-        """Compute the features; add the tokens at each tap to ``seen``."""
+        """Compute the features; replace the values of ``tap_values`` by the tokens at its taps."""
         self.check_plugs(plugs)
-        hidden, prompts = self._embed(images, plugs)
-        every_row = slice(0, hidden.shape[1])
-        output_rows = slice(
-            prompts if pool == "cls" else 0, prompts if pool == "prompt" else prompts + 1
-        )
-        for i in range(self.depth):
-            if f"deep.{i}" in plugs:
-                hidden = torch.cat([hidden, self._rows(plugs[f"deep.{i}"], len(images))], 1)
-            last = i == self.depth - 1 and not seen
-            rows = output_rows if last else every_row  # the last block's other rows go unread
-            attention_output = self._attention(
-                self._norm(hidden, f"blocks.{i}.norm1", plugs), i, rows, plugs, seen
-            )
-            hidden = hidden[:, rows] + attention_output
-            inner = self._norm(hidden, f"blocks.{i}.norm2", plugs)
-            inner = F.gelu(self._linear(inner, f"blocks.{i}.mlp.fc1", f"lora.{i}.fc1", plugs, seen))
-            mlp_output = self._linear(inner, f"blocks.{i}.mlp.fc2", f"lora.{i}.fc2", plugs, seen)
-            adapter_output = self._adapter(hidden, i, plugs)
-            hidden = hidden + (
-                mlp_output if adapter_output is None else mlp_output + adapter_output
-            )
-            _note(seen, f"blocks.{i}", hidden)
-        read = hidden[:, output_rows] if seen else hidden
-        return self._norm(read, "norm", plugs).to(self._feature_dtype).mean(1)
+        return ForwardPass(self.config, self.weights, plugs, tap_values).features(images, pool)
 
     def class_token(self) -> Tensor:
-        """Return the class token [D] at the first block, the same for every image."""
-        return (self.weights["cls_token"][0, 0] + self.weights["pos_embed"][0, 0]).to(
-            self._feature_dtype
-        )
+        """Return the class token [D] at the first block, the same for every image.
+
+        Raises:
+            FczooError: This backbone does not have a class token, or pools ``cls+mean``.
+        """
+        if self.config.pool == "cls+mean":
+            raise FczooError("pool cls+mean has no class token as query; take pool cls or mean")
+        if not self.config.class_token:
+            raise FczooError(f"{self.config.name} has no class token; take a backbone that has one")
+        return ForwardPass(self.config, self.weights, {}, {}).class_token()
 
     @property
     def _feature_dtype(self) -> torch.dtype:
         return torch.promote_types(self.dtype, torch.float32)
-
-    def _embed(self, images: Tensor, plugs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-        """Return prompts, class token and patches [B, N, D], and the number of prompts."""
-        kernel, bias = self._layer("patch_embed.proj", plugs)
-        patches = (
-            F.conv2d(images.to(self.dtype), kernel, bias, stride=self.config.patch_size)
-            .flatten(2)
-            .mT
-        )
-        class_token = self._weight("cls_token", plugs).expand(len(images), -1, -1)
-        hidden = torch.cat([class_token, patches], 1) + self._weight("pos_embed", plugs)
-        if "tokens" not in plugs:
-            return hidden, 0
-        tokens = self._rows(plugs["tokens"], len(images))
-        return torch.cat([tokens, hidden], 1), tokens.shape[1]
-
-    def _weight(self, name: str, plugs: Mapping[str, Tensor]) -> Tensor:
-        plug = plugs.get(f"full.{name}")
-        return self.weights[name] if plug is None else plug.to(self.dtype)
-
-    def _layer(self, name: str, plugs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self._weight(f"{name}.weight", plugs), self._weight(f"{name}.bias", plugs)
-
-    def _norm(self, hidden: Tensor, name: str, plugs: Mapping[str, Tensor]) -> Tensor:
-        return F.layer_norm(hidden, (self.dim,), *self._layer(name, plugs), self.config.eps)
-
-    def _lora(self, hidden: Tensor, pair: str, plugs: Mapping[str, Tensor]) -> Tensor | None:
-        if f"{pair}.a" not in plugs:
-            return None
-        return (hidden @ plugs[f"{pair}.a"].to(self.dtype).mT) @ plugs[f"{pair}.b"].to(
-            self.dtype
-        ).mT
-
-    def _adapter(self, hidden: Tensor, block: int, plugs: Mapping[str, Tensor]) -> Tensor | None:
-        if f"adapter.{block}.up" not in plugs:
-            return None
-        parts = "down", "down_bias", "up", "up_bias"
-        down, down_bias, up, up_bias = (plugs[f"adapter.{block}.{p}"].to(self.dtype) for p in parts)
-        return ADAPTER_SCALE * F.linear(F.linear(hidden, down, down_bias).relu(), up, up_bias)
-
-    def _linear(
-        self,
-        hidden: Tensor,
-        name: str,
-        pair: str,
-        plugs: Mapping[str, Tensor],
-        seen: dict[str, Tensor],
-    ) -> Tensor:
-        _note(seen, name, hidden)
-        out = F.linear(hidden, *self._layer(name, plugs))
-        extra = self._lora(hidden, pair, plugs)
-        return out if extra is None else out + extra
-
-    def _attention(
-        self,
-        hidden: Tensor,
-        block: int,
-        rows: slice,
-        plugs: Mapping[str, Tensor],
-        seen: dict[str, Tensor],
-    ) -> Tensor:
-        """Compute a block's attention [B, rows, D]: the tokens in ``rows`` attend to all tokens."""
-        _note(seen, f"blocks.{block}.attn.qkv", hidden)
-        parts = F.linear(hidden, *self._layer(f"blocks.{block}.attn.qkv", plugs)).chunk(3, -1)
-        heads = []
-        for part, projection in zip("qkv", parts, strict=True):
-            extra = self._lora(hidden, f"lora.{block}.{part}", plugs)
-            projection = projection if extra is None else projection + extra
-            if part != "q" and f"prefix.{block}.{part}" in plugs:
-                prefix = self._rows(plugs[f"prefix.{block}.{part}"], len(hidden))
-                projection = torch.cat([prefix, projection], 1)
-            heads.append(projection.unflatten(-1, (self.config.heads, -1)).transpose(1, 2))
-        query, key, value = heads
-        output = attend(query[:, :, rows], key, value).transpose(1, 2).flatten(2)
-        return self._linear(output, f"blocks.{block}.attn.proj", f"lora.{block}.proj", plugs, seen)
-
-    def _rows(self, rows: Tensor, images: int) -> Tensor:
-        """Expand rows [L, D] or [B, L, D] to [B, L, D] in the compute type."""
-        rows = rows.to(self.dtype)
-        return rows.expand(images, -1, -1) if rows.dim() == 2 else rows
-
-
-def _note(seen: dict[str, Tensor], tap: str, value: Tensor) -> None:
-    if tap in seen:
-        seen[tap] = value

@@ -115,7 +115,7 @@ def open_stores(
             "device": [backbone.device.type, machine["cpu"], machine["threads"], machine["gpus"]],
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "versions": [__version__, torch.__version__],
-            "code": digest_of("fczoo.core.backbone", "fczoo.data.views"),
+            "code": digest_of("fczoo.core.vit_forward", "fczoo.core.rotary", "fczoo.data.views"),
         }
 
     def feature_file(images: Images) -> FeatureFile:
@@ -187,7 +187,9 @@ class Benchmark(World):
         need_weights(s)
         mean, std = s.normalisation
         try:  # first the backbone: decoding images takes longer
-            backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std)
+            backbone = load_backbone(
+                s.backbone, image_size=s.image_size, mean=mean, std=std, pool=s.pool
+            )
         except FczooError as error:
             raise FczooError("; ".join([str(error), *_data_problem(s)])) from error
         backbone = backbone.to(device, dtype)

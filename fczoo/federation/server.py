@@ -140,7 +140,7 @@ class Server:
             asdict(method),
             self.settings.portable(),
             self.seed,
-            {**asdict(self.backbone.config), "sha256": self.backbone.sha256},
+            {**self.backbone.config.record(), "sha256": self.backbone.sha256},
             {
                 "spec": world.partition.spec,
                 "seed": world.partition.seed,

@@ -5,15 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fczoo.backbones.weights import canonical_backbone
+from fczoo.backbones.names import canonical_backbone
 from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.files import shorten
 from fczoo.core.names import fold
 from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import (
-    DATASETS,
-    PARTITIONERS,
-)
+from fczoo.core.registry import DATASETS, PARTITIONERS
 from fczoo.data.dataset import domains_of, released_norm
 from fczoo.federation.settings_checks import check_participation, check_settings
 from fczoo.protocols.registry import sources, spell_names
@@ -71,6 +68,9 @@ class Settings:
         None,
         "Standard deviation per input channel, to normalise by; none: the checkpoint's",
         group=TRAINING,
+    )
+    pool: Literal["cls", "mean", "cls+mean"] | None = option(
+        None, "Feature: class token, mean of patches, or both; none: the backbone's", group=TRAINING
     )
     norm_by_dataset: bool = option(
         False,
@@ -322,7 +322,7 @@ class Settings:
         return {
             k: shorten(v) if k in ("data_root", "backbone", "partition") else v
             for k, v in asdict(self).items()
-            if v or k not in MEASUREMENTS
+            if v or (k not in MEASUREMENTS and k != "pool")  # records of earlier runs stay the same
         }
 
     @property

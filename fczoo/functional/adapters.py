@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import (
@@ -23,6 +23,7 @@ from fczoo.core.types import (
     Task,
     Training,
 )
+from fczoo.core.vit_config import ViTConfig
 from fczoo.functional.cosine import cosines
 from fczoo.functional.ridge import Analytic
 

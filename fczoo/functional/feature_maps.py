@@ -39,8 +39,10 @@ def patch_maps(
         Features [B, D] and one map [B, D, s, s] per tap; s is the number of patches per side.
     """
     features, outputs = backbone.features_and_taps(images, quarter_taps(backbone.depth), plugs)
-    side = backbone.config.image_size // backbone.config.patch_size
-    return features, [tokens[:, 1:].mT.unflatten(-1, (side, side)) for tokens in outputs.values()]
+    first, side = backbone.config.prefix_tokens, backbone.config.grid
+    return features, [
+        tokens[:, first:].mT.unflatten(-1, (side, side)) for tokens in outputs.values()
+    ]
 
 
 def spatial_distance(old: Tensor, new: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ from safetensors.torch import load
 
 from fczoo.backbones.load import load_backbone
 from fczoo.backbones.weights import split_spec
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, first_line, use_python_names
 from fczoo.core.files import read_json
 from fczoo.core.method import Method
 from fczoo.core.options import build
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import Tree
+from fczoo.core.vit_config import ViTConfig
 from fczoo.models.classifier import Classifier
 from fczoo.models.record import TENSORS, ModelRecord, find_model, read_checked, read_model_record
 from fczoo.models.save import weights_note

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fczoo.backbones.load import configuration
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import with_fewest_steps
@@ -18,6 +18,7 @@ from fczoo.core.registry import DATASETS
 from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
+from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
@@ -285,7 +286,7 @@ def _nbytes(sent: Mapping[str, Payload]) -> int:
 
 
 def _configuration(settings: Settings) -> ViTConfig:
-    return configuration(settings.backbone, settings.image_size)
+    return configuration(settings.backbone, settings.image_size, settings.pool)
 
 
 def random_backbone(settings: Settings) -> Backbone:

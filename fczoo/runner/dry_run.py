@@ -72,7 +72,7 @@ def dry_run(runs: Sequence[RunConfig]) -> str:
     images = len(data[0].train.labels) if data else 0
     clients = settings.clients + settings.joining * (settings.task_count - 1)
     classes = len(data[0].classes) if data else 0
-    backbone = configuration(settings.backbone, settings.image_size)
+    backbone = configuration(settings.backbone, settings.image_size, settings.pool)
     timer = StepTimer(settings, classes, backbone)
     work = []
     for name, config in configs.items():

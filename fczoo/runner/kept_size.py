@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from fczoo.core.backbone import ViTConfig
 from fczoo.core.method import Method
 from fczoo.core.options import with_fewest_steps
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree, nbytes
+from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
 from fczoo.data.views import Augment, ImageStore

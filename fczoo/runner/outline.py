@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.tree import Tree
+from fczoo.core.vit_config import ViTConfig
 
 LARGE = 1 << 16  # numbers, above which a tensor keeps its shape only
 
@@ -207,8 +208,9 @@ class OutlineBackbone(Backbone):
             )
         tokens = plugs["tokens"].shape[-2] if "tokens" in plugs else 0
         for tap in seen:
-            width = self.config.mlp_dim if tap.endswith("mlp.fc2") else self.dim
-            seen[tap] = value[:, None].expand(-1, tokens + 2, width)
+            width = self.config.mlp_dim if tap.endswith("mlp.fc2") else self.token_dim
+            rows = tokens + self.config.tokens  # an image is one patch
+            seen[tap] = value[:, None].expand(-1, rows, width)
             value = seen[tap][:, 0, :1]  # what follows depends on it
         return value.expand(-1, self.dim).to(self._feature_dtype)
 

@@ -18,9 +18,10 @@ import torch
 from loky.backend import resource_tracker
 from torch import Tensor
 
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.tree import bytes_of
+from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
 from fczoo.data.stream import NO_PIXELS, Stream

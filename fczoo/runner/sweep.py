@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -253,7 +253,7 @@ def _describe(
         "methods": options,
         "seeds": list(dict.fromkeys(config.seed for config in configs)),
         "settings": replace(bench.settings, device=settings.device).portable(),
-        "backbone": {**asdict(bench.backbone.config), "sha256": bench.backbone.sha256},
+        "backbone": {**bench.backbone.config.record(), "sha256": bench.backbone.sha256},
         "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
         "split": bench.stream.split,
         "data": _images_of(bench.stream),

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fczoo.backbones.load import configuration
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import with_fewest_steps
 from fczoo.core.tree import select
 from fczoo.core.types import Context
+from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.views import ImageStore, get_augment
 from fczoo.federation.batches import Client
@@ -42,7 +43,7 @@ class StepTimer:
     def __init__(self, settings: Settings, classes: int = 0, config: ViTConfig | None = None):
         self.settings, self.classes, self.device = settings, classes, pick_device(settings.device)
         self.task = first_tasks(settings, classes)[0]
-        self.config = config or configuration(settings.backbone, settings.image_size)
+        self.config = config or configuration(settings.backbone, settings.image_size, settings.pool)
 
     def seconds(self, method: Method, step: Step, image_steps: float, images: int) -> float:
         """Return the seconds of ``image_steps``, and of the query features of ``images``."""
@@ -87,7 +88,7 @@ class StepTimer:
     def _pass(self, backbone: Backbone, images: int) -> None:
         side = backbone.config.image_size
         x = torch.rand(images, 3, side, side, device=self.device).to(backbone.dtype)
-        tokens = torch.zeros(1, backbone.dim, device=self.device, requires_grad=True)
+        tokens = torch.zeros(1, backbone.token_dim, device=self.device, requires_grad=True)
         backbone(x, {"tokens": tokens}).square().sum().backward()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

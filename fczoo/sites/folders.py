@@ -109,7 +109,7 @@ def _backbone(s: Settings) -> Backbone:
             f"precision is {AUTO}; sites need one number type: write fp32 or bf16 in run.toml"
         )
     mean, std = s.normalisation
-    backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std)
+    backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std, pool=s.pool)
     return backbone.to(pick_device(s.device), DTYPES[s.precision])
 
 

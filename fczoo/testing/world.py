@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Task
+from fczoo.core.vit_config import ViTConfig
 from fczoo.data.client_index import ClientIndex
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition, make_partition

@@ -14,6 +14,8 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from fczoo import FczooError, load_backbone
+from fczoo.backbones.names import EXAMPLES, UNSUPPORTED, spellings
+from fczoo.backbones.timm_vit import architecture
 from helpers_backbone import refusal_of
 
 # --- what is refused, in one line
@@ -126,14 +128,29 @@ def test_unknown_names_bring_the_nearest(folder):
     [
         ("resnet18", "it is a ResNet"),
         ("deit_tiny_distilled_patch16_224", "it is a VisionTransformerDistilled"),
-        ("vit_small_patch14_dinov2", "does not belong to one"),
-        ("vit_tiny_r_s16_p8_224", "does not belong to one"),
+        ("swin_tiny_patch4_window7_224", "it is a SwinTransformer"),
+        ("beit_base_patch16_224", "it is a Beit"),
+        ("vit_tiny_r_s16_p8_224", "its patch embedding is a HybridEmbed"),
+        ("vit_base_patch16_xp_224", "its blocks are ParallelScalingBlocks"),
+        ("vit_base_patch16_rope_224", "its attention is AttentionRope"),
+        ("aimv2_large_patch14_224", "its norms are not layer norms"),
     ],
 )
 def test_models_that_are_no_plain_vit(folder, name, reason):
 
     text = refusal_of(f"{name}:{folder / 'mine.safetensors'}")
     assert f"{name} is not a plain ViT" in text and re.search(reason, text)
+    assert UNSUPPORTED in text and EXAMPLES in text and "\n" not in text
+
+
+def test_the_suggested_names_load():
+    """Suggest only names of the list, in every error."""
+    for name in re.findall(r"\b\w+_patch\w+", EXAMPLES):
+        assert name in spellings()
+        assert architecture(name).name == name
+    for word in ("swin_tinny_patch4", "resnet50x", "vit_base_patch16_xp_24", "facebook/dinov9"):
+        suggested = re.findall(r"\b\w+_patch\w+", refusal_of(word))
+        assert set(suggested) - {word} <= set(spellings())
 
 
 def test_weights_that_the_hub_does_not_give(monkeypatch):

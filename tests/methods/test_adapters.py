@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fczoo.core.backbone import ViTConfig
 from fczoo.core.tree import select
+from fczoo.core.vit_config import ViTConfig
 from fczoo.functional.adapters import adapters
 from fczoo.testing import check_method
 from fczoo.testing.method_under_test import batch_of

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from fczoo import Batch, Context, Method, Task, Tree, create_method
-from fczoo.core.backbone import Backbone, ViTConfig
+from fczoo.core.backbone import Backbone
 from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import drop, select
+from fczoo.core.vit_config import ViTConfig
 
 WIDTH = 768
 

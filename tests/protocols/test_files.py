@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import fczoo
-from fczoo.backbones.weights import BUNDLED_NAME, pretraining_sets
+from fczoo.backbones.names import BUNDLED_NAME
+from fczoo.backbones.weights import pretraining_sets
 from fczoo.core.errors import FczooError
 from fczoo.protocols import registry
 from fczoo.protocols.reader import read_source

@@ -93,8 +93,10 @@ def test_data_sets_declare_known_pretraining_sets() -> None:
         assert overlaps.keys() <= TITLES.keys() and set(overlaps.values()) <= CLASSES.keys(), name
 
 
-def test_the_training_data_of_clip_are_not_known() -> None:
-    assert pretraining_sets("vit_base_patch16_clip_224.openai") == ()
+def test_image_text_pairs_share_no_classes_that_are_known() -> None:
+    clip = "vit_base_patch16_clip_224.openai"
+    assert pretraining_sets(clip) == ("openai",)
+    assert contamination("imagenet_r", clip) == ""
 
 
 @pytest.mark.parametrize(

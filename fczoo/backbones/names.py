@@ -1,0 +1,181 @@
+"""Names of backbones: the bundled one, timm's plain vision transformers, and spellings of hubs."""
+
+import ast
+import difflib
+import importlib.util
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from fczoo.core.errors import FczooError
+from fczoo.core.names import match
+
+BUNDLED_NAME = "vit_nano_32"
+SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
+UNSUPPORTED = (
+    "fczoo takes plain vision transformers: no convolutional networks (ResNet, ConvNeXt), no "
+    "hierarchical transformers (Swin, Hiera, MViT), and no ViTs with other blocks or positions "
+    "(BEiT, AIMv2, Perception Encoder, parallel blocks, distilled DeiT)"
+)
+"""What is not supported, in one sentence for lists and errors."""
+
+EXAMPLES = (
+    "take one such as vit_base_patch16_224, vit_base_patch14_dinov2, vit_base_patch16_siglip_224"
+)
+CLOSE = 0.75  # likeness of a misspelt name, from 0 to 1
+
+_MODULES = ("vision_transformer", "deit", "eva")  # of timm, with plain vision transformers
+_OTHER = re.compile(
+    r"aimv2|_18x2|_xp_|_rpn_|radio|intern300m|sapiens2|vit_pe_|_rope_(?!reg)|_d?pwee|_dwee|_dlittle"
+    r"|distilled|enormous|test_vit"
+)
+"""Models of these modules that are no plain vision transformers."""
+_TABLE = re.compile(
+    r"^default_cfgs = (?:generate_default_cfgs\()?(\{$.*?^\})\)?$", re.MULTILINE | re.DOTALL
+)
+_WEIGHT_KEYS = {"url", "file", "hf_hub_id"}  # keys that give the location of published weights
+
+_DINOV2 = "vit_{}_patch14_dinov2.lvd142m", "vit_{}_patch14_reg4_dinov2.lvd142m"
+_HUB_PATTERNS = (  # model of the Hugging Face hub -> timm's name of the same weights
+    (r"facebook/dinov2-(small|base|large|giant)", _DINOV2[0]),
+    (r"facebook/dinov2-with-registers-(small|base|large|giant)", _DINOV2[1]),
+    (r"facebook/dinov3-vit([sbl])16-pretrain-lvd1689m", "vit_{}_patch16_dinov3.lvd1689m"),
+    (r"facebook/dino-vit([sb])(8|16)", "vit_{}_patch{}_224.dino"),
+    (r"facebook/vit-mae-(base|large)", "vit_{}_patch16_224.mae"),
+    (r"facebook/deit-(tiny|small|base)-patch16-224", "deit_{}_patch16_224.fb_in1k"),
+    (r"google/vit-(base|large)-patch(16|32)-224-in21k", "vit_{}_patch{}_224.orig_in21k"),
+    (r"google/vit-(huge)-patch(14)-224-in21k", "vit_{}_patch{}_224.orig_in21k"),
+    (r"google/vit-(base)-patch16-(224|384)", "vit_{}_patch16_{}.orig_in21k_ft_in1k"),
+    (r"google/siglip-(base|large)-patch16-(\d+)", "vit_{}_patch16_siglip_{}.webli"),
+    (r"openai/clip-vit-(base)-patch(16|32)", "vit_{}_patch{}_clip_quickgelu_224.openai"),
+    (r"openai/clip-vit-(large)-patch(14)", "vit_{}_patch{}_clip_quickgelu_224.openai"),
+    (r"openai/clip-vit-(large)-patch14-(336)", "vit_{}_patch14_clip_quickgelu_{}.openai"),
+)
+_LETTERS = {"s": "small", "b": "base", "l": "large"}
+
+
+def backbone_names() -> list[str]:
+    """Return the names of the bundled backbone and of timm's plain ViTs with published weights."""
+    names = _names_from_source() or _names_from_timm()
+    return [BUNDLED_NAME, *sorted(n for n in names if not _OTHER.search(n))]
+
+
+@cache
+def full_name(name: str) -> str:
+    """Return a timm name with the tag of its default weights.
+
+    Args:
+        name: Name of a timm model; one with a tag stays as it is, and so does an unknown one.
+    """
+    if "." in name:
+        return name
+    candidates = (
+        n for n in _names_from_source() if n.startswith(f"{name}.") and not n.endswith(".untrained")
+    )
+    return next(candidates, name)
+
+
+def canonical_backbone(spec: str) -> str:
+    """Return a backbone in the spelling of its listed name, with or without ``:FILE``.
+
+    Args:
+        spec: Name, file, or both; an unknown name and a file do not change.
+
+    Raises:
+        FczooError: The name is that of a hub's model which is none of timm's.
+    """
+    spec = _name_of_hub_model(spec)
+    name, colon, file = spec.partition(":")
+    if name in ("", BUNDLED_NAME):
+        return spec
+    return f"{match(name, spellings()) or name}{colon}{file}"
+
+
+@cache
+def spellings() -> tuple[str, ...]:
+    """Return the names of backbones, with and without the tag of their weights."""
+    names = backbone_names()
+    return (*names, *dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+def unknown_name(name: str) -> FczooError:
+    """Return the error for a name that is no backbone's; it suggests only names that load.
+
+    Args:
+        name: Name of a model, here or on a hub.
+    """
+    architecture = name.rpartition("/")[2].partition(".")[0].replace("-", "_")
+    known_names = list(dict.fromkeys(n.partition(".")[0] for n in backbone_names()))
+    close = difflib.get_close_matches(architecture, known_names, 3, CLOSE)
+    advice = f"did you mean {', '.join(close)}?" if close else f"{UNSUPPORTED}; {EXAMPLES}"
+    return FczooError(f"no backbone is called {name!r}; {advice} (see 'fczoo list backbones')")
+
+
+def _name_of_hub_model(spec: str) -> str:
+    """Return timm's name of a model that is written as on a hub; any other spelling unchanged.
+
+    Such spellings are ``timm/NAME``, ``hf-hub:ORG/NAME``, and ``ORG/NAME`` of a known model.
+
+    Raises:
+        FczooError: The model of the hub is not known to be one of timm's.
+    """
+    name = re.sub(r"^(hf[-_]hub:|https://huggingface\.co/)", "", spec)
+    if name.startswith("timm/") and not Path(spec).exists():
+        return name.removeprefix("timm/").replace("timm/", "")
+    for pattern, timm_name in _HUB_PATTERNS:
+        if found := re.fullmatch(pattern, name, re.IGNORECASE):
+            words = [_LETTERS.get(word.lower(), word.lower()) for word in found.groups()]
+            return timm_name.format(*words)
+    is_model = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.endswith(SUFFIXES)
+    if name != spec or (is_model and not Path(spec).exists()):
+        error = unknown_name(name)
+        advice = "of the hub fczoo reads timm's models, and a downloaded file as NAME:FILE"
+        raise FczooError(f"{error}; {advice}")
+    return spec
+
+
+@cache
+def _names_from_source() -> tuple[str, ...]:
+    """Return the names in the tables of timm's modules, without an import of timm.
+
+    The tuple is empty if a module does not contain such a table.
+    """
+    timm = importlib.util.find_spec("timm")
+    assert timm and timm.origin, "timm is installed with fczoo"
+    names: list[str] = []
+    for module in _MODULES:
+        table = _TABLE.search(
+            (Path(timm.origin).parent / "models" / f"{module}.py").read_text("utf-8")
+        )
+        if not table:
+            return ()
+        names += _names_in_table(table[1])
+    return tuple(names)
+
+
+def _names_in_table(table: str) -> Iterator[str]:
+    """Yield the names with published weights, and those that timm derives for QuickGELU."""
+    node = ast.parse(table, mode="eval").body
+    assert isinstance(node, ast.Dict), "the expression begins with a brace"
+    quick_gelu = []
+    for key, value in zip(node.keys, node.values, strict=True):
+        match key, value:
+            case ast.Constant(value=str(name)), ast.Call(keywords=arguments):
+                keywords = {keyword.arg: keyword.value for keyword in arguments}
+                places = [keywords[key] for key in _WEIGHT_KEYS & keywords.keys()]
+                if all(ast.unparse(place) == "''" for place in places):
+                    continue
+                yield name
+                if "notes" in keywords and "quickgelu" in ast.unparse(keywords["notes"]):
+                    quick_gelu.append(name.replace("_clip_", "_clip_quickgelu_"))
+    yield from quick_gelu
+
+
+def _names_from_timm() -> list[str]:
+    import timm
+
+    names: list[str] = []
+    for module in _MODULES:
+        names += timm.list_models(module=module, pretrained=True, include_tags=True)
+    return names

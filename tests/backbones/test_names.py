@@ -1,0 +1,115 @@
+"""Names of backbones: spellings of hubs, and the list of what loads."""
+
+import re
+import warnings
+
+import pytest
+import timm
+import torch
+
+from fczoo import FczooError, Settings
+from fczoo.backbones.names import (
+    _HUB_PATTERNS,
+    BUNDLED_NAME,
+    UNSUPPORTED,
+    backbone_names,
+    canonical_backbone,
+)
+from fczoo.backbones.timm_layout import vit_config
+from fczoo.backbones.weights import describe_pretraining, pretraining_sets
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("timm/vit_base_patch16_224.dino", "vit_base_patch16_224.dino"),
+        ("timm/vit_base_patch16_224", "vit_base_patch16_224"),
+        ("hf-hub:timm/vit_small_patch14_dinov2.lvd142m", "vit_small_patch14_dinov2.lvd142m"),
+        ("hf_hub:timm/vit_small_patch14_dinov2.lvd142m", "vit_small_patch14_dinov2.lvd142m"),
+        ("https://huggingface.co/timm/vit_base_patch16_224.mae", "vit_base_patch16_224.mae"),
+        ("facebook/dinov2-small", "vit_small_patch14_dinov2.lvd142m"),
+        ("hf-hub:facebook/dinov2-base", "vit_base_patch14_dinov2.lvd142m"),
+        ("facebook/dinov2-with-registers-large", "vit_large_patch14_reg4_dinov2.lvd142m"),
+        ("facebook/dinov3-vits16-pretrain-lvd1689m", "vit_small_patch16_dinov3.lvd1689m"),
+        ("facebook/dino-vitb16", "vit_base_patch16_224.dino"),
+        ("google/vit-base-patch16-224-in21k", "vit_base_patch16_224.orig_in21k"),
+        ("google/vit-base-patch16-224", "vit_base_patch16_224.orig_in21k_ft_in1k"),
+        ("google/siglip-base-patch16-224", "vit_base_patch16_siglip_224.webli"),
+        ("openai/clip-vit-base-patch32", "vit_base_patch32_clip_quickgelu_224.openai"),
+        ("openai/clip-vit-large-patch14-336", "vit_large_patch14_clip_quickgelu_336.openai"),
+        ("VIT-Base_patch16_224.DINO", "vit_base_patch16_224.dino"),
+    ],
+)
+def test_hub_spellings_are_timms_names(spelling, name):
+    assert canonical_backbone(spelling) == name
+    assert Settings(backbone=spelling).backbone == name
+
+
+def test_hub_patterns_give_listed_names():
+    known_names = set(backbone_names())
+    for pattern, name in _HUB_PATTERNS:
+        words = [options.split("|") for options in re.findall(r"\(([^)]*)\)", pattern)]
+        spelling = pattern
+        for options in words:
+            first = {"\\d+": "256", "[sbl]": "b"}.get(options[0], options[0])
+            first = "b" if first in ("[sb]", "[sbl]") else first
+            spelling = re.sub(r"\([^)]*\)", first, spelling, count=1)
+        assert canonical_backbone(spelling) in known_names, (pattern, name)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "advice"),
+    [
+        ("facebook/dinov2-smal", "no backbone is called 'facebook/dinov2-smal'"),
+        ("google/vit-base-patch16-224-in22k", "did you mean vit_base_patch16_224"),
+        ("hf-hub:microsoft/swin-tiny-patch4-window7-224", UNSUPPORTED),
+        ("microsoft/resnet-50", "a downloaded file as NAME:FILE"),
+    ],
+)
+def test_other_models_of_a_hub_are_refused(spelling, advice):
+    with pytest.raises(FczooError) as error:
+        canonical_backbone(spelling)
+    assert advice in str(error.value) and "\n" not in str(error.value)
+
+
+def test_files_are_no_hub_spellings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "mine").write_text("")
+    for spec in (
+        "weights/mine",
+        "weights/new.pth",
+        f"{tmp_path}/x",
+        "./a/b",
+        f"{BUNDLED_NAME}:a/b",
+    ):
+        assert canonical_backbone(spec) == spec
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("vit_base_patch14_dinov2.lvd142m", "LVD-142M"),
+        ("vit_base_patch16_siglip_224.v2_webli", "WebLI"),
+        ("vit_base_patch16_clip_224.laion2b_ft_in12k_in1k", "LAION-2B and ImageNet-21k and"),
+        ("eva02_large_patch14_448.mim_m38m_ft_in22k_in1k", "Merged-38M and ImageNet-21k and"),
+        ("vit_small_patch16_36x1_224", "not known"),
+    ],
+)
+def test_pretraining_data_follow_from_the_tag(name, data):
+    assert describe_pretraining(name).startswith(data)
+
+
+def test_most_listed_weights_say_what_they_were_trained_on():
+    unknown = [n for n in backbone_names() if not pretraining_sets(n) and ".pali" not in n]
+    assert len(unknown) < 12
+
+
+@pytest.mark.slow
+def test_every_listed_name_loads():
+    """Read the configuration of every listed architecture, with one block on no device."""
+    warnings.simplefilter("ignore")
+    for name in dict.fromkeys(n.partition(".")[0] for n in backbone_names()[1:]):
+        with torch.device("meta"):
+            model = timm.create_model(name, num_classes=0, depth=1)
+        assert vit_config(name, model).depth == 1

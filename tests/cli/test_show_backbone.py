@@ -1,0 +1,69 @@
+"""``fczoo show backbone`` and ``fczoo list backbones``."""
+
+import pytest
+from safetensors.torch import save_file
+
+from fczoo import load_backbone
+from fczoo.backbones.facts import backbone_facts
+from fczoo.backbones.names import UNSUPPORTED, backbone_names
+from helpers_papers import output_of
+
+
+def test_a_page_has_size_work_input_licence_and_data():
+    page = " ".join(output_of("show", "backbone", "vit_small_patch14_reg4_dinov2").split())
+    for words in (
+        "22.1 million, without a head",
+        "1374: 37 x 37 patches of 14 pixels, 1 class token, 4 registers",
+        "384 numbers: the class token",
+        "LayerScale",
+        "518 x 518 pixels; mean 0.485, 0.456, 0.406; std 0.229, 0.224, 0.225",
+        "apache-2.0, as timm states it",
+        "pre-training LVD-142M",
+    ):
+        assert words in page
+
+
+def test_the_page_of_a_spelling_of_the_hub_is_that_of_the_name():
+    name = "vit_base_patch16_clip_quickgelu_224.openai"
+    page = output_of("show", "backbone", "openai/clip-vit-base-patch16")
+    assert page == output_of("show", name)
+    assert "QuickGELU, norm before the blocks" in page
+    assert "the checkpoint's projector to 512 dimensions" in page
+
+
+def test_dropped_heads_are_shown():
+    page = output_of("show", "backbone", "vit_base_patch16_224_miil.in21k")
+    assert "the checkpoint's classification head of 11,221 classes" in page
+    assert "no bias of queries, keys and values" in page
+
+
+def test_a_file_has_a_page(tmp_path):
+    save_file(load_backbone("vit_nano_32").weights, tmp_path / "mine.safetensors")
+    page = output_of("show", "backbone", str(tmp_path / "mine.safetensors"))
+    assert "65: 8 x 8 patches of 4 pixels, 1 class token" in page
+
+
+def test_work_is_counted_as_two_operations_per_multiply_add():
+    """Count ViT-Ti/16 by hand: every block, the last one only where the class token needs it."""
+    facts = backbone_facts("vit_tiny_patch16_224.augreg_in21k")
+    n, d, m = 197, 192, 768
+    block = n * (3 * d * d + d * d + 2 * d * m) + 2 * n * n * d
+    last = n * 3 * d * d + d * d + 2 * d * m + 2 * n * d
+    assert facts.flops == 2 * (196 * 16 * 16 * 3 * d + 11 * block + last)
+    assert facts.parameters == 5_524_416
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "swin_tiny_patch4_window7_224", "microsoft/resnet-50", "vit_bse_patch16"]
+)
+def test_what_is_not_supported_is_refused_in_one_line(name):
+    text = output_of("show", "backbone", name, code=1)
+    assert text.count("\n") == 1 and "vit_base_patch16" in text
+
+
+def test_the_list_ends_with_what_is_not_supported():
+    text = output_of("list", "backbones")
+    listed = [line.split()[0] for line in text.split("\n\n")[0].splitlines()]
+    assert listed == backbone_names()
+    assert UNSUPPORTED in text
+    assert "LVD-142M" in text
