@@ -8,8 +8,10 @@ import json
 import math
 import os
 import re
+import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -248,6 +250,24 @@ def convert_json(content: Any, kind: type[T]) -> T:
         fault, _, location = str(error).partition(" - at `")
         field = location.strip("`").removeprefix("$").removeprefix(".")
         raise ValueError(f"{field}: {fault}" if field else fault) from error
+
+
+def read_toml(path: Traversable, what: str, kind: type[T]) -> T:
+    """Read a TOML file as an object.
+
+    Args:
+        path: File to read.
+        what: Kind of the file for messages.
+        kind: Type of the object, for msgspec.
+
+    Raises:
+        FczooError: The file cannot be read, or a value does not fit; the message names file and
+            key.
+    """
+    try:
+        return convert_json(tomllib.loads(path.read_text(encoding="utf-8")), kind)
+    except (OSError, ValueError, RecursionError) as error:
+        raise FczooError(f"{path} is not a valid {what}: {error}") from error
 
 
 def read_lines(path: Path, what: str) -> list[dict[str, Any]]:

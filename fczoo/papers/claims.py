@@ -1,6 +1,5 @@
 """Claims of papers from their tables and about their own methods."""
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -9,8 +8,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fczoo.core.errors import FczooError
-from fczoo.core.files import through_json
+from fczoo.core.files import read_toml, through_json
 from fczoo.core.names import match
 from fczoo.core.options import nearest, spaces
 from fczoo.core.registry import METHODS, create_method
@@ -213,30 +214,34 @@ class PrintedClaim(Claim):
         differ.
         """
         sources = [self.source, *(paper for paper in papers().values() if paper.key == method)]
-        rows = [r for paper in sources for r in paper.methods.values() if r.get("method") == method]
+        rows = [r for paper in sources for r in paper.methods.values() if r.method == method]
         ablation_options = {
             TUNE_OPTION,
             *stated,
-            *(k for about in rows for k in about.get("options") or {}),
+            *(name for row in rows for name in row.options),
         }
         method_values = sorted(vars(create_method(method)).items())
         return {k: v for k, v in method_values if k in ablation_options and not is_rate(k)}
 
     def _method(self, number: Number) -> tuple[str, dict[str, Any]]:
-        about = self.source.methods.get(number.method, {})
-        if not about.get("method"):
+        row = self.source.methods.get(number.method)
+        if row is None or row.method is None:
             raise FczooError(f"claim {self.name} names a row without a method: {number.method}")
-        return about["method"], dict(about.get("options") or {})
+        return row.method, row.options
+
+
+class _ClaimsFile(msgspec.Struct, forbid_unknown_fields=True):
+    """Content of ``claims.toml``."""
+
+    printed: list[PrintedClaim]
+    plain: list[PlainClaim]
 
 
 @cache
 def claims() -> dict[str, Claim]:
     """Return all claims by name."""
-    content = json.loads((files("fczoo.assets") / "claims.json").read_text(encoding="utf-8"))
-    kinds = [
-        PrintedClaim(**about) if "table" in about else PlainClaim(**about) for about in content
-    ]
-    return {claim.name: claim for claim in kinds}
+    content = read_toml(files("fczoo.assets") / "claims.toml", "list of claims", _ClaimsFile)
+    return {claim.name: claim for claim in (*content.printed, *content.plain)}
 
 
 def get_claim(name: str) -> Claim:

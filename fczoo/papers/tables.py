@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import msgspec
+
 from fczoo.core.errors import FczooError
+from fczoo.core.files import read_toml
 from fczoo.core.names import match
 from fczoo.core.options import nearest, quote
 from fczoo.federation.settings import Settings
@@ -104,6 +106,42 @@ class Row:
     why: str  # why no run can follow it; empty where one can
 
 
+class PrintedMethod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A printed name in fczoo's names, with what is unusual about its rows."""
+
+    method: str | None = None  # None: printed words that mean nothing here
+    options: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    card: str | None = None  # None: the method, unless it is the paper's own
+    why: str = ""  # why no run can follow it
+
+
+class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a printed data set or split means in fczoo's names."""
+
+    dataset: str = ""
+    split: str = ""
+    any_split: bool = False  # whether the number is the same for every split
+    settings: dict[str, Any] = {}
+    tuned: dict[str, dict[str, Any]] = {}  # method -> options
+    card: str = ""
+
+
+NO_CONDITIONS = Conditions()
+
+
+class _PaperTable(msgspec.Struct, forbid_unknown_fields=True):
+    """One paper in ``papers.toml``; see ``Paper``."""
+
+    name: str
+    citation: str
+    spread: str
+    methods: dict[str, PrintedMethod]
+    caveats: dict[str, list[str]]
+    population: bool = False
+    conditions: dict[str, Conditions] = {}
+
+
 @dataclass(frozen=True)
 class Paper:
     """One paper: its printed rows and their conditions.
@@ -117,9 +155,9 @@ class Paper:
     spread: str  # what its standard deviations are
     population: bool  # whether they divide by the number of runs, not by one less
     # printed name -> method here, and the unusual conditions of its row
-    methods: dict[str, dict[str, Any]]
+    methods: dict[str, PrintedMethod]
     # printed data set or split -> further conditions
-    conditions: dict[str, dict[str, Any]]
+    conditions: dict[str, Conditions]
     caveats: dict[str, list[str]]  # table, or "" for all -> its caveats
 
     @property
@@ -141,21 +179,27 @@ class Paper:
         Args:
             number: Number of this paper.
         """
-        conditions = {
-            **self.conditions.get(number.dataset, {}),
-            **self.conditions.get(number.partition, {}),
-        }
-        about = self.methods.get(number.method, {})
-        method: str | None = about.get("method")
-        usual = "" if method == self.key else method or ""
+        conditions = [
+            self.conditions.get(word, NO_CONDITIONS) for word in (number.partition, number.dataset)
+        ]
+        dataset, split, card = (
+            next(filter(None, values), "")
+            for values in zip(*((c.dataset, c.split, c.card) for c in conditions), strict=True)
+        )
+        about = self.methods.get(number.method, PrintedMethod())
+        usual = "" if about.method == self.key else about.method or ""
+        options, settings = {**about.options}, {**about.settings}
+        for condition in conditions:
+            options = {**condition.tuned.get(about.method or "", {}), **options}
+            settings = {**condition.settings, **settings}
         return Row(
-            conditions.get("dataset", DATASETS.get(number.dataset, number.dataset)),
-            conditions.get("split", number.spec),
-            method,
-            {**conditions.get("tuned", {}).get(method, {}), **about.get("options", {})},
-            {**conditions.get("settings", {}), **about.get("settings", {})},
-            "/".join(filter(None, [conditions.get("card", ""), about.get("card", usual)])),
-            about.get("why", ""),
+            dataset or DATASETS.get(number.dataset, number.dataset),
+            None if any(c.any_split for c in conditions) else split or number.spec,
+            about.method,
+            options,
+            settings,
+            "/".join(filter(None, [card, usual if about.card is None else about.card])),
+            about.why,
         )
 
     def settings(self, number: Number, **changes: Any) -> Settings:
@@ -275,8 +319,9 @@ def _numbers() -> tuple[Number, ...]:
 @cache
 def papers() -> dict[str, Paper]:
     """Return all papers by key."""
-    content = json.loads((files("fczoo.assets") / "papers.json").read_text(encoding="utf-8"))
-    return {key: Paper(key, **about) for key, about in content.items()}
+    path = files("fczoo.assets") / "papers.toml"
+    tables = read_toml(path, "list of papers", dict[str, _PaperTable])
+    return {key: Paper(key, **msgspec.structs.asdict(table)) for key, table in tables.items()}
 
 
 def get_paper(key: str) -> Paper:

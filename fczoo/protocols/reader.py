@@ -1,6 +1,5 @@
 """Reader of protocols and releases from TOML files (``fczoo/assets/protocols``, ``releases``)."""
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, NoReturn
@@ -8,7 +7,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import convert_json
+from fczoo.core.files import convert_json, read_toml
 from fczoo.protocols.source import Kind, Source
 from fczoo.protocols.statements import ByBeta, ByTasks, SharedOut, Statement
 
@@ -118,10 +117,10 @@ def read_source(path: Traversable, kind: Kind, name: str, protocol: Callable[[st
     Raises:
         FczooError: The file is not valid; the message names file and key.
     """
+    file = read_toml(path, kind, _SourceFile)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _Reader(convert_json(content, _SourceFile), kind, name, protocol).read()
-    except (OSError, ValueError) as error:
+        return _Reader(file, kind, name, protocol).read()
+    except ValueError as error:
         raise FczooError(f"{path} is not a valid {kind}: {error}") from error
 
 

@@ -1,6 +1,8 @@
 """Claims: data that agree with the print, and verdicts worked out by hand."""
 
-from dataclasses import asdict
+import tomllib
+from dataclasses import asdict, fields
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,13 @@ def claims_output(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(main, ["claims", *arguments])
     assert result.exit_code == code, result.output
     return result.output
+
+
+def test_the_file_has_no_key_that_no_claim_has() -> None:
+    text = (files("fczoo.assets") / "claims.toml").read_text(encoding="utf-8")
+    for kind, cls in (("printed", PrintedClaim), ("plain", PlainClaim)):
+        for claim in tomllib.loads(text)[kind]:
+            assert claim.keys() <= {field.name for field in fields(cls)}, claim["name"]
 
 
 ALL = sum(claim.runnable for claim in claims().values())

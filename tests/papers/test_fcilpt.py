@@ -1,9 +1,7 @@
 """FCILPT's protocol against the paper."""
 
-import json
-from importlib.resources import files
-
 from fczoo.core.registry import METHODS
+from fczoo.papers.tables import get_paper
 from fczoo.protocols.registry import PROTOCOLS
 
 
@@ -12,8 +10,7 @@ def test_fcilpt_gives_every_method_with_exemplars_the_papers_memory() -> None:
 
     Its tables have methods that keep images; the paper: 2,000 exemplars per client.
     """
-    papers = json.loads((files("fczoo.assets") / "papers.json").read_text())
-    rows = {row["method"] for row in papers["fcilpt"]["methods"].values()}
+    rows = {row.method for row in get_paper("fcilpt").methods.values() if row.method}
     keeping = {name for name in rows if "memory" in METHODS.get(name).__dataclass_fields__}
     assert {"podnet", "dde", "geodl", "ssil", "afc", "dytox", "glfc"} <= keeping
     for name in sorted(keeping):

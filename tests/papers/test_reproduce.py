@@ -11,7 +11,7 @@ from fczoo.core.registry import METHODS
 from fczoo.data.dataset import ImageData, Images
 from fczoo.papers.compare import compare_numbers
 from fczoo.papers.reproduce import cards, get_card, status, tolerance, verdict
-from fczoo.papers.tables import get_paper, papers
+from fczoo.papers.tables import PrintedMethod, get_paper, papers
 from fczoo.reports.runs import read_experiments
 from helpers_papers import B16, CARD, output_of, paper_options, paper_settings, write_archive
 
@@ -97,7 +97,7 @@ def test_a_card_appears_with_its_method(monkeypatch):
     assert "no card is called" in output_of(
         "reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run", code=1
     )
-    monkeypatch.setitem(get_paper("fppl").methods["FedSLCA"], "method", "toy")
+    monkeypatch.setitem(get_paper("fppl").methods, "FedSLCA", PrintedMethod("toy"))
     monkeypatch.setitem(METHODS._entries, "toy", METHODS.get("fedavg"))
     assert "--methods toy" in output_of("reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run")
     assert "FedSLCA" not in output_of("papers", "--missing")
