@@ -47,7 +47,7 @@ def agrees(row: dict[str, str], line: Line) -> bool:
     return (
         re.split("[, ]", row["method"])[0] == line.results[0].method
         and seeds == len(line.seeds)
-        and int(row.get("trials", line.cells[-1].trials)) == line.cells[-1].trials
+        and int(row.get("trials", line.records[-1].trials)) == line.records[-1].trials
         and all(
             text == number(entry_of(line, COLUMNS[name]), COLUMNS[name])
             for name, text in row.items()

@@ -113,12 +113,12 @@ def facts(line: Line, names: Mapping[str, str]) -> list[tuple[str, str]]:
         Pairs of a name and one of its values; empty values are left out.
     """
     texts_by_name: dict[str, dict[str, None]] = {}
-    for cell, result in zip(line.cells, line.results, strict=True):
-        about = cell.about
+    for record, result in zip(line.records, line.results, strict=True):
+        about = record.about
         versions = dict(result.versions or about.versions)
         code = versions.pop("code", digest(about.code) if about.code else "")
         run_facts = {
-            "run": names[cell.place],
+            "run": names[record.place],
             **versions,
             **about.hardware,
             "device": about.device,
@@ -154,9 +154,9 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
     words = [tags_of(line) for line in lines]
     charts = [chart(figure) for figure in overview(experiment)]
     names = {
-        cell.place: f"{runs.name}/{cell.method}/seed{cell.seed}"
+        record.place: f"{runs.name}/{record.method}/seed{record.seed}"
         for runs in experiment.runs
-        for cell in runs.cells
+        for record in runs.records
     }
     rows = [
         _row(line, w, f"b{index}-{i}", names)
@@ -232,7 +232,7 @@ def _row(line: Line, words: MethodTags, anchor: str, names: Mapping[str, str]) -
         "interval": f"{percent(bounds[0])} to {percent(bounds[1])}" if bounds else "",
         "remark": line.remark,
         "options": [(k, setting_word(k, v)) for k, v in line.results[0].options.items()],
-        "commands": commands([cell.about for cell in line.cells]),
+        "commands": commands([record.about for record in line.records]),
         "facts": facts(line, names),
         "by_seed": by_seed,
         "matrix": chart(accuracy_matrix(line)),

@@ -69,7 +69,7 @@ def tags_of(line: Line) -> MethodTags:
     upload_kinds = tuple(
         dict.fromkeys(content for c in uploads for content, size in c.items() if size)
     )
-    efforts = dict.fromkeys(cell.trials for cell in line.cells)
+    efforts = dict.fromkeys(record.trials for record in line.records)
     tuning = tuple(f"{effort or 'no'} trials" for effort in efforts)
     method = _method(line)
     if method is None:
@@ -98,7 +98,7 @@ def words_of(prefixes: Iterable[str]) -> tuple[str, ...]:
 
 def _method(line: Line) -> Method | None:
     """Create the method of a run; None if its plug-in is missing or its options are outdated."""
-    name, options = line.cells[0].method, line.results[0].options
+    name, options = line.records[0].method, line.results[0].options
     if name not in METHODS.names():
         return None
     cls = METHODS.get(name)

@@ -119,13 +119,13 @@ def write_site(places: Sequence[Path], folder: Path) -> int:
 
 def _weight(experiment: Experiment) -> tuple[int, int]:
     """Return a sort key: benchmarks with more methods, then with more runs, come first."""
-    return len(_competing(experiment)), sum(len(line.cells) for line in experiment.lines)
+    return len(_competing(experiment)), sum(len(line.records) for line in experiment.lines)
 
 
 def _competing(experiment: Experiment) -> set[str]:
     """Return the methods that would be ranked, tuned or not."""
     lines = [line for line in experiment.lines if line.competes and entry_of(line, COLUMNS["A_N"])]
-    return {line.cells[0].method for line in lines}
+    return {line.records[0].method for line in lines}
 
 
 def _earlier(folder: Path) -> list[Path]:
@@ -185,10 +185,14 @@ def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, Candida
     best_lines: dict[str, tuple[tuple[int, int, int], Line]] = {}
     for line in experiment.lines:
         if line.competes and (line.is_tuned or not tuned):
-            key = count_changes(line), -min(cell.trials for cell in line.cells), -len(line.cells)
-            current_best = best_lines.get(line.cells[0].method)
+            key = (
+                count_changes(line),
+                -min(record.trials for record in line.records),
+                -len(line.records),
+            )
+            current_best = best_lines.get(line.records[0].method)
             if current_best is None or key < current_best[0]:
-                best_lines[line.cells[0].method] = key, line
+                best_lines[line.records[0].method] = key, line
     return {
         name: Candidate(line, entry.mean, tags_of(line))
         for name, (_, line) in best_lines.items()
@@ -216,7 +220,7 @@ def _index(experiments: Sequence[Experiment]) -> str:
     rows = [_benchmark(i, experiment) for i, experiment in enumerate(experiments)]
     return render(
         "index.html",
-        runs=sum(len(line.cells) for experiment in experiments for line in experiment.lines),
+        runs=sum(len(line.records) for experiment in experiments for line in experiment.lines),
         known=len({name for experiment in experiments for name in _competing(experiment)}),
         methods=methods,
         tuned=has_tuned,

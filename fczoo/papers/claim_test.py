@@ -127,7 +127,7 @@ class Claim(ABC):
         first, second = (Entry({s: values[s] for s in seeds}) for values in values_by_side)
         gain = Entry({s: self._gain_of(first.by_seed[s] - second.by_seed[s]) for s in seeds})
         about = experiment.about
-        origin = f"{about.settings['dataset']} {about.partition['spec']}, {ours.cells[0].place}"
+        origin = f"{about.settings['dataset']} {about.partition['spec']}, {ours.records[0].place}"
         often = "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
         if not self.column.better and seeds:
             sizes = " and ".join(self.column.show(entry.mean) for entry in (first, second))

@@ -256,7 +256,7 @@ def has_conditions(card: Target, experiment: Experiment) -> bool:
 
 def _when_and_where(line: Line) -> str:
     """Return day and machine of a line's first run."""
-    about = line.cells[0].about
+    about = line.records[0].about
     day, machine = about.started[:10] or "an unrecorded day", about.hardware
     if not machine:
         return f"{day}, an unrecorded {about.device}"
@@ -265,7 +265,7 @@ def _when_and_where(line: Line) -> str:
 
 def _run_folder(line: Line) -> Path:
     """Return the place of a line's runs."""
-    return Path(line.cells[0].place).parent
+    return Path(line.records[0].place).parent
 
 
 def listing(

@@ -25,7 +25,7 @@ from fczoo.core.files import (
 from fczoo.core.metrics import METRICS, MORE_METRICS
 from fczoo.federation.result import EVALUATION_METRICS, METRIC_FIELDS, Result, consistent
 from fczoo.reports.contamination import run_contamination
-from fczoo.reports.run_folder import About, Cell, Runs, Split, check_about
+from fczoo.reports.run_folder import About, RunRecord, Runs, Split, check_about
 from fczoo.reports.text_format import option_word
 
 FORMAT = "fczoo-archive-1"
@@ -132,9 +132,11 @@ def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
                 f"two run folders are called {runs.name}; give a folder that holds both"
             )
         names.add(runs.name)
-        finished_runs = [(cell, cell.result) for cell in runs.cells if cell.result is not None]
-        for index, (cell, result) in enumerate(finished_runs):
-            row = _cells(runs, cell, result)
+        finished_runs = [
+            (record, record.result) for record in runs.records if record.result is not None
+        ]
+        for index, (record, result) in enumerate(finished_runs):
+            row = _cells(runs, record, result)
             rows.append({**row, **dict.fromkeys(FOLDER_COLUMNS, "")} if index else row)
     columns = dict.fromkeys(column for row in rows for column in row)
     lines = [[*columns, "sha256"]]
@@ -142,10 +144,10 @@ def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
         full_row = {column: row.get(column, "") for column in columns}
         lines.append([*full_row.values(), content_sha256(full_row)])
     write_safely(path, to_csv_text(lines).encode())
-    return len(rows), sum(len(runs.cells) for runs in found) - len(rows)
+    return len(rows), sum(len(runs.records) for runs in found) - len(rows)
 
 
-def _cells(runs: Runs, cell: Cell, result: Result) -> dict[str, str]:
+def _cells(runs: Runs, record: RunRecord, result: Result) -> dict[str, str]:
     """Return one run's row by column."""
     about = runs.about
     natural = result.class_order == list(range(sum(result.task_sizes)))
@@ -189,18 +191,18 @@ def read_archive(path: Path) -> list[Runs]:
     Raises:
         FczooError: The file is not an archive; the message names line and column.
     """
-    folders: dict[str, list[Cell]] = {}
+    folders: dict[str, list[RunRecord]] = {}
     first: dict[str, Row] = {}
     for number, cells in enumerate(_rows(path), 2):
         try:
             row = _row(cells, first)
-            cell = _cell(path, row, cells)
+            record = _run_record(path, row, cells)
         except ValueError as error:
             problem = f"{path} is not a valid archive of runs: line {number}: {error}"
             raise FczooError(f"{problem}; {ADVICE}") from error
         first.setdefault(row.folder, row)
-        folders.setdefault(row.folder, []).append(cell)
-    return [_runs(path, first[name], cells) for name, cells in folders.items()]
+        folders.setdefault(row.folder, []).append(record)
+    return [_runs(path, first[name], records) for name, records in folders.items()]
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
@@ -241,7 +243,7 @@ def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
     return convert_json(restore_nan(content, METRIC_FIELDS), Row)
 
 
-def _cell(path: Path, row: Row, cells: Mapping[str, str]) -> Cell:
+def _run_record(path: Path, row: Row, cells: Mapping[str, str]) -> RunRecord:
     """Return the run of one row.
 
     Raises ValueError if the row contradicts itself.
@@ -273,16 +275,16 @@ def _cell(path: Path, row: Row, cells: Mapping[str, str]) -> Cell:
         **{name: getattr(row, name) for name in RESULT_COLUMNS},
     )
     location = f"{path}: {row.folder}/{row.method}/seed{row.seed}"
-    return Cell(location, None, about, row.method, row.seed, consistent(result))
+    return RunRecord(location, None, about, row.method, row.seed, consistent(result))
 
 
-def _runs(path: Path, row: Row, cells: Sequence[Cell]) -> Runs:
+def _runs(path: Path, row: Row, records: Sequence[RunRecord]) -> Runs:
     """Return the runs of one folder's rows, with one description for all."""
     methods: dict[str, dict[str, Any]] = {}
-    for cell in cells:
-        methods |= cell.about.methods
-    seeds = sorted({cell.seed for cell in cells})
-    about = msgspec.structs.replace(cells[0].about, methods=methods, seeds=seeds)
+    for record in records:
+        methods |= record.about.methods
+    seeds = sorted({record.seed for record in records})
+    about = msgspec.structs.replace(records[0].about, methods=methods, seeds=seeds)
     split = Split(
         spec=row.partition,
         seed=row.partition_seed,
@@ -290,4 +292,4 @@ def _runs(path: Path, row: Row, cells: Sequence[Cell]) -> Runs:
         images=row.train_images,
         counts=row.train_counts,
     )
-    return Runs(row.folder, f"{path}: {row.folder}", about, tuple(cells), archived_split=split)
+    return Runs(row.folder, f"{path}: {row.folder}", about, tuple(records), archived_split=split)

@@ -240,7 +240,7 @@ def _search_note(about: About) -> str:
 
 def _changed_options(experiment: Experiment, line: Line) -> list[str]:
     """List options that are not defaults: from the user, the protocol and the data set."""
-    config = recorded_config(line.cells[0])
+    config = recorded_config(line.records[0])
     texts = (
         (BY_USER, "other than by default"),
         (config.source_names, ", ".join(config.source_names)),

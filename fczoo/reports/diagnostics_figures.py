@@ -22,7 +22,7 @@ def insights(line: Line) -> Iterator[Figure]:
     Raises:
         FczooError: The records are invalid.
     """
-    folder = line.cells[0].folder
+    folder = line.records[0].folder
     if folder is None:  # an archive keeps no diagnostics
         return
     try:

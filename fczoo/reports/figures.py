@@ -59,7 +59,7 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
     yield accuracy_against_bytes(experiment)
     yield accuracy_against_seconds(experiment)
     # an archive keeps no rounds
-    if any(cell.folder for line in experiment.lines for cell in line.cells):
+    if any(record.folder for line in experiment.lines for record in line.records):
         yield loss_curves(experiment)
     yield time_bars(experiment)
     if experiment.split.counts:  # a file of one result has none
@@ -260,7 +260,7 @@ def loss_curves(experiment: Experiment) -> Curves:
     """
     curves = {}
     for line in experiment.lines:
-        losses = [_losses(cell.folder / ROUNDS) for cell in line.cells if cell.folder]
+        losses = [_losses(record.folder / ROUNDS) for record in line.records if record.folder]
         if shortest := min(map(len, losses), default=0):
             curves[line.label] = np.array([c[:shortest] for c in losses])
     return Curves(

@@ -11,7 +11,7 @@ from fczoo.core.method import Method
 from fczoo.core.options import spaces
 from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.federation.settings import Settings
-from fczoo.reports.run_folder import Cell, recorded_settings
+from fczoo.reports.run_folder import RunRecord, recorded_settings
 from fczoo.reports.runs import Line
 
 # Origins of values; protocols and releases are origins under their names in ``Settings.sources``.
@@ -154,15 +154,15 @@ def configure_run(
     return RunConfig(instance.name, asdict(instance), settings, seed, search or {})
 
 
-def recorded_config(cell: Cell) -> RunConfig:
+def recorded_config(record: RunRecord) -> RunConfig:
     """Return the configuration of a finished run as its folder records it.
 
     Args:
-        cell: The run.
+        record: The run.
     """
-    assert cell.result is not None
-    settings = recorded_settings(cell.about.settings)
-    return RunConfig(cell.method, cell.result.options, settings, cell.seed, cell.search)
+    assert record.result is not None
+    settings = recorded_settings(record.about.settings)
+    return RunConfig(record.method, record.result.options, settings, record.seed, record.search)
 
 
 def count_changes(line: Line, stated: Collection[str] = ()) -> int:
@@ -178,7 +178,7 @@ def count_changes(line: Line, stated: Collection[str] = ()) -> int:
     Returns:
         Number of options; 0 for a method that is not installed here.
     """
-    config = recorded_config(line.cells[0])
+    config = recorded_config(line.records[0])
     options = config.changed_options(*BY_USER)
     searched = spaces(METHODS.get(config.method)) if options else {}
     return sum(

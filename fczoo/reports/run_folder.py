@@ -85,10 +85,10 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunRecord:
     """One method with one seed.
 
-    ``problem`` says why it is not finished; such a cell takes part in no table.
+    ``problem`` says why it is not finished; such a run takes part in no table.
     """
 
     place: str  # where it was read, for messages
@@ -118,7 +118,7 @@ class Runs:
     name: str  # of the folder, below the place that was named
     place: str  # where they were read, for messages
     about: About
-    cells: tuple[Cell, ...]
+    records: tuple[RunRecord, ...]
     folder: Path | None = None
     archived_split: Split | None = None
 
@@ -264,7 +264,7 @@ def read_folder(folder: Path, name: str) -> Runs:
         FczooError: A file is damaged.
     """
     about = read_about(folder)
-    return Runs(name, str(folder), about, tuple(read_cells(folder, about)), folder)
+    return Runs(name, str(folder), about, tuple(read_run_records(folder, about)), folder)
 
 
 def read_saved_result(path: Path, name: str) -> Runs:
@@ -296,13 +296,13 @@ def read_saved_result(path: Path, name: str) -> Runs:
     except ValueError as error:
         raise FczooError(f"{path} is not a valid result file: {error}; save it again") from error
     problem = "" if result.is_finished else _stop_message(result)
-    cell = Cell(
+    record = RunRecord(
         str(path), None, about, result.method, result.seed, None if problem else result, problem
     )
-    return Runs(name, str(path), about, (cell,), archived_split=split)
+    return Runs(name, str(path), about, (record,), archived_split=split)
 
 
-def read_cells(folder: Path, about: About) -> list[Cell]:
+def read_run_records(folder: Path, about: About) -> list[RunRecord]:
     """Read every method and seed of a run folder, finished or not.
 
     Args:
@@ -310,21 +310,21 @@ def read_cells(folder: Path, about: About) -> list[Cell]:
         about: Its description, with methods and seeds.
 
     Returns:
-        One cell per method and seed that has a folder.
+        One record per method and seed that has a folder.
     """
-    cells = []
+    records = []
     for method in about.methods:
         for seed in about.seeds:
-            cell_folder = folder / method / f"seed{seed}"
-            if cell_folder.is_dir():
+            run_folder = folder / method / f"seed{seed}"
+            if run_folder.is_dir():
                 result = (
-                    read_result(cell_folder / RESULT) if (cell_folder / RESULT).is_file() else None
+                    read_result(run_folder / RESULT) if (run_folder / RESULT).is_file() else None
                 )
-                problem = _problem(cell_folder, result)
-                cells.append(
-                    Cell(
-                        str(cell_folder),
-                        cell_folder,
+                problem = _problem(run_folder, result)
+                records.append(
+                    RunRecord(
+                        str(run_folder),
+                        run_folder,
                         about,
                         method,
                         seed,
@@ -332,7 +332,7 @@ def read_cells(folder: Path, about: About) -> list[Cell]:
                         problem,
                     )
                 )
-    return cells
+    return records
 
 
 def _problem(place: Path, result: Result | None) -> str:

@@ -12,7 +12,15 @@ from fczoo.core.files import encode_json
 from fczoo.federation.result import Result
 from fczoo.federation.settings import MEASUREMENTS, SEEDED_SETTINGS, Settings
 from fczoo.reports.archive import read_archive
-from fczoo.reports.run_folder import ABOUT, About, Cell, Runs, Split, read_folder, read_saved_result
+from fczoo.reports.run_folder import (
+    ABOUT,
+    About,
+    RunRecord,
+    Runs,
+    Split,
+    read_folder,
+    read_saved_result,
+)
 from fczoo.reports.text_format import option_word
 
 ARCHIVE = "results.csv"  # an archive of this name is found in a folder
@@ -27,15 +35,15 @@ class Line:
     """One row of a table: a method with its options, and its finished runs by seed."""
 
     label: str
-    cells: tuple[Cell, ...]
+    records: tuple[RunRecord, ...]
 
     @property
     def seeds(self) -> list[int]:
-        return [c.seed for c in self.cells]
+        return [c.seed for c in self.records]
 
     @property
     def results(self) -> list[Result]:
-        return [c.result for c in self.cells if c.result is not None]
+        return [c.result for c in self.records if c.result is not None]
 
     @property
     def remark(self) -> str:
@@ -50,7 +58,7 @@ class Line:
     @property
     def is_tuned(self) -> bool:
         """Return whether ``fczoo tune`` found the values of all of its runs."""
-        return all(cell.trials for cell in self.cells)
+        return all(record.trials for record in self.records)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Experiment:
     """Runs with the same data, split, backbone and schedule: their numbers may share one table."""
 
     lines: tuple[Line, ...]
-    unfinished_runs: tuple[Cell, ...]
+    unfinished_runs: tuple[RunRecord, ...]
     runs: tuple[Runs, ...]  # the run folders that take part
 
     @property
@@ -229,27 +237,31 @@ def _images(about: About) -> dict[int, str]:
 
 
 def _experiment(runs: Sequence[Runs]) -> Experiment:
-    cells = [cell for folder in runs for cell in folder.cells]
-    groups: dict[tuple[str, str], dict[int, Cell]] = {}
-    for cell in cells:
-        if cell.result is None:
+    records = [record for folder in runs for record in folder.records]
+    groups: dict[tuple[str, str], dict[int, RunRecord]] = {}
+    for record in records:
+        if record.result is None:
             continue
-        options = encode_json(cell.result.options)
-        by_seed = groups.setdefault((cell.method, options), {})
-        earlier_cell = by_seed.setdefault(cell.seed, cell)
-        if earlier_cell.result is not None and not _same_numbers(earlier_cell.result, cell.result):
+        options = encode_json(record.result.options)
+        by_seed = groups.setdefault((record.method, options), {})
+        earlier_record = by_seed.setdefault(record.seed, record)
+        if earlier_record.result is not None and not _same_numbers(
+            earlier_record.result, record.result
+        ):
             raise FczooError(
-                f"{cell.method} with seed {cell.seed} is in {earlier_cell.place} and, with other "
+                f"{record.method} with seed {record.seed} is in {earlier_record.place} and, with other "
                 "numbers, "
-                f"in {cell.place}; give one of the two"
+                f"in {record.place}; give one of the two"
             )
-        if cell.trials > earlier_cell.trials:  # a search found values that were also run by hand
-            by_seed[cell.seed] = cell
+        if (
+            record.trials > earlier_record.trials
+        ):  # a search found values that were also run by hand
+            by_seed[record.seed] = record
     lines = [
         Line(_label(key, groups), tuple(by_seed[s] for s in sorted(by_seed)))
         for key, by_seed in groups.items()
     ]
-    return Experiment(tuple(lines), tuple(c for c in cells if c.result is None), tuple(runs))
+    return Experiment(tuple(lines), tuple(c for c in records if c.result is None), tuple(runs))
 
 
 def _same_numbers(a: Result, b: Result) -> bool:
@@ -260,7 +272,7 @@ def _same_numbers(a: Result, b: Result) -> bool:
     )
 
 
-def _label(key: tuple[str, str], groups: Mapping[tuple[str, str], Mapping[int, Cell]]) -> str:
+def _label(key: tuple[str, str], groups: Mapping[tuple[str, str], Mapping[int, RunRecord]]) -> str:
     """Return the method's name with the options in which it differs from its namesakes.
 
     Rates, which a search finds for each of them, are left out where other options distinguish all

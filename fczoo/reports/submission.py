@@ -19,7 +19,7 @@ from fczoo.reports.run_folder import (
     PARTITION,
     RESULT,
     About,
-    Cell,
+    RunRecord,
     Runs,
     current_settings,
     recorded_settings,
@@ -57,7 +57,7 @@ def submit(place: Path, archive: Path, enter: bool = True) -> tuple[int, list[st
     if enter and not faults:
         archive.parent.mkdir(parents=True, exist_ok=True)
         write_archive([*archive_runs, *new_runs], archive)
-    return sum(len(runs.cells) for runs in new_runs), faults
+    return sum(len(runs.records) for runs in new_runs), faults
 
 
 def _rename_runs(runs: Runs, place: Path) -> Runs:
@@ -77,17 +77,17 @@ def _faults(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]
     yield from _incomplete(runs, runs.folder)
     yield from _missing_checksums(runs, runs.folder)
     yield from _code(runs)
-    for cell in runs.cells:
-        if cell.result is not None:
-            yield from _contradictions(cell, cell.result, runs.folder)
-            yield from _impossible(cell, cell.result)
-            yield from _test_set(cell, cell.result)
+    for record in runs.records:
+        if record.result is not None:
+            yield from _contradictions(record, record.result, runs.folder)
+            yield from _impossible(record, record.result)
+            yield from _test_set(record, record.result)
     yield from _other_data(runs, entered, archive)
     yield from _duplicates(runs, entered, archive)
 
 
 def _incomplete(runs: Runs, folder: Path) -> Iterator[str]:
-    problems = {(cell.method, cell.seed): cell.problem for cell in runs.cells}
+    problems = {(record.method, record.seed): record.problem for record in runs.records}
     for method in runs.about.methods:
         for seed in runs.about.seeds:
             if problem := problems.get((method, seed), "not begun"):
@@ -101,7 +101,7 @@ def _missing_checksums(runs: Runs, folder: Path) -> Iterator[str]:
     """Yield files without a checksum; others were checked when read."""
     files = [
         folder / ABOUT,
-        *(cell.folder / RESULT for cell in runs.cells if cell.result and cell.folder),
+        *(record.folder / RESULT for record in runs.records if record.result and record.folder),
     ]
     for path in files:
         if "sha256" not in read_json(path, "file of a run"):
@@ -118,19 +118,19 @@ def _code(runs: Runs) -> Iterator[str]:
     if not about.code:
         yield f"{runs.place}: {ABOUT} has no hashes of the code; {RERUN_ADVICE}"
         return
-    for cell in runs.cells:
-        made_by = cell.result.versions.get("code") if cell.result else None
-        code_digest = _digest(about, cell)
+    for record in runs.records:
+        made_by = record.result.versions.get("code") if record.result else None
+        code_digest = _digest(about, record)
         if made_by and code_digest and made_by != code_digest:
-            yield f"{cell.place}: its result was made by other code than {ABOUT} names; {RERUN_ADVICE}"
+            yield f"{record.place}: its result was made by other code than {ABOUT} names; {RERUN_ADVICE}"
 
 
-def _digest(about: About, cell: Cell) -> str:
+def _digest(about: About, record: RunRecord) -> str:
     """Return the hash of the code of one run by its description; empty if it is unknown here."""
     if len(about.methods) == 1:
         return digest(about.code)
     try:
-        method = create_method(cell.method, **about.methods[cell.method])
+        method = create_method(record.method, **about.methods[record.method])
         modules = code_of(recorded_settings(about.settings), method)
     except FczooError:  # a missing plug-in, or options that this version does not have
         return ""
@@ -139,11 +139,11 @@ def _digest(about: About, cell: Cell) -> str:
     return digest({name: about.code[name] for name in modules})
 
 
-def _contradictions(cell: Cell, result: Result, folder: Path) -> Iterator[str]:
+def _contradictions(record: RunRecord, result: Result, folder: Path) -> Iterator[str]:
     """Yield mismatches of a result with its folder, and missing values."""
-    about, partition = cell.about, load_partition(folder / PARTITION)
+    about, partition = record.about, load_partition(folder / PARTITION)
     if missing := [name for name in VERSIONS if not result.versions.get(name)]:
-        yield f"{cell.place}: the versions of {', '.join(missing)} are not recorded; {RERUN_ADVICE}"
+        yield f"{record.place}: the versions of {', '.join(missing)} are not recorded; {RERUN_ADVICE}"
     result_settings, folder_settings = (
         with_defaults(current_settings(result.settings)),
         with_defaults(about.settings),
@@ -157,8 +157,8 @@ def _contradictions(cell: Cell, result: Result, folder: Path) -> Iterator[str]:
         and result_settings[name] != folder_settings[name]
     ]
     pairs: tuple[tuple[str, Any, Any], ...] = (
-        ("method and seed", (result.method, result.seed), (cell.method, cell.seed)),
-        ("options", result.options, about.methods[cell.method]),
+        ("method and seed", (result.method, result.seed), (record.method, record.seed)),
+        ("options", result.options, about.methods[record.method]),
         ("settings " + ", ".join(differing_names), bool(differing_names), False),
         ("backbone", result.backbone.get("sha256"), about.backbone["sha256"]),
         ("partition", sha256, about.partition["sha256"]),
@@ -170,12 +170,12 @@ def _contradictions(cell: Cell, result: Result, folder: Path) -> Iterator[str]:
     for quantity, result_value, folder_value in pairs:
         if result_value != folder_value:
             yield (
-                f"{cell.place}: {quantity} differs from the folder's description; "
+                f"{record.place}: {quantity} differs from the folder's description; "
                 "take the files of one bench"
             )
 
 
-def _impossible(cell: Cell, result: Result) -> Iterator[str]:
+def _impossible(record: RunRecord, result: Result) -> Iterator[str]:
     """Yield figures that are impossible."""
     hits = [
         a * n / 100
@@ -183,39 +183,39 @@ def _impossible(cell: Cell, result: Result) -> Iterator[str]:
         for a, n in zip(row, result.test_counts, strict=False)
     ]
     if any(abs(hit - round(hit)) > ROUNDING_TOLERANCE for hit in hits):
-        yield f"{cell.place}: an accuracy is not a whole number of its task's test images; {RERUN_ADVICE}"
+        yield f"{record.place}: an accuracy is not a whole number of its task's test images; {RERUN_ADVICE}"
     if result.uploaded and result.bytes_up != (content_bytes := sum(result.uploaded.values())):
         yield (
-            f"{cell.place}: bytes_up is {result.bytes_up}, "
+            f"{record.place}: bytes_up is {result.bytes_up}, "
             f"but its kinds of content are {content_bytes}; {RERUN_ADVICE}"
         )
 
 
-def _test_set(cell: Cell, result: Result) -> Iterator[str]:
+def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
     """Yield class and test image counts that differ from the data set's."""
-    settings = with_defaults(cell.about.settings)
+    settings = with_defaults(record.about.settings)
     name = settings["dataset"]
     advice = f"see `fczoo data check {name}`"
     if name not in DATASETS.names():
         yield (
-            f"{cell.place}: data set {name} is unknown here, so its test images cannot be checked; "
+            f"{record.place}: data set {name} is unknown here, so its test images cannot be checked; "
             "install its plug-in"
         )
         return
-    if not cell.about.data.get("sha256") or not cell.about.split:
-        yield f"{cell.place}: it does not record which images it used; {RERUN_ADVICE}"
+    if not record.about.data.get("sha256") or not record.about.split:
+        yield f"{record.place}: it does not record which images it used; {RERUN_ADVICE}"
     cls = DATASETS.get(name)
     has_stages = in_stages(settings["moving"], settings["task_order"])
     if settings["tasks"] == DOMAINS or has_stages:
         return
     classes, sizes = len(result.class_order), list(result.task_sizes)
     if cls.classes and classes != cls.classes:
-        yield f"{cell.place}: {classes} classes, but {name} has {cls.classes}; {advice}"
+        yield f"{record.place}: {classes} classes, but {name} has {cls.classes}; {advice}"
     if sizes != (
         schedule_sizes := [task.size for task in make_tasks(name, classes, settings["tasks"])]
     ):
         yield (
-            f"{cell.place}: tasks of {sizes} classes, "
+            f"{record.place}: tasks of {sizes} classes, "
             f"but its settings make {schedule_sizes}; {RERUN_ADVICE}"
         )
     if cls.official is None:
@@ -227,10 +227,10 @@ def _test_set(cell: Cell, result: Result) -> Iterator[str]:
             mismatch = (
                 f"{sum(result.test_counts)} test images, but {name} gives {sum(official_counts)}"
             )
-            yield f"{cell.place}: {mismatch} with these settings, task by task; {advice}"
+            yield f"{record.place}: {mismatch} with these settings, task by task; {advice}"
     elif test_limit is None and cls.official.test and sum(result.test_counts) != cls.official.test:
         mismatch = f"{sum(result.test_counts)} test images, but {name} has {cls.official.test}"
-        yield f"{cell.place}: {mismatch}; {advice}"
+        yield f"{record.place}: {mismatch}; {advice}"
 
 
 def _other_data(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
@@ -256,7 +256,7 @@ def _other_data(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[
 def _images(runs: Runs) -> tuple[Any, ...] | None:
     """Return a key of the images of a folder's runs; None if none is finished."""
     settings = with_defaults(runs.about.settings)
-    orders = [cell.result.class_order for cell in runs.cells if cell.result]
+    orders = [record.result.class_order for record in runs.records if record.result]
     domains = settings["tasks"] == DOMAINS
     return (*(settings[name] for name in DATA), domains, orders[0]) if orders else None
 
@@ -265,22 +265,23 @@ def _duplicates(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[
     archive_names = {
         (
             identity(archive_entry.about),
-            *_key(cell),
-        ): f"{archive_entry.name}/{cell.method}/seed{cell.seed}"
+            *_key(record),
+        ): f"{archive_entry.name}/{record.method}/seed{record.seed}"
         for archive_entry in entered
-        for cell in archive_entry.cells
+        for record in archive_entry.records
     }
-    cells_with_names = [
-        (cell, archive_names.get((identity(runs.about), *_key(cell)))) for cell in runs.cells
+    records_with_names = [
+        (record, archive_names.get((identity(runs.about), *_key(record))))
+        for record in runs.records
     ]
-    for cell, archive_name in cells_with_names:
+    for record, archive_name in records_with_names:
         if archive_name:
             yield (
-                f"{cell.place} is in {archive} already, as {archive_name}; "
+                f"{record.place} is in {archive} already, as {archive_name}; "
                 "submit a folder without it"
             )
     if runs.name in {archive_entry.name for archive_entry in entered} and not any(
-        archive_name for _, archive_name in cells_with_names
+        archive_name for _, archive_name in records_with_names
     ):
         yield (
             f"{runs.place}: {archive} has other runs in a folder called {runs.name}; "
@@ -288,9 +289,9 @@ def _duplicates(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[
         )
 
 
-def _key(cell: Cell) -> tuple[str, str, int]:
+def _key(record: RunRecord) -> tuple[str, str, int]:
     return (
-        cell.method,
-        encode_json(cell.result.options if cell.result else {}, sort_keys=True),
-        cell.seed,
+        record.method,
+        encode_json(record.result.options if record.result else {}, sort_keys=True),
+        record.seed,
     )

@@ -225,7 +225,7 @@ def make_table(experiment: Experiment, names: Sequence[str]) -> Table:
             [mark or entry for mark, entry in zip(marked_entries, entries, strict=True)]
         )
     rows = tuple(zip(*by_column, strict=True))
-    return Table(columns, tuple(x.label for x in lines), tuple(len(x.cells) for x in lines), rows)
+    return Table(columns, tuple(x.label for x in lines), tuple(len(x.records) for x in lines), rows)
 
 
 def column_of(name: str) -> Column:

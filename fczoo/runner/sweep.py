@@ -27,7 +27,7 @@ from fczoo.reports.run_folder import (
     LOG,
     PARTITION,
     read_about,
-    read_cells,
+    read_run_records,
     write_about,
 )
 from fczoo.reports.runs import WITHOUT_EFFECT
@@ -341,5 +341,5 @@ def _merge_descriptions(
 
 def _summarise(folder: Path) -> None:
     describe_warnings(folder)
-    if any(c.result for c in read_cells(folder, read_about(folder))):
+    if any(c.result for c in read_run_records(folder, read_about(folder))):
         write_summary(folder)

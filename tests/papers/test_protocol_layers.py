@@ -187,16 +187,16 @@ def test_quick_has_the_rates_with_which_the_tuned_table_was_made() -> None:
     """
     run_options = {}
     for runs in read_archive(Path(__file__).parents[2] / "results" / "results.csv"):
-        cell = runs.cells[0]
-        trials = cell.about.tuned.get("trials", 0)
-        rates = any("lr" in option.split("_") for option in spaces(METHODS.get(cell.method)))
+        record = runs.records[0]
+        trials = record.about.tuned.get("trials", 0)
+        rates = any("lr" in option.split("_") for option in spaces(METHODS.get(record.method)))
         if (
-            runs.name == f"cifar100-112px-tuned/{cell.method}/seed0"
+            runs.name == f"cifar100-112px-tuned/{record.method}/seed0"
             and rates
             and trials >= WHOLE_EFFORT
         ):
-            run_options[cell.method] = {
-                option: short(value) for option, value in cell.result.options.items()
+            run_options[record.method] = {
+                option: short(value) for option, value in record.result.options.items()
             }
     assert tuned_values().keys() == run_options.keys() and len(run_options) > 20
     for name, tuned_options in tuned_values().items():

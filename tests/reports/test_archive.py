@@ -65,9 +65,9 @@ def test_an_accuracy_without_test_images_is_kept_as_nan(make_run, tmp_path):
     write_json(path, result)
     archive = write_archive_of(tmp_path / "runs", tmp_path / "all.csv")
     assert "NaN" not in archive.read_text()
-    (cell,) = read_runs([archive])[0].cells
-    assert math.isnan(cell.result.accuracy[-1][-1])
-    assert cell.result.accuracy[:-1] == result["accuracy"][:-1]
+    (record,) = read_runs([archive])[0].records
+    assert math.isnan(record.result.accuracy[-1][-1])
+    assert record.result.accuracy[:-1] == result["accuracy"][:-1]
 
 
 def write_archive_of(place: Path, to: Path) -> Path:
@@ -80,9 +80,9 @@ def content(runs: Runs) -> dict:
     """Return the parts of a folder that an archive keeps."""
     about = runs.about.plain()
     about["settings"] = {k: v for k, v in about["settings"].items() if v is not None}
-    about["methods"] = {c.method: c.result.options for c in runs.cells}
+    about["methods"] = {c.method: c.result.options for c in runs.records}
     results = [
-        {**vars(c.result), "settings": {}, "versions": {}, "partition": {}} for c in runs.cells
+        {**vars(c.result), "settings": {}, "versions": {}, "partition": {}} for c in runs.records
     ]
     return {"name": runs.name, "about": about, "results": results, "split": runs.split}
 
@@ -184,8 +184,8 @@ def test_the_results_of_this_repository_are_read_and_keep_the_folder_that_is_an_
     (archive,) = [r for r in read_runs([RESULTS / "results.csv"]) if r.name == "cifar100-reduced-c"]
     (folder,) = read_runs([RESULTS / "cifar100-reduced-c"])
     assert archive.split == folder.split
-    assert [vars(c.result)["accuracy"] for c in archive.cells] == [
-        c.result.accuracy for c in folder.cells
+    assert [vars(c.result)["accuracy"] for c in archive.records] == [
+        c.result.accuracy for c in folder.records
     ]
     with_folder, without_folder = (
         sorted(report([p], "csv").splitlines()) for p in (RESULTS, RESULTS / "results.csv")

@@ -25,7 +25,7 @@ def test_of_two_records_of_a_run_that_with_a_search_counts_whichever_comes_first
             tune(folder, 8, ["fedavg"])
     (experiment,) = read_experiments([tmp_path])
     (line,) = experiment.lines
-    assert [cell.trials for cell in line.cells] == [8] and line.is_tuned
+    assert [record.trials for record in line.records] == [8] and line.is_tuned
 
 
 @pytest.mark.parametrize(
