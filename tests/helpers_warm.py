@@ -127,6 +127,9 @@ def run_words(
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    # the server's own objects remember whether its streams could be sought in
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", 1)
+    sys.stderr.reconfigure(errors="backslashreplace")
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
