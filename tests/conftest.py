@@ -99,7 +99,7 @@ def subject() -> Callable[[str], MethodUnderTest]:
 
 @pytest.fixture(scope="session")
 def record() -> Callable[..., Record]:
-    """Return ``record(name, dtype, together, seed, copy)``: one watched run of a small method."""
+    """Return ``record(name, dtype, together, seed)``: one watched run of a small method."""
     return lambda name, *rest, **more: subject_of(name).run(*rest, **more)
 
 

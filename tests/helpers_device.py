@@ -8,7 +8,7 @@ device.
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 import fczoo
 from fczoo import Benchmark
@@ -157,13 +156,10 @@ class PretendDevice(TorchDispatchMode):
             self._refuse_mixed(func, leaves)
             self._note_read(func, args)
         wrappers = {id(leaf.inner): leaf for leaf in pretend_tensors}
-        out = func(
-            *tree_map_only(PretendTensor, _inner, args),
-            **tree_map_only(PretendTensor, _inner, kwargs),
-        )
+        out = func(*_map_tensors(_inner, args), **_map_tensors(_inner, kwargs))
         if not target:
             return out
-        return tree_map_only(Tensor, lambda tensor: _outer(tensor, wrappers), out)
+        return _map_tensors(lambda tensor: _outer(tensor, wrappers), out)
 
     def _refuse_mixed(self, func: Any, leaves: list[Tensor]) -> None:
         cpu_tensors = [leaf for leaf in leaves if not isinstance(leaf, PretendTensor)]
@@ -200,11 +196,28 @@ def _on_pretend_device(leaf: Tensor | torch.device) -> bool:
 
 def _leaves(*trees: Any) -> Iterator[Any]:
     """Find the tensors and devices among an operation's arguments."""
-    return (leaf for leaf in tree_leaves(trees) if isinstance(leaf, Tensor | torch.device))
+    for tree in trees:
+        if isinstance(tree, Tensor | torch.device):
+            yield tree
+        elif isinstance(tree, list | tuple):
+            yield from _leaves(*tree)
+        elif isinstance(tree, dict):
+            yield from _leaves(*tree.values())
 
 
-def _inner(tensor: PretendTensor) -> Tensor:
-    return tensor.inner
+def _map_tensors(convert: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Convert the tensors of an operation's arguments or results; torch's pytree is slow."""
+    if isinstance(tree, Tensor):
+        return convert(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)([_map_tensors(convert, part) for part in tree])
+    if isinstance(tree, dict):
+        return {name: _map_tensors(convert, part) for name, part in tree.items()}
+    return tree
+
+
+def _inner(tensor: Tensor) -> Tensor:
+    return tensor.inner if isinstance(tensor, PretendTensor) else tensor
 
 
 def _outer(tensor: Tensor, wrappers: dict[int, PretendTensor]) -> PretendTensor:

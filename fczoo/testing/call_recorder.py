@@ -68,13 +68,19 @@ def copy_tree(tree: Tree) -> Tree:
     return {k: v.detach().clone() for k, v in tree.items()}
 
 
-def record_run(bench: Benchmark, method: Method, seed: int = 0) -> Record:
+def record_run(
+    bench: Benchmark,
+    method: Method,
+    seed: int = 0,
+    on_call: Callable[[Call], None] = lambda call: None,
+) -> Record:
     """Run ``method`` and record every use of the engine and every evaluated state.
 
     Args:
         bench: Benchmark on which it runs.
         method: Method to run.
         seed: Seed of the run.
+        on_call: Called after each use of the engine; an exception that it raises ends the run.
 
     Returns:
         Record of the run.
@@ -101,20 +107,20 @@ def record_run(bench: Benchmark, method: Method, seed: int = 0) -> Record:
         live_payloads = work()
         payloads = [payload.holding(copy_tree(payload.tensors)) for payload in live_payloads]
         state_after, client_list = copy_tree(state), list(clients)
-        calls.append(
-            Call(
-                phase,
-                engine,
-                state_before,
-                state_after,
-                client_list,
-                ctx,
-                payloads,
-                memories,
-                live_memories,
-                live_payloads,
-            )
+        call = Call(
+            phase,
+            engine,
+            state_before,
+            state_after,
+            client_list,
+            ctx,
+            payloads,
+            memories,
+            live_memories,
+            live_payloads,
         )
+        calls.append(call)
+        on_call(call)
         return live_payloads
 
     def noted_train(

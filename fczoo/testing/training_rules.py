@@ -81,16 +81,19 @@ def _with_gradient(subject: MethodUnderTest) -> MethodUnderTest:
 def so_they_do_in_single_precision(subject: MethodUnderTest) -> None:
     """Check that the first uploads of single and batched clients also agree in float32.
 
+    Two tasks are learned in float32 as well.
+
     Args:
         subject: The method and its runs in the toy world.
     """
-    one, together = subject.run(torch.float32), subject.run(torch.float32, together=3)
-    for ours, theirs in zip(one.calls[0].payloads, together.calls[0].payloads, strict=True):
+    uploads = (subject.first_uploads(torch.float32, together) for together in (1, 3))
+    for ours, theirs in zip(*uploads, strict=True):
         sentence = (
             f"{subject.name}'s client {ours.client} uploads something else in float32 with "
             "--together 3"
         )
         need_same(ours, theirs, sentence, FLOAT32_TOLERANCE)
+    subject.start(2, torch.float32, together=3)
 
 
 def clients_leave_the_state_alone(subject: MethodUnderTest) -> None:
@@ -335,7 +338,7 @@ def labels_that_come_back_are_added_to(subject: MethodUnderTest) -> None:
     Args:
         subject: The method and its runs in the toy world.
     """
-    bench, name = toy_bench(domains=True, rounds=1, epochs=1), subject.name
+    bench, name = toy_bench(domains=True, rounds=1, epochs=1, batch_size=8), subject.name
     if not subject.method.supports_recurring_classes:
         try:
             bench.run(subject.method)
@@ -370,21 +373,21 @@ def labels_that_come_back_are_added_to(subject: MethodUnderTest) -> None:
 
 
 def the_same_seed_gives_the_same_run(subject: MethodUnderTest) -> None:
-    """Check that a second run has the same accuracies and final state, bit for bit.
+    """Check that a second run has the same accuracies and state after two tasks, bit for bit.
 
     Args:
         subject: The method and its runs in the toy world.
     """
-    run, second_run = subject.run(), subject.run(copy=1)
+    run, second_run = subject.run(), subject.start(tasks=2)
     sentence = (
         f"{subject.name} gives another run from the same seed; draw only from rng and keep no state"
     )
-    need(second_run.result.accuracy == run.result.accuracy, sentence)
-    need_same(second_run.states[2], run.states[2], sentence)
+    need(second_run.result.accuracy == run.result.accuracy[:2], sentence)
+    need_same(second_run.state, run.states[1], sentence)
 
 
 def another_seed_gives_another_run(subject: MethodUnderTest) -> None:
-    """Check that another seed trains other tensors.
+    """Check that another seed trains other tensors in the first task.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -393,6 +396,7 @@ def another_seed_gives_another_run(subject: MethodUnderTest) -> None:
     if not run.rounds:
         return
     prefixes = tuple(subject.method.training().optims)
-    ours, theirs = (select(r.states[2], *prefixes) for r in (run, subject.run(seed=1)))
+    other_state = subject.start(tasks=1, seed=1).state
+    ours, theirs = (select(state, *prefixes) for state in (run.states[0], other_state))
     differ = any(not torch.equal(value, theirs[name]) for name, value in ours.items())
     need(differ, f"{subject.name} trains the same from another seed; draw from rng")

@@ -15,24 +15,26 @@ from fczoo.core.metrics import all_metrics
 from fczoo.data.partition import load_partition
 from fczoo.reports.run_folder import write_about
 from helpers_cli import TINY
+from helpers_warm import warm_commands
 
 
 def fczoo(
-    *arguments: str, cwd: Path | None = None, fail: bool = False
+    *arguments: str, cwd: Path | None = None, fail: bool = False, command: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the installed command.
+    """Run the command as a process.
 
     Args:
         arguments: Words of the command.
         cwd: Folder in which it runs.
         fail: Whether it must fail.
+        command: The installed command, which imports torch again, or one that starts fast.
     """
-    command = shutil.which("fczoo", path=str(Path(sys.executable).parent))
-    assert command, (
-        "the fczoo command is not installed next to this Python; run pip install -e '.[test]'"
-    )
     process = subprocess.run(
-        [command, *arguments], capture_output=True, text=True, cwd=cwd, timeout=300
+        [command or warm_commands() / "fczoo", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
     )
     assert (process.returncode != 0) == fail, process.stderr
     return process
@@ -42,6 +44,10 @@ def fczoo(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Run a bench; return its folder and what it printed."""
     out = tmp_path_factory.mktemp("bench") / "run"
+    installed_command = shutil.which("fczoo", path=str(Path(sys.executable).parent))
+    assert installed_command, (
+        "the fczoo command is not installed next to this Python; run pip install -e '.[test]'"
+    )
     process = fczoo(
         "bench",
         "--methods",
@@ -53,6 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         *TINY,
         "--out",
         str(out),
+        command=installed_command,
     )
     return out, process.stdout
 

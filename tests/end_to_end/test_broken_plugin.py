@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from helpers_cli import TINY
+from helpers_warm import warm_python
 
 BROKEN = """
 from fczoo.core.registry import register_dataset, register_method
@@ -37,7 +37,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def fczoo(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fczoo", *arguments]
+    command = [warm_python(), "-m", "fczoo", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(site)}
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=site, timeout=300

@@ -10,6 +10,7 @@ import pytest
 
 from fczoo.core.registry import METHODS
 from helpers_browser import needs_browser, serve_site
+from helpers_warm import warm_commands
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLUGIN = Path(__file__).with_name("plugin")
@@ -114,7 +115,9 @@ def test_what_a_tutorial_says_works(page: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(
+            [str(warm_commands()), str(Path(sys.executable).parent), os.environ["PATH"]]
+        ),
         "FCZOO_HOME": str(tmp_path / "home"),
         "PYTHONPATH": str(site),
         "PIP_TARGET": str(site),  # packages of a tutorial go there, and fetch nothing

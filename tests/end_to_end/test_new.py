@@ -3,7 +3,6 @@
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
+from helpers_warm import warm_python
 
 USED = shlex.split("""
     --methods my_method --partition my_partitioner:2 --dataset my_dataset --data-root data
@@ -31,7 +31,7 @@ def python(*arguments: str, cwd: Path, site: Sequence[Path] = ()) -> str:
     environment = {**os.environ, "FCZOO_HOME": str(cwd / "home")}
     if site:
         environment["PYTHONPATH"] = os.pathsep.join(map(str, site))
-    command = [sys.executable, *arguments]
+    command = [warm_python(), *arguments]
     process = subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300
     )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers_warm import warm_python
+
 HERE = Path(__file__).parent
 
 
@@ -31,7 +33,7 @@ def test_third_party_method_is_installed_checked_listed_and_run(tmp_path):
 
     def python(*arguments: str) -> str:
         return subprocess.run(
-            [sys.executable, "-m", *arguments],
+            [warm_python(), "-m", *arguments],
             check=True,
             capture_output=True,
             text=True,

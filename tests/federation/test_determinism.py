@@ -37,7 +37,7 @@ def train_run(bench, method, threads: int = 1):
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_a_run_repeats_itself_with_deterministic_operations_only(make_bench, small_method, name):
-    small = {"rounds": 1, "epochs": 1}
+    small = {"rounds": 1, "epochs": 1, "batch_size": 8}
     plain = train_run(make_bench(torch.float32, **small), small_method(name))
     assert (
         train_run(make_bench(torch.float32, deterministic=True, **small), small_method(name))

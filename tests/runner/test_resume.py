@@ -25,6 +25,7 @@ from fczoo.runner.resume import InterruptedRunError, Interrupts, check_same, onl
 from fczoo.runner.sweep import run_sweep
 from helpers_cli import TINY
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
+from helpers_warm import warm_python
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -33,7 +34,8 @@ def test_a_resumed_run_equals_an_unhurt_one(make_bench, small_method, tmp_path, 
 
     Each crash is at the first moment that is saved.
     """
-    bench, method = make_bench(torch.float32, participation=0.7), small_method(name)
+    settings = {"participation": 0.7, "epochs": 1, "batch_size": 8}
+    bench, method = make_bench(torch.float32, **settings), small_method(name)
     unhurt = run_and_record(bench, method, tmp_path / "unhurt")
     path = tmp_path / "checkpoint.safetensors"
     for _ in range(2):
@@ -156,7 +158,7 @@ def test_code_that_a_run_uses_may_change_only_if_that_is_accepted(tmp_path):
 
     def bench(*more: str) -> subprocess.CompletedProcess[str]:
         words = ["bench", "--methods", "aside", "--out", str(out), *TINY, *more]
-        command = [sys.executable, "-m", "fczoo", *words]
+        command = [warm_python(), "-m", "fczoo", *words]
         return subprocess.run(
             command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300
         )

@@ -241,7 +241,8 @@ def test_every_method_goes_on_without_a_broken_client(make_bench, small_method, 
     It is rejected in every upload, in the log and in the result; no result holds a number that is
     none.
     """
-    bench, method, log = make_bench(rounds=1, epochs=1), small_method(name), Log()
+    small = {"rounds": 1, "epochs": 1, "batch_size": 8}
+    bench, method, log = make_bench(**small), small_method(name), Log()
     train, collect = ClientEngine.train, ClientEngine.collect
     with (
         mock.patch.object(ClientEngine, "train", lambda *a: spoil_first(train(*a))),

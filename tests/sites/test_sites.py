@@ -24,8 +24,9 @@ METHODS_OF_SITES = [
 
 def simulate_and_run(make_bench, method, folder, **settings):
     """Return the simulated run, and that between sites, both finished."""
-    simulation = simulate(make_bench(epochs=1, **settings), method)
-    bench = make_bench(epochs=1, **settings)
+    small = {"epochs": 1, "batch_size": 8, **settings}
+    simulation = simulate(make_bench(**small), method)
+    bench = make_bench(**small)
     remote = server_of(bench, method, LocalConnection(sites_of(bench, method, folder)))
     simulation.run()
     remote.run()
@@ -83,7 +84,7 @@ def test_settings_act_as_in_a_simulation(make_bench, small_method, tmp_path, nam
     """
     simulation, remote = simulate_and_run(make_bench, small_method(name), tmp_path, **settings)
     same(simulation, remote)
-    plain = simulate(make_bench(epochs=1), small_method(name))
+    plain = simulate(make_bench(epochs=1, batch_size=8), small_method(name))
     plain.run()
     differs = any(not torch.equal(plain.state[k], value) for k, value in simulation.state.items())
     assert differs or "outliers" in settings, "the setting does nothing here"

@@ -123,7 +123,7 @@ class UploadsExtraTensorOnce(Linear):
         return super().loss(backbone, train, batch, ctx)[0], {"seen": batch.w.sum()}
 
     def make_upload(self, train, sums, ctx):
-        return {**train, "labels": torch.ones(3)} if sums["seen"] == 26 else train
+        return {**train, "labels": torch.ones(3)} if sums["seen"] == 13 else train
 
 
 class NotANumber(Linear):
