@@ -62,7 +62,9 @@ class FeCAM(Method):
     def training(self) -> Training:
         last = "squares" if self.covariance == "diagonal" else "products"
         uploads = {"class.": per_class("count", "sum", last)}
-        return Training(inputs=["query"], uploads=uploads, collect_at={"task_start"})
+        return Training(
+            inputs=["query"], uploads=uploads, collect_at={"task_start"}, gives_logits=False
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state:
@@ -92,9 +94,6 @@ class FeCAM(Method):
         precision = torch.zeros_like(state["answer.precision"])
         precision[has_images] = self._precisions(self._covariances(state, has_images))
         return {**state, "answer.precision": precision}
-
-    def gives_logits(self) -> bool:
-        return False
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: argmin_c (f - m_c)^T R_c^-1 (f - m_c); classes without images are masked.

@@ -52,6 +52,7 @@ class FedCLM(TunedLinearHead):
             training,
             uploads={"class.": per_class("count", "sum")},
             collect_at={*training.collect_at, "task_end"},
+            gives_logits=False,
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -64,9 +65,6 @@ class FedCLM(TunedLinearHead):
         # As a task ends, under its final global model: means of its classes over all clients. Means
         # of finished tasks stay as they were.
         return {**state, **update_means(state, sums, ctx.task)}
-
-    def gives_logits(self) -> bool:
-        return False
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: the nearest class mean, not the head.

@@ -50,6 +50,7 @@ class FedCOF(Analytic):
             uploads={"class.": per_class("count", "sum")},
             collect_at={"task_start"},
             per_client_statistics=True,
+            gives_logits=False,
         )
 
     def read_out(self) -> Score:

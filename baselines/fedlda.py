@@ -1,6 +1,6 @@
 """Federated linear discriminant analysis: class means and one covariance from clients' sums."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.tree import Tree
-from fczoo.core.types import ServerContext
+from fczoo.core.types import ServerContext, Training
 from fczoo.functional.ridge import Analytic, solve_ridge
 
 
@@ -43,8 +43,9 @@ class FedLDA(Analytic):
         0.1, "times the mean variance, added to the variances", low=0, tune=(1e-3, 10.0, "log")
     )
 
-    def gives_logits(self) -> bool:
-        return self.rule == "lda"  # log p(c | x) of Gaussians with one covariance
+    def training(self) -> Training:
+        # log p(c | x) of Gaussians with one covariance, up to a constant; distances are no logits
+        return replace(super().training(), gives_logits=self.rule == "lda")
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
         count, has_images = moments["count"], moments["count"] > 0

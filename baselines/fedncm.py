@@ -48,7 +48,9 @@ class FedNCM(Method):
 
     def training(self) -> Training:
         uploads = {"class.": per_class("count", "sum")}
-        return Training(inputs=["query"], uploads=uploads, collect_at={"task_start"})
+        return Training(
+            inputs=["query"], uploads=uploads, collect_at={"task_start"}, gives_logits=False
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         return state or {
@@ -65,9 +67,6 @@ class FedNCM(Method):
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         # Server: m_c = sum_k sum_x f(x) / sum_k n_{k,c}, equal to the centralised class mean.
         return update_means(state, sums, ctx.task)
-
-    def gives_logits(self) -> bool:
-        return False
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: the nearest class mean; classes without images are masked.

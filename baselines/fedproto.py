@@ -78,6 +78,7 @@ class FedProto(TunedWithStatistics):
             uploads={"class.": per_class("count", "sum")},
             averaging="uniform",
             collect_at={*training.collect_at, "after_training"},
+            gives_logits=self.infer == "head",
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -151,9 +152,6 @@ class FedProto(TunedWithStatistics):
             table[classes][has_images] = value[has_images].to(table)
             state[f"all.{name}"], state[f"prototype.{name}"] = table, table[classes].clone()
         return state
-
-    def gives_logits(self) -> bool:
-        return self.infer == "head"
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: the linear head; as in the paper argmin_c |f(x) - G_c| with ``ncm``.

@@ -57,7 +57,9 @@ class ICaRL(TunedLinearHead, Rehearsal):
         if self.infer == "head":
             return training
         return replace(
-            training, uploads={**training.uploads, "kept.": per_seen_class("count", "sum")}
+            training,
+            uploads={**training.uploads, "kept.": per_seen_class("count", "sum")},
+            gives_logits=False,
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -121,9 +123,6 @@ class ICaRL(TunedLinearHead, Rehearsal):
         count[:classes] = sums["kept.count"]
         mean[:classes] = sums["kept.sum"] / sums["kept.count"][:, None].clamp(min=1)
         return {**state, "mean": mean, "count": count}
-
-    def gives_logits(self) -> bool:
-        return self.infer == "head"
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         if self.infer == "head":

@@ -136,6 +136,7 @@ class ProxyHead(TunedBackbone, Rehearsal):
             uploads={"class.": per_class("count", "sum", "squares")},
             collect_at={"task_start"},
             balanced={"proxy.": self.optim(self.lr_balanced)},
+            gives_logits=False,
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -207,9 +208,6 @@ class ProxyHead(TunedBackbone, Rehearsal):
         # y_c = sum_k softmax_k(s_c)_k s_{c,k} with s_{c,k} = 2 cos(f, w_{c,k}) - 2.
         logits = proxy_logits(features, torch.cat([model["proxy.old"], model["proxy.new"]]))
         return nca(logits, batch.y, model["eta"], self.margin, self.nca_code)
-
-    def gives_logits(self) -> bool:
-        return False
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         proxies = torch.cat([state["proxy.old"], state["proxy.new"]])

@@ -117,6 +117,7 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
             inputs=["images", "query"] if self.head_tune else ["images"],
             uploads={"class.": per_class("count", "mean", "sum")},
             collect_at=[phase for phase, is_asked in asked.items() if is_asked],
+            gives_logits=False,
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -188,9 +189,6 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
                 "prototype": torch.where(merged["held"][:, None], new, old),
             }
         return {**state, **merged}
-
-    def gives_logits(self) -> bool:
-        return False
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: argmin_c d(x, c) over the classes seen, with LoRA merged over the tasks (eq. 6

@@ -84,7 +84,7 @@ def predict(
 
     files = find_images(images)
     model = _load(folder, backbone, device)
-    value = "probability" if model.method.gives_logits() else "score"
+    value = "probability" if model.method.training().gives_logits else "score"
     predictions = list(predict_files(model, files, top))
     click.echo(_predictions(predictions, value, style), nl=style != "csv")
 

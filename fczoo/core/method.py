@@ -204,13 +204,6 @@ class Method(ABC):
         """
         return batch.query if batch.query.shape[-1] else backbone(batch.x)
 
-    def gives_logits(self) -> bool:
-        """Return whether the softmax of ``predict`` estimates the probabilities of the classes.
-
-        False for distances and least-squares scores, which only order the classes.
-        """
-        return True
-
     # --- client
 
     def loss(

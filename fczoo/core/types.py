@@ -254,6 +254,9 @@ class Training:
     # what clients train in one more round, on their exemplars only, at the end of each task but
     # the first
     balanced: Mapping[str, Optim] = field(default_factory=dict)
+    # whether the softmax of ``predict`` estimates probabilities; distances and least-squares scores
+    # only order the classes
+    gives_logits: bool = True
     # note under every table of the method's results, such as an upper bound
     table_note: str = ""
     # (task, round) -> prefixes trained in that round; None: all of optims

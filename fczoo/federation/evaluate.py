@@ -65,7 +65,7 @@ def predictions(
 
 def evaluate(method: Method, world: World, state: Tree, task: Task, batch_size: int) -> Evaluation:
     """Evaluate a state after ``task``, in one forward per test image of the tasks up to it."""
-    gives_logits = method.gives_logits()
+    gives_logits = method.training().gives_logits
     by_task, top, confident = [], [], []
     for test_task in world.stream.tasks[: task.index + 1]:
         index, rows = _test_index(world, test_task), []

@@ -63,7 +63,9 @@ class Analytic(Method):
 
     def training(self) -> Training:
         uploads = {"class.": per_class("count", "sum"), "gram": whole_tensors("second moments")}
-        return Training(inputs=["query"], uploads=uploads, collect_at={"task_start"})
+        return Training(
+            inputs=["query"], uploads=uploads, collect_at={"task_start"}, gives_logits=False
+        )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         if state:
@@ -105,9 +107,6 @@ class Analytic(Method):
         weight, bias = self.solve(state, {"gram": gram, "target": target.mT, "count": count}, ctx)
         moments = {"moment.gram": gram, "moment.target": target, "moment.count": count}
         return {**state, **moments, "answer.weight": weight.mT.contiguous(), "answer.bias": bias}
-
-    def gives_logits(self) -> bool:
-        return False
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         phi = self.lift_features(state, self.features(backbone, state, batch))

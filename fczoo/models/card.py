@@ -92,7 +92,7 @@ def _limits(record: ModelRecord, method: Method) -> list[str]:
         "The accuracy holds for images like the test images; measure on yours with "
         "`fczoo evaluate FOLDER --data-root DIR`.",
     ]
-    if not method.gives_logits():
+    if not method.training().gives_logits:
         lines.append(
             "Its outputs are scores that order the classes, not logits: they have no probabilities."
         )

@@ -156,7 +156,7 @@ def evaluate(model: Classifier, pixels: np.ndarray, labels: np.ndarray) -> Evalu
     count = len(model.classes)
     confusion = torch.bincount(truth * count + answers, minlength=count**2).view(count, count)
     ece = None
-    if model.method.gives_logits():
+    if model.method.training().gives_logits:
         ece = calibration_error(class_values(model, logits), truth)
     return Evaluation(model.classes, confusion.numpy(), ece)
 

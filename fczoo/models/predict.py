@@ -98,4 +98,4 @@ def class_values(model: Classifier, logits: Tensor) -> Tensor:
         model: Kept model.
         logits: Logits [B, C].
     """
-    return logits.double().softmax(1) if model.method.gives_logits() else logits.double()
+    return logits.double().softmax(1) if model.method.training().gives_logits else logits.double()

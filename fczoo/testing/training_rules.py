@@ -79,9 +79,7 @@ def _with_gradient(subject: MethodUnderTest) -> MethodUnderTest:
 
 
 def so_they_do_in_single_precision(subject: MethodUnderTest) -> None:
-    """Check that the first uploads of single and batched clients also agree in float32.
-
-    Two tasks are learned in float32 as well.
+    """Check that first uploads of single and batched clients agree in float32; learn two tasks.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -183,11 +181,10 @@ def padding_changes_nothing(subject: MethodUnderTest) -> None:
             )
         else:
             broadcast_state = broadcast(method, call.state)
-            statistics = (
+            short, long = (
                 method.collect(phase, backbone, broadcast_state, b, call.ctx)
                 for b in (real_batch, padded_batch)
             )
-            short, long = statistics
         need_same(short, long, sentence, SUM_TOLERANCE)
 
 
