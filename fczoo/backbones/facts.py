@@ -11,7 +11,6 @@ from fczoo.backbones.weights import describe_head, split_spec
 from fczoo.core.backbone import Backbone
 from fczoo.core.vit_config import ViTConfig
 
-
 BUNDLED_LICENCE = "Apache-2.0; trained on images of ImageNet, for research use"
 
 
