@@ -11,6 +11,7 @@ from fczoo import FczooError, load_backbone
 from fczoo.core.backbone import Backbone
 from fczoo.core.tree import Tree
 from fczoo.core.vit_config import ViTConfig
+from fczoo.core.vit_forward import ForwardPass
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
 
@@ -28,6 +29,12 @@ def timm_model(backbone: Backbone) -> VisionTransformer:
     )
     model.to(backbone.dtype).load_state_dict(backbone.weights)
     return model.eval()
+
+
+def attention_of(backbone: Backbone, tokens: Tensor, rows: int, plugs: Tree) -> Tensor:
+    """Compute the attention of the first block for the first ``rows`` of tokens [B, N, D]."""
+    forward = ForwardPass(backbone.config, backbone.weights, plugs, {})
+    return forward._attention(tokens, 0, slice(0, rows), 0)
 
 
 def by_timm(backbone: Backbone, images: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from fczoo import Batch, FczooError, create_method
 from fczoo.baselines.codap import gram_schmidt, orthonormal
 from fczoo.core.backbone import Backbone
 from fczoo.core.tree import drop, select
+from fczoo.core.vit_forward import ForwardPass
 from helpers_methods import CLOSE, DIM, batch
 
 # --- L2P
@@ -65,9 +66,9 @@ def test_l2p_puts_25_tokens_in_front_of_the_image(backbone, noise, tasks, rng, m
     """
     method, token_counts = create_method("l2p"), []
     state = {k: v.double() for k, v in method.begin_task({}, tasks[0], backbone, rng).items()}
-    attention = Backbone._attention
+    attention = ForwardPass._attention
     monkeypatch.setattr(
-        Backbone,
+        ForwardPass,
         "_attention",
         lambda self, hidden, *rest: (
             token_counts.append(hidden.shape[1]) or attention(self, hidden, *rest)

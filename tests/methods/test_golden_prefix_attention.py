@@ -8,16 +8,16 @@ from torch import Tensor
 
 from fczoo import Tree
 from fczoo.core.attention import attend
-from helpers_backbone import one_block
+from helpers_backbone import attention_of, one_block
 from helpers_golden import F32, error, golden
 
 
 def test_prefix_attention_of_the_backbone() -> None:
     g = golden("prefix_attention")
-    backbone, everything = one_block(g, int(g["in.heads"])), slice(0, 5)
+    backbone = one_block(g, int(g["in.heads"]))
 
     def run(plugs: Tree) -> Tensor:
-        return backbone._attention(g["in.x"], 0, everything, plugs, {})
+        return attention_of(backbone, g["in.x"], 5, plugs)
 
     assert error(run({}), g["out.y_no_prefix"]) < F32
     assert error(run({"prefix.0.k": g["in.pk"], "prefix.0.v": g["in.pv"]}), g["out.y"]) < F32

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fczoo import Batch, Context, Task, create_method
-from helpers_backbone import one_block
+from helpers_backbone import attention_of, one_block
 from helpers_golden import golden
 from helpers_official import grads, query_batch, same
 
@@ -79,7 +79,7 @@ def test_dualprompt_experts(tag: str, bug: bool) -> None:
                     strict=True,
                 )
             )
-            out = one_block(g, heads=4)._attention(g["in.x"], 0, slice(0, 7), plugs, {})
+            out = attention_of(one_block(g, heads=4), g["in.x"], 7, plugs)
             assert same(
                 out, g[f"quirk.{tag}.attn_layer0_reshape_bug" if bug else f"out.{tag}.attn_layer0"]
             )
