@@ -172,17 +172,15 @@ def read_about(folder: Path) -> About:
     Raises:
         FczooError: The file is damaged or invalid.
     """
-    path, aside = (
-        folder / ABOUT,
-        "restore it, or leave its folder out and run the command again elsewhere",
-    )
+    path = folder / ABOUT
+    advice = "restore it, or leave its folder out and run the command again elsewhere"
     try:
         written = read_record(path, "run description", About, FORMAT)
         return _with_canonical_spec(check_about(written), folder / PARTITION)
     except FczooError as error:
-        raise FczooError(f"{error}; {aside}") from error
+        raise FczooError(f"{error}; {advice}") from error
     except ValueError as error:
-        raise FczooError(f"{path} is not a valid run description: {error}; {aside}") from error
+        raise FczooError(f"{path} is not a valid run description: {error}; {advice}") from error
 
 
 def _with_canonical_spec(about: About, path: Path) -> About:

@@ -249,9 +249,8 @@ def _experiment(runs: Sequence[Runs]) -> Experiment:
             earlier_record.result, record.result
         ):
             raise FczooError(
-                f"{record.method} with seed {record.seed} is in {earlier_record.place} and, with other "
-                "numbers, "
-                f"in {record.place}; give one of the two"
+                f"{record.method} with seed {record.seed} is in {earlier_record.place} and, with "
+                f"other numbers, in {record.place}; give one of the two"
             )
         if (
             record.trials > earlier_record.trials

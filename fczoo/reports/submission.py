@@ -122,7 +122,8 @@ def _code(runs: Runs) -> Iterator[str]:
         made_by = record.result.versions.get("code") if record.result else None
         code_digest = _digest(about, record)
         if made_by and code_digest and made_by != code_digest:
-            yield f"{record.place}: its result was made by other code than {ABOUT} names; {RERUN_ADVICE}"
+            problem = f"its result was made by other code than {ABOUT} names"
+            yield f"{record.place}: {problem}; {RERUN_ADVICE}"
 
 
 def _digest(about: About, record: RunRecord) -> str:
@@ -143,7 +144,8 @@ def _contradictions(record: RunRecord, result: Result, folder: Path) -> Iterator
     """Yield mismatches of a result with its folder, and missing values."""
     about, partition = record.about, load_partition(folder / PARTITION)
     if missing := [name for name in VERSIONS if not result.versions.get(name)]:
-        yield f"{record.place}: the versions of {', '.join(missing)} are not recorded; {RERUN_ADVICE}"
+        problem = f"the versions of {', '.join(missing)} are not recorded"
+        yield f"{record.place}: {problem}; {RERUN_ADVICE}"
     result_settings, folder_settings = (
         with_defaults(current_settings(result.settings)),
         with_defaults(about.settings),
@@ -183,7 +185,8 @@ def _impossible(record: RunRecord, result: Result) -> Iterator[str]:
         for a, n in zip(row, result.test_counts, strict=False)
     ]
     if any(abs(hit - round(hit)) > ROUNDING_TOLERANCE for hit in hits):
-        yield f"{record.place}: an accuracy is not a whole number of its task's test images; {RERUN_ADVICE}"
+        problem = "an accuracy is not a whole number of its task's test images"
+        yield f"{record.place}: {problem}; {RERUN_ADVICE}"
     if result.uploaded and result.bytes_up != (content_bytes := sum(result.uploaded.values())):
         yield (
             f"{record.place}: bytes_up is {result.bytes_up}, "
@@ -198,7 +201,8 @@ def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
     advice = f"see `fczoo data check {name}`"
     if name not in DATASETS.names():
         yield (
-            f"{record.place}: data set {name} is unknown here, so its test images cannot be checked; "
+            f"{record.place}: data set {name} is unknown here, so its test images cannot be "
+            "checked; "
             "install its plug-in"
         )
         return

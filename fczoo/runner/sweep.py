@@ -121,9 +121,10 @@ def run_sweep(
                 else None
             )
             for run in runs:
-                bench = open_benchmark(run.config.settings)[0]
                 with only_process(run.folder_of_run), Interrupts(out) as interrupts:
-                    check, transport = interrupts.check_interrupt, connect(run) if connect else None
+                    bench = open_benchmark(run.config.settings)[0]
+                    transport = connect(run) if connect else None
+                    check = interrupts.check_interrupt
                     kept = execute_run(run, bench, execution, check, progress, transport)
                 end_run(run, kept)
         else:
