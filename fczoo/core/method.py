@@ -73,8 +73,8 @@ class Method(ABC):
     merges the uploads. Loops, devices, optimizers, loaders and logs belong to the engine.
 
     State is split by the prefixes of its names: those in ``training().optims`` are trained by the
-    clients and uploaded, those in ``server_only`` never leave the server, everything else is broadcast
-    read-only.
+    clients and uploaded, those in ``server_only`` never leave the server, everything else is
+    broadcast read-only.
 
     In the order of a run, with the side that runs each function:
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +13,12 @@ from fczoo.core.payload import Payload
 from fczoo.core.protocols import EndsTasks, HasClientMemory
 from fczoo.core.seeds import PHASE_KEYS
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Boundary, Context
+from fczoo.core.types import Batch, Boundary, Context, Exchange
 from fczoo.federation.batches import Client, LocalImages, LocalTrainState, Rows, image_draws
 from fczoo.federation.checkpoint import ClientState, contiguous_copy
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.local_trainer import LocalTrainer
+from fczoo.federation.uplink import ClientUplink
 
 
 class ClientRequest(NamedTuple):
@@ -27,6 +28,13 @@ class ClientRequest(NamedTuple):
     state: Tree  # what it sends
     control: Tree  # its control variates, see ControlVariates
     ctx: Context
+
+    @property
+    def exchange(self) -> Exchange:
+        """Return the exchange to which the request belongs."""
+        if self.boundary:
+            return Exchange(self.ctx.task, boundary=self.boundary)
+        return Exchange(self.ctx.task, self.ctx.round, balanced=self.ctx.balanced)
 
 
 class ClientResponse(NamedTuple):
@@ -39,11 +47,14 @@ class ClientResponse(NamedTuple):
     ]  # client -> mean loss of its training, and of each step [n]
 
 
+@dataclass(frozen=True)
 class ClientRuntime(LocalTrainer):
     """A method's client functions in one exchange.
 
     What a client remembers is given and returned.
     """
+
+    uplink: ClientUplink | None = None  # None: uploads are sent as the method computes them
 
     def answer(
         self, asked: ClientRequest, clients: Sequence[Client], kept: ClientState
@@ -53,6 +64,16 @@ class ClientRuntime(LocalTrainer):
         Those who train share one forward and come with the most images first. A client whose loss
         or weights are not finite any more sends nothing.
         """
+        response = self._respond(asked, clients, kept)
+        if self.uplink is None:
+            return response
+        sent = self.uplink.send(response.payloads, asked.state, asked.exchange)
+        return response._replace(payloads=sent)
+
+    def _respond(
+        self, asked: ClientRequest, clients: Sequence[Client], kept: ClientState
+    ) -> ClientResponse:
+        """Answer a request with uploads that are neither protected nor forged."""
         if asked.boundary is None:
             return self._train(asked, clients, kept)
         if asked.boundary == "after_rounds":

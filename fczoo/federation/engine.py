@@ -24,6 +24,7 @@ from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
 from fczoo.federation.device import Plan
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.local_trainer import MakeSteps, Optimizers
+from fczoo.federation.uplink import ClientUplink
 
 ALIGNMENT = 64  # bytes, as torch aligns what it allocates: sums can depend on it in their last bit
 
@@ -81,13 +82,13 @@ class ClientEngine:
         default_factory=ControlVariates
     )  # of the rule of local training, if any
     make_steps: MakeSteps = Optimizers
+    uplink: ClientUplink | None = None  # see ClientRuntime
 
     @property
     def side(self) -> ClientRuntime:
         """Return the runtime of the clients."""
-        return ClientRuntime(
-            self.method, self.backbone, self.store, self.plan, self.controls.rule, self.make_steps
-        )
+        parts = self.method, self.backbone, self.store, self.plan
+        return ClientRuntime(*parts, self.controls.rule, self.make_steps, self.uplink)
 
     @property
     def client_state(self) -> ClientState:

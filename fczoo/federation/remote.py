@@ -62,10 +62,11 @@ class RemoteWorker:
 
     def __init__(self, world: World, method: Method, seed: int):
         self.world, self.settings = world, world.settings
-        self.uplink = world.uplink(method, seed)
-        store = self.uplink.attackers.store(world.stream, world.partition, world.train)
+        uplink = world.uplink(method, seed)
+        store = uplink.client.attackers.store(world.stream, world.partition, world.train)
         plan = plan_of(world.settings, seed, world.backbone.device, world.partition.clients, 0)
-        self.side = ClientRuntime(method, world.backbone, store, plan, self.uplink.rule, Optimizers)
+        parts = method, world.backbone, store, plan
+        self.side = ClientRuntime(*parts, uplink.rule, Optimizers, uplink.client)
 
     def read_request(self, question: bytes) -> ClientRequest:
         """Deserialize a request.

@@ -66,7 +66,7 @@ class FederatedRun:
         self.elsewhere = elsewhere
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.server = Server(world, method, seed)
-        attackers = self.server.uplink.attackers
+        attackers = self.server.uplink.client.attackers
         self.train = attackers.store(world.stream, world.partition, world.train)
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
         # client -> outputs of the task's teacher for its images, see ClientState
@@ -280,7 +280,7 @@ class FederatedRun:
             if server.uplink.folds:
                 form = engine.survey_form(phase, shared, clients[0], ctx)
                 arrival, folded_sums = server.uplink.collect(
-                    client_uploads, clients, shared, exchange, form
+                    client_uploads, clients, exchange, form
                 )
             else:
                 arrival = server.uplink.arrive(list(client_uploads), clients, shared, exchange)
@@ -320,7 +320,7 @@ class FederatedRun:
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
         if self.elsewhere:
             return RemoteEngine(*parts, controls, transport=self.elsewhere)
-        return ClientEngine(*parts, controls)
+        return ClientEngine(*parts, controls, uplink=self.server.uplink.client)
 
     def _plan(self) -> Plan:
         clients, scalars = self.world.partition.clients, self.result.trained_scalars

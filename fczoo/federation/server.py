@@ -113,13 +113,13 @@ class Server:
         world.check_labels(method)
         self.world, self.method, self.seed = world, method, seed
         self.settings, self.backbone = world.settings, world.backbone
-        self.training = method.training()
+        self.uplink = world.uplink(method, seed)
+        self.uplink.check()
+        self.training = self.uplink.training
         averaging = self.settings.aggregator or self.training.averaging
         check_stateless(averaging)
         self.average = sound(make_aggregator(averaging))
         self.average_controls = sound(make_aggregator(self.settings.aggregator or "uniform"))
-        self.uplink = world.uplink(method, seed)
-        self.uplink.check()
         self.controls = ControlVariates(self.uplink.rule)
         self.tracker = BroadcastTracker()
         self.participation = Participation(world, seed, self.training.data_scope)
@@ -153,7 +153,7 @@ class Server:
             versions={**versions(), "code": digest(code_of(self.settings, method))},
         )
         draws = self.participation.draws(self.exchanges) if self.settings.dp_noise else ()
-        result.privacy = self.uplink.privacy.promise(list(draws))
+        result.privacy = self.uplink.client.privacy.promise(list(draws))
         return result
 
     def begin_task(self, task: Task) -> None:

@@ -1,6 +1,6 @@
 """The way from the clients to the server.
 
-Protection of honest clients' uploads, forgery by attackers, validation.
+Clients protect or forge their uploads before they send them; the server validates them.
 """
 
 from collections import Counter
@@ -85,8 +85,29 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ClientUplink:
+    """Clients' end of the uplink: honest clients protect uploads, hostile ones forge them as well.
+
+    Args:
+        privacy: Mechanism of honest clients.
+        attackers: Hostile clients.
+        training: Declaration of all uploads.
+    """
+
+    privacy: Privacy
+    attackers: Attackers
+    training: Training
+
+    def send(self, uploads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
+        """Return the uploads as they leave the clients; the server sent ``shared``."""
+        start_tensors = _trained_tensors(self.training, shared, exchange)
+        protected = self.privacy.protect(uploads, start_tensors, self.training, exchange)
+        return self.attackers.forge(protected, shared, exchange)
+
+
+@dataclass(frozen=True)
 class Uplink:
-    """The way up in one run with ``clients`` clients."""
+    """The way up in one run with ``clients`` clients; its methods are those of the server."""
 
     method: Method
     settings: Settings
@@ -95,7 +116,7 @@ class Uplink:
 
     def check(self) -> None:
         """Raise FczooError where the settings of the uplink do not fit the method."""
-        uploads, rule = self.method.training().uploads, self.rule
+        uploads, rule = self.training.uploads, self.rule
         if self.settings.local and not self.training.trained_prefixes:
             raise FczooError(
                 f"--local {self.settings.local} is about training, and {self.method.name} trains "
@@ -108,7 +129,7 @@ class Uplink:
                 "uploads "
                 f"control variates; leave one out"
             )
-        _ = self.attackers, self.privacy
+        _ = self.client
         if self.settings.outliers is not None and "second moments" in contents(uploads):
             raise FczooError(
                 "--outliers cannot look into the second moments over all classes that "
@@ -120,9 +141,7 @@ class Uplink:
                 f"--outliers looks at class means, and {self.method.name} uploads none; "
                 f"leave it out, or see --aggregator"
             )
-
         if self.settings.merge_statistics is not None:
-            uploads = self.method.training().uploads
             check_centre(self.settings.merge_statistics, self.method.name, uploads)
 
     @cached_property
@@ -135,27 +154,18 @@ class Uplink:
 
     @cached_property
     def training(self) -> Training:
-        """Return the method's declaration with the uploads of the local rule."""
+        """Return the declaration of the run: the method's with the uploads of the local rule."""
         training = self.method.training()
         return replace(training, uploads={**training.uploads, **self.rule.uploads})
 
     @cached_property
-    def attackers(self) -> Attackers:
-        """Return the attackers.
+    def client(self) -> ClientUplink:
+        """Return the clients' end.
 
-        Raises FczooError for an unknown attack.
-        """
-        return Attackers.draw(
-            self.settings.attack, self.settings.attackers, self.clients, self.training, self.seed
-        )
-
-    @cached_property
-    def privacy(self) -> Privacy:
-        """Return the privacy mechanism of honest clients.
-
-        Raises FczooError if the method does not allow it.
+        Raises FczooError for an unknown attack, or if privacy does not cover the uploads.
         """
         s = self.settings
+        attackers = Attackers.draw(s.attack, s.attackers, self.clients, self.training, self.seed)
         privacy = Privacy(
             self.seed,
             s.min_class_count,
@@ -166,7 +176,7 @@ class Uplink:
             s.dp_subsampling,
         )
         privacy.check(self.method)
-        return privacy
+        return ClientUplink(privacy, attackers, self.training)
 
     def arrive(
         self,
@@ -176,12 +186,12 @@ class Uplink:
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
     ) -> Arrival:
-        """Process uploads up to the server.
+        """Validate the uploads of a round or boundary.
 
         Raises RunStopped if too few uploads are valid.
         """
-        training, start_tensors = self.training, self._trained_tensors(shared, exchange)
-        sent = self._all_uploads(sent, shared, exchange)
+        training = self.training
+        start_tensors = _trained_tensors(training, shared, exchange)
         guard = UploadValidator(self.method.name, training, self.settings.min_clients)
         by_client = {payload.client: payload for payload in sent}
         images = {c.number: len(c.index) for c in asked}
@@ -223,11 +233,10 @@ class Uplink:
         self,
         sent: Iterable[Payload],
         asked: Sequence[Client],
-        shared: Tree,
         exchange: Exchange,
         form: Payload,
     ) -> tuple[Arrival, Tree]:
-        """Process uploads client by client as ``arrive`` does; second moments are only summed.
+        """Validate uploads client by client as ``arrive`` does; second moments are only summed.
 
         Each upload is compared with ``form``, one that no one sends, and not with the others.
         """
@@ -243,37 +252,25 @@ class Uplink:
         images, total = {c.number: len(c.index) for c in asked}, SumAccumulator()
         size, sound, reasons = Counter[str](), list[Payload](), dict[int, str]()
         uploads = 0
-        for payload in sent:
-            (upload,) = self._all_uploads([payload], shared, exchange)
+        for upload in sent:
             size.update(bytes_by_content(training, [upload]))
             uploads += bool(upload)
             if reason := guard.fault(
-                upload, payload.client, images[payload.client], form, exchange.task
+                upload, upload.client, images[upload.client], form, exchange.task
             ):
-                reasons[payload.client] = reason
+                reasons[upload.client] = reason
             else:
                 total.add(upload.only(*large).tensors)
                 sound.append(upload.drop(*large))
-            del payload, upload  # before the next one is made
+            del upload  # before the next one is made
         rejections = guard.turned_away(len(sound), reasons, exchange)
         distant_clients = extreme_clients(sound, training.uploads, exchange.task)
         return Arrival(sound, rejections, dict(size), uploads, distant_clients), total.tree
 
-    def protect(self, made: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
-        """Return the protected uploads of honest clients; the server sent ``shared``."""
-        return self.privacy.protect(
-            made, self._trained_tensors(shared, exchange), self.training, exchange
-        )
 
-    def _all_uploads(
-        self, made: Sequence[Payload], shared: Tree, exchange: Exchange
-    ) -> list[Payload]:
-        """Return all uploads, including those of attackers."""
-        return self.attackers.forge(self.protect(made, shared, exchange), shared, exchange)
-
-    def _trained_tensors(self, shared: Tree, exchange: Exchange) -> Tree:
-        """Return the tensors that clients train in an exchange, at its start."""
-        if exchange.boundary:
-            return {}
-        optims = self.training.active_optims(exchange.task, exchange.round, exchange.balanced)
-        return select(shared, *optims)
+def _trained_tensors(training: Training, shared: Tree, exchange: Exchange) -> Tree:
+    """Return the tensors that clients train in an exchange, at its start."""
+    if exchange.boundary:
+        return {}
+    optims = training.active_optims(exchange.task, exchange.round, exchange.balanced)
+    return select(shared, *optims)

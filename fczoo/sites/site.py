@@ -16,7 +16,6 @@ from fczoo.core.payload import Payload
 from fczoo.core.protocols import EndsTasks
 from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree
-from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees
 from fczoo.federation.client import ClientRequest
@@ -173,7 +172,7 @@ class Site:
         exchanges = []
         if ctx.task in self.world.stream.tasks:
             exchanges = list(task_exchanges(method, ctx.task, self.world.settings.rounds))
-        exchange = _exchange_of(asked)
+        exchange = asked.exchange
         if exchange not in exchanges:
             raise FczooError(f"the schedule has no {exchange}")
         first_round = sum(one.boundary == "task_start" for one in exchanges)
@@ -194,8 +193,7 @@ class Site:
         settings = self.world.settings
         with reproducible(settings.deterministic):
             answer = self.side_of.side.answer(asked, [self._client(asked, kept)], kept)
-        exchange = _exchange_of(asked)
-        (upload,) = self.side_of.uplink.protect(answer.payloads, asked.state, exchange)
+        (upload,) = answer.payloads
         loss_entry = answer.losses.get(self.number) if settings.dp_clip is None else None
         return upload, answer.kept, loss_entry[0] if loss_entry else None
 
@@ -247,11 +245,3 @@ class Site:
         except (ValueError, KeyError) as error:
             problem = f"{self.path} is not a file of a site: {first_line(error)}"
             raise FczooError(f"{problem}; remove it, and begin the run again") from error
-
-
-def _exchange_of(asked: ClientRequest) -> Exchange:
-    """Return the exchange to which a request belongs."""
-    ctx = asked.ctx
-    if asked.boundary:
-        return Exchange(ctx.task, boundary=asked.boundary)
-    return Exchange(ctx.task, ctx.round, balanced=ctx.balanced)

@@ -11,17 +11,13 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
-from fczoo.core.payload import Payload
-from fczoo.core.tree import Tree
-from fczoo.core.types import Exchange, Task
+from fczoo.core.types import Task
 from fczoo.data.client_index import ClientIndex
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.settings import Settings
-from fczoo.federation.uplink import Uplink
 from fczoo.federation.world import World
 from fczoo.sites.messages import Enrolment
 
@@ -54,13 +50,6 @@ def site_world(
     return World(settings, stream, _partition(stream, tasks), backbone, train, nothing)
 
 
-class SiteUplink(Uplink):
-    """Uplink from sites, which protect their uploads before sending them."""
-
-    def protect(self, made: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
-        return list(made)
-
-
 @dataclass(frozen=True)
 class ServerView(World):
     """World of the server, which knows only the numbers of the sites' images.
@@ -74,9 +63,6 @@ class ServerView(World):
 
     def classes_with_images(self, task: Task) -> Tensor:
         return self.held_by_any[: task.stop]
-
-    def uplink(self, method: Method, seed: int) -> Uplink:
-        return SiteUplink(method, self.settings, seed, self.partition.clients)
 
 
 def server_world(

@@ -95,6 +95,14 @@ def test_updates_are_clipped_as_one_vector_and_noise_has_the_stated_size():
     assert not torch.equal(one, second_client)
 
 
+def test_updates_are_clipped_where_clients_send_them(make_bench, small_method, watch):
+    run = watch(make_bench(dp_clip=0.01, rounds=1), small_method("fedavg"))
+    for call in run.rounds:
+        for upload in call.payloads:
+            change = torch.cat([(v - call.state[k]).flatten() for k, v in upload.items()])
+            assert 0 < change.norm() <= 0.01 * (1 + 1e-9)
+
+
 def test_an_update_that_is_not_finite_is_not_sent():
     """Do not send an update that is not finite.
 
