@@ -15,6 +15,7 @@ from fczoo.reports.captions import conditions, describe, notes, schedule_sources
 from fczoo.reports.diagnostics_figures import insights
 from fczoo.reports.figures import accuracy_matrix, overview
 from fczoo.reports.formats import number, sign, to_csv
+from fczoo.reports.heat_maps import confusion_map
 from fczoo.reports.run_folder import About
 from fczoo.reports.runs import Experiment, Line, identity
 from fczoo.reports.significance import Entry, interval
@@ -175,7 +176,12 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
         "choices": choices(words),
         "charts": [f for f in charts if f["kind"] in ("curves", "points")],
         "others": [f for f in charts if f["kind"] not in ("curves", "points")],
-        "diagnostics": [chart(figure) for line in lines for figure in insights(line)],
+        "diagnostics": [
+            chart(figure)
+            for line in lines
+            for figure in (confusion_map(line), *insights(line))
+            if figure
+        ],
         "notes": notes(experiment),
         "settings": [(k, setting_word(k, v)) for k, v in experiment.settings.items()],
         "csv": download(to_csv([experiment])),

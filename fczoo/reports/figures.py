@@ -11,6 +11,7 @@ from fczoo.core.metrics import drops, seen_accuracy
 from fczoo.federation.result import Result
 from fczoo.reports.diagnostics_figures import insights
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
+from fczoo.reports.heat_maps import class_map, client_map, confusion_map
 from fczoo.reports.learning_curves import accuracy_over_bytes, accuracy_over_rounds
 from fczoo.reports.run_folder import ROUNDS
 from fczoo.reports.runs import Experiment, Line
@@ -38,6 +39,8 @@ def figures(experiment: Experiment) -> Iterator[Figure]:
     yield from overview(experiment)
     for line in experiment.lines:
         yield accuracy_matrix(line)
+        if confusion := confusion_map(line):
+            yield confusion
     for line in experiment.lines:
         yield from insights(line)
 
@@ -56,6 +59,7 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
         yield forgetting_map(experiment)
     if (clients := client_quantiles(experiment)).curves:
         yield clients
+    yield from filter(None, (class_map(experiment), client_map(experiment)))
     yield accuracy_against_bytes(experiment)
     yield accuracy_against_seconds(experiment)
     # an archive keeps no rounds

@@ -40,6 +40,14 @@ def run_submit(folder: Path, archive: Path, *words: str) -> Result:
     return CliRunner().invoke(main, ["submit", str(folder), "--into", str(archive), *words])
 
 
+ONLY_ACCURACY: dict[str, Any] = {
+    "metrics": {},
+    **{key: [] for key in ("task_aware", "next_accuracy", "top5", "calibration")},
+    **{key: [] for key in ("class_accuracy", "client_accuracy", "confusion", "curve")},
+}
+"""Fields of a result without what else an evaluation gives, as in files of older versions."""
+
+
 def change_and_seal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a file of a run and seal it again, as an expert might."""
     content = json.loads(path.read_text())
@@ -133,7 +141,7 @@ def _drop(path: Path) -> None:
 
 def part_of_an_image(content: dict[str, Any]) -> None:
     content["accuracy"][-1][0] += 25 / content["test_counts"][0]
-    content["metrics"] = {}
+    content.update(ONLY_ACCURACY)
 
 
 FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
@@ -146,7 +154,7 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         "a run stopped",
         lambda f: change_and_seal(
             f / "fedncm" / "seed1" / "result.json",
-            lambda c: c.update(finished=False, accuracy=c["accuracy"][:1], metrics={}),
+            lambda c: c.update(finished=False, accuracy=c["accuracy"][:1], **ONLY_ACCURACY),
         ),
         "fedncm seed 1 is not finished (stopped after task 1 of 3); continue with `fczoo bench "
         "--resume --out",
@@ -285,7 +293,7 @@ def test_test_images_are_counted_where_the_data_sets_numbers_are_published(folde
         change_and_seal(path, set_cifar10)
     assert "test images, but cifar10" not in run_submit(folder, archive).stderr
     path = folder / "fedncm" / "seed0" / "result.json"
-    change_and_seal(path, lambda c: c.update(test_counts=[16, 12, 11], metrics={}))
+    change_and_seal(path, lambda c: c.update(test_counts=[16, 12, 11], **ONLY_ACCURACY))
     result = run_submit(folder, archive)
     assert (
         "fedncm/seed0: 39 test images, but cifar10 gives 40 with these settings, task by task"

@@ -1,0 +1,55 @@
+"""Heat maps of classes, clients and confusion, by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fczoo.federation.result import read_result, write_result
+from fczoo.reports.figures import figures
+from fczoo.reports.heat_maps import class_map, client_map, confusion_map
+from fczoo.reports.runs import Experiment, read_experiments
+from helpers_runs import write_run
+
+# two tasks of five classes: of class 0 one image is taken for class 7, of the rest none
+RIGHT = [60.0] + [100.0] * 9
+
+
+def recorded_experiment(folder: Path) -> Experiment:
+    """Return two methods of which one has recorded classes and clients, on two seeds."""
+    write_run(folder, {"hgp": {0: 92.0, 1: 92.0}, "fedavg": {0: 50.0}})
+    for seed in (0, 1):
+        path = folder / "hgp" / f"seed{seed}" / "result.json"
+        result = read_result(path)
+        result.test_counts, result.accuracy = [25, 25], [[100.0], [92.0, 100.0]]
+        result.task_aware, result.next_accuracy = [[100.0], [100.0, 100.0]], [None, None]
+        result.top5, result.metrics = [100.0, 100.0], {}
+        result.class_accuracy = [[100.0] * 5, RIGHT]
+        result.confusion = [[0, 0, 3], [0, 7, 2], *([c, c, 5] for c in range(1, 10))]
+        result.client_accuracy = [70.0 + 10 * seed, None, 90.0]
+        write_result(path, result)
+    return read_experiments([folder])[0]
+
+
+def test_maps_by_hand(tmp_path: Path) -> None:
+    """Average over seeds; a client without images stays empty."""
+    experiment = recorded_experiment(tmp_path / "run")
+    classes, clients = class_map(experiment), client_map(experiment)
+    assert classes is not None and clients is not None
+    assert classes.rows == clients.rows == ["hgp"]
+    assert classes.values.tolist() == [RIGHT]
+    assert clients.values[0, [0, 2]].tolist() == [75.0, 90.0] and np.isnan(clients.values[0, 1])
+    assert clients.columns == ["0", "1", "2"]
+    lines = {line.label: line for line in experiment.lines}
+    confusion = confusion_map(lines["hgp"])
+    assert confusion is not None
+    assert confusion.values == pytest.approx(np.array([[92.0, 8.0], [0.0, 100.0]]))
+    assert confusion_map(lines["fedavg"]) is None
+
+
+def test_they_are_among_the_figures(tmp_path: Path) -> None:
+    names = {figure.name for figure in figures(recorded_experiment(tmp_path / "run"))}
+    assert {"classes", "client accuracies", "confusion hgp"} <= names
+    plain = read_experiments([write_run(tmp_path / "plain", {"hgp": {0: 50.0}})])[0]
+    names = {figure.name for figure in figures(plain)}
+    assert not {"classes", "client accuracies", "confusion hgp"} & names
