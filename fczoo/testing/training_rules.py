@@ -86,11 +86,8 @@ def so_they_do_in_single_precision(subject: MethodUnderTest) -> None:
     """
     uploads = (subject.first_uploads(torch.float32, together) for together in (1, 3))
     for ours, theirs in zip(*uploads, strict=True):
-        sentence = (
-            f"{subject.name}'s client {ours.client} uploads something else in float32 with "
-            "--together 3"
-        )
-        need_same(ours, theirs, sentence, FLOAT32_TOLERANCE)
+        sentence = f"client {ours.client} uploads something else in float32 with --together 3"
+        need_same(ours, theirs, f"{subject.name}'s {sentence}", FLOAT32_TOLERANCE)
     subject.start(2, torch.float32, together=3)
 
 
@@ -393,7 +390,7 @@ def another_seed_gives_another_run(subject: MethodUnderTest) -> None:
     if not run.rounds:
         return
     prefixes = tuple(subject.method.training().optims)
-    other_state = subject.start(tasks=1, seed=1).state
-    ours, theirs = (select(state, *prefixes) for state in (run.states[0], other_state))
+    states = (run.states[0], subject.start(tasks=1, seed=1).state)
+    ours, theirs = (select(state, *prefixes) for state in states)
     differ = any(not torch.equal(value, theirs[name]) for name, value in ours.items())
     need(differ, f"{subject.name} trains the same from another seed; draw from rng")
