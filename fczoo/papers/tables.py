@@ -130,34 +130,21 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 NO_CONDITIONS = Conditions()
 
 
-class _PaperTable(msgspec.Struct, forbid_unknown_fields=True):
-    """One paper in ``papers.toml``; see ``Paper``."""
-
-    name: str
-    citation: str
-    spread: str
-    methods: dict[str, PrintedMethod]
-    caveats: dict[str, list[str]]
-    population: bool = False
-    conditions: dict[str, Conditions] = {}
-
-
-@dataclass(frozen=True)
-class Paper:
+class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One paper: its printed rows and their conditions.
 
     The protocol of the same name states how it ran its experiments.
     """
 
-    key: str
+    key: str = ""  # the name of its table in the file
     name: str
     citation: str
     spread: str  # what its standard deviations are
-    population: bool  # whether they divide by the number of runs, not by one less
+    population: bool = False  # whether they divide by the number of runs, not by one less
     # printed name -> method here, and the unusual conditions of its row
     methods: dict[str, PrintedMethod]
     # printed data set or split -> further conditions
-    conditions: dict[str, Conditions]
+    conditions: dict[str, Conditions] = {}
     caveats: dict[str, list[str]]  # table, or "" for all -> its caveats
 
     @property
@@ -320,8 +307,8 @@ def _numbers() -> tuple[Number, ...]:
 def papers() -> dict[str, Paper]:
     """Return all papers by key."""
     path = files("fczoo.assets") / "papers.toml"
-    tables = read_toml(path, "list of papers", dict[str, _PaperTable])
-    return {key: Paper(key, **msgspec.structs.asdict(table)) for key, table in tables.items()}
+    content = read_toml(path, "list of papers", dict[str, Paper])
+    return {key: msgspec.structs.replace(paper, key=key) for key, paper in content.items()}
 
 
 def get_paper(key: str) -> Paper:

@@ -245,7 +245,7 @@ class _Reader:
             betas = [float(split.removeprefix("dirichlet:").split(",")[0]) for split in splits]
         except ValueError:
             _refuse(f"partitions.{dataset}", "values by split need splits dirichlet:BETA")
-        if len(betas) != len(cell):
+        if not cell or len(betas) != len(cell):
             _refuse(key, f"{len(cell)} values for the {len(betas)} splits of {dataset}")
         return ByBeta(dict(zip(betas, cell, strict=True)))
 

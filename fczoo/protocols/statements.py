@@ -41,7 +41,11 @@ class ByTasks:
     values: Mapping[int, Any]
 
     def at(self, tasks: int) -> Any:
-        """Return the value for a number of tasks."""
+        """Return the value for a number of tasks.
+
+        Args:
+            tasks: Number of tasks.
+        """
         limit = next((n for n in self.values if tasks <= n), [*self.values][-1])
         return self.values[limit]
 
@@ -54,7 +58,11 @@ class SharedOut:
     least: int = 0
 
     def at(self, tasks: int) -> int:
-        """Return the share of each task for a number of tasks."""
+        """Return the share of each task.
+
+        Args:
+            tasks: Number of tasks.
+        """
         return max(self.total // tasks, self.least)
 
 
