@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.metrics import seen_accuracy
+from fczoo.core.prediction_metrics import calibration_error
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree
 from fczoo.data.dataset import ImageData, Images, Split
@@ -23,7 +23,6 @@ from fczoo.federation.evaluate import accuracy_row
 from fczoo.models.classifier import Classifier
 from fczoo.models.predict import BATCH, class_values, predict_pixels
 
-BINS = 15  # of the expected calibration error (Guo et al., ICML 2017)
 SHOWN = 5  # unknown classes that a message names
 
 
@@ -157,24 +156,6 @@ def evaluate(model: Classifier, pixels: np.ndarray, labels: np.ndarray) -> Evalu
     confusion = torch.bincount(truth * count + answers, minlength=count**2).view(count, count)
     ece = None
     if model.method.training().gives_logits:
-        ece = calibration_error(class_values(model, logits), truth)
+        confidence = class_values(model, logits).amax(1)
+        ece = calibration_error(confidence, answers == truth)
     return Evaluation(model.classes, confusion.numpy(), ece)
-
-
-def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
-    """Compute ECE = sum_b n_b / N |accuracy_b - confidence_b| over 15 bins of the confidence.
-
-    Source: Guo et al., ICML 2017.
-
-    Args:
-        probabilities: Probabilities [N, C].
-        labels: Labels [N].
-
-    Returns:
-        The error in percent.
-    """
-    confidence, answers = probabilities.max(1)
-    hits = (answers == labels).double()
-    bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    gap = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, hits - confidence.double())
-    return 100 * float(gap.abs().sum()) / len(labels)

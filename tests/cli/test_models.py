@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -17,7 +16,6 @@ import fczoo
 from fczoo.cli.app import main
 from fczoo.core.registry import METHODS
 from fczoo.models.citation import bibtex, method_entries
-from fczoo.models.evaluate import calibration_error
 from helpers_cli import TINY, run
 
 
@@ -123,15 +121,6 @@ def test_evaluate_on_a_named_data_set_takes_its_test_part(out):
         run("evaluate", str(out / "fedavg/seed0"), "--dataset", "digits", "--format", "json")
     )
     assert values["images"] == 360
-
-
-def test_the_calibration_error_is_that_by_hand():
-    probabilities = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.0, 1.0]])
-    labels = torch.tensor([0, 1, 1, 1])
-    # bins: 0.9 twice with accuracy 1/2, 0.6 once with 1, 1.0 once with 1
-    assert calibration_error(probabilities, labels) == pytest.approx(
-        100 * (2 * 0.4 + 0.4 + 0) / 4, abs=1e-4
-    )
 
 
 def test_wrong_words_are_one_line(out, images, tmp_path):
