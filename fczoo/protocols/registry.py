@@ -36,7 +36,7 @@ class SourceRegistry(Registry[Source]):
         self._paths: dict[str, Traversable] = {}
 
     def register(self, name: str) -> Callable[[Any], Any]:
-        """Refuse a class: since fczoo 0.3 a protocol is a TOML file.
+        """Refuse a class: protocols and releases are TOML files.
 
         Args:
             name: Name of the entry.
