@@ -105,7 +105,8 @@ def test_run_folder_holds_everything_needed_to_check_the_table(folder):
         assert result["method"] == method
         assert [len(row) for row in result["accuracy"]] == [1, 2, 3]
         assert result["test_counts"] == [16, 12, 12]
-        assert result["metrics"] == all_metrics(result["accuracy"], result["test_counts"])
+        of_matrix = all_metrics(result["accuracy"], result["test_counts"])
+        assert of_matrix.items() <= result["metrics"].items()
         assert len(result["backbone"]["sha256"]) == 64
         assert result["partition"]["sha256"] == partition.sha256
         assert result["versions"]["torch"]

@@ -11,11 +11,14 @@ from click.testing import CliRunner
 
 from fczoo import FczooError
 from fczoo.cli.app import main
+from fczoo.core.metrics import METRICS, MORE_METRICS
+from fczoo.core.registry import create_method
 from fczoo.runner import trackers as loggers
 from fczoo.runner.trackers import LOGGERS, Logger, Logging, check_loggers
 from helpers_cli import TINY
 
 SMALL = [*TINY, "--rounds", "2", "--tasks", "2", "--clients", "2"]
+EVALUATIONS = ("ECE", "client_mean", "client_std", "client_worst", "task_aware", "top5")
 BENCH = ["bench", "--methods", "fedavg", "--set", "fedavg.tune=head", *SMALL]
 
 
@@ -56,12 +59,24 @@ def test_a_logger_gets_every_round_and_task_and_is_closed(diary, tmp_path):
     assert result.exit_code == 0, result.output
     round_, metrics = (
         ("bytes_down", "bytes_up", "loss", "seconds"),
-        ("A_N", "Abar", "Avg", "BWT", "FAA", "forgetting", "forgetting_best", "forgetting_first"),
+        (*METRICS, *MORE_METRICS, *EVALUATIONS),
     )
     assert diary.pages == [
         ("open", "seed3", "fedavg seed 3", "head", 2, 3),
-        *[(1, *round_), (2, *round_), (2, *metrics, "task 1")],
-        *[(3, *round_), (4, *round_), (4, *metrics, "task 1", "task 2"), ("close",)],
+        *[(1, *round_), (2, *round_), (2, *sorted([*metrics, "task 1"]))],
+        *[(3, *round_), (4, *round_), (4, *sorted([*metrics, "task 1", "task 2"])), ("close",)],
+    ]
+
+
+def test_a_logger_gets_the_accuracy_of_rounds_that_are_evaluated(diary, tmp_path):
+    record = {"loss": 1.0, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
+    with Logging("math", tmp_path, {"rounds": 2}) as tracker:
+        tracker.start(create_method("fedavg"), 0, 2, 2, 0)
+        tracker.round(record)
+        tracker.round({**record, "accuracy": 50.0})
+    assert [page for page in diary.pages if page[0] in (1, 2)] == [
+        (1, *sorted(record)),
+        (2, *sorted([*record, "accuracy"])),
     ]
 
 
