@@ -2,7 +2,12 @@
 
 from fczoo.backbones.facts import backbone_facts
 from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, full_name
-from fczoo.backbones.weights import describe_pretraining, identify_weights, weights_needed
+from fczoo.backbones.weights import (
+    describe_pretraining,
+    identify_weights,
+    split_spec,
+    weights_needed,
+)
 from fczoo.core.vit_config import ViTConfig
 from fczoo.reports.text_format import plain_table
 
@@ -47,7 +52,7 @@ def backbone_page(spec: str) -> str:
     if facts.note:
         rows.append(("note", facts.note))
     rows.append(("use it", f"fczoo bench --backbone {spec}"))
-    if spec in (BUNDLED_NAME, weights):
+    if split_spec(spec)[1] is None:
         rows.append(("own weights", f"fczoo bench --backbone {spec}:FILE.safetensors"))
     return plain_table([*rows, ("all names", "fczoo list backbones")])
 
