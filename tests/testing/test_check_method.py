@@ -15,6 +15,7 @@ from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.testing import check_method
 from fczoo.testing import method_rules as rules
+from fczoo.testing import model_rules as models
 from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest
 
@@ -163,6 +164,12 @@ class AnswersByCompany(Linear):
         return super().predict(backbone, state, batch, task) * batch.query.mean()
 
 
+class ReadsMoreOfSeveralImages(Linear):
+    def predict(self, backbone, state, batch, task):
+        logits = batch.query @ state["head.weight"].mT
+        return (logits if len(batch.y) == 1 else logits + state["head.bias"])[:, : task.stop]
+
+
 class DrawsByItself(Linear):
     def begin_task(self, state, task, backbone, rng):
         return super().begin_task(
@@ -292,6 +299,11 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
         "with --together 3 in task 1, round 1",
     ),
     (training.so_they_do_in_single_precision, Counts, "in float32 with --together 3"),
+    (
+        models.a_loaded_model_predicts_the_same,
+        ReadsMoreOfSeveralImages,
+        "cannot predict: KeyError 'head.bias'",
+    ),
 ]
 
 
