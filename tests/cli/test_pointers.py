@@ -135,7 +135,7 @@ def test_bench_says_how_many_runs_one_seed_is(tmp_path: Path) -> None:
     [
         ("quick", "quick"),
         ("vit_nano_32", "the small backbone that comes with fczoo"),
-        ("VIT-tiny-patch16-224", "--backbone vit_tiny_patch16_224:FILE.safetensors"),
+        ("VIT-tiny-patch16-224", "fczoo bench --backbone vit_tiny_patch16_224"),
         ("aggregator", "capped, fedavg, krum"),
         ("--batch-size", "fczoo bench --batch-size"),
         ("lr", "An option of "),
