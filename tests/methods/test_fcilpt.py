@@ -14,9 +14,9 @@ from fczoo.testing.world import small_method
 from helpers_methods import DIM
 
 
-def test_fcilpt_usage_counts_every_choice(record):
+def test_fcilpt_usage_counts_every_choice(make_bench, small_method, watch):
     """Usage counts every choice: N prompts for each image in each of the two epochs."""
-    run = record("fcilpt")
+    run = watch(make_bench(epochs=2), small_method("fcilpt"))
     assert run.rounds
     for call in run.rounds:
         for payload in call.payloads:
