@@ -68,7 +68,7 @@ def forward_with_tokens(
 ) -> Tensor:
     """Compute timm's output tokens with prompts in front, and ``deep`` ones per block.
 
-    The deep ones stand in front as well: attention does not depend on the order of tokens.
+    The deep ones are in front as well: attention does not depend on the order of tokens.
     """
     rope = getattr(model, "rope", None)
     with torch.no_grad():

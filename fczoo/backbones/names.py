@@ -30,7 +30,7 @@ _OTHER = re.compile(
     r"aimv2|_18x2|_xp_|_rpn_|radio|intern300m|sapiens2|vit_pe_|_rope_(?!reg)|_d?pwee|_dwee|_dlittle"
     r"|distilled|enormous|test_vit"
 )
-"""Models of these modules that are no plain vision transformers."""
+"""Models of these modules that are not plain vision transformers."""
 _TABLE = re.compile(
     r"^default_cfgs = (?:generate_default_cfgs\()?(\{$.*?^\})\)?$", re.MULTILINE | re.DOTALL
 )
@@ -100,7 +100,7 @@ def spellings() -> tuple[str, ...]:
 
 
 def unknown_name(name: str) -> FczooError:
-    """Return the error for a name that is no backbone's; it suggests only names that load.
+    """Return the error for an unknown backbone name; it suggests only names that load.
 
     Args:
         name: Name of a model, here or on a hub.

@@ -64,7 +64,7 @@ def _place(spec: str) -> str:
 
 
 def _parts(config: ViTConfig) -> str:
-    """List what the network has beside the parts of the first ViT."""
+    """List the parts of the network that the first ViT lacks."""
     activations = {"gelu": "", "gelu_tanh": "GELU by tanh", "quick_gelu": "QuickGELU"}
     parts = (
         "SwiGLU" if config.swiglu else activations[config.activation],

@@ -1,7 +1,7 @@
 """Metrics of predictions for single images, each with its formula.
 
 A logit of -infinity or of the lowest number of its type marks a class that a method excludes; such
-a class is no answer.
+a class is never the answer.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Model card: the README.md beside a kept model."""
+"""Model card: the README.md in the folder of a kept model."""
 
 import math
 from collections.abc import Mapping

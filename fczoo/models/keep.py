@@ -20,7 +20,7 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
     """Keep the model of the task that a run has just evaluated, if it is asked for.
 
     The final model is in the run's folder, and that of an earlier task t in ``task{t}`` below it.
-    A run whose model cannot be saved goes on with a warning, since its numbers took longer.
+    A run whose model cannot be saved continues with a warning, since its numbers took longer.
 
     Args:
         folder: Folder of the run.

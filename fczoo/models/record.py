@@ -1,4 +1,4 @@
-"""Description of a kept model, ``model.json``, and the files beside it."""
+"""Description of a kept model, ``model.json``, and the files next to it."""
 
 import hashlib
 from pathlib import Path

@@ -106,8 +106,8 @@ class RunConfig:
     def setting_origins(self) -> dict[str, str]:
         """Return the origin of every setting.
 
-        It is the user where no place states the value: neither protocol and released code nor,
-        for settings of which these say nothing, the data set's schedule and the defaults.
+        It is the user where no place states the value: neither protocol and released code nor, for
+        settings that these leave out, the data set's schedule and the defaults.
 
         Raises:
             FczooError: Data set, protocol or release are not installed.

@@ -235,7 +235,7 @@ def column_of(name: str) -> Column:
         name: Key of ``COLUMNS``.
 
     Raises:
-        FczooError: There is no such column.
+        FczooError: No column has this name.
     """
     if reach := REACH.fullmatch(name.strip()):
         return _reach_column(reach[1].lower(), float(reach[2]))

@@ -82,7 +82,7 @@ def test_dinov3_as_released(tmp_path):
 
 
 def test_a_named_file_of_a_family_loads_at_another_size(tmp_path):
-    """Load a whole DeiT3 with its head; what is dropped is said."""
+    """Load a whole DeiT3 with its head, and report the dropped head."""
     model = timm.create_model("deit3_small_patch16_224", depth=12, num_classes=1000)
     save_file(model.state_dict(), tmp_path / "mine.safetensors")
     backbone = load_backbone(

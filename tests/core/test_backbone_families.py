@@ -38,7 +38,7 @@ def reference(model, images):
         return model(images)
 
 
-def pooled(model, tokens, prompts):
+def pool_tokens(model, tokens, prompts):
     """Pool output tokens with ``prompts`` rows in front as timm's model does."""
     with torch.no_grad():
         return model.fc_norm(model.pool(tokens[:, prompts:]))
@@ -80,7 +80,7 @@ def test_prompts_go_through_timms_blocks(family):
     tokens = plugs["tokens"]["tokens"]
     output = forward_with_tokens(model, images, tokens, {})
     features = backbone(images, plugs["tokens"])
-    torch.testing.assert_close(features, pooled(model, output, len(tokens)), **CLOSE)
+    torch.testing.assert_close(features, pool_tokens(model, output, len(tokens)), **CLOSE)
     prompts = backbone(images, plugs["tokens"], pool="prompt")
     assert prompts.shape == features.shape
     if model.attn_pool is None and not backbone.config.norm_after_pool:
@@ -91,7 +91,9 @@ def test_deep_prompts_go_through_one_block(family):
     model, backbone, images, plugs = family
     deep = {i: plugs["deep"][f"deep.{i}"] for i in range(DEPTH)}
     output = forward_with_tokens(model, images, plugs["tokens"]["tokens"][:0], deep)
-    torch.testing.assert_close(backbone(images, plugs["deep"]), pooled(model, output, 0), **CLOSE)
+    torch.testing.assert_close(
+        backbone(images, plugs["deep"]), pool_tokens(model, output, 0), **CLOSE
+    )
 
 
 def test_adapters_stand_beside_timms_mlp(family):

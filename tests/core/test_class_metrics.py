@@ -65,7 +65,7 @@ def test_accuracy_of_clients_by_hand() -> None:
 
 
 def test_figures_over_clients_by_hand() -> None:
-    """Of 20, 40, 60 and 80: mean 50, deviation sqrt((900 + 100 + 100 + 900) / 4) = sqrt(500)."""
+    """Compare with 20, 40, 60, 80: mean 50, deviation sqrt((900 + 100 + 100 + 900) / 4)."""
     clients = [60.0, 20.0, None, 80.0, 40.0]
     assert mean_of_clients(clients) == 50.0
     assert std_of_clients(clients) == pytest.approx(math.sqrt(500))
@@ -95,7 +95,7 @@ def test_scikit_learn_counts_the_same(pairs: list[tuple[int, int]]) -> None:
     st.randoms(use_true_random=False),
 )
 def test_bounds_of_clients(accuracies: list[float], counts: list[list[int]], rng) -> None:
-    """Check that a client lies between the classes, the worst below the mean, in any order."""
+    """Check clients against the range of the classes, and the worst against the mean."""
     clients = client_accuracies(accuracies, *images_of(counts), len(counts))
     for value, mix in zip(clients, counts, strict=True):
         assert (value is None) == (sum(mix) == 0)

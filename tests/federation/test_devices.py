@@ -44,12 +44,12 @@ CASES += [
 ROBUST = [FEW.get(name, name) for name in AGGREGATORS.names()]
 
 
-class Killed(Exception):
+class InterruptedRun(Exception):
     """The run ends here, as if its process had been killed."""
 
 
 def kill() -> None:
-    raise Killed
+    raise InterruptedRun
 
 
 def method_of(name: str) -> Method:
@@ -129,16 +129,16 @@ def test_everything_that_waits_is_counted() -> None:
 
 @contextmanager
 def waits_of_steps(device: PretendDevice) -> Iterator[Counter[tuple[str, str]]]:
-    """Where training steps wait for the device."""
+    """Count the places where training steps wait for the device."""
     found = Counter[tuple[str, str]]()
     steps = LocalTrainer.steps
 
-    def watched(*args: Any) -> None:
+    def count_waits(*args: Any) -> None:
         before = device.waits.copy()
         steps(*args)
         found.update(device.waits - before)
 
-    with mock.patch.object(LocalTrainer, "steps", watched):
+    with mock.patch.object(LocalTrainer, "steps", count_waits):
         yield found
 
 
@@ -165,7 +165,7 @@ def test_method_mixes_no_devices(name: str, together: int, augment: str, tmp_pat
     with pretend_device() as device, waits_of_steps(device) as waits:
         there = to_pretend_device(bench)
         there.train.query(torch.arange(len(there.train.labels)))
-        with pytest.raises(Killed):
+        with pytest.raises(InterruptedRun):
             there.run(method, checkpoint=Checkpoint(path, kill), probe=Probe(tmp_path))
         result = there.run(method, checkpoint=Checkpoint(path), probe=Probe(tmp_path))
     assert result.accuracy == expected.accuracy
@@ -185,7 +185,7 @@ def test_aggregators_and_attacks_mix_no_devices(spec: str) -> None:
 
 @pytest.mark.parametrize("waiting", ["host", "disk"])
 def test_uploads_that_wait_elsewhere_mix_no_devices(waiting: str) -> None:
-    """What an accelerator does with large uploads."""
+    """Let large uploads wait on the host or on disk, as an accelerator does."""
     method, plan = small_method("hgp"), run.FederatedRun._plan
     bench = bench_of(
         method, 1, attack="gaussian:1", attackers=0.34, outliers=3.0, aggregator="norm_clip"
@@ -200,9 +200,7 @@ def test_uploads_that_wait_elsewhere_mix_no_devices(waiting: str) -> None:
 
 
 def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
-    """Where the view is fixed, the teacher's outputs are looked up image by image: the one wait
-    left.
-    """
+    """Wait once: a fixed view looks up the teacher's outputs image by image."""
     method = method_of("lwf")
     with pretend_device() as device, waits_of_steps(device) as waits:
         to_pretend_device(bench_of(method, augment="none")).run(method)

@@ -27,7 +27,7 @@ SCORES = {
 
 
 @dataclass(frozen=True)
-class Shifted(Method):
+class ShiftByOne(Method):
     """Answer with the next class, modulo the classes seen, then the class itself, then the rest."""
 
     name = "shifted"
@@ -54,7 +54,7 @@ def test_one_pass_gives_everything_by_hand() -> None:
     Class 2 is taken for 3 and class 4 for 5, which are in the next task. Class 6 is taken for 0.
     """
     batches.clear()
-    result = toy_bench().run(Shifted())
+    result = toy_bench().run(ShiftByOne())
     assert batches == {0: 3 * TEST, 1: 5 * TEST, 2: 7 * TEST}  # one forward per image
     assert result.accuracy == [[0.0], [0.0, 0.0], [0.0, 0.0, 0.0]]
     assert result.task_aware[2] == pytest.approx([100 / 3, 50.0, 50.0])

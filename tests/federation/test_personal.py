@@ -15,7 +15,7 @@ from fczoo.federation.server import broadcast
 from fczoo.testing.world import TASKS, small_method, toy_bench
 
 
-def learned(bench, name: str = "fedavg"):
+def finish_run(bench, name: str = "fedavg"):
     """Return a finished run and the parts with which its clients train."""
     run = bench.start(small_method(name))
     list(run)
@@ -26,7 +26,7 @@ def learned(bench, name: str = "fedavg"):
 
 def test_it_is_what_a_client_trains_in_a_round() -> None:
     """Compare with the upload of FedAvg's clients, which are their trained tensors."""
-    run, runtime, ctx = learned(toy_bench())
+    run, runtime, ctx = finish_run(toy_bench())
     clients = run.world.clients(TASKS[2])
     engine = run._engine(runtime.plan)
     uploads = engine.train(ctx.shared, clients, ctx)
@@ -41,7 +41,7 @@ def test_it_is_what_a_client_trains_in_a_round() -> None:
 
 @pytest.mark.parametrize("name", ["icarl", "glfc", "lwf"])
 def test_memories_and_teachers_stay(name: str) -> None:
-    run, runtime, ctx = learned(toy_bench(epochs=1), name)
+    run, runtime, ctx = finish_run(toy_bench(epochs=1), name)
     memories = {k: {n: v.clone() for n, v in tree.items()} for k, tree in run.memories.items()}
     cache = {k: dict(outputs) for k, outputs in run.teacher_cache.items()}
     for client in run.world.clients(TASKS[2]):

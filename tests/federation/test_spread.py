@@ -115,18 +115,18 @@ def test_groups_control_variates_and_hostile_clients_elsewhere(
 
 
 def test_a_run_goes_on_elsewhere_that_was_begun_here(make_bench, small_method, tmp_path):
-    class Killed(Exception):
+    class InterruptedRun(Exception):
         pass
 
     def kill() -> None:
-        raise Killed
+        raise InterruptedRun
 
     def bench() -> Benchmark:
         return make_bench(torch.float32, augment="none", local="scaffold")
 
     method, path = small_method("glfc", tune="head"), tmp_path / "checkpoint"
     reference, _ = run_local_and_remote(bench, method)
-    with pytest.raises(Killed):
+    with pytest.raises(InterruptedRun):
         FederatedRun(bench(), method, 0, Losses(), Checkpoint(path, kill), None).run()
     continuation = FederatedRun(
         bench(), method, 0, Losses(), Checkpoint(path), None, Workers(bench, method)

@@ -79,8 +79,8 @@ ADAPTER = (
 )  # of analytic methods that may train an adapter
 
 
-def needed(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options and settings without which an option changes nothing, or its run takes long."""
+def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return options and settings without which an option changes nothing, or its run takes long."""
     noisy, name = name == "lga", "glfc" if name == "lga" else name  # whose options it shares
     options, settings = NEEDS.get((name, option), ({}, {}))
     if "adapt" in METHODS.get(name).__dataclass_fields__ and option in ADAPTER:
@@ -242,7 +242,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "option", "value"), CASES)
 def test_every_option_changes_something(name: str, option: str, value: Any) -> None:
     """Compare runs; a choice, which may take other code in a later task, learns two tasks."""
-    options, settings = needed(name, option)
+    options, settings = required_options(name, option)
     settings_key = tuple(settings.items())
     plain = plain_run(name, tuple(options.items()), settings_key)
     method = small_method(name, **{**options, option: value})

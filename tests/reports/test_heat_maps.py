@@ -16,7 +16,7 @@ RIGHT = [60.0] + [100.0] * 9
 
 
 def recorded_experiment(folder: Path) -> Experiment:
-    """Return two methods of which one has recorded classes and clients, on two seeds."""
+    """Return two methods on two seeds; one has recorded classes and clients."""
     write_run(folder, {"hgp": {0: 92.0, 1: 92.0}, "fedavg": {0: 50.0}})
     for seed in (0, 1):
         path = folder / "hgp" / f"seed{seed}" / "result.json"

@@ -14,7 +14,7 @@ from helpers_runs import write_run
 
 
 def evaluated_run(folder: Path) -> Path:
-    """Write a run folder of two methods, of which one has evaluations, and of joint training."""
+    """Write runs of two methods, one with evaluations, and of joint training."""
     write_run(folder, {"hgp": {0: 60.0, 1: 60.0}, "fedavg": {0: 50.0}, "joint": {0: 85.0}})
     for seed in (0, 1):
         path = folder / "hgp" / f"seed{seed}" / "result.json"
