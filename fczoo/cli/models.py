@@ -1,6 +1,5 @@
 """``fczoo predict``, ``evaluate`` and ``cite``: use of kept models."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ import click
 
 from fczoo.cli.options import GroupedCommand, Name, complete
 from fczoo.core.errors import FczooError
+from fczoo.core.files import encode_json
 from fczoo.core.registry import DATASETS, METHODS
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _load(folder: Path, backbone: str | None, device: str) -> "Classifier":
 
 def _predictions(predictions: Sequence["Prediction"], value: str, style: str) -> str:
     if style == "json":
-        return json.dumps(
+        return encode_json(
             [
                 {
                     "file": p.file,
@@ -170,7 +170,7 @@ def evaluate(
 
     result = evaluate_images(model, *labelled_images(model, dataset, data_root))
     if style == "json":
-        click.echo(json.dumps(result.plain(), indent=1))
+        click.echo(encode_json(result.plain(), indent=1))
         return
     is_wide = style == "table" and len(model.classes) > WIDE
     columns = () if is_wide else model.classes
@@ -207,7 +207,7 @@ def _own_evaluation(
     accuracy, row = own_accuracy(model, Benchmark.open(settings))
     kept = model.record.metrics["A_N"]
     if style == "json":
-        return json.dumps({"A_N": accuracy, "A_N of the run": kept, "accuracy": row}, indent=1)
+        return encode_json({"A_N": accuracy, "A_N of the run": kept, "accuracy": row}, indent=1)
     counts = model.record.test_counts
     rows = [(f"task {i + 1}", a, n) for i, (a, n) in enumerate(zip(row, counts, strict=True))]
     table = _rows(rows, ["task", "accuracy", "images"], style, ".1f")
