@@ -176,12 +176,8 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
         "choices": choices(words),
         "charts": [f for f in charts if f["kind"] in ("curves", "points")],
         "others": [f for f in charts if f["kind"] not in ("curves", "points")],
-        "diagnostics": [
-            chart(figure)
-            for line in lines
-            for figure in (confusion_map(line), *insights(line))
-            if figure
-        ],
+        "confusion": [chart(figure) for figure in map(confusion_map, lines) if figure],
+        "diagnostics": [chart(figure) for line in lines for figure in insights(line)],
         "notes": notes(experiment),
         "settings": [(k, setting_word(k, v)) for k, v in experiment.settings.items()],
         "csv": download(to_csv([experiment])),
