@@ -24,6 +24,7 @@ EXAMPLES = (
     "take one such as vit_base_patch16_224, vit_base_patch14_dinov2, vit_base_patch16_siglip_224"
 )
 CLOSE = 0.75  # likeness of a misspelt name, from 0 to 1
+SHORTEST_PART = 3  # letters of a part of a name that is enough to suggest names
 
 _MODULES = ("vision_transformer", "deit", "eva")  # of timm, with plain vision transformers
 _OTHER = re.compile(
@@ -108,6 +109,8 @@ def unknown_name(name: str) -> FczooError:
     architecture = name.rpartition("/")[2].partition(".")[0].replace("-", "_")
     known_names = list(dict.fromkeys(n.partition(".")[0] for n in backbone_names()))
     close = difflib.get_close_matches(architecture, known_names, 3, CLOSE)
+    if not close and len(architecture) >= SHORTEST_PART:  # such as dinov2, of a longer name
+        close = sorted((n for n in spellings() if architecture in n), key=len)[:3]
     advice = f"did you mean {', '.join(close)}?" if close else f"{UNSUPPORTED}; {EXAMPLES}"
     return FczooError(f"no backbone is called {name!r}; {advice} (see 'fczoo list backbones')")
 

@@ -204,7 +204,7 @@ def weights_needed(spec: str, option: str = "") -> str:
     """
     _, path = split_spec(spec)
     if path is not None:
-        return "" if path.is_file() else f"the weight file {path} does not exist either"
+        return "" if path.is_file() else f"the weight file {path} does not exist"
     missing = weights_to_download(spec)
     if not missing:
         return ""

@@ -203,11 +203,12 @@ def bench(config: Path | None, **given: Any) -> None:
         if only_resume
         else sweep_of_file(common_options, cells, command)
     )
+    keep = parse_keep_model(options)
     if options.get("dry_run"):
         from fczoo.runner.dry_run import dry_run
 
         check_loggers(loggers)
-        click.echo("\n\n".join(map(dry_run, sweep.values())))
+        click.echo("\n\n".join(dry_run(runs, keep) for runs in sweep.values()))
         return
     out = Path(options.get("out", results / time.strftime("run-%Y%m%d-%H%M%S")))
     executor = parse_executor(options.get("executor", "cores"))
@@ -220,7 +221,7 @@ def bench(config: Path | None, **given: Any) -> None:
         accept_changed_code=options.get("accept_changed_code", False),
         executor=executor,
         cluster=parse_cluster(parse_words(options.get("cluster"), "--cluster"), executor),
-        keep_model=parse_keep_model(options),
+        keep_model=keep,
         keep_server_state=options.get("keep_server_state", True),
     )
     if missing := find_missing(runs[0].settings for runs in sweep.values()):

@@ -35,7 +35,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "predict": (
         ("fczoo predict results/run-1/hgp/seed0 photo.png", "the five best classes of an image"),
-        ("fczoo predict results/run-1 'scans/*.png' --top 1 --format csv", "a table to a file"),
+        ("fczoo predict results/run-1 'scans/*.png' --format csv > scans.csv", "a table in a file"),
     ),
     "evaluate": (
         ("fczoo evaluate results/run-1/hgp/seed0", "the run's last evaluation again"),

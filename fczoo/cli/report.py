@@ -63,8 +63,10 @@ def report(
         raise FczooError("--figures needs --html FILE; add it")
     if archive and html:
         raise FczooError("--archive and --html each write their own file; give one of them")
-    if metrics and (html or archive):
-        raise FczooError("--metrics is about printed tables; leave it or the other file out")
+    if metrics is not None and (html or archive):
+        raise FczooError(
+            "--metrics is for printed tables only; leave out --metrics, or --html and --archive"
+        )
     if archive:
         from fczoo.reports.archive import write_archive
         from fczoo.reports.runs import read_runs
@@ -86,6 +88,8 @@ def report(
         from fczoo.reports.formats import report as tables
 
         names = [name.strip() for name in (metrics or "").split(",") if name.strip()]
+        if metrics is not None and not names:
+            raise FczooError("--metrics names no metric; give one or more, such as A_N,ECE")
         text = tables(folders, style, names)
         click.echo(wrap_to_terminal(text) if style == "text" else text)
 

@@ -42,19 +42,26 @@ def backbone_page(spec: str) -> str:
         ("parameters", f"{facts.parameters / 1e6:.1f} million, without a head"),
         ("tokens", _tokens(config)),
         ("feature", f"{config.feature_dim} numbers: {POOLS[config.pool]}"),
-        ("work", f"{giga:.1f} GFLOPs per image ({giga / 2:.1f} billion multiply-adds)"),
+        (
+            "work",
+            f"{_billions(giga)} GFLOPs per image ({_billions(giga / 2)} billion multiply-adds)",
+        ),
         ("input", f"{config.image_size} x {config.image_size} pixels; {_statistics(config)}"),
         ("licence", facts.licence or "not known"),
         ("pre-training", describe_pretraining(weights)),
     ]
     if facts.dropped:
         rows.append(("dropped", f"the checkpoint's {facts.dropped}"))
-    if facts.note:
+    if facts.note and config.activation != "quick_gelu":  # timm's note asks for what it has
         rows.append(("note", facts.note))
     rows.append(("use it", f"fczoo bench --backbone {spec}"))
     if split_spec(spec)[1] is None:
         rows.append(("own weights", f"fczoo bench --backbone {spec}:FILE.safetensors"))
     return plain_table([*rows, ("all names", "fczoo list backbones")])
+
+
+def _billions(number: float) -> str:
+    return f"{number:.{1 if number >= 1 else 3}f}"
 
 
 def _place(spec: str) -> str:

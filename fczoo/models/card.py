@@ -50,6 +50,12 @@ def _training(record: ModelRecord, method: type[Method]) -> dict[str, Any]:
         for name in SETTINGS
         if record.settings.get(name) is not None
     }
+    replaces_weights = any(name.startswith("full.") for name in record.tensors)
+    place = (
+        "trained: this folder has the weights that replace its own, not the others"
+        if replaces_weights
+        else "frozen, not in this folder"
+    )
     return {
         "method": f"{record.method}: {method.paper}",
         "options": options or "none",
@@ -57,8 +63,7 @@ def _training(record: ModelRecord, method: type[Method]) -> dict[str, Any]:
         "partition over clients": record.settings.get("partition"),
         **settings,
         "seed": record.seed,
-        "backbone": f"{backbone.get('name')}, SHA-256 {str(backbone.get('sha256'))[:16]}; frozen, "
-        "not in this folder",
+        "backbone": f"{backbone.get('name')}, SHA-256 {str(backbone.get('sha256'))[:16]}; {place}",
         "input": f"{backbone.get('image_size')} pixels, mean {backbone.get('mean')}, "
         f"std {backbone.get('std')}",
         "number type": f"{record.precision} on {record.device}",

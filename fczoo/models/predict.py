@@ -30,25 +30,35 @@ def find_images(words: Iterable[str]) -> list[Path]:
     """Return the image files that words name, in their order.
 
     Args:
-        words: Files, folders (all images below them) and patterns such as ``scans/*.png``.
+        words: Files, folders (all images below them) and patterns such as ``scans/*.png``, of
+            files or folders.
 
     Raises:
         FczooError: A word names nothing, or a folder without images.
     """
     files: list[Path] = []
     for word in words:
+        if not word:
+            raise FczooError("an empty word names no image; give files, folders or patterns")
         path = Path(word)
         if path.is_dir():
-            images = [path / name for name in scan(path).images]
+            images = _images_of(path)
         elif path.exists() or not glob.has_magic(word):
             images = [path]  # reading it says whether it is an image
         else:
-            images = [Path(name) for name in sorted(glob.glob(word, recursive=True))]
+            matches = map(Path, sorted(glob.glob(word, recursive=True)))
+            # ** matches a folder and the files in it
+            images = list(dict.fromkeys(image for match in matches for image in _images_of(match)))
         if not images:
             kind = "folder without images" if path.is_dir() else "pattern without files"
             raise FczooError(f"{word} is a {kind}; give files, folders or patterns of images")
         files += images
     return files
+
+
+def _images_of(path: Path) -> list[Path]:
+    """Return the images below a folder, or the file itself."""
+    return [path / name for name in scan(path).images] if path.is_dir() else [path]
 
 
 def predict_files(model: Classifier, files: Sequence[Path], top: int) -> Iterator[Prediction]:

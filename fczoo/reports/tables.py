@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
 MEANINGS = {
     "A_N": "% of the test images of all seen classes that are recognised, after the last task",
-    "Avg": "mean of that over the tasks",
+    "Avg": "mean over the tasks of the accuracy on all classes seen so far",
     "FAA": "mean of the tasks' accuracies after the last task",
     "Abar": "mean over time of the means over the tasks seen",
     "forgetting": "mean drop of old tasks from their best before the end",
@@ -48,11 +48,11 @@ MEANINGS = {
     "ECE": "expected calibration error in points; only of methods that give logits",
     "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
     "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
-    "client_std": "standard deviation of that over clients",
-    "client_worst": "mean of that over the worst 10 % of the clients",
+    "client_std": "standard deviation over clients of what client_mean averages",
+    "client_worst": "client_mean over the worst 10 % of the clients only",
     "personal_mean": "client_mean of the clients' own models, after --personal-epochs",
-    "personal_std": "their standard deviation over clients",
-    "personal_worst": "their mean over the worst 10 % of the clients",
+    "personal_std": "client_std of the clients' own models",
+    "personal_worst": "client_worst of the clients' own models",
 }
 LOWER_IS_BETTER = (
     "forgetting",
@@ -237,8 +237,12 @@ def column_of(name: str) -> Column:
     Raises:
         FczooError: No column has this name.
     """
-    if reach := REACH.fullmatch(name.strip()):
+    if (reach := REACH.fullmatch(name.strip())) and float(reach[2]) <= 100:
         return _reach_column(reach[1].lower(), float(reach[2]))
+    if name.strip().lower().startswith(("rounds", "mb@", "mb to")):
+        raise FczooError(
+            f"{name!r} is not a metric; an accuracy from 0 to 100 follows: rounds@70, MB@70"
+        )
     known = match(name, COLUMNS)
     if known is None:
         raise FczooError(f"no metric is called {name!r}; {nearest(name, COLUMNS)}")

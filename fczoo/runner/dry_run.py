@@ -26,10 +26,11 @@ from fczoo.federation.device import (
 )
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.federation.stream import open_stream, split_stream
+from fczoo.models.keep import KeepModel
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.text_format import option_word, word_table
 from fczoo.runner.cost import FirstRound, first_round
-from fczoo.runner.kept_size import state_size
+from fczoo.runner.kept_size import state_sizes
 from fczoo.runner.progress import say
 from fczoo.runner.schedule import warn_of_short_schedules, warn_of_unused_settings
 from fczoo.runner.timing import StepTimer, duration_text
@@ -46,7 +47,7 @@ LEGEND = (
     "estimate: frozen weights, values, gradients and\n"
     "two moments of each client that trains at the same time, and the activations of one batch "
     "each; "
-    "without images and libraries. MB kept: model\n"
+    "without images and libraries. MB kept: models\n"
     "and server state in each run's folder, estimated from two tasks. Training is an estimate: "
     "image-steps one client after another, and query\n"
     "features that are computed once per image; without statistics, server and evaluation. Short "
@@ -55,13 +56,17 @@ LEGEND = (
 )
 
 
-def dry_run(runs: Sequence[RunConfig]) -> str:
+def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
     """Describe settings, image-steps, bytes, operations and memory of runs in one setting.
 
-    Nothing is trained or written.
+    Nothing is trained or written. Data and weights may be missing; missing parts are named.
 
-    Raises FczooError for input that cannot work. Data and weights may be missing; missing parts are
-    named.
+    Args:
+        runs: Runs of one setting.
+        keep: Models that each run would keep.
+
+    Raises:
+        FczooError: The input cannot work.
     """
     settings = resolve_precision(runs[0].settings)
     configs = {c.method: replace(c, settings=settings) for c in runs}
@@ -79,7 +84,8 @@ def dry_run(runs: Sequence[RunConfig]) -> str:
         say(f"{name}: counting what it sends and computes")
         method = config.create_method()
         round_cost = first_round(method, settings, classes, backbone)
-        kept = state_size(method, settings, classes, backbone)
+        sizes = state_sizes(method, settings, classes, backbone)
+        kept = {"final": sizes[-1], "tasks": sum(sizes), "none": 0}[keep]
         work.append(_work(method, settings, round_cost, kept, timer, clients, sum(steps), images))
     warn_of_short_schedules(configs.values())
     warn_of_unused_settings(list(configs.values()))

@@ -23,8 +23,8 @@ from fczoo.runner.outline import Outlines, outline_backbone
 CLASSES = 2  # of the client in each task: the state has rows for all of them anyway
 
 
-def state_size(method: Method, settings: Settings, classes: int, config: ViTConfig) -> int:
-    """Estimate the bytes of the server's state after the last task, which a run keeps.
+def state_sizes(method: Method, settings: Settings, classes: int, config: ViTConfig) -> list[int]:
+    """Estimate the bytes of the server's state after each task, which a run may keep.
 
     The state after the first two tasks is known from shapes; it grows as much in each further one.
 
@@ -55,4 +55,4 @@ def state_size(method: Method, settings: Settings, classes: int, config: ViTConf
             _, state = uploads(engine, Client(0, torch.arange(len(labels))), task, state, rng)
             sizes.append(nbytes(state))
     growth = sizes[-1] - sizes[0]
-    return sizes[-1] + growth * (len(tasks) - len(sizes))
+    return [sizes[0] + growth * index for index in range(len(tasks))]

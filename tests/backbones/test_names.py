@@ -62,6 +62,7 @@ def test_hub_patterns_give_listed_names():
     [
         ("facebook/dinov2-smal", "no backbone is called 'facebook/dinov2-smal'"),
         ("google/vit-base-patch16-224-in22k", "did you mean vit_base_patch16_224"),
+        ("facebook/dinov3", "vit_base_patch16_dinov3, "),
         ("hf-hub:microsoft/swin-tiny-patch4-window7-224", UNSUPPORTED),
         ("microsoft/resnet-50", "a downloaded file as NAME:FILE"),
     ],

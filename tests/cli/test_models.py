@@ -62,6 +62,15 @@ def test_predict_lists_the_best_classes_of_files_folders_and_patterns(out, image
     assert rows[0]["class"] == loaded.classes[expected.argmax()]
 
 
+def test_a_pattern_of_folders_names_the_images_below_them_once(out, images):
+    model = str(out / "fedncm" / "seed0")
+    tables = [
+        run("predict", model, str(images / pattern), "--format", "csv", "--top", "1")
+        for pattern in ("*", "*/*.png", "**")
+    ]
+    assert len(tables[0].splitlines()) == 1 + 4 * 3 and tables[0] == tables[1] == tables[2]
+
+
 def test_predict_prints_a_table_and_json(out, images):
     model, image = str(out / "fedavg" / "seed0"), str(images / "0" / "0.png")
     table = run("predict", model, image)
@@ -131,6 +140,7 @@ def test_wrong_words_are_one_line(out, images, tmp_path):
     assert "cannot read image" in refuse("predict", model, str(tmp_path / "none.png"))
     assert "pattern without files" in refuse("predict", model, str(tmp_path / "*.gif"))
     assert "folder without images" in refuse("predict", model, str(tmp_path / "empty"))
+    assert "an empty word names no image" in refuse("predict", model, "")
     assert "--top is 0" in refuse("predict", model, image, "--top", "0")
     assert "has 2 models: fedavg/seed0, fedncm/seed0" in refuse("predict", str(out), image)
     assert "no model in" in refuse("predict", str(tmp_path), image)
@@ -190,4 +200,6 @@ def test_the_card_says_what_was_trained_and_how_to_use_it(out):
     assert f"| A_N | {result['metrics']['A_N']:.1f} |" in text
     for part in ("task 1: 0, 1, 2, 3", "fczoo.load_model", "not logits", "@misc{fedncm", "Limits"):
         assert part in text
-    assert "not logits" not in (out / "fedavg" / "seed0" / "README.md").read_text()
+    assert "frozen, not in this folder" in text
+    fedavg = (out / "fedavg" / "seed0" / "README.md").read_text()  # trains all weights
+    assert "not logits" not in fedavg and "frozen, not in this folder" not in fedavg

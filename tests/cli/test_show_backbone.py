@@ -27,7 +27,10 @@ def test_the_page_of_a_spelling_of_the_hub_is_that_of_the_name():
     name = "vit_base_patch16_clip_quickgelu_224.openai"
     page = output_of("show", "backbone", "openai/clip-vit-base-patch16")
     assert page == output_of("show", name)
-    assert "QuickGELU, norm before the blocks" in page
+    assert "QuickGELU, norm before the blocks" in page and "use quickgelu model" not in page
+    assert "use quickgelu model" in output_of(
+        "show", "backbone", "vit_base_patch16_clip_224.openai"
+    )
     assert "the checkpoint's projector to 512 dimensions" in page
 
 
@@ -67,3 +70,15 @@ def test_the_list_ends_with_what_is_not_supported():
     assert listed == backbone_names()
     assert UNSUPPORTED in text
     assert "LVD-142M" in text
+
+
+def test_a_part_of_a_name_gets_names_that_have_it():
+    text = output_of("show", "backbone", "dinov2", code=1)
+    assert "did you mean vit_base_patch14_dinov2, " in text and text.count("\n") == 1
+
+
+def test_a_small_network_and_a_missing_file_have_a_page(tmp_path):
+    page = output_of("show", "backbone", "vit_nano_32")
+    assert "0.146 GFLOPs per image (0.073 billion multiply-adds)" in page
+    page = output_of("show", "backbone", "vit_nano_32:nowhere.safetensors")
+    assert "the weight file nowhere.safetensors does not exist\n" in page

@@ -85,7 +85,10 @@ def test_an_archive_keeps_the_metrics(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (("--metrics", "topp5"), "no metric is called 'topp5'; did you mean top5"),
-        (("--metrics", "top5", "--html", "x.html"), "--metrics is about printed tables"),
+        (("--metrics", "top5", "--html", "x.html"), "--metrics is for printed tables only"),
+        (("--metrics", ","), "--metrics names no metric; give one or more"),
+        (("--metrics", "rounds@150"), "'rounds@150' is not a metric; an accuracy from 0 to 100"),
+        (("--metrics", "MB@x"), "'MB@x' is not a metric; an accuracy from 0 to 100"),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:

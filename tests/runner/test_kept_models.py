@@ -13,7 +13,7 @@ from fczoo.federation.settings import Settings
 from fczoo.models import keep
 from fczoo.models.record import read_model_record
 from fczoo.runner.cost import first_round
-from fczoo.runner.kept_size import state_size
+from fczoo.runner.kept_size import state_sizes
 from helpers_cli import TINY, run
 
 
@@ -107,5 +107,24 @@ def test_the_dry_run_estimates_the_size(tmp_path):
         method = fczoo.create_method(name, "digits")
         config = fczoo.load_backbone("vit_nano_32").config
         first = first_round(method, settings)
-        size = state_size(method, settings, 0, config)
+        size = state_sizes(method, settings, 0, config)[-1]
         assert size >= sum(value.numel() * 4 for value in first.trained.values())
+
+
+def test_the_dry_run_estimates_the_models_that_are_kept(tmp_path):
+    def megabytes(*words: str) -> float:
+        lines = run("bench", "--methods", "fedridge", "--dry-run", *words).splitlines()
+        head = next(line for line in lines if "MB kept" in line and line.startswith("method"))
+        row = next(line for line in lines if line.startswith("fedridge  "))
+        return float(row[head.index("MB kept") :].split()[0])
+
+    final = megabytes()
+    assert final > 0
+    assert megabytes("--no-keep-model") == megabytes("--keep-model", "none") == 0
+    assert final < megabytes("--keep-model", "tasks") <= 5 * final + 0.01
+    for words, message in (
+        (("--keep-model", "some"), "--keep-model is 'some'; it must be one of"),
+        (("--keep-model", "tasks", "--no-keep-model"), "both given; leave one out"),
+    ):
+        result = CliRunner().invoke(main, ["bench", "--methods", "fedridge", "--dry-run", *words])
+        assert result.exit_code == 1 and message in result.output
