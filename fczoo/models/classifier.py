@@ -92,6 +92,11 @@ class Classifier(nn.Module):
         return self.method.features(self._backbone, self._state, batch)
 
     @property
+    def backbone(self) -> Backbone:
+        """Return the frozen backbone."""
+        return self._backbone
+
+    @property
     def state(self) -> Tree:
         """Return the tensors of the method, by the names that it gives them."""
         return dict(self._state)
