@@ -43,6 +43,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "export": (
         ("fczoo export results/run-1/fedavg/seed0 --format timm", "weights for timm.create_model"),
+        ("fczoo export results/run-1/hgp/seed0 --format torch --out hgp.pt2", "a program of torch"),
     ),
     "cite": (("fczoo cite hgp,pilora", "BibTeX of two methods and of fczoo"),),
     "leaderboard": (("fczoo leaderboard results --out site", "a site of all runs below results"),),

@@ -245,9 +245,10 @@ def run_paths(folder: Path) -> dict[str, Any]:
 @click.option(
     "--format",
     "style",
-    type=Name(["timm"]),
+    type=Name(["timm", "torch"]),
     required=True,
-    help="timm: weights with all that was trained merged into them, for timm.create_model.",
+    help="timm: weights with all that was trained merged into them, for timm.create_model. torch: "
+    "a program of torch.export, of every method.",
 )
 @click.option(
     "--out",

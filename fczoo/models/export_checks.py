@@ -11,10 +11,10 @@ from fczoo import __version__
 from fczoo.core.errors import FczooError
 from fczoo.models.classifier import Classifier
 
-ExportFormat = Literal["timm"]
+ExportFormat = Literal["timm", "torch"]
 """Formats of an export."""
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
-SUFFIXES: dict[ExportFormat, str] = {"timm": ".safetensors"}
+SUFFIXES: dict[ExportFormat, str] = {"timm": ".safetensors", "torch": ".pt2"}
 """Format -> suffix of its file, by which programs recognise it."""
 TOLERANCE = 1e-4  # difference of logits, absolute and relative
 IMAGES = 3  # random images on which an export is compared with the model
@@ -50,7 +50,8 @@ def refuse_export(model: Classifier, style: ExportFormat, reason: str) -> NoRetu
     Raises:
         FczooError: Always.
     """
-    raise FczooError(f"{model.method.name} cannot be exported to {style}: {reason}")
+    advice = "" if style == "torch" else "; take --format torch"
+    raise FczooError(f"{model.method.name} cannot be exported to {style}: {reason}{advice}")
 
 
 def facts(model: Classifier) -> dict[str, str]:

@@ -108,7 +108,7 @@ def linear_form(model: Classifier) -> LinearForm:
     for features in torch.cat([zero, random, unit]).split(ROWS):
         probe = _FeatureProbe(model.backbone, features)
         images = torch.zeros(len(features), 3, 1, 1, dtype=torch.float64)
-        batch = prediction_batch(model.method, probe, images)
+        batch = prediction_batch(model.method.training().inputs, probe, images)
         parts.append(model.method.predict(probe, state, batch, model.task).double())
     plugs = _weight_plugs(probe.calls)
     scores = torch.cat(parts)

@@ -1,54 +1,21 @@
 """Exports of kept models: same logits as the model, or one sentence with the reason."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 import timm
 import torch
 from msgspec.structs import replace
 from safetensors import safe_open
-from torch import Tensor
 
-import fczoo
 from fczoo.backbones.timm_layout import common_names, timm_names
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.federation.benchmark import Benchmark
-from fczoo.federation.settings import Settings
 from fczoo.models.classifier import Classifier
 from fczoo.models.export import export_model
 from fczoo.models.export_timm import timm_arguments
+from helpers_export import assert_same_logits, export_images
 from helpers_families import FAMILIES, family_backbone, timm_family
-
-SMALL = {"train_per_class": 4, "test_per_class": 2, "rounds": 1, "epochs": 1, "tasks": 2}
-Models = Callable[[str], Classifier]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """Return a function that trains a method on digits and loads the model that it keeps."""
-    bench = Benchmark.open(Settings.for_dataset("digits", **SMALL, clients=2))
-
-    def train(method: str) -> Classifier:
-        run = bench.start(method)
-        run.run()
-        return fczoo.load_model(fczoo.save_model(tmp_path_factory.mktemp(method), run))
-
-    return train
-
-
-def images(count: int = 5) -> Tensor:
-    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-
-
-def assert_same_logits(network: Callable[[Tensor], Tensor], model: Classifier) -> None:
-    with torch.no_grad():
-        expected = model(images())
-        torch.testing.assert_close(
-            network(images()), expected, rtol=1e-4, atol=1e-4, check_dtype=False
-        )
-    assert expected[:, 0].std() > 1e-4
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedlora", "ffalora", "lorm", "bic", "fedridge"])
@@ -70,7 +37,7 @@ def test_a_class_without_images_stays_without_in_timm(models, tmp_path):
     model = Classifier(record, trained.method, trained.backbone, trained.state)
     network = eval(export_model(model, "timm", tmp_path / "out.safetensors"), {"timm": timm})
     assert_same_logits(network.eval(), model)
-    assert network(images())[:, 3].isneginf().all()
+    assert network(export_images())[:, 3].isneginf().all()
 
 
 @pytest.mark.parametrize(
