@@ -245,10 +245,10 @@ def run_paths(folder: Path) -> dict[str, Any]:
 @click.option(
     "--format",
     "style",
-    type=Name(["timm", "torch"]),
+    type=Name(["timm", "torch", "onnx"]),
     required=True,
     help="timm: weights with all that was trained merged into them, for timm.create_model. torch: "
-    "a program of torch.export, of every method.",
+    "a program of torch.export, of every method. onnx: the same for ONNX Runtime.",
 )
 @click.option(
     "--out",

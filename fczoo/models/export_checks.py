@@ -11,10 +11,10 @@ from fczoo import __version__
 from fczoo.core.errors import FczooError
 from fczoo.models.classifier import Classifier
 
-ExportFormat = Literal["timm", "torch"]
+ExportFormat = Literal["timm", "torch", "onnx"]
 """Formats of an export."""
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
-SUFFIXES: dict[ExportFormat, str] = {"timm": ".safetensors", "torch": ".pt2"}
+SUFFIXES: dict[ExportFormat, str] = {"timm": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
 """Format -> suffix of its file, by which programs recognise it."""
 TOLERANCE = 1e-4  # difference of logits, absolute and relative
 IMAGES = 3  # random images on which an export is compared with the model

@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
-from fczoo.core.errors import first_line
+from fczoo.core.errors import FczooError, first_line
 from fczoo.core.files import write_safely
 from fczoo.models.classifier import Classifier
 from fczoo.models.export_checks import (
@@ -40,6 +42,50 @@ def export_torch(model: Classifier, path: Path) -> str:
     torch.export.save(program, content, extra_files=facts(model))
     write_safely(path, content.getvalue())
     return f"torch.export.load({str(path)!r}).module()"
+
+
+def export_onnx(model: Classifier, path: Path) -> str:
+    """Export the forward to ONNX, for batches of any size.
+
+    Args:
+        model: Kept model on the CPU.
+        path: File of ONNX.
+
+    Returns:
+        Python code that loads the file.
+
+    Raises:
+        FczooError: A package is missing, or torch cannot trace or translate the method.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  torch.onnx needs it
+    except ImportError as error:
+        raise FczooError(
+            f"--format onnx needs the package {error.name}; run pip install 'fczoo[onnx]'"
+        ) from error
+    program, images = traced_program(model, "onnx"), check_images(model)
+    with TemporaryDirectory() as folder, _without_notes():
+        draft = Path(folder) / path.name
+        try:
+            translated: Any = torch.onnx.export(
+                program,
+                (images,),
+                dynamo=True,
+                verbose=False,
+                input_names=["images"],
+                output_names=["logits"],
+            )
+            translated.model.metadata_props.update(facts(model))
+            translated.save(draft, external_data=False)
+            session = onnxruntime.InferenceSession(draft, providers=["CPUExecutionProvider"])
+            (logits,) = session.run(None, {"images": images[:2].numpy()})
+        except Exception as error:  # torch and ONNX Runtime raise errors of many kinds
+            refuse_export(model, "onnx", f"torch.onnx cannot translate it: {first_line(error)}")
+        with torch.no_grad():
+            check_logits(model, "onnx", torch.from_numpy(logits), model(images[:2]))
+        write_safely(path, draft.read_bytes())
+    return f"onnxruntime.InferenceSession({str(path)!r})"
 
 
 def traced_program(model: Classifier, style: ExportFormat) -> ExportedProgram:
