@@ -5,7 +5,7 @@ timm writes plain vision transformers as two classes. ``VisionTransformer`` has 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -72,6 +72,41 @@ def common_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             out[f"{mlp}.mlp.fc1.{layer}"] = torch.cat([weights[f"{mlp}.mlp.fc1_g.{layer}"], value])
         elif ".mlp.fc1_g." not in name and part not in _PARTS_OF_QKV:
             out[name] = value
+    return out
+
+
+def timm_names(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Return weights under the names of a timm model; the inverse of ``common_names``.
+
+    Args:
+        weights: Weights by the names of ``ViTConfig.shapes``.
+        names: Names in the state dict of the timm model, without its classification head.
+
+    Raises:
+        FczooError: The model has no place for a bias of keys, which is not 0.
+    """
+    out: dict[str, Tensor] = {}
+    for name in names:
+        block, _, part = name.rpartition(".attn.")
+        mlp, _, layer = name.rpartition(".mlp.fc1_")
+        if name.startswith("fc_norm."):
+            out[name] = weights[name.removeprefix("fc_")]
+        elif name.endswith((".gamma_1", ".gamma_2")):
+            out[name] = weights[f"{name[:-8]}.ls{name[-1]}.gamma"]
+        elif part in _PARTS_OF_QKV or part in ("q_proj.weight", "q_proj.bias", "q_bias"):
+            kind = "weight" if part.endswith("weight") else "bias"
+            parts = weights[f"{block}.attn.qkv.{kind}"].chunk(3)
+            out[name] = parts["qkv".index(part[0])]
+            if part[0] == "q" and f"{block}.attn.k{part[1:]}" not in names and parts[1].any():
+                raise FczooError(
+                    f"timm's model has no bias of keys, and {block} has trained one; take --format "
+                    "torch"
+                )
+        elif mlp:
+            half = "gx".index(layer[0])
+            out[name] = weights[f"{mlp}.mlp.fc1.{layer[2:]}"].chunk(2)[half]
+        else:
+            out[name] = weights[name]
     return out
 
 

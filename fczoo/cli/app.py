@@ -13,7 +13,7 @@ from fczoo.cli.bench import bench
 from fczoo.cli.data import data, partition
 from fczoo.cli.info import doctor, list_command, show
 from fczoo.cli.listing import KINDS
-from fczoo.cli.models import cite, evaluate, predict
+from fczoo.cli.models import cite, evaluate, export, predict
 from fczoo.cli.new import new
 from fczoo.cli.options import CONTEXT, ExampleGroup
 from fczoo.cli.papers import claims, compare, papers, reproduce
@@ -126,6 +126,7 @@ for command in (
     claims,
     predict,
     evaluate,
+    export,
     cite,
     list_command,
     show,

@@ -2,7 +2,7 @@
 
 COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "Start here": ("doctor", "bench", "report", "list", "show"),
-    "Use a model": ("predict", "evaluate", "cite"),
+    "Use a model": ("predict", "evaluate", "export", "cite"),
     "Data and splits": ("data", "partition"),
     "Papers": ("papers", "reproduce", "compare", "claims"),
     "Tune and publish": ("tune", "leaderboard", "submit"),
@@ -40,6 +40,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "evaluate": (
         ("fczoo evaluate results/run-1/hgp/seed0", "the run's last evaluation again"),
         ("fczoo evaluate results/run-1/hgp/seed0 --data-root DIR", "other labelled images"),
+    ),
+    "export": (
+        ("fczoo export results/run-1/fedavg/seed0 --format timm", "weights for timm.create_model"),
+        ("fczoo export results/run-1/hgp/seed0 --format torch --out hgp.pt2", "a program of torch"),
     ),
     "cite": (("fczoo cite hgp,pilora", "BibTeX of two methods and of fczoo"),),
     "leaderboard": (("fczoo leaderboard results --out site", "a site of all runs below results"),),

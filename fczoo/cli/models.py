@@ -1,4 +1,4 @@
-"""``fczoo predict``, ``evaluate`` and ``cite``: use of kept models."""
+"""``fczoo predict``, ``evaluate``, ``export`` and ``cite``: use of kept models."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +13,7 @@ from fczoo.core.registry import DATASETS, METHODS
 
 if TYPE_CHECKING:
     from fczoo.models.classifier import Classifier
+    from fczoo.models.export_checks import ExportFormat
     from fczoo.models.predict import Prediction
 
 WIDE = 12  # classes above which a table leaves out the confusion matrix
@@ -237,6 +238,46 @@ def run_paths(folder: Path) -> dict[str, Any]:
     if partition.startswith("file:") and (runs / PARTITION).is_file():
         paths["partition"] = f"file:{runs / PARTITION}"
     return paths
+
+
+@click.command(cls=GroupedCommand)
+@FOLDER
+@click.option(
+    "--format",
+    "style",
+    type=Name(["timm", "torch", "onnx"]),
+    required=True,
+    help="timm: weights with all that was trained merged into them, for timm.create_model. torch: "
+    "a program of torch.export, of every method. onnx: the same for ONNX Runtime.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File to write; it must not exist.  [default: a file in FOLDER]",
+)
+@BACKBONE
+def export(folder: Path, style: "ExportFormat", out: Path | None, backbone: str | None) -> None:
+    """Export the model in FOLDER to a format of another library.
+
+    The export is compared with the model before it is written. A format that cannot express the
+    method is refused with the reason.
+    """
+    from fczoo.models.export import default_path, export_model
+    from fczoo.models.export_checks import check_path
+    from fczoo.models.record import find_model
+
+    path = out or default_path(find_model(folder), style)
+    check_path(path, style)
+    model = _load(folder, backbone, "cpu")
+    code = export_model(model, style, path)
+    config = model.backbone.config
+    click.echo(
+        f"{path}: {model.method.name} on {model.record.dataset}, {len(model.classes)} classes\n\n"
+        f"{code}\n\nIt takes images [B, 3, {config.image_size}, {config.image_size}] with mean "
+        f"{config.mean} and std {config.std},\nand gives logits in the order of classes of its "
+        "metadata."
+    )
 
 
 @click.command(cls=GroupedCommand)

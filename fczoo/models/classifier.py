@@ -49,6 +49,7 @@ class Classifier(nn.Module):
     def __init__(self, record: ModelRecord, method: Method, backbone: Backbone, state: Tree):
         super().__init__()
         self.record, self.method, self.task = record, method, record.task
+        self._inputs = method.training().inputs
         self.classes = tuple(record.classes)
         config = backbone.config
         self.transform = evaluation_transform(
@@ -75,7 +76,7 @@ class Classifier(nn.Module):
         Raises:
             FczooError: The images have another shape or type.
         """
-        batch = prediction_batch(self.method, self._backbone, self._check(images))
+        batch = prediction_batch(self._inputs, self._backbone, self._check(images))
         logits = self.method.predict(self._backbone, self._state, batch, self.task)
         return logits.masked_fill(~self.get_buffer("has_images"), -torch.inf)
 
@@ -88,8 +89,13 @@ class Classifier(nn.Module):
         Raises:
             FczooError: The images have another shape or type.
         """
-        batch = prediction_batch(self.method, self._backbone, self._check(images))
+        batch = prediction_batch(self._inputs, self._backbone, self._check(images))
         return self.method.features(self._backbone, self._state, batch)
+
+    @property
+    def backbone(self) -> Backbone:
+        """Return the frozen backbone."""
+        return self._backbone
 
     @property
     def state(self) -> Tree:

@@ -1,6 +1,6 @@
 """Tensors of a server's state that prediction reads."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,15 +13,14 @@ from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Task, whole_batch
 
 
-def prediction_batch(method: Method, backbone: Backbone, images: Tensor) -> Batch:
+def prediction_batch(inputs: Collection[str], backbone: Backbone, images: Tensor) -> Batch:
     """Return a batch of images with the inputs that a method declares.
 
     Args:
-        method: Method that declares its inputs.
+        inputs: Declared inputs of the method, ``Training.inputs``.
         backbone: Frozen backbone.
         images: Normalised images [B, 3, S, S].
     """
-    inputs = method.training().inputs
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     query = backbone(images) if "query" in inputs else None
     return whole_batch(
@@ -47,7 +46,7 @@ def prediction_tensors(method: Method, backbone: Backbone, state: Tree, task: Ta
     size = backbone.config.image_size
     image = torch.zeros(1, 3, size, size, dtype=backbone.dtype, device=backbone.device)
     with torch.no_grad():
-        batch = prediction_batch(method, backbone, image)
+        batch = prediction_batch(method.training().inputs, backbone, image)
         with _ReadRecorder() as recorder:
             method.predict(backbone, dict(state), batch, task)
             method.features(backbone, dict(state), batch)

@@ -1,4 +1,4 @@
-"""``fczoo predict``, ``evaluate`` and ``cite`` on the command line."""
+"""``fczoo predict``, ``evaluate``, ``export`` and ``cite`` on the command line."""
 
 import csv
 import io
@@ -150,6 +150,20 @@ def test_wrong_words_are_one_line(out, images, tmp_path):
     assert "Missing argument" in refuse("predict", model, code=2)
     assert "--format" in refuse("predict", model, image, "--format", "xml", code=2)
     assert "no weight file" in refuse("predict", model, image, "--backbone", "none.safetensors")
+
+
+def test_export_writes_a_file_once_and_prints_how_to_load_it(out, tmp_path):
+    folder = out / "fedavg" / "seed0"
+    text = run("export", str(folder), "--format", "timm", "--out", str(tmp_path / "a.safetensors"))
+    assert "fedavg on digits, 10 classes" in text and "timm.create_model(" in text
+    assert f"checkpoint_path={str(tmp_path / 'a.safetensors')!r}" in text
+    assert str(folder / "timm.safetensors") in run("export", str(folder), "--format", "timm")
+    line = refuse("export", str(folder), "--format", "timm")
+    assert "timm.safetensors exists; remove it, or give another --out" in line
+    line = refuse("export", str(out / "fedncm" / "seed0"), "--format", "timm")
+    assert "fedncm cannot be exported to timm: it predicts by scores" in line
+    assert "Missing option '--format'" in refuse("export", str(folder), code=2)
+    assert "no folder" in refuse("export", str(tmp_path / "nowhere"), "--format", "timm")
 
 
 def test_unknown_classes_are_named(out, images, tmp_path):

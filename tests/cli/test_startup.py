@@ -17,6 +17,7 @@ from fczoo.cli.app import main
 for words in (
     ["--version"], ["--help"], ["bench", "--help"], ["leaderboard", "--help"], ["submit", "--help"],
     ["site", "start", "--help"], ["predict", "--help"], ["evaluate", "--help"], ["cite", "--help"],
+    ["export", "--help"],
     ["list"], ["list", "methods"], ["list", "baselines"],
     ["list", "datasets"], ["list", "partitioners"], ["list", "aggregators"], ["list", "attacks"],
     ["list", "protocols"], ["list", "releases"], ["list", "quirks"], ["list", "backbones"],

@@ -1,0 +1,111 @@
+"""Formats of exports, and the checks that all of them share."""
+
+import json
+from pathlib import Path
+from typing import Literal, NoReturn, get_args
+
+import torch
+from torch import Tensor
+
+from fczoo import __version__
+from fczoo.core.errors import FczooError
+from fczoo.models.classifier import Classifier
+
+ExportFormat = Literal["timm", "torch", "onnx"]
+"""Formats of an export."""
+FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
+SUFFIXES: dict[ExportFormat, str] = {"timm": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
+"""Format -> suffix of its file, by which programs recognise it."""
+TOLERANCE = 1e-4  # difference of logits, absolute and relative
+IMAGES = 3  # random images on which an export is compared with the model
+
+
+def check_path(path: Path, style: ExportFormat) -> None:
+    """Check that an export would overwrite nothing, and that others will recognise its file.
+
+    Args:
+        path: File of the export.
+        style: Format.
+
+    Raises:
+        FczooError: The file exists, its folder does not, or its name has another suffix.
+    """
+    suffix = SUFFIXES[style]
+    if path.suffix != suffix:
+        raise FczooError(f"{path} does not end with {suffix!r}; give another --out")
+    if path.exists():
+        raise FczooError(f"{path} exists; remove it, or give another --out")
+    if not path.parent.is_dir():
+        raise FczooError(f"no folder {path.parent}; create it, or give another --out")
+
+
+def refuse_export(model: Classifier, style: ExportFormat, reason: str) -> NoReturn:
+    """Raise the error of a method that a format cannot express.
+
+    Args:
+        model: Kept model.
+        style: Format.
+        reason: Main clause about the method.
+
+    Raises:
+        FczooError: Always.
+    """
+    advice = "" if style == "torch" else "; take --format torch"
+    raise FczooError(f"{model.method.name} cannot be exported to {style}: {reason}{advice}")
+
+
+def facts(model: Classifier) -> dict[str, str]:
+    """Return what a user of an export must know, as names and texts for its file.
+
+    Args:
+        model: Kept model.
+    """
+    config = model.backbone.config
+    return {
+        "classes": json.dumps(model.classes),
+        "image_size": str(config.image_size),
+        "mean": json.dumps(config.mean),
+        "std": json.dumps(config.std),
+        "method": model.method.name,
+        "dataset": model.record.dataset,
+        "fczoo": __version__,
+    }
+
+
+def check_images(model: Classifier) -> Tensor:
+    """Return random images [B, 3, S, S] for the comparison of logits.
+
+    Args:
+        model: Kept model.
+    """
+    size = model.backbone.config.image_size
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(IMAGES, 3, size, size, generator=rng)
+
+
+def check_logits(model: Classifier, style: ExportFormat, logits: Tensor, expected: Tensor) -> None:
+    """Check that an export gives the logits of the model.
+
+    Args:
+        model: Kept model.
+        style: Format.
+        logits: Logits [B, C] of the export.
+        expected: Logits [B, C] of the model.
+
+    Raises:
+        FczooError: They differ.
+    """
+    logits, expected = logits.double(), expected.double()
+    if not torch.allclose(logits, expected, rtol=TOLERANCE, atol=TOLERANCE):
+        difference = float((logits - expected).abs().nan_to_num().max())
+        refuse_export(model, style, f"its logits would differ by up to {difference:.2g}")
+
+
+def float_model(model: Classifier) -> Classifier:
+    """Return a model on the same backbone in float32, whose logits an export in float32 must have.
+
+    Args:
+        model: Kept model.
+    """
+    backbone = model.backbone.to(dtype=torch.float32)
+    return Classifier(model.record, model.method, backbone, model.state)

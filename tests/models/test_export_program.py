@@ -1,0 +1,63 @@
+"""Exports of kept models as programs, which give the logits of the model."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from fczoo.core.errors import FczooError
+from fczoo.models import export_program
+from fczoo.models.export import export_model
+from helpers_export import assert_same_logits
+
+
+@pytest.mark.parametrize("method", ["fedavg", "hgp", "l2p", "fedncm", "pilora", "dytox"])
+def test_torch_runs_the_program_of_every_kind_of_method(method, models, tmp_path):
+    model = models(method)
+    path = tmp_path / "out.pt2"
+    network = eval(export_model(model, "torch", path), {"torch": torch})
+    assert_same_logits(network, model)
+    facts = {"classes": "", "mean": "", "image_size": ""}
+    torch.export.load(path, extra_files=facts)
+    assert json.loads(facts["classes"]) == list("0123456789")
+    assert json.loads(facts["mean"]) == [0.5, 0.5, 0.5] and facts["image_size"] == "32"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "hgp", "fedncm"])
+def test_onnx_runtime_gives_the_logits(method, models, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = models(method)
+    code = export_model(model, "onnx", tmp_path / "out.onnx")
+    session = eval(code, {"onnxruntime": onnxruntime})
+
+    def network(images: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+    assert_same_logits(network, model)
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["classes"]) == list("0123456789")
+
+
+def test_onnx_without_its_packages_is_one_line(models, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    path = tmp_path / "out.onnx"
+    with pytest.raises(FczooError, match=r"onnxruntime; run pip install 'fczoo\[onnx\]'$"):
+        export_model(models("fedncm"), "onnx", path)
+    assert not path.exists()
+
+
+def test_a_method_that_torch_cannot_trace_is_one_line(models, tmp_path, monkeypatch):
+    def fail(*arguments, **more):
+        raise RuntimeError("a branch depends on the images\nand more lines")
+
+    monkeypatch.setattr(export_program.torch.export, "export", fail)
+    with pytest.raises(FczooError) as caught:
+        export_model(models("fedncm"), "torch", tmp_path / "out.pt2")
+    assert str(caught.value) == (
+        "fedncm cannot be exported to torch: torch.export cannot trace it: a branch depends on the "
+        "images"
+    )
+    assert not (tmp_path / "out.pt2").exists()
