@@ -54,6 +54,8 @@ def export_peft(model: Classifier, path: Path) -> str:
     pairs = layer_pairs(form, model.backbone.token_dim)
     names = [name for name in network.state_dict() if not name.startswith("head.")]
     weights = timm_names({k: v.float() for k, v in model.backbone.weights.items()}, names)
+    if not _is_hub(model) and weights.keys() != model.backbone.weights.keys():
+        refuse_export(model, "peft", f"timm's {arguments.name} names some weights otherwise")
     head = {"head.weight": form.weight.float(), "head.bias": form.bias.float()}
     updates = {f"{layer}.weight": up @ down for layer, (down, up) in pairs.items()}
     network.load_state_dict(
