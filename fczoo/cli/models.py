@@ -245,10 +245,11 @@ def run_paths(folder: Path) -> dict[str, Any]:
 @click.option(
     "--format",
     "style",
-    type=Name(["timm", "torch", "onnx"]),
+    type=Name(["timm", "torch", "onnx", "peft"]),
     required=True,
     help="timm: weights with all that was trained merged into them, for timm.create_model. torch: "
-    "a program of torch.export, of every method. onnx: the same for ONNX Runtime.",
+    "a program of torch.export, of every method. onnx: the same for ONNX Runtime. peft: "
+    "LoRA pairs and head, in a folder.",
 )
 @click.option(
     "--out",

@@ -4,10 +4,16 @@ from pathlib import Path
 
 from fczoo.models.classifier import Classifier
 from fczoo.models.export_checks import SUFFIXES, ExportFormat, check_path
+from fczoo.models.export_peft import export_peft
 from fczoo.models.export_program import export_onnx, export_torch
 from fczoo.models.export_timm import export_timm
 
-EXPORTERS = {"timm": export_timm, "torch": export_torch, "onnx": export_onnx}
+EXPORTERS = {
+    "timm": export_timm,
+    "torch": export_torch,
+    "onnx": export_onnx,
+    "peft": export_peft,
+}
 """Format -> function of a model and a path; it returns Python code that loads the export."""
 
 

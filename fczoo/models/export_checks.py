@@ -11,11 +11,16 @@ from fczoo import __version__
 from fczoo.core.errors import FczooError
 from fczoo.models.classifier import Classifier
 
-ExportFormat = Literal["timm", "torch", "onnx"]
+ExportFormat = Literal["timm", "torch", "onnx", "peft"]
 """Formats of an export."""
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
-SUFFIXES: dict[ExportFormat, str] = {"timm": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
-"""Format -> suffix of its file, by which programs recognise it."""
+SUFFIXES: dict[ExportFormat, str] = {
+    "timm": ".safetensors",
+    "torch": ".pt2",
+    "onnx": ".onnx",
+    "peft": "",
+}
+"""Format -> suffix of its file, by which programs recognise it; that of peft is a folder."""
 TOLERANCE = 1e-4  # difference of logits, absolute and relative
 IMAGES = 3  # random images on which an export is compared with the model
 
@@ -31,7 +36,7 @@ def check_path(path: Path, style: ExportFormat) -> None:
         FczooError: The file exists, its folder does not, or its name has another suffix.
     """
     suffix = SUFFIXES[style]
-    if path.suffix != suffix:
+    if suffix and path.suffix != suffix:
         raise FczooError(f"{path} does not end with {suffix!r}; give another --out")
     if path.exists():
         raise FczooError(f"{path} exists; remove it, or give another --out")

@@ -81,7 +81,7 @@ def export_onnx(model: Classifier, path: Path) -> str:
             session = onnxruntime.InferenceSession(draft, providers=["CPUExecutionProvider"])
             (logits,) = session.run(None, {"images": images[:2].numpy()})
         except Exception as error:  # torch and ONNX Runtime raise errors of many kinds
-            refuse_export(model, "onnx", f"torch.onnx cannot translate it: {first_line(error)}")
+            refuse_export(model, "onnx", f"torch.onnx cannot translate it: {_cause(error)}")
         with torch.no_grad():
             check_logits(model, "onnx", torch.from_numpy(logits), model(images[:2]))
         write_safely(path, draft.read_bytes())
@@ -114,15 +114,24 @@ def traced_program(model: Classifier, style: ExportFormat) -> ExportedProgram:
     return program
 
 
+def _cause(error: BaseException) -> str:
+    """Return the first line of the error at the start of a chain; the others are advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)
+
+
 @contextmanager
 def _without_notes() -> Iterator[None]:
-    """Hide what torch logs and warns about Python objects that a trace reads."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Hide what torch and ONNX log and warn about the steps of a trace."""
+    loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -98,6 +98,7 @@ def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -
             image_size=config.image_size,
             mean=config.mean,
             std=config.std,
+            pool=config.pool,
         )
     expected: Any = record.backbone.get("sha256")
     if backbone.sha256 != expected:

@@ -162,6 +162,8 @@ def test_export_writes_a_file_once_and_prints_how_to_load_it(out, tmp_path):
     assert "timm.safetensors exists; remove it, or give another --out" in line
     line = refuse("export", str(out / "fedncm" / "seed0"), "--format", "timm")
     assert "fedncm cannot be exported to timm: it predicts by scores" in line
+    line = refuse("export", str(folder), "--format", "peft")
+    assert "fedavg cannot be exported to peft: it changes the weights" in line
     assert "Missing option '--format'" in refuse("export", str(folder), code=2)
     assert "no folder" in refuse("export", str(tmp_path / "nowhere"), "--format", "timm")
 

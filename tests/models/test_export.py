@@ -8,14 +8,19 @@ import torch
 from msgspec.structs import replace
 from safetensors import safe_open
 
+import fczoo
 from fczoo.backbones.timm_layout import common_names, timm_names
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
+from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.settings import Settings
 from fczoo.models.classifier import Classifier
 from fczoo.models.export import export_model
 from fczoo.models.export_timm import timm_arguments
 from helpers_export import assert_same_logits, export_images
-from helpers_families import FAMILIES, family_backbone, timm_family
+from helpers_families import FAMILIES, timm_family
+
+SMALL = {"train_per_class": 4, "test_per_class": 2, "rounds": 1, "epochs": 1, "tasks": 2}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedlora", "ffalora", "lorm", "bic", "fedridge"])
@@ -29,6 +34,30 @@ def test_timm_loads_merged_weights(method, models, tmp_path):
         facts = file.metadata()
     assert json.loads(facts["classes"]) == list("0123456789")
     assert facts["method"] == method and json.loads(facts["mean"]) == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("settings", [{"pool": "mean"}, {"image_size": 48}, {"precision": "bf16"}])
+def test_timm_gets_the_settings_of_the_backbone(settings, tmp_path):
+    bench = Benchmark.open(Settings.for_dataset("digits", **SMALL, **settings))
+    run = bench.start("fedridge")
+    run.run()
+    model = fczoo.load_model(fczoo.save_model(tmp_path, run))
+    network = eval(export_model(model, "timm", tmp_path / "out.safetensors"), {"timm": timm})
+    size = model.backbone.config.image_size
+    images = torch.randn(2, 3, size, size)
+    tolerance = 1e-4 if model.backbone.dtype == torch.float32 else 0.1
+    torch.testing.assert_close(
+        network.eval()(images), model(images), rtol=0, atol=tolerance, check_dtype=False
+    )
+
+
+def test_timm_has_no_pooling_of_class_token_and_mean(tmp_path):
+    bench = Benchmark.open(Settings.for_dataset("digits", **SMALL, pool="cls+mean"))
+    run = bench.start("fedridge")
+    run.run()
+    model = fczoo.load_model(fczoo.save_model(tmp_path, run))
+    with pytest.raises(FczooError, match=r"timm has no vit_nano_32 that pools by cls\+mean"):
+        export_model(model, "timm", tmp_path / "out.safetensors")
 
 
 def test_a_class_without_images_stays_without_in_timm(models, tmp_path):
@@ -118,8 +147,3 @@ def test_timm_gets_the_input_size_and_the_pooling(name, size, pool):
     backbone, view = Backbone(config, weights), torch.randn(2, 3, size, size, generator=rng)
     expected = backbone(view) @ state["head.weight"].mT + state["head.bias"]
     torch.testing.assert_close(network(view), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_timm_has_no_pooling_of_class_token_and_mean():
-    backbone = family_backbone(timm_family("vit_tiny_patch16_224"))
-    assert timm_arguments(backbone.config.with_pool("cls+mean"), 7) is None

@@ -41,6 +41,17 @@ def test_onnx_runtime_gives_the_logits(method, models, tmp_path):
     assert json.loads(facts["classes"]) == list("0123456789")
 
 
+def test_an_operator_that_onnx_lacks_is_named(models, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    path = tmp_path / "out.onnx"
+    with pytest.raises(FczooError) as caught:
+        export_model(models("l2p"), "onnx", path)
+    assert str(caught.value).startswith("l2p cannot be exported to onnx: torch.onnx cannot")
+    assert "aten.sort" in str(caught.value) and "\n" not in str(caught.value)
+    assert not path.exists()
+
+
 def test_onnx_without_its_packages_is_one_line(models, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     path = tmp_path / "out.onnx"

@@ -54,6 +54,15 @@ def test_a_model_answers_as_the_last_evaluation(run, folder):
     assert model.features(store.view(torch.arange(3))).shape == (3, run.backbone.dim)
 
 
+@pytest.mark.parametrize("pool", ["mean", "cls+mean"])
+def test_a_model_pools_tokens_as_its_run(pool, tmp_path):
+    run = finished_run("fedncm", pool=pool)
+    model = fczoo.load_model(fczoo.save_model(tmp_path, run))
+    images = run.world.test.view(torch.arange(3))
+    assert model.backbone.config == run.backbone.config
+    assert torch.equal(model.features(images), run.backbone(images))
+
+
 @pytest.mark.parametrize("test_crop", [1.0, 0.875])
 def test_the_transform_gives_the_pixels_of_the_evaluation(test_crop):
     run = finished_run("fedncm", test_crop=test_crop)
