@@ -1,6 +1,5 @@
 """Formats of exports, and the checks that all of them share."""
 
-import json
 from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from fczoo import __version__
 from fczoo.core.errors import FczooError
+from fczoo.core.files import encode_json
 from fczoo.models.classifier import Classifier
 
 ExportFormat = Literal["timm", "torch", "onnx", "peft"]
@@ -67,10 +67,10 @@ def facts(model: Classifier) -> dict[str, str]:
     """
     config = model.backbone.config
     return {
-        "classes": json.dumps(model.classes),
+        "classes": encode_json(model.classes),
         "image_size": str(config.image_size),
-        "mean": json.dumps(config.mean),
-        "std": json.dumps(config.std),
+        "mean": encode_json(config.mean),
+        "std": encode_json(config.std),
         "method": model.method.name,
         "dataset": model.record.dataset,
         "fczoo": __version__,
