@@ -90,7 +90,7 @@ def words_of(prefixes: Iterable[str]) -> tuple[str, ...]:
     """Return the kinds of tensors with these prefixes, each once.
 
     Args:
-        prefixes: Prefixes of tensor names, as a method's ``training().trained_prefixes`` lists them.
+        prefixes: Prefixes of tensor names, as in a method's ``training().trained_prefixes``.
     """
     words = [prefix.partition(".")[0].partition("_")[0] for prefix in prefixes]
     return tuple(dict.fromkeys(TENSOR_KINDS.get(prefix_word, prefix_word) for prefix_word in words))

@@ -78,7 +78,7 @@ class Critical:
 
 
 def critical(blocks: Sequence[Mapping[str, float]]) -> Critical | None:
-    """Compute the critical difference over blocks with all of ``choose_blocks``, higher values better.
+    """Compute the critical difference over blocks with all of ``choose_blocks``; higher is better.
 
     Args:
         blocks: One mapping per seed or benchmark: method -> value.

@@ -17,7 +17,7 @@ Plugs are tensors of a flat tree:
 
 Prompts, prefixes and tokens behind the patches have no position: they enter behind the norm that
 some networks have before their blocks, and do not rotate with rotary positions. Adapters are
-next to LayerScale as well. A feature of patches (``ViTConfig.pool``) pools prompts only where asked.
+next to LayerScale as well. A feature of patches (``ViTConfig.pool``) pools no prompts unless asked.
 
 A method may also ask for what is inside (``Backbone.features_and_taps``): ``blocks.{i}.attn.qkv``,
 ``blocks.{i}.attn.proj``, ``blocks.{i}.mlp.fc1`` and ``blocks.{i}.mlp.fc2`` are the inputs of these

@@ -65,7 +65,7 @@ HEADER_BYTES = 16  # sender and number of images, two 64-bit integers
 class Group:
     """A declared part of an upload.
 
-    The functions ``whole_tensors``, ``per_class``, ``per_seen_class``, ``rows`` and ``samples`` create it.
+    The functions ``whole_tensors``, ``per_class``, ``per_seen_class``, ``rows``, ``samples`` create it.
     """
 
     layout: Literal["whole", "classes", "seen classes", "rows", "samples"]

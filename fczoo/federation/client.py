@@ -57,55 +57,55 @@ class ClientRuntime(LocalTrainer):
     uplink: ClientUplink | None = None  # None: uploads are sent as the method computes them
 
     def answer(
-        self, asked: ClientRequest, clients: Sequence[Client], kept: ClientState
+        self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
     ) -> ClientResponse:
         """Answer a request for ``clients``, whose current state is ``kept``; it is not changed.
 
         Those who train share one forward and come with the most images first. A client whose loss
         or weights are not finite any more sends nothing.
         """
-        response = self._respond(asked, clients, kept)
+        response = self._respond(request, clients, kept)
         if self.uplink is None:
             return response
-        sent = self.uplink.send(response.payloads, asked.state, asked.exchange)
+        sent = self.uplink.send(response.payloads, request.state, request.exchange)
         return response._replace(payloads=sent)
 
     def _respond(
-        self, asked: ClientRequest, clients: Sequence[Client], kept: ClientState
+        self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
     ) -> ClientResponse:
         """Answer a request with uploads that are neither protected nor forged."""
-        if asked.boundary is None:
-            return self._train(asked, clients, kept)
-        if asked.boundary == "after_rounds":
-            return self._conclude(asked, clients, kept)
-        return ClientResponse([self._survey(asked, client) for client in clients], kept, {})
+        if request.boundary is None:
+            return self._train(request, clients, kept)
+        if request.boundary == "after_rounds":
+            return self._conclude(request, clients, kept)
+        return ClientResponse([self._survey(request, client) for client in clients], kept, {})
 
     @torch.no_grad()
-    def survey_form(self, asked: ClientRequest, client: Client) -> Payload:
+    def survey_form(self, request: ClientRequest, client: Client) -> Payload:
         """Return the shape of a statistics upload, computed from one image of weight 0."""
         method = self.method
-        assert asked.boundary == "task_start" or asked.boundary == "task_end"
+        assert request.boundary == "task_start" or request.boundary == "task_end"
         draws = torch.zeros(1, method.training().draws) if method.training().draws else None
         client_batch = self.batch([Rows(client.index[:1], method_draws=draws)])
         batch = Batch(*(v[0] for v in client_batch))._replace(w=torch.zeros_like(client_batch.w[0]))
-        sums = method.collect(asked.boundary, self.backbone, asked.state, batch, asked.ctx)
+        sums = method.collect(request.boundary, self.backbone, request.state, batch, request.ctx)
         return Payload(sums, client.number)
 
-    def _survey(self, asked: ClientRequest, client: Client) -> Payload:
+    def _survey(self, request: ClientRequest, client: Client) -> Payload:
         """Return the sums of the method's survey over one pass of a client's data."""
-        method, phase = self.method, asked.boundary
+        method, phase = self.method, request.boundary
         assert phase == "task_start" or phase == "task_end"
 
         def sums(_: Tree, batch: Batch) -> Tree:
-            return method.collect(phase, self.backbone, asked.state, batch, asked.ctx)
+            return method.collect(phase, self.backbone, request.state, batch, request.ctx)
 
-        key = f"survey {PHASE_KEYS[phase]}", self.plan.seed, asked.ctx.task.index
+        key = f"survey {PHASE_KEYS[phase]}", self.plan.seed, request.ctx.task.index
         draws = image_draws(method.training(), len(self.store.labels), client.index, *key)
         totals = self.one_pass(sums, [{}], [Rows(client.index, method_draws=draws)])[0]
         return Payload(_contiguous_tree(totals), client.number, len(client.index))
 
     def _conclude(
-        self, asked: ClientRequest, clients: Sequence[Client], kept: ClientState
+        self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
     ) -> ClientResponse:
         """Return the uploads of clients that settle what they keep of a task.
 
@@ -114,7 +114,7 @@ class ClientRuntime(LocalTrainer):
         method, memories, payloads = self.method, dict(kept.memories), []
         assert isinstance(method, EndsTasks)
         for client in clients:
-            client_ctx = replace(asked.ctx, memory=memories.get(client.number, {}))
+            client_ctx = replace(request.ctx, memory=memories.get(client.number, {}))
             with torch.no_grad(), log_place(_location(client, client_ctx)):
                 settling = method.end_task_client(self.backbone, self.images_of(client), client_ctx)
             memory, upload = map(
@@ -126,10 +126,10 @@ class ClientRuntime(LocalTrainer):
         return ClientResponse(payloads, kept._replace(memories=memories), {})
 
     def _train(
-        self, asked: ClientRequest, clients: Sequence[Client], kept: ClientState
+        self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
     ) -> ClientResponse:
-        ctx, memories = asked.ctx, dict(kept.memories)
-        controls = ControlVariates(self.rule, asked.control, dict(kept.controls))
+        ctx, memories = request.ctx, dict(kept.memories)
+        controls = ControlVariates(self.rule, request.control, dict(kept.controls))
         data = self.images_of(clients[0])
         if isinstance(self.method, HasClientMemory):  # one client
             ctx = self._recall(
@@ -140,7 +140,7 @@ class ClientRuntime(LocalTrainer):
         for client in clients:
             index = self.training_indices(client, memories.get(client.number, {}), ctx)
             teacher_outputs = dict(kept.taught.get(client.number, {}))
-            learners.append(self.learner(asked.state, client, index, teacher_outputs, ctx))
+            learners.append(self.learner(request.state, client, index, teacher_outputs, ctx))
         self.steps(learners, controls, ctx)
         losses = {learner.client.number: self.mean_loss(learner) for learner in learners}
         sound = [o for o in learners if o.finite and math.isfinite(losses[o.client.number][0])]

@@ -169,7 +169,7 @@ class ClientEngine:
         return [by_length[start : start + together] for start in range(0, len(by_length), together)]
 
     def _answers(
-        self, asked: ClientRequest, groups: Sequence[Sequence[Client]]
+        self, request: ClientRequest, groups: Sequence[Sequence[Client]]
     ) -> Iterator[ClientResponse]:
         """Yield the responses of groups of clients in order.
 
@@ -177,11 +177,11 @@ class ClientEngine:
         """
         side = self.side
         for clients in groups:
-            yield side.answer(asked, clients, self._kept_by(asked, clients))
+            yield side.answer(request, clients, self._kept_by(request, clients))
 
-    def _kept_by(self, asked: ClientRequest, clients: Sequence[Client]) -> ClientState:
+    def _kept_by(self, request: ClientRequest, clients: Sequence[Client]) -> ClientState:
         """Return the state of clients that an exchange needs; statistics need none."""
-        participants = clients if asked.boundary in (None, "after_rounds") else ()
+        participants = clients if request.boundary in (None, "after_rounds") else ()
         return self.client_state.of(client.number for client in participants)
 
     def _surveying(self, boundary: Boundary, state: Tree, ctx: Context) -> ClientRequest:

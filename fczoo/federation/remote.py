@@ -43,10 +43,10 @@ class RemoteEngine(ClientEngine):
     transport: Transport
 
     def _answers(
-        self, asked: ClientRequest, groups: Sequence[Sequence[Client]]
+        self, request: ClientRequest, groups: Sequence[Sequence[Client]]
     ) -> Iterator[ClientResponse]:
-        messages = (_group(clients, self._kept_by(asked, clients)) for clients in groups)
-        for answer in self.transport(question_of(asked), messages, len(groups)):
+        messages = (_group(clients, self._kept_by(request, clients)) for clients in groups)
+        for answer in self.transport(question_of(request), messages, len(groups)):
             yield self._read(answer)
 
     def _read(self, content: bytes) -> ClientResponse:
@@ -75,7 +75,7 @@ class RemoteWorker:
         """
         return asked_in(question, self.side.backbone.device)[0]
 
-    def answer(self, asked: ClientRequest, group: bytes) -> bytes:
+    def answer(self, request: ClientRequest, group: bytes) -> bytes:
         """Answer the request for a group of clients.
 
         Raises ValueError for invalid bytes.
@@ -83,14 +83,14 @@ class RemoteWorker:
         trees, notes = unpack(GROUP, group, self.side.backbone.device)
         index, task_and_scope = (
             trees["index"],
-            (asked.ctx.task, self.side.method.training().data_scope),
+            (request.ctx.task, self.side.method.training().data_scope),
         )
         clients = [
             Client(k, index[str(k)], partial(self.world.earlier, k, *task_and_scope))
             for k in notes["clients"]
         ]
         with reproducible(self.settings.deterministic):
-            answer = self.side.answer(asked, clients, kept_in(trees))
+            answer = self.side.answer(request, clients, kept_in(trees))
         payloads = {f"payload.{p.client}": p.tensors for p in answer.payloads}
         steps = {str(client): losses for client, (_, losses) in answer.losses.items()}
         about = {
@@ -100,12 +100,12 @@ class RemoteWorker:
         return pack(ANSWER, {**payloads, **kept_trees(answer.kept), "losses": steps}, about)
 
 
-def question_of(asked: ClientRequest, **more: Any) -> bytes:
+def question_of(request: ClientRequest, **more: Any) -> bytes:
     """Serialize a request with the state that the clients receive; ``more`` are plain values."""
-    ctx = asked.ctx
+    ctx = request.ctx
     position = {"task": asdict(ctx.task), "round": ctx.round, "rounds": ctx.rounds}
-    notes = {"boundary": asked.boundary, **position, **more}
-    return pack(QUESTION, {"state": asked.state, "control": asked.control}, notes)
+    notes = {"boundary": request.boundary, **position, **more}
+    return pack(QUESTION, {"state": request.state, "control": request.control}, notes)
 
 
 def asked_in(question: bytes, device: torch.device) -> tuple[ClientRequest, dict[str, Any]]:

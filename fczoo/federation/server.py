@@ -224,7 +224,7 @@ class Server:
     def note_storage(
         self, shared: Tree, clients: Sequence[Client], memories: Mapping[int, Tree]
     ) -> None:
-        """Record a client's storage in bytes: broadcast, memory, and the pixels of its exemplars."""
+        """Record a client's storage in bytes: broadcast, memory and pixels of its exemplars."""
         if not self.world.sees_clients:
             return
         image, exemplars = self.world.train.pixels[0].numel(), self.training.exemplars

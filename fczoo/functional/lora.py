@@ -89,7 +89,7 @@ def next_pairs(state: Tree, fresh: Tree) -> Tree:
 
 
 def fixed_plugs(tree: Tree) -> Tree:
-    """Build plugs from pairs of ``fix_down_projections``, with all tasks' pairs as one pair per layer.
+    """Build plugs from pairs of ``fix_down_projections``, with the pairs of all tasks as one per layer.
 
     Args:
         tree: Tree with ``fixed.X.a``, ``lora.X.b`` and ``past.X`` tensors.

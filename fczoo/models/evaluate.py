@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fczoo.core.class_metrics import class_accuracies, confusion_matrix, confusion_triples
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.metrics import seen_accuracy
@@ -47,10 +48,10 @@ class Evaluation:
     @property
     def per_class(self) -> dict[str, tuple[float, int]]:
         """Return the accuracy in percent and the number of images of each class with images."""
-        counts, hits = self.confusion.sum(1).tolist(), np.diag(self.confusion).tolist()
+        counts, accuracies = self.confusion.sum(1).tolist(), class_accuracies(self.confusion)
         return {
-            name: (100 * hit / count, count)
-            for name, hit, count in zip(self.classes, hits, counts, strict=True)
+            name: (accuracy, count)
+            for name, accuracy, count in zip(self.classes, accuracies, counts, strict=True)
             if count
         }
 
@@ -151,11 +152,10 @@ def evaluate(model: Classifier, pixels: np.ndarray, labels: np.ndarray) -> Evalu
     """
     starts = range(0, len(labels), BATCH)
     logits = torch.cat([predict_pixels(model, pixels[i : i + BATCH]) for i in starts])
-    answers, truth = logits.argmax(1), torch.from_numpy(labels)
-    count = len(model.classes)
-    confusion = torch.bincount(truth * count + answers, minlength=count**2).view(count, count)
+    answers, count = logits.argmax(1).numpy(), len(model.classes)
+    confusion = confusion_matrix(confusion_triples(labels, answers, count), count)
     ece = None
     if model.method.training().gives_logits:
         confidence = class_values(model, logits).amax(1)
-        ece = calibration_error(confidence, answers == truth)
-    return Evaluation(model.classes, confusion.numpy(), ece)
+        ece = calibration_error(confidence, torch.from_numpy(answers == labels))
+    return Evaluation(model.classes, confusion, ece)

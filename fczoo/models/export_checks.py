@@ -1,7 +1,7 @@
 """Formats of exports, and the checks that all of them share."""
 
 from pathlib import Path
-from typing import Literal, NoReturn, get_args
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from fczoo.models.classifier import Classifier
 
 ExportFormat = Literal["timm", "torch", "onnx", "peft"]
 """Formats of an export."""
-FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 SUFFIXES: dict[ExportFormat, str] = {
     "timm": ".safetensors",
     "torch": ".pt2",

@@ -12,13 +12,12 @@ import msgspec
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import read_toml, through_json
-from fczoo.core.names import match
-from fczoo.core.options import nearest, spaces
+from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.functional.heads import PromptedHead
 from fczoo.papers.claim_test import Claim, Side, Verdict, has_options, regime, usual_method
 from fczoo.papers.reproduce import Target, card_name, cards
-from fczoo.papers.tables import Number, Paper, get_paper, papers
+from fczoo.papers.tables import Number, Paper, find_named, get_paper, papers
 from fczoo.papers.variants import readings
 from fczoo.reports.runs import Experiment, Line, experiments_below, is_rate
 from fczoo.reports.tables import COLUMNS, Column
@@ -253,10 +252,7 @@ def get_claim(name: str) -> Claim:
     Raises:
         FczooError: The name is unknown; the message gives the nearest names.
     """
-    claim_name = match(name, claims())
-    if claim_name is None:
-        raise FczooError(f"no claim is called {name!r}; {nearest(name, claims())}")
-    return claims()[claim_name]
+    return find_named("claim", name, claims())
 
 
 def listing(results: Path, paper: str | None = None) -> str:

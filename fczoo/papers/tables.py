@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -42,6 +42,8 @@ METRICS = {
 }
 COSTS = {"COMM_params_per_round": "MB up"}
 """Costs of a client's upload in a round: the papers count parameters, fczoo bytes."""
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -320,7 +322,21 @@ def get_paper(key: str) -> Paper:
     Raises:
         FczooError: The key is unknown; the message gives the nearest keys.
     """
-    paper_key = match(key, papers())
-    if paper_key is None:
-        raise FczooError(f"no paper is called {key!r}; {nearest(key, papers())}")
-    return papers()[paper_key]
+    return find_named("paper", key, papers())
+
+
+def find_named(kind: str, word: str, entries: Mapping[str, Entry]) -> Entry:
+    """Return the entry that a word names.
+
+    Args:
+        kind: Kind of the entries, for the message.
+        word: Name in any spelling that ``match`` accepts.
+        entries: Entries by name.
+
+    Raises:
+        FczooError: No entry has this name; the message gives the nearest names.
+    """
+    name = match(word, entries)
+    if name is None:
+        raise FczooError(f"no {kind} is called {word!r}; {nearest(word, entries)}")
+    return entries[name]

@@ -80,7 +80,7 @@ ADAPTER = (
 
 
 def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return options and settings without which an option changes nothing, or its run takes long."""
+    """Return options and settings that an option needs to change something in a short run."""
     noisy, name = name == "lga", "glfc" if name == "lga" else name  # whose options it shares
     options, settings = NEEDS.get((name, option), ({}, {}))
     if "adapt" in METHODS.get(name).__dataclass_fields__ and option in ADAPTER:

@@ -1,4 +1,4 @@
-"""Search spaces of hyper-parameters: their values, spread over a space, and suggestions of a trial."""
+"""Search spaces of hyper-parameters: values, spread over a space, suggestions of a trial."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
