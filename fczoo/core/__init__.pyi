@@ -27,18 +27,10 @@ from .payload import (
 from .payload import (
     whole_tensors as whole_tensors,
 )
-from .protocols import (
-    Diagnoses as Diagnoses,
-)
-from .protocols import (
-    EndsTasks as EndsTasks,
-)
-from .protocols import (
-    HasClientMemory as HasClientMemory,
-)
-from .protocols import (
-    HasTeacher as HasTeacher,
-)
+from .training import Optim as Optim
+from .training import Scope as Scope
+from .training import TaskPhase as TaskPhase
+from .training import Training as Training
 from .tree import Tree as Tree
 from .tree import drop as drop
 from .tree import nbytes as nbytes
@@ -50,22 +42,28 @@ from .types import (
     Context as Context,
 )
 from .types import (
+    Diagnoses as Diagnoses,
+)
+from .types import (
+    EndsTasks as EndsTasks,
+)
+from .types import (
     Evidence as Evidence,
 )
 from .types import (
     Exchange as Exchange,
 )
 from .types import (
+    HasClientMemory as HasClientMemory,
+)
+from .types import (
+    HasTeacher as HasTeacher,
+)
+from .types import (
     LocalData as LocalData,
 )
 from .types import (
-    Optim as Optim,
-)
-from .types import (
     Partitioner as Partitioner,
-)
-from .types import (
-    Scope as Scope,
 )
 from .types import (
     ServerAggregator as ServerAggregator,
@@ -75,10 +73,4 @@ from .types import (
 )
 from .types import (
     Task as Task,
-)
-from .types import (
-    TaskPhase as TaskPhase,
-)
-from .types import (
-    Training as Training,
 )

@@ -4,6 +4,7 @@ It is written out here because timm's blocks offer no way to attach adapters per
 timm's own when no plug is given (tested for every family).
 """
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -11,10 +12,80 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.core.attention import attend
 from fczoo.core.errors import FczooError
-from fczoo.core.rotary import Rotation
-from fczoo.core.vit_config import ViTConfig
+from fczoo.core.vit_config import Rope, ViTConfig
+
+
+class Rotation:
+    """Rotation of queries and keys by the positions of their patches; other tokens keep theirs.
+
+    Class token, registers, prompts and tokens behind the patches do not rotate.
+    """
+
+    def __init__(self, rope: Rope, side: int, head_dim: int, device: torch.device):
+        """Compute the angles of ``side`` x ``side`` patches."""
+        self.halves = rope.halves
+        pairs = head_dim // 4  # of each image axis
+        exponents = torch.arange(pairs, dtype=torch.float32, device=device) / pairs
+        steps = torch.arange(side, dtype=torch.float32, device=device)
+        if rope.centred:
+            steps = 2 * math.pi * (2 * (steps + 0.5) / side - 1)
+        elif rope.reference is not None:
+            steps = steps / side * rope.reference
+        rows, columns = steps.repeat_interleave(side), steps.repeat(side)
+        angles = torch.stack([rows, columns], 1)[..., None] / rope.temperature**exponents
+        angles = angles.flatten(1)
+        angles = angles.repeat(1, 2) if rope.halves else angles.repeat_interleave(2, 1)
+        self._cos, self._sin = angles.cos(), angles.sin()
+
+    def apply(self, tokens: Tensor, first_patch: int, heads: int) -> Tensor:
+        """Rotate the patches among projected tokens [B, N, D].
+
+        Args:
+            tokens: Queries or keys.
+            first_patch: Number of tokens in front of the patches.
+            heads: Number of heads.
+
+        Returns:
+            Tokens [B, N, D] in the same data type.
+        """
+        after = tokens.shape[1] - first_patch - len(self._cos)
+        margins = (0, 0, first_patch, after)
+        cos, sin = F.pad(self._cos, margins, value=1.0), F.pad(self._sin, margins)
+        x = tokens.unflatten(-1, (heads, -1))
+        out: Tensor = x * cos[:, None] + self._quarter_turn(x) * sin[:, None]
+        return out.flatten(2).to(tokens.dtype)
+
+    def _quarter_turn(self, x: Tensor) -> Tensor:
+        """Turn each pair of channels by 90 degrees."""
+        if self.halves:
+            first, second = x.chunk(2, -1)
+            return torch.cat([-second, first], -1)
+        return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute softmax attention of queries, keys and values.
+
+    On the CPU the fused kernel has no rule for a batch of clients (vmap) and a slow bfloat16
+    backward, so the formula is written out there; on other devices the fused kernel is faster or
+    needs less memory.
+
+    Args:
+        query: Queries [B, H, N, D/H].
+        key: Keys [B, H, M, D/H].
+        value: Values [B, H, M, D/H].
+
+    Returns:
+        Outputs [B, H, N, D/H].
+    """
+    inside_vmap = torch._C._functorch.maybe_current_level() is not None
+    if query.device.type == "cpu" and (inside_vmap or query.dtype == torch.bfloat16):
+        scale = query.shape[-1] ** -0.5
+        attention: Tensor = ((query * scale) @ key.mT).softmax(-1)
+        return attention @ value
+    return F.scaled_dot_product_attention(query, key, value)
+
 
 ADAPTER_SCALE = 0.1  # s of AdaptFormer (Chen et al., NeurIPS 2022)
 PooledRows = Literal["cls", "prompt", "cls+prompt"]

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from fczoo.core.errors import log_place
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import EndsTasks, HasClientMemory
 from fczoo.core.seeds import PHASE_KEYS
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Boundary, Context, Exchange
+from fczoo.core.types import Batch, Boundary, Context, EndsTasks, Exchange, HasClientMemory
 from fczoo.federation.batches import Client, LocalImages, LocalTrainState, Rows, image_draws
 from fczoo.federation.checkpoint import ClientState, contiguous_copy
 from fczoo.federation.local_rules import ControlVariates

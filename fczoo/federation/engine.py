@@ -14,9 +14,8 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.files import home, naming
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import HasClientMemory
 from fczoo.core.tree import Tree
-from fczoo.core.types import Boundary, Context
+from fczoo.core.types import Boundary, Context, HasClientMemory
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import ClientState

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
-from fczoo.core.protocols import HasTeacher
-from fczoo.core.schedules import LOCAL, SCHEDULES
 from fczoo.core.seeds import torch_stream
+from fczoo.core.training import LOCAL, SCHEDULES, Optim
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Optim
+from fczoo.core.types import Batch, Context, HasTeacher
 from fczoo.data.views import DRAWS, ImageStore
 from fczoo.federation.batches import (
     NOWHERE,

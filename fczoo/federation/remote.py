@@ -18,12 +18,11 @@ from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
 from fczoo.core.types import Context, Task
 from fczoo.federation.batches import Client
-from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees
+from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees, pack, unpack
 from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
 from fczoo.federation.device import plan_of, reproducible
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_trainer import Optimizers
-from fczoo.federation.serialization import pack, unpack
 from fczoo.federation.world import World
 
 QUESTION, GROUP, ANSWER = "fczoo-question-1", "fczoo-group-2", "fczoo-answer-1"

@@ -29,9 +29,8 @@ from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
-from fczoo.federation.evaluate import accuracy_row, evaluate
+from fczoo.federation.evaluate import accuracy_row, evaluate, personal_accuracies
 from fczoo.federation.local_rules import CONTROL
-from fczoo.federation.personal import personal_accuracies
 from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result, metrics_of
 from fczoo.federation.server import Server, broadcast

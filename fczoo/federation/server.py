@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fczoo.core.method import Method, table_note
+from fczoo.aggregators.merge import check_stateless, sound
+from fczoo.core.method import Method, table_note, task_exchanges
 from fczoo.core.payload import Payload
 from fczoo.core.registry import make_aggregator
 from fczoo.core.seeds import PHASE_KEYS, torch_stream
-from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree, drop, nbytes
 from fczoo.core.types import Boundary, Exchange, ServerContext, Task
-from fczoo.federation.aggregator_check import check_stateless, sound
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import contiguous_copy, memory_bytes
 from fczoo.federation.environment import code_of, digest, versions

@@ -15,15 +15,21 @@ import torch
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload, content_of, contents
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Exchange, Training
+from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
 from fczoo.federation.local_rules import LocalRule, make_local_training
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
-from fczoo.security.outliers import extreme_clients, groups_with_means, leave_out
+from fczoo.security.outliers import (
+    check_centre,
+    extreme_clients,
+    groups_with_means,
+    leave_out,
+    replace_by_centres,
+)
 from fczoo.security.privacy import Privacy, bytes_by_content
-from fczoo.security.statistics import check_centre, replace_by_centres
 from fczoo.security.upload_validation import UploadValidator
 
 

@@ -10,14 +10,12 @@ from torch import Tensor
 from fczoo.backbones.load import configuration
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
+from fczoo.core.method import Method, task_exchanges
 from fczoo.core.options import with_fewest_steps
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import EndsTasks, HasTeacher
 from fczoo.core.registry import DATASETS
-from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree, drop, nbytes, select
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
+from fczoo.core.types import Batch, Boundary, Context, EndsTasks, HasTeacher, ServerContext, Task
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks

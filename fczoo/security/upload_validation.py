@@ -14,8 +14,9 @@ import torch
 
 from fczoo.core.errors import FczooError
 from fczoo.core.payload import ROW_DIMENSIONS, Group, Payload, Uploads, content_of, group_of
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Exchange, Task, Training
+from fczoo.core.types import Exchange, Task
 
 
 class RunStoppedError(FczooError):

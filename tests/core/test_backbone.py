@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fczoo import FczooError
-from fczoo.core.attention import attend
 from fczoo.core.backbone import LORA_PARTS, Backbone
+from fczoo.core.vit_forward import attend
 from helpers_backbone import CLOSE, by_hand, by_timm
 
 

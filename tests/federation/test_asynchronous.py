@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fczoo import FczooError, create_method
 from fczoo.core.registry import METHODS
-from fczoo.core.types import Scope
+from fczoo.core.training import Scope
 from fczoo.data.task_schedule import by_stage, stream_with_stages, tasks_by_stage
 from fczoo.data.views import ImageStore
 from fczoo.federation.benchmark import Benchmark

@@ -11,7 +11,8 @@ import torch
 from fczoo.core.payload import Payload, samples
 from fczoo.core.payload import rows as rows_of
 from fczoo.core.registry import METHODS
-from fczoo.core.types import Exchange, Optim, Task, Training
+from fczoo.core.training import Optim, Training
+from fczoo.core.types import Exchange, Task
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.engine import ClientEngine
 from fczoo.security.upload_validation import (
