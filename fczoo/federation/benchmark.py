@@ -115,9 +115,7 @@ def open_stores(
             "device": [backbone.device.type, machine["cpu"], machine["threads"], machine["gpus"]],
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "versions": [__version__, torch.__version__],
-            "code": digest_of(
-                "fczoo.core.vit_forward", "fczoo.core.vit_forward", "fczoo.data.views"
-            ),
+            "code": digest_of("fczoo.core.vit_forward", "fczoo.data.views"),
         }
 
     def feature_file(images: Images) -> FeatureFile:
