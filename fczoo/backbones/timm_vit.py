@@ -21,10 +21,6 @@ POOLS: dict[str, Pool] = {"token": "cls", "avg": "mean", "map": "attention"}
 _PARTS_OF_QKV = {"k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias", "k_bias", "v_bias"}
 
 
-class _NotPlainError(Exception):
-    """The reason why a model is not a plain vision transformer."""
-
-
 def vit_config(name: str, model: Any) -> ViTConfig:
     """Return the configuration of a timm model.
 
@@ -37,7 +33,7 @@ def vit_config(name: str, model: Any) -> ViTConfig:
     """
     try:
         return _read_config(name, model)
-    except _NotPlainError as error:
+    except ValueError as error:
         raise FczooError(
             f"{name} is not a plain ViT: {error}; {UNSUPPORTED}; {EXAMPLES}"
         ) from error
@@ -202,7 +198,7 @@ def _read_config(name: str, model: Any) -> ViTConfig:
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise _NotPlainError(reason)
+    raise ValueError(reason)
 
 
 def _mlp_kind(mlp: Any) -> tuple[bool, Activation]:

@@ -5,7 +5,7 @@ timm's own when no plug is given (tested for every family).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -16,52 +16,53 @@ from fczoo.core.errors import FczooError
 from fczoo.core.vit_config import Rope, ViTConfig
 
 
-class Rotation:
-    """Rotation of queries and keys by the positions of their patches; other tokens keep theirs.
+def rotation(
+    rope: Rope, side: int, head_dim: int, device: torch.device
+) -> Callable[[Tensor, int, int], Tensor]:
+    """Return the function that rotates queries or keys by the positions of their patches.
 
     Class token, registers, prompts and tokens behind the patches do not rotate.
+
+    Args:
+        rope: Kind of rotary positions.
+        side: Number of patches per side.
+        head_dim: Channels of a head.
+        device: Device of the angles.
+
+    Returns:
+        Function of projected tokens [B, N, D], the number of tokens in front of the patches, and
+        the number of heads, that returns tokens [B, N, D] in the same data type.
     """
+    pairs = head_dim // 4  # of each image axis
+    exponents = torch.arange(pairs, dtype=torch.float32, device=device) / pairs
+    steps = torch.arange(side, dtype=torch.float32, device=device)
+    if rope.centred:
+        steps = 2 * math.pi * (2 * (steps + 0.5) / side - 1)
+    elif rope.reference is not None:
+        steps = steps / side * rope.reference
+    rows, columns = steps.repeat_interleave(side), steps.repeat(side)
+    angles = torch.stack([rows, columns], 1)[..., None] / rope.temperature**exponents
+    angles = angles.flatten(1)
+    angles = angles.repeat(1, 2) if rope.halves else angles.repeat_interleave(2, 1)
+    all_cos, all_sin = angles.cos(), angles.sin()
 
-    def __init__(self, rope: Rope, side: int, head_dim: int, device: torch.device):
-        """Compute the angles of ``side`` x ``side`` patches."""
-        self.halves = rope.halves
-        pairs = head_dim // 4  # of each image axis
-        exponents = torch.arange(pairs, dtype=torch.float32, device=device) / pairs
-        steps = torch.arange(side, dtype=torch.float32, device=device)
-        if rope.centred:
-            steps = 2 * math.pi * (2 * (steps + 0.5) / side - 1)
-        elif rope.reference is not None:
-            steps = steps / side * rope.reference
-        rows, columns = steps.repeat_interleave(side), steps.repeat(side)
-        angles = torch.stack([rows, columns], 1)[..., None] / rope.temperature**exponents
-        angles = angles.flatten(1)
-        angles = angles.repeat(1, 2) if rope.halves else angles.repeat_interleave(2, 1)
-        self._cos, self._sin = angles.cos(), angles.sin()
-
-    def apply(self, tokens: Tensor, first_patch: int, heads: int) -> Tensor:
-        """Rotate the patches among projected tokens [B, N, D].
-
-        Args:
-            tokens: Queries or keys.
-            first_patch: Number of tokens in front of the patches.
-            heads: Number of heads.
-
-        Returns:
-            Tokens [B, N, D] in the same data type.
-        """
-        after = tokens.shape[1] - first_patch - len(self._cos)
+    def rotate(tokens: Tensor, first_patch: int, heads: int) -> Tensor:
+        after = tokens.shape[1] - first_patch - len(all_cos)
         margins = (0, 0, first_patch, after)
-        cos, sin = F.pad(self._cos, margins, value=1.0), F.pad(self._sin, margins)
+        cos, sin = F.pad(all_cos, margins, value=1.0), F.pad(all_sin, margins)
         x = tokens.unflatten(-1, (heads, -1))
-        out: Tensor = x * cos[:, None] + self._quarter_turn(x) * sin[:, None]
+        out: Tensor = x * cos[:, None] + _quarter_turn(x, rope.halves) * sin[:, None]
         return out.flatten(2).to(tokens.dtype)
 
-    def _quarter_turn(self, x: Tensor) -> Tensor:
-        """Turn each pair of channels by 90 degrees."""
-        if self.halves:
-            first, second = x.chunk(2, -1)
-            return torch.cat([-second, first], -1)
-        return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    return rotate
+
+
+def _quarter_turn(x: Tensor, halves: bool) -> Tensor:
+    """Turn each pair of channels by 90 degrees; pairs are neighbours, or one of each half."""
+    if halves:
+        first, second = x.chunk(2, -1)
+        return torch.cat([-second, first], -1)
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -113,10 +114,10 @@ class ForwardPass:
         kernel = weights["patch_embed.proj.weight"]
         self.dtype = kernel.dtype
         self.feature_dtype = torch.promote_types(self.dtype, torch.float32)
-        self.rotation: Rotation | None = None
+        self.rotate: Callable[[Tensor, int, int], Tensor] | None = None
         if config.rope is not None:
             head_dim = config.dim // config.heads
-            self.rotation = Rotation(config.rope, config.grid, head_dim, kernel.device)
+            self.rotate = rotation(config.rope, config.grid, head_dim, kernel.device)
 
     def features(self, images: Tensor, pool: PooledRows) -> Tensor:
         """Compute features [B, D] of normalised images [B, 3, S, S]."""
@@ -225,9 +226,9 @@ class ForwardPass:
         for part, projection in zip("qkv", parts, strict=True):
             extra = self._lora(hidden, f"lora.{block}.{part}")
             projection = projection if extra is None else projection + extra
-            if self.rotation is not None and part != "v":
+            if self.rotate is not None and part != "v":
                 first_patch = prompts + self.config.prefix_tokens
-                projection = self.rotation.apply(projection, first_patch, self.config.heads)
+                projection = self.rotate(projection, first_patch, self.config.heads)
             if part != "q" and f"prefix.{block}.{part}" in self.plugs:
                 prefix = self._rows(f"prefix.{block}.{part}", len(hidden))
                 projection = torch.cat([prefix, projection], 1)

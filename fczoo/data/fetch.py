@@ -16,6 +16,7 @@ import tarfile
 import time
 import zipfile
 import zlib
+from collections.abc import Callable
 from gzip import GzipFile
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -288,16 +289,16 @@ def unpack(file: Path, into: Path, limit: int | None = None) -> None:
         OSError: This machine fails, for example because its disk is full.
     """
     into.mkdir(parents=True, exist_ok=True)
-    budget = _Budget(file, limit)
+    spend = _byte_limit(file, limit)
     try:
         if tarfile.is_tarfile(file):
-            _untar(file, into, budget)
+            _untar(file, into, spend)
         elif zipfile.is_zipfile(file):
-            _unzip(file, into, budget)
+            _unzip(file, into, spend)
         elif file.suffix == ".gz":
-            _gunzip(file, into, budget)
+            _gunzip(file, into, spend)
         elif file.suffix == ".txt":
-            budget.spend(file.stat().st_size)
+            spend(file.stat().st_size)
             shutil.copyfile(file, into / file.name)
         else:
             raise FczooError(f"{file.name} is not a tar, zip, gz or txt file")
@@ -310,27 +311,24 @@ def unpack(file: Path, into: Path, limit: int | None = None) -> None:
         ) from error
 
 
-class _Budget:
-    """The bytes that an archive may still unpack to."""
+def _byte_limit(file: Path, limit: int | None) -> Callable[[int], None]:
+    """Return a function that counts a member of an archive, or a part of one, before it is written.
 
-    def __init__(self, file: Path, limit: int | None):
-        self.file, self.limit, self.spent = file, limit, 0
+    It raises FczooError once the members have more than ``limit`` bytes in all.
+    """
+    spent = 0
 
-    def spend(self, size: int) -> None:
-        """Count a member, or a part of one, before it is written.
+    def spend(size: int) -> None:
+        nonlocal spent
+        spent += size
+        if limit is not None and spent > limit:
+            description = f"{file.name}, {file.stat().st_size} bytes"
+            raise FczooError(f"{description}, unpacks to more than {limit}; nothing of it was kept")
 
-        Raises:
-            FczooError: It is too much.
-        """
-        self.spent += size
-        if self.limit is not None and self.spent > self.limit:
-            description = f"{self.file.name}, {self.file.stat().st_size} bytes"
-            raise FczooError(
-                f"{description}, unpacks to more than {self.limit}; nothing of it was kept"
-            )
+    return spend
 
 
-def _untar(file: Path, into: Path, budget: _Budget) -> None:
+def _untar(file: Path, into: Path, spend: Callable[[int], None]) -> None:
     # Python before 3.11.4 has no data filter; what it would refuse is refused by _check_member
     # before
     options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
@@ -340,27 +338,27 @@ def _untar(file: Path, into: Path, budget: _Budget) -> None:
     ):
         for member in archive:
             _check_member(file, member.name, member.isfile() or member.isdir())
-            budget.spend(max(member.size, SMALLEST))
+            spend(max(member.size, SMALLEST))
             archive.extract(member, into, set_attrs=False, **options)
             bar.update()
 
 
-def _unzip(file: Path, into: Path, budget: _Budget) -> None:
+def _unzip(file: Path, into: Path, spend: Callable[[int], None]) -> None:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         with progress_bar(f"{file.name}: unpacking", len(members), 0, "file") as bar:
             for member in members:
                 kind = stat.S_IFMT(member.external_attr >> 16)
                 _check_member(file, member.orig_filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
-                budget.spend(max(member.file_size, SMALLEST))
+                spend(max(member.file_size, SMALLEST))
                 archive.extract(member, into)
                 bar.update()
 
 
-def _gunzip(file: Path, into: Path, budget: _Budget) -> None:
+def _gunzip(file: Path, into: Path, spend: Callable[[int], None]) -> None:
     with GzipFile(file) as archive, (into / file.stem).open("wb") as out:
         while block := archive.read(BLOCK):
-            budget.spend(len(block))
+            spend(len(block))
             out.write(block)
 
 

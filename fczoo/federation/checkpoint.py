@@ -187,30 +187,10 @@ class ClientState(NamedTuple):
         self.controls.update(later.controls)
 
 
-class RunState(NamedTuple):
-    """All that a run resumes from, in addition to its result and the downlink's ledger."""
-
-    state: Tree  # the server's
-    kept: ClientState  # by the clients
-    control: Tree  # the server's control variates, see ControlVariates
-    begin: Tree  # trained tensors as the task began, for diagnostics; empty without
-
-
 def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
     """Return the bytes of a client's memory; each exemplar position counts as ``image`` bytes."""
     tensors = {name: value for name, value in memory.items() if name != exemplars}
     return nbytes(tensors) + image * len(memory.get(exemplars, ()))
-
-
-def to_trees(carried: RunState) -> dict[str, Tree]:
-    """Convert a snapshot to trees, which ``from_trees`` reads."""
-    server_trees = {"state": carried.state, "control": carried.control, "begin": carried.begin}
-    return {**server_trees, **kept_trees(carried.kept)}
-
-
-def from_trees(trees: Mapping[str, Tree]) -> RunState:
-    """Return the snapshot that ``to_trees`` converted."""
-    return RunState(trees["state"], kept_in(trees), trees["control"], trees["begin"])
 
 
 def kept_trees(kept: ClientState) -> dict[str, Tree]:

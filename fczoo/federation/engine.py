@@ -22,7 +22,7 @@ from fczoo.federation.checkpoint import ClientState
 from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
 from fczoo.federation.device import Plan
 from fczoo.federation.local_rules import ControlVariates
-from fczoo.federation.local_trainer import MakeSteps, Optimizers
+from fczoo.federation.local_trainer import MakeOptimizers, make_optimizers
 from fczoo.federation.uplink import ClientUplink
 
 ALIGNMENT = 64  # bytes, as torch aligns what it allocates: sums can depend on it in their last bit
@@ -80,14 +80,14 @@ class ClientEngine:
     controls: ControlVariates = field(
         default_factory=ControlVariates
     )  # of the rule of local training, if any
-    make_steps: MakeSteps = Optimizers
+    make_optimizers: MakeOptimizers = make_optimizers
     uplink: ClientUplink | None = None  # see ClientRuntime
 
     @property
     def side(self) -> ClientRuntime:
         """Return the runtime of the clients."""
         parts = self.method, self.backbone, self.store, self.plan
-        return ClientRuntime(*parts, self.controls.rule, self.make_steps, self.uplink)
+        return ClientRuntime(*parts, self.controls.rule, self.make_optimizers, self.uplink)
 
     @property
     def client_state(self) -> ClientState:

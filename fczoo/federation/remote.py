@@ -22,7 +22,7 @@ from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees, pack, 
 from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
 from fczoo.federation.device import plan_of, reproducible
 from fczoo.federation.engine import ClientEngine
-from fczoo.federation.local_trainer import Optimizers
+from fczoo.federation.local_trainer import make_optimizers
 from fczoo.federation.world import World
 
 QUESTION, GROUP, ANSWER = "fczoo-question-1", "fczoo-group-2", "fczoo-answer-1"
@@ -65,7 +65,7 @@ class RemoteWorker:
         store = uplink.client.attackers.store(world.stream, world.partition, world.train)
         plan = plan_of(world.settings, seed, world.backbone.device, world.partition.clients, 0)
         parts = method, world.backbone, store, plan
-        self.side = ClientRuntime(*parts, uplink.rule, Optimizers, uplink.client)
+        self.side = ClientRuntime(*parts, uplink.rule, make_optimizers, uplink.client)
 
     def read_request(self, question: bytes) -> ClientRequest:
         """Deserialize a request.

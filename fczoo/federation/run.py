@@ -20,10 +20,9 @@ from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import (
     Checkpoint,
     ClientState,
-    RunState,
     Snapshot,
-    from_trees,
-    to_trees,
+    kept_in,
+    kept_trees,
 )
 from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe
@@ -339,7 +338,8 @@ class FederatedRun:
             notes["diagnostics"], begin = self.probe.size(), self.probe.begin
         controls = self.server.controls
         clients = ClientState(self.memories, self.teacher_cache, controls.clients)
-        trees = to_trees(RunState(self.state, clients, controls.server, begin))
+        server_trees = {"state": self.state, "control": controls.server, "begin": begin}
+        trees = {**server_trees, **kept_trees(clients)}
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -353,12 +353,11 @@ class FederatedRun:
             if self.probe:
                 self.probe.resume(0, {})
             return 0, 0
-        notes, server = snapshot.notes, self.server
-        saved_state = from_trees(snapshot.trees)
-        server.state, server.controls.server = saved_state.state, saved_state.control
-        self.memories, self.teacher_cache, server.controls.clients = saved_state.kept
+        notes, trees, server = snapshot.notes, snapshot.trees, self.server
+        server.state, server.controls.server = trees["state"], trees["control"]
+        self.memories, self.teacher_cache, server.controls.clients = kept_in(trees)
         if self.probe:
-            self.probe.resume(notes.get("diagnostics", 0), saved_state.begin)
+            self.probe.resume(notes.get("diagnostics", 0), trees["begin"])
         server.tracker.restore(notes["ledger"])
         server.result = replace(server.result, **restore_nan(notes["result"], METRIC_FIELDS))
         return snapshot.task, snapshot.round

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fczoo.aggregators.merge import check_stateless, sound
+from fczoo.core.errors import FczooError
 from fczoo.core.method import Method, table_note, task_exchanges
 from fczoo.core.payload import Payload
 from fczoo.core.registry import make_aggregator
@@ -23,7 +24,6 @@ from fczoo.federation.participation import Participation
 from fczoo.federation.result import Result
 from fczoo.federation.uplink import Arrival, sum_or_stack
 from fczoo.federation.world import World
-from fczoo.security.upload_validation import RunStoppedError
 
 
 class BroadcastTracker:
@@ -238,7 +238,7 @@ class Server:
     def replace_state(self, new: Tree) -> None:
         """Replace the state, on the device and in at least float32, and track what has changed.
 
-        Sums in float64 stay in float64. Raises RunStopped if a value is not finite.
+        Sums in float64 stay in float64. Raises FczooError if a value is not finite.
         """
         least, tensors = torch.promote_types(self.backbone.dtype, torch.float32), {}
         for name, value in new.items():
@@ -247,7 +247,7 @@ class Server:
                 dtype = torch.promote_types(dtype, least)
             tensors[name] = contiguous_copy(value.detach().to(self.backbone.device, dtype))
             if not tensors[name].isfinite().all():
-                raise RunStoppedError(
+                raise FczooError(
                     f"{self.method.name} diverged: {name} is not finite on the server; "
                     f"lower its learning rates with --set"
                 )

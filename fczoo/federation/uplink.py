@@ -194,7 +194,7 @@ class Uplink:
     ) -> Arrival:
         """Validate the uploads of a round or boundary.
 
-        Raises RunStopped if too few uploads are valid.
+        Raises FczooError if too few uploads are valid.
         """
         training = self.training
         start_tensors = _trained_tensors(training, shared, exchange)

@@ -18,14 +18,6 @@ from fczoo.core.training import Training
 from fczoo.core.tree import Tree
 from fczoo.core.types import Exchange, Task
 
-
-class RunStoppedError(FczooError):
-    """Error that stops training: too few valid uploads, or a state that is not finite.
-
-    Saved checkpoints stay.
-    """
-
-
 DROPPED_OUT = "dropped out"
 LARGEST_NORM = 1e3  # times the round's median; a longer update would undo all others
 LARGEST_GROWTH = 10.0  # times the norm of the start; a shorter update may be all left to learn
@@ -124,7 +116,7 @@ class UploadValidator:
             else "lower --min-clients or --drop-rate"
         )
         event = "diverged" if has_diverged else "stopped"
-        raise RunStoppedError(
+        raise FczooError(
             f"{self.method} {event} in {exchange}: {sound} of {asked} uploads are valid, "
             f"{self.least} needed; {'; '.join(filter(None, [details, advice]))}"
         )
