@@ -212,7 +212,7 @@ class Benchmark(World):
         self.check_least(method)
         uplink = self.uplink(method, 0)
         uplink.check()
-        uplink.client.attackers.check(self.partition)
+        uplink.attackers.check(self.partition)
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
 
     @use_python_names

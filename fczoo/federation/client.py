@@ -17,7 +17,7 @@ from fczoo.federation.batches import Client, LocalImages, LocalTrainState, Rows,
 from fczoo.federation.checkpoint import ClientState, contiguous_copy
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.local_trainer import LocalTrainer
-from fczoo.federation.uplink import ClientUplink
+from fczoo.federation.uplink import Uplink
 
 
 class ClientRequest(NamedTuple):
@@ -53,7 +53,7 @@ class ClientRuntime(LocalTrainer):
     What a client remembers is given and returned.
     """
 
-    uplink: ClientUplink | None = None  # None: uploads are sent as the method computes them
+    uplink: Uplink | None = None  # None: uploads are sent as the method computes them
 
     def answer(
         self, request: ClientRequest, clients: Sequence[Client], kept: ClientState

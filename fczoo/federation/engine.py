@@ -23,7 +23,7 @@ from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
 from fczoo.federation.device import Plan
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.local_trainer import MakeOptimizers, make_optimizers
-from fczoo.federation.uplink import ClientUplink
+from fczoo.federation.uplink import Uplink
 
 ALIGNMENT = 64  # bytes, as torch aligns what it allocates: sums can depend on it in their last bit
 
@@ -81,7 +81,7 @@ class ClientEngine:
         default_factory=ControlVariates
     )  # of the rule of local training, if any
     make_optimizers: MakeOptimizers = make_optimizers
-    uplink: ClientUplink | None = None  # see ClientRuntime
+    uplink: Uplink | None = None  # see ClientRuntime
 
     @property
     def side(self) -> ClientRuntime:

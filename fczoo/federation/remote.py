@@ -62,10 +62,10 @@ class RemoteWorker:
     def __init__(self, world: World, method: Method, seed: int):
         self.world, self.settings = world, world.settings
         uplink = world.uplink(method, seed)
-        store = uplink.client.attackers.store(world.stream, world.partition, world.train)
+        store = uplink.attackers.store(world.stream, world.partition, world.train)
         plan = plan_of(world.settings, seed, world.backbone.device, world.partition.clients, 0)
         parts = method, world.backbone, store, plan
-        self.side = ClientRuntime(*parts, uplink.rule, make_optimizers, uplink.client)
+        self.side = ClientRuntime(*parts, uplink.rule, make_optimizers, uplink)
 
     def read_request(self, question: bytes) -> ClientRequest:
         """Deserialize a request.

@@ -64,7 +64,7 @@ class FederatedRun:
         self.elsewhere = elsewhere
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.server = Server(world, method, seed)
-        attackers = self.server.uplink.client.attackers
+        attackers = self.server.uplink.attackers
         self.train = attackers.store(world.stream, world.partition, world.train)
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
         # client -> outputs of the task's teacher for its images, see ClientState
@@ -318,7 +318,7 @@ class FederatedRun:
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
         if self.elsewhere:
             return RemoteEngine(*parts, controls, transport=self.elsewhere)
-        return ClientEngine(*parts, controls, uplink=self.server.uplink.client)
+        return ClientEngine(*parts, controls, uplink=self.server.uplink)
 
     def _plan(self) -> Plan:
         clients, scalars = self.world.partition.clients, self.result.trained_scalars

@@ -152,7 +152,7 @@ class Server:
             versions={**versions(), "code": digest(code_of(self.settings, method))},
         )
         draws = self.participation.draws(self.exchanges) if self.settings.dp_noise else ()
-        result.privacy = self.uplink.client.privacy.promise(list(draws))
+        result.privacy = self.uplink.privacy.promise(list(draws))
         return result
 
     def begin_task(self, task: Task) -> None:

@@ -285,9 +285,8 @@ def test_too_few_clients_stop_the_run(make_bench, small_method):
 def test_attackers_are_the_same_in_every_round_and_as_many_as_asked_for(make_bench, small_method):
     bench = make_bench(attack="scale:5", attackers=0.67)
     attackers = {
-        seed: bench.uplink(small_method("fedavg"), seed).client.attackers.numbers
-        for seed in range(8)
+        seed: bench.uplink(small_method("fedavg"), seed).attackers.numbers for seed in range(8)
     }
     assert all(len(numbers) == 2 for numbers in attackers.values())
     assert len(set(attackers.values())) > 1
-    assert make_bench().uplink(small_method("fedavg"), 0).client.attackers.numbers == frozenset()
+    assert make_bench().uplink(small_method("fedavg"), 0).attackers.numbers == frozenset()
