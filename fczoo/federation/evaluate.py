@@ -209,8 +209,8 @@ def _next_accuracy(
     if not following or following[0].stop > task.stop:
         return None
     index = _test_index(world, following[0])
-    known = world.classes_with_images(task)
-    if not known[world.test.labels[index.to(world.test.labels.device)].cpu()].all():
+    classes_seen = world.classes_with_images(task)
+    if not classes_seen[world.test.labels[index.to(world.test.labels.device)].cpu()].all():
         return None
     answers, labels = predictions(method, world, state, index, task, batch_size)
     return percent_correct(answers == labels) if len(labels) else None
@@ -274,8 +274,8 @@ def personal_accuracies(
     accuracies = list(before)
     for number, labels in _labels_by_client(world, ctx):
         if number in clients and before[number] is not None:
-            trained = trained_copy(runtime, clients[number], client_state, ctx)
-            accuracies[number] = _accuracy(world, runtime, {**server_state, **trained}, labels, ctx)
+            copy = trained_copy(runtime, clients[number], client_state, ctx)
+            accuracies[number] = _accuracy(world, runtime, {**server_state, **copy}, labels, ctx)
     return accuracies
 
 
