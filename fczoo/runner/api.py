@@ -11,7 +11,7 @@ from fczoo.core.options import nearest, plain, quote
 from fczoo.core.registry import METHODS
 from fczoo.core.seeds import check_seeds
 from fczoo.federation.settings import Settings
-from fczoo.models.keep import KeepModel
+from fczoo.models.storage import KeepModel
 from fczoo.reports.archive import write_archive
 from fczoo.reports.results import Results, load_results
 from fczoo.reports.runs import read_runs

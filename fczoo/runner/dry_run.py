@@ -26,7 +26,7 @@ from fczoo.federation.device import (
 )
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.federation.stream import open_stream, split_stream
-from fczoo.models.keep import KeepModel
+from fczoo.models.storage import KeepModel
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.text_format import option_word, word_table
 from fczoo.runner.cost import FirstRound, first_round

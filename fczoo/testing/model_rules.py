@@ -7,8 +7,7 @@ import torch
 
 from fczoo.core.errors import FczooError
 from fczoo.federation.evaluate import predictions
-from fczoo.models.load import load_model
-from fczoo.models.save import save_model
+from fczoo.models.storage import load_model, save_model
 from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same
 from fczoo.testing.runs import need
 
