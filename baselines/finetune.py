@@ -15,7 +15,7 @@ from fczoo.functional.heads import LinearHead, OptimizerOptions, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.pixels import raw_images
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @dataclass(frozen=True)

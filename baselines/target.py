@@ -18,7 +18,7 @@ from fczoo.core.types import Batch, Context, ServerContext, Task, Training
 from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import distillation, task_cross_entropy
 from fczoo.functional.pixels import normalise_images
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("target")

@@ -31,8 +31,8 @@ from .federation.settings import Settings as Settings
 from .models.storage import load_model as load_model
 from .models.storage import save_model as save_model
 from .protocols.registry import register_protocol as register_protocol
-from .reports.results import Results as Results
-from .reports.results import load_results as load_results
+from .runner.api import Results as Results
 from .runner.api import bench as bench
+from .runner.api import load_results as load_results
 
 __version__: str

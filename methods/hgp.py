@@ -40,7 +40,7 @@ from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.pixels import raw_images
 from fczoo.functional.prompts import init_prefixes
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("hgp")

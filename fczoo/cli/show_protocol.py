@@ -7,8 +7,7 @@ from typing import Any
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.data.dataset import domains_of
 from fczoo.federation.settings import Settings
-from fczoo.protocols.source import Source
-from fczoo.protocols.statements import ByBeta, Statement
+from fczoo.protocols.source import ByBeta, Source, Statement
 from fczoo.reports.text_format import option_word, word_table
 
 DEFAULTS = {f.name: f.default for f in fields(Settings)}

@@ -13,7 +13,7 @@ from fczoo.federation.settings import Settings
 from fczoo.models import storage
 from fczoo.models.record import read_model_record
 from fczoo.runner.cost import first_round
-from fczoo.runner.kept_size import state_sizes
+from fczoo.runner.dry_run import state_sizes
 from helpers_cli import TINY, run
 
 

@@ -1,10 +1,4 @@
-"""``fczoo tune``: the same number of trials, of the same length, for every method.
-
-No test image is seen. A trial runs the first tasks of a separate class order and split; it
-trains on a part of their training images and is scored on the rest. Only early tasks are used,
-since a learner that must not keep old data cannot tune on tasks that have not come yet (Chaudhry et
-al., Efficient Lifelong Learning with A-GEM, ICLR 2019).
-"""
+"""d"""
 
 import os
 import signal
@@ -34,8 +28,8 @@ from fczoo.reports.run_folder import LOG, current_settings
 from fczoo.runner.dry_run import image_steps
 from fczoo.runner.progress import log_to_file
 from fczoo.runner.resume import InterruptedRunError, only_process
-from fczoo.runner.tune.study import Effort, open_trial_benchmark, search_method, tasks_of_trial
-from fczoo.runner.tune.tuned_file import TUNED_FILE, Spent, TunedFile, TunedMethod, read_tuned
+from fczoo.runner.study import Effort, open_trial_benchmark, search_method, tasks_of_trial
+from fczoo.runner.tuned_file import TUNED_FILE, Spent, TunedFile, TunedMethod, read_tuned
 
 EMPTY: Mapping[str, Mapping[str, Any]] = {}
 # added to the seed: class orders and splits of trials are not those of later runs

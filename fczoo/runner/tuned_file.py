@@ -1,4 +1,4 @@
-"""``tuned.json``: what ``fczoo tune`` found for each method, and with how much effort."""
+"""d"""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
