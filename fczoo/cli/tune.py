@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from fczoo.cli.downloads import download_options
-from fczoo.cli.examples import COMMON
 from fczoo.cli.options import (
+    COMMON,
     OUTPUT,
     RUNS,
     GroupedCommand,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fczoo import FczooError, Settings, create_method
-from fczoo.cli.show_protocol import source_page
+from fczoo.cli.info import source_page
 from fczoo.core.options import spaces
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.data.stream import make_tasks
