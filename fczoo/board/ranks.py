@@ -1,4 +1,4 @@
-"""Ranks of methods over benchmarks, and tests of their differences: within one benchmark and over all."""
+"""Ranks of methods over seeds and benchmarks, and tests of their differences."""
 
 import math
 import statistics

@@ -1,4 +1,10 @@
-"""d"""
+"""``fczoo tune``: the same number of trials, of the same length, for every method.
+
+No test image is seen. A trial runs the first tasks of a separate class order and split; it
+trains on a part of their training images and is scored on the rest. Only early tasks are used,
+since a learner that must not keep old data cannot tune on tasks that have not come yet (Chaudhry et
+al., Efficient Lifelong Learning with A-GEM, ICLR 2019).
+"""
 
 import os
 import signal

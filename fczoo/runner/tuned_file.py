@@ -1,4 +1,4 @@
-"""d"""
+"""``tuned.json``: the values that ``fczoo tune`` found for each method, and the effort."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
