@@ -32,7 +32,7 @@ from fczoo.functional.gaussians import empty_gaussians, gaussians, moment_sums
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import init_prefixes
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("hgp")

@@ -35,7 +35,7 @@ from fczoo.functional.gaussians import class_sums
 from fczoo.functional.lora import lora_cosines
 from fczoo.methods._pilora_lora import IncrementalLoRA
 from fczoo.methods._pilora_prototypes import LearnedPrototypes
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("pilora")

@@ -12,7 +12,7 @@ from fczoo.data.dataset import released_norm
 from fczoo.federation.settings import Settings
 from fczoo.papers.tables import Number, Paper, plain_split
 from fczoo.protocols.registry import RELEASES
-from fczoo.protocols.statements import Statement
+from fczoo.protocols.source import Statement
 from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line
 from fczoo.reports.text_format import option_word, setting_word
 

@@ -8,8 +8,7 @@ import msgspec
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import convert_json, read_toml
-from fczoo.protocols.source import Kind, Source
-from fczoo.protocols.statements import ByBeta, ByTasks, SharedOut, Statement
+from fczoo.protocols.source import ByBeta, ByTasks, Kind, SharedOut, Source, Statement
 
 Sections = dict[str, dict[str, Statement]]  # data set or method -> name -> statement
 

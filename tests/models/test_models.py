@@ -17,9 +17,8 @@ from fczoo.core.tree import nbytes
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
-from fczoo.models.save import weights_note
-from fczoo.models.tensors import prediction_tensors
-from fczoo.models.transform import ViewConfig, evaluation_transform
+from fczoo.models.classifier import ViewConfig, evaluation_transform, prediction_tensors
+from fczoo.models.storage import weights_note
 
 SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 1, "epochs": 1}
 
