@@ -33,9 +33,9 @@ from fczoo.core.tree import Tree, nbytes
 from fczoo.core.vit_config import ViTConfig
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.reports.contamination import CLASSES
+from fczoo.reports.run_config import protocol_of_value
 from fczoo.reports.text_format import option_word, plain_table
 from fczoo.runner.cost import MOMENTS, MeasuredCost, measure
-from fczoo.runner.schedule import dataset_value_schedule
 from fczoo.security.privacy import list_disclosures
 
 
@@ -90,9 +90,10 @@ def dataset_values(cls: type[Method]) -> list[str]:
     for dataset, values in cls.dataset_options.items():
         by_source: dict[str, list[str]] = {}
         for option, value in values.items():
-            schedule = dataset_value_schedule(cls.name, option, value, dataset)
-            source = schedule.source if schedule else ""
-            text = f", from {source}" if source.startswith("protocol") else ""
+            stated = protocol_of_value(cls.name, option, value, dataset)
+            text = ""
+            if stated and not stated[1].chosen_for:
+                text = f", from protocol {stated[0].name} ({stated[1].source})"
             by_source.setdefault(text, []).append(f"{option}={option_word(value)}")
         lines.append(
             f"{dataset}: "
