@@ -104,7 +104,8 @@ def test_a_card_appears_with_its_method(monkeypatch):
         "reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run", code=1
     )
     monkeypatch.setitem(get_paper("fppl").methods, "FedSLCA", PrintedMethod("toy"))
-    monkeypatch.setitem(METHODS._entries, "toy", METHODS.get("fedavg"))
+    toy = type("Toy", (METHODS.get("fedavg"),), {"name": "toy"})
+    monkeypatch.setitem(METHODS._entries, "toy", toy)
     assert "--methods toy" in output_of("reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run")
     assert "FedSLCA" not in output_of("papers", "--missing")
 
