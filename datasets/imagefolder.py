@@ -5,7 +5,8 @@ from pathlib import Path
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Dataset, Defaults, ImageData
-from fczoo.data.folder_layout import read_folders
+from fczoo.data.folder_layout import read_folders, read_groups
+from fczoo.data.image_files import ImageFiles
 
 
 @register_dataset("imagefolder")
@@ -16,6 +17,10 @@ class ImageFolder(Dataset):
     that division the test part is what a list ``test.txt`` in the folder names, one ``CLASS/FILE``
     per line, or a fifth of every class by the rule of ``imagenet_r``. Images in subfolders of a
     class folder belong to the class. Images are stored at 256x256, or ``--stored-size``.
+
+    The hospital, writer or user of each image, for ``--partition natural`` and ``domains``, is the
+    column ``group`` of ``DIR/groups.csv`` (``file,group``, file below DIR), or the folder GROUP
+    where all training images are in ``CLASS/GROUP/*``.
     """
 
     classes = 0
@@ -32,4 +37,6 @@ class ImageFolder(Dataset):
         return root
 
     def load(self, root: Path) -> ImageData:
-        return read_folders(self.name, self.locate(root), 256)
+        data = read_folders(self.name, self.locate(root), 256)
+        assert isinstance(data.train, ImageFiles)
+        return data._replace(groups=read_groups(root, data.train))

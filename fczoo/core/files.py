@@ -163,15 +163,28 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     Raises:
         FczooError: The file is missing or does not hold a JSON object.
     """
+    content = read_json_value(path, what)
+    if not isinstance(content, dict):
+        raise FczooError(f"{path} is not a valid {what}: it holds no JSON object")
+    return content
+
+
+def read_json_value(path: Path, what: str) -> Any:
+    """Read any JSON value.
+
+    Args:
+        path: File to read.
+        what: Kind of the file for messages.
+
+    Raises:
+        FczooError: The file is missing or does not hold JSON.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FczooError(f"no {what} at {path}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise FczooError(f"{path} is not a valid {what}: {error}") from error
-    if not isinstance(content, dict):
-        raise FczooError(f"{path} is not a valid {what}: it holds no JSON object")
-    return content
 
 
 def read_record(

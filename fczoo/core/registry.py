@@ -235,7 +235,7 @@ class Registry(Generic[Entry]):
         for position, field in enumerate(dataclasses.fields(instance)):
             value = getattr(instance, field.name)
             spelling = spell(value)
-            if position == 0 and spelling and not {",", "="} & set(spelling):
+            if position == 0 and value is not None and spelling and not {",", "="} & set(spelling):
                 words.append(spelling)
             elif value != field.default:
                 words.append(f"{field.name}={spelling}")

@@ -1,5 +1,6 @@
 """Tasks, and partitioners of their images: the part of the contract that needs no torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,9 +41,36 @@ class Partitioner(Protocol):
     """Pure function from the labels of one task to one array of positions per client.
 
     One with an attribute ``scope = "dataset"`` gets all labels at once, before they are cut into
-    tasks; one with ``disjoint = False`` may give an image to several clients or to none.
+    tasks; one with ``disjoint = False`` may give an image to several clients or to none. One with
+    ``needs_groups = True`` gets a keyword as well, ``groups``: int64 [N], the number of the domain,
+    hospital, writer or user of each image. Data sets without groups are refused for it.
     """
 
     def __call__(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, /
     ) -> list[np.ndarray]: ...
+
+
+def split_images(
+    partitioner: Partitioner,
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    groups: np.ndarray | None = None,
+) -> list[np.ndarray]:
+    """Split images over clients; the partitioner gets their groups only if it needs them.
+
+    Args:
+        partitioner: Partitioner to call.
+        labels: Labels [N].
+        clients: Number of clients.
+        rng: Source of random numbers.
+        groups: int64 [N], the group of each image; needed where the partitioner needs groups.
+
+    Returns:
+        Positions of the images of each client.
+    """
+    if not getattr(partitioner, "needs_groups", False):
+        return partitioner(labels, clients, rng)
+    with_groups: Callable[..., list[np.ndarray]] = partitioner
+    return with_groups(labels, clients, rng, groups=groups)

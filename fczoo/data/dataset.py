@@ -75,6 +75,8 @@ class ImageData(NamedTuple):
     classes: tuple[str, ...]
     split: str = "official"  # how the test part was chosen, for the record
     remarks: tuple[str, ...] = ()  # warnings on this copy, such as files that are not read
+    # int64 [N] hospital, writer, user, ... of each training image; None: its domain, if it has one
+    groups: "np.ndarray | None" = None
 
 
 class Archive(NamedTuple):

@@ -1,7 +1,9 @@
 """Layouts of image folders: class folders, which are divided, or a training and a test part."""
 
+import csv
 import hashlib
 import itertools
+import posixpath
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,10 +20,13 @@ from fczoo.data.folder_scan import (
     has_images,
     listed_images,
     normalise_name,
+    normalise_path,
     raw_name,
+    read_list,
     subfolders,
 )
 from fczoo.data.image_files import (
+    ImageFiles,
     display_names,
     list_images,
     make_part,
@@ -30,6 +35,7 @@ from fczoo.data.image_files import (
     unread_files,
 )
 
+GROUPS = "groups.csv"
 LAYOUT_HINT = "expected {train,test}/CLASS/* or CLASS/*"
 FRACTIONS = {5: "a fifth", 6: "a sixth"}
 """Share of a class -> its name in the description of a split."""
@@ -330,3 +336,58 @@ def _parts(
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read_groups(root: Path, images: ImageFiles) -> np.ndarray | None:
+    """Return the group of each image, such as a hospital or writer.
+
+    They are those of ``groups.csv`` in the data root, with the columns ``file`` (below that folder)
+    and ``group``; else the folders GROUP of ``CLASS/GROUP/FILE``. Groups are numbered in the order
+    of their names.
+
+    Args:
+        root: Data root.
+        images: Training part.
+
+    Returns:
+        int64 [N]; None without the list where not every image is in such a folder.
+
+    Raises:
+        FczooError: The list has other columns, or does not name an image, or names it twice.
+    """
+    path = root / GROUPS
+    if path.is_file():
+        group_of = _read_group_list(path)
+        below = images.root.relative_to(root).as_posix()
+        files = [normalise_name(posixpath.normpath(f"{below}/{name}")) for name in images.names]
+        if missing := [file for file in files if file not in group_of]:
+            problem = f"{path} gives no group to {missing[0]} ({len(missing)} such images)"
+            raise FczooError(f"{problem}; add a line FILE,GROUP for each training image")
+        names = [group_of[file] for file in files]
+    else:
+        steps = [name.split("/") for name in images.names]
+        if any(len(parts) != len(("CLASS", "GROUP", "FILE")) for parts in steps):
+            return None
+        names = [group for _, group, _ in steps]
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+
+def _read_group_list(path: Path) -> dict[str, str]:
+    """Return the group of each file that a list names.
+
+    Raises:
+        FczooError: The list has other columns, names a file twice, or leaves the folder.
+    """
+    lines = csv.reader(read_list(path))
+    if [cell.strip().lower() for cell in next(lines, [])] != ["file", "group"]:
+        raise FczooError(f"{path} must begin with the line file,group; the columns are these two")
+    group_of: dict[str, str] = {}
+    for cells in lines:
+        if len(cells) != 2 or not all(map(str.strip, cells)):
+            line = ",".join(cells)[:80]
+            raise FczooError(f"{path} has the line {line!r}, not FILE,GROUP; correct it")
+        file = normalise_path(cells[0], path)
+        if file in group_of:
+            raise FczooError(f"{path} names {file} twice; leave one line")
+        group_of[file] = cells[1].strip()
+    return group_of

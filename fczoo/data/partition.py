@@ -9,21 +9,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from tabulate import tabulate
 
 from fczoo.core.errors import FczooError, log_place
-from fczoo.core.files import Count, convert_json, encode_json, read_json, write_safely
+from fczoo.core.files import encode_json, write_safely
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
-from fczoo.core.tasks import Partitioner
+from fczoo.core.tasks import Partitioner, split_images
 from fczoo.data.client_index import ClientGrowth, ClientIndex
+from fczoo.data.dataset import rows
+from fczoo.data.partition_file import FORMAT, PartitionFile, read_partition_file
 from fczoo.data.stream import Stream
 
 log = logging.getLogger("fczoo")
 
-FORMAT = "fczoo-partition-1"
+INDICES = "indices"  # spec of a partition of other software
 HASHED_AS = {"dirichlet:1": "dirichlet:1.0"}
 """Canonical specs that are hashed in an earlier spelling, so that known hashes stay valid."""
 
@@ -137,19 +138,20 @@ def make_partition(
     joining: int = 0,
     transition: float = 1.0,
     partitioner: Partitioner | None = None,
-    read: Callable[[Path], Partition] | None = None,
+    restore: Callable[[Partition], Partition] | None = None,
 ) -> Partition:
     """Split every task of a stream over clients.
 
     Args:
         stream: Data set cut into tasks.
-        spec: Partitioner such as ``dirichlet:0.5``, or ``file:PATH`` to load a saved partition.
+        spec: Partitioner such as ``dirichlet:0.5``, or ``file:PATH`` to load a saved partition or
+            each client's indices, which ``read_partition_file`` describes.
         clients: Number of clients at the start; see ``ClientGrowth`` for the others.
         seed: Seed of the split.
         joining: Number of clients that join at every later task.
         transition: Part of the earlier clients that get data of a new task.
         partitioner: Partitioner that ``spec`` names, if it was created before.
-        read: Function that replaces ``load_partition``.
+        restore: Function that converts a saved partition to one of tasks.
 
     Raises:
         FczooError: The split is impossible, or the file belongs to other data.
@@ -157,11 +159,23 @@ def make_partition(
     population, tasks = ClientGrowth(clients, joining, transition), range(len(stream.tasks))
     client_counts = tuple(map(population.client_count, tasks)) if joining else ()
     if spec.startswith("file:"):
-        partition = (read or load_partition)(Path(spec[5:]))
+        path = Path(spec[5:])
+        file = read_partition_file(path)
+        if isinstance(file, list):
+            partition = _partition_of_indices(file, path, stream)
+        else:
+            partition = _partition(file, path)
+            partition = restore(partition) if restore else partition
         return _check_saved_partition(
             partition, stream, population.client_count(len(tasks) - 1), client_counts
         )
     partitioner = partitioner or PARTITIONERS.create(spec)
+    if getattr(partitioner, "needs_groups", False) and stream.groups is None:
+        raise FczooError(
+            f"--partition {spec} needs the domain, hospital, writer or user of each image, which "
+            f"{stream.name} does not have; take another partition, or an image folder with "
+            "groups.csv"
+        )
     if getattr(partitioner, "scope", "task") == "dataset":
         if joining or transition < 1:
             problem = f"{spec} splits the whole data set at once"
@@ -228,8 +242,9 @@ def _split_tasks(
             )
             raise FczooError(f"{problem}; lower --clients or --tasks")
         labels = stream.train.labels[images] - task.start
+        rng, groups = numpy_stream("partition", seed, task.index), rows(stream.groups, images)
         with log_place(f"task {task.index + 1}"):
-            parts = partitioner(labels, len(receivers), numpy_stream("partition", seed, task.index))
+            parts = split_images(partitioner, labels, len(receivers), rng, groups)
         _check_parts(partitioner, parts, len(labels), len(receivers))
         client_images = [images[:0]] * everyone
         for client, part in zip(receivers, parts, strict=True):
@@ -248,8 +263,14 @@ def _split_whole(
             f"{stream.name} has {len(stream.train_index)} training images for {clients} clients"
         )
         raise FczooError(f"{problem}; lower --clients")
-    parts = partitioner(stream.train.labels, clients, numpy_stream("partition", seed))
-    _check_parts(partitioner, parts, len(stream.train.labels), clients)
+    labels, rng = stream.train.labels, numpy_stream("partition", seed)
+    parts = split_images(partitioner, labels, clients, rng, stream.groups)
+    _check_parts(partitioner, parts, len(labels), clients)
+    return _by_task(stream, parts)
+
+
+def _by_task(stream: Stream, parts: list[np.ndarray]) -> tuple[ClientIndex, ...]:
+    """Divide each client's positions in the stream into tasks."""
     tasks = []
     for task in stream.tasks:
         images = stream.positions(stream.train, task)
@@ -257,19 +278,6 @@ def _split_whole(
             ClientIndex(stream.train_index[np.intersect1d(part, images)] for part in parts)
         )
     return tuple(tasks)
-
-
-class _PartitionFile(msgspec.Struct):
-    """A partition file's content."""
-
-    format: str
-    sha256: str
-    dataset: str
-    spec: str
-    seed: Count
-    class_order: list[int]
-    tasks: list[list[list[Count]]]
-    joined: list[Count] = []
 
 
 def load_partition(path: Path) -> Partition:
@@ -281,32 +289,13 @@ def load_partition(path: Path) -> Partition:
     Raises:
         FczooError: The file is missing, malformed or does not match its hash.
     """
-    content = read_json(path, "partition file")
-    try:
-        return _partition(convert_json(content, _PartitionFile))
-    except ValueError as error:
-        raise FczooError(
-            f"{path} is not a valid partition file: {error}; save one with a bench run"
-        ) from error
+    file = read_partition_file(path)
+    if isinstance(file, list):
+        raise FczooError(f"{path} is not a valid partition file: it has no tasks; run it first")
+    return _partition(file, path)
 
 
-def _partition(file: _PartitionFile) -> Partition:
-    """Create the partition of a file.
-
-    Raises:
-        ValueError: Parts of the file contradict each other.
-    """
-    if file.format != FORMAT:
-        raise ValueError(f"format is {file.format!r}, expected {FORMAT!r}")
-    if not file.tasks or len({len(clients) for clients in file.tasks}) != 1 or not file.tasks[0]:
-        raise ValueError("tasks: all must list the same clients")
-    if file.joined and len(file.joined) != len(file.tasks):
-        raise ValueError("joined: it must count clients at each task")
-    for clients, number in zip(file.tasks, file.joined, strict=False):
-        if not 0 < number <= len(clients):
-            raise ValueError("joined: it must count clients at each task")
-        if any(clients[number:]):
-            raise ValueError("joined: a client owns images before it has joined")
+def _partition(file: PartitionFile, path: Path) -> Partition:
     tasks = tuple(
         ClientIndex(np.array(c, dtype=np.int64) for c in clients) for clients in file.tasks
     )
@@ -314,8 +303,31 @@ def _partition(file: _PartitionFile) -> Partition:
     spec = PARTITIONERS.canonical(file.spec)
     partition = Partition(file.dataset, spec, file.seed, order, tasks, client_counts)
     if not partition.has_hash(file.sha256, file.spec):
-        raise ValueError("its content does not match its sha256")
+        raise FczooError(
+            f"{path} is not a valid partition file: its content does not match its sha256; save "
+            "one with a bench run"
+        )
     return partition
+
+
+def _partition_of_indices(indices: list[np.ndarray], path: Path, stream: Stream) -> Partition:
+    """Return the partition of each client's positions in the whole training part.
+
+    Raises:
+        FczooError: A position is not that of a training image of the run.
+    """
+    for client, positions in enumerate(indices):
+        if len(unknown := np.setdiff1d(positions, stream.train_index)):
+            problem = (
+                f"{path} gives client {client} the index {unknown[0]}, which is not a training "
+                f"image of this run of {stream.name}"
+            )
+            raise FczooError(
+                f"{problem} (indices 0 to {stream.train_index[-1]}); leave out test images, and "
+                "--train-per-class"
+            )
+    parts = [np.searchsorted(stream.train_index, positions) for positions in indices]
+    return Partition(stream.name, INDICES, 0, stream.class_order, _by_task(stream, parts))
 
 
 def _check_saved_partition(

@@ -44,6 +44,8 @@ class Stream:
     tasks: tuple[Task, ...]
     split: str = "official"  # how the test part was chosen
     remarks: tuple[str, ...] = ()  # warnings on the images
+    # int64 [N] domain, hospital, writer, ... of each training image, where the data set has them
+    groups: np.ndarray | None = None
 
     def positions(self, images: Images, task: Task) -> np.ndarray:
         """Return the positions of the images of one task, ascending.
@@ -122,6 +124,7 @@ def make_stream(
         arriving,
         data.split,
         remarks,
+        rows(data.train.domains if data.groups is None else data.groups, train_index),
     )
 
 

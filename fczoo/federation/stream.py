@@ -1,10 +1,9 @@
 """The images of a run, cut into tasks and split over clients. Nothing here needs torch."""
 
 from functools import partial
-from pathlib import Path
 
 from fczoo.core.errors import FczooError
-from fczoo.data.partition import Partition, load_partition, make_partition
+from fczoo.data.partition import Partition, make_partition
 from fczoo.data.stream import Stream, make_stream
 from fczoo.data.task_schedule import (
     by_stage,
@@ -64,8 +63,8 @@ def split_stream(s: Settings, stream: Stream) -> tuple[Stream, Partition]:
     order_seed = s.partition_seed if s.task_order == "own" else None
     places = tasks_by_stage(s.clients, len(stream.tasks), s.moving or s.clients, order_seed)
 
-    def read(path: Path) -> Partition:
-        return by_task(load_partition(path), places)
+    def restore(saved: Partition) -> Partition:
+        return by_task(saved, places)
 
-    partition = by_stage(split(read=read), places)
+    partition = by_stage(split(restore=restore), places)
     return stream_with_stages(stream, partition, places), partition

@@ -234,7 +234,9 @@ def _stream_of_expected_size(settings: Settings, classes: int, images: int) -> S
     )
     labels, nothing = np.repeat(np.arange(classes), counts), np.empty((0, 0, 0, 3), np.uint8)
     tasks = make_tasks(settings.dataset, classes, settings.tasks)
-    domains = np.arange(len(labels)) % len(tasks) if settings.tasks == DOMAINS else None
+    domain_count = len(DATASETS.get(settings.dataset).domains)
+    groups = np.arange(len(labels)) % domain_count if domain_count else None
+    domains = groups if settings.tasks == DOMAINS else None
     names = tuple(map(str, range(classes)))
     return Stream(
         settings.dataset,
@@ -244,6 +246,7 @@ def _stream_of_expected_size(settings: Settings, classes: int, images: int) -> S
         tuple(range(classes)),
         names,
         tasks,
+        groups=groups,
     )
 
 

@@ -133,6 +133,7 @@ def trial_images(settings: Settings, effort: Effort) -> Stream:
         train=take(train_index),
         test=take(score_index),
         train_index=stream.train_index[train_index],
+        groups=rows(stream.groups, train_index),
         class_order=stream.class_order[:stop],
         classes=stream.classes[:stop],
         tasks=tuple(replace(task, classes=stop, count=len(tasks)) for task in tasks),

@@ -11,7 +11,7 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import DATASETS, PARTITIONERS
 from fczoo.core.seeds import numpy_stream
-from fczoo.core.tasks import Partitioner, Task
+from fczoo.core.tasks import Partitioner, Task, split_images
 from fczoo.data.dataset import Dataset, ImageData, Images, Split
 from fczoo.data.partition import make_partition
 from fczoo.data.stream import Stream, make_stream
@@ -34,6 +34,8 @@ this many classes.
 TASKS = (Task(0, 0, 5, 10, 2), Task(1, 5, 10, 10, 2))
 EASY, CLIENTS = np.repeat(np.arange(5), 40), 8
 """Labels that any partitioner can split, and over how many clients."""
+GROUPS = CLIENTS
+"""Number of groups, such as domains, of the images here; image i belongs to group i modulo GROUPS."""
 
 
 def check_partitioner(spec: str, refuses: Refuses | None = None, drawn: bool = True) -> None:
@@ -42,9 +44,10 @@ def check_partitioner(spec: str, refuses: Refuses | None = None, drawn: bool = T
     Checked on random labels of one to five classes and one to nine clients: there is one array of
     positions for each client; positions are whole numbers inside the labels, none twice at one
     client; the labels stay as they are; the same generator gives the same parts. Unless the class
-    says ``disjoint = False``, every image goes to one client and none is left over. Other seeds
-    give other parts. A stream of several tasks can be split, and is split by the seed. The class
-    and each of its options have a description.
+    says ``disjoint = False``, every image goes to one client and none is left over. One that needs
+    groups gets eight of them, by turns from image to image. Other seeds give other parts. A stream
+    of several tasks can be split, and is split by the seed. The class and each of its options have
+    a description.
 
     Args:
         spec: Registered name with its options, such as ``dirichlet:0.1``.
@@ -142,7 +145,8 @@ def _check_seeds(spec: str, partitioner: Partitioner) -> None:
 def _parts(
     partitioner: Partitioner, labels: np.ndarray, clients: int, seed: int
 ) -> list[np.ndarray]:
-    return partitioner(labels, clients, numpy_stream("check", seed))
+    groups = np.arange(len(labels)) % GROUPS
+    return split_images(partitioner, labels, clients, numpy_stream("check", seed), groups)
 
 
 def _split(
@@ -180,7 +184,14 @@ def _easy_stream() -> Stream:
     labels = np.random.default_rng(0).permutation(np.concatenate([EASY, EASY + 5]))
     images, order = Images(np.empty((0, 0, 0, 3), np.uint8), labels), tuple(range(10))
     return Stream(
-        "easy", images, images, 3 + 2 * np.arange(len(labels)), order, tuple("abcdefghij"), TASKS
+        "easy",
+        images,
+        images,
+        3 + 2 * np.arange(len(labels)),
+        order,
+        tuple("abcdefghij"),
+        TASKS,
+        groups=np.arange(len(labels)) % GROUPS,
     )
 
 
@@ -340,6 +351,11 @@ def _check_data(name: str, cls: type[Dataset], data: ImageData) -> None:
     need(
         len(set(data.classes)) == len(data.classes),
         f"{name}.load names a class twice; make the names differ, e.g. by the folder's name",
+    )
+    groups, images = data.groups, len(data.train.labels)
+    need(
+        groups is None or (groups.dtype == np.int64 and groups.shape == (images,)),
+        f"{name}.load gives groups that are not int64 [{images}], one per training image",
     )
     need(data.split, f"{name}.load does not say how the test part was chosen; set ImageData.split")
 

@@ -34,6 +34,19 @@ def fewer_than(shards: int) -> Refuses:
     return lambda images, classes, clients: images < shards
 
 
+def fewer_clients_than_domains(images: int, classes: int, clients: int) -> bool:
+    """Return whether a domain has no client, or fewer images than clients.
+
+    Image i is of domain i modulo 8, so each domain has an image where there are as many images as
+    clients.
+    """
+    return clients < min(8, images) or clients > images
+
+
+def more_clients_than_groups(images: int, classes: int, clients: int) -> bool:
+    return clients > min(8, images)
+
+
 SPECS: dict[str, dict[str, Refuses]] = {
     "iid": {"iid": never},
     "dirichlet": dict.fromkeys(
@@ -53,12 +66,19 @@ SPECS: dict[str, dict[str, Refuses]] = {
         "shards:2,shards=20": fewer_than(20),
         "shards:2": fewer_than(100),
     },
+    "size": {"size:1.2": never, "size:power=0,min_size=3": never, "size:2,scope=dataset": never},
+    "dirichlet-size": {"dirichlet-size:0.1": never, "dirichlet-size:1,scope=task": never},
+    "domains": dict.fromkeys(["domains", "domains:0.3"], fewer_clients_than_domains),
+    "natural": {"natural": more_clients_than_groups},
 }
 FEW_OUTCOMES = {
     "overlap:1",
     "shards:1,shards=2",
     "shards:2,shards=2",
-}  # few outcomes that seeds agree
+    "domains",
+    "domains:0.3",
+    "natural",
+}  # few outcomes that seeds agree; with a client per group there is one
 
 
 def test_every_partitioner_has_a_spec_here() -> None:

@@ -1,0 +1,41 @@
+"""Clients of unequal size with the same mix of labels: sizes by one Dirichlet draw."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fczoo.core.options import check_options, option
+from fczoo.core.registry import register_partitioner
+from fczoo.partitioners.size import whole_sizes
+
+
+@register_partitioner("dirichlet-size")
+@dataclass(frozen=True)
+class DirichletSize:
+    """The clients' shares of all images are drawn from Dir(alpha, ..., alpha).
+
+    Which images these are is drawn, so labels are IID. Shares hold for the whole data set, and a
+    small client may have nothing in a task; with ``scope=task`` every task has shares of its own.
+    Every client has ``min_size`` images at least, capped at an equal share.
+    """
+
+    alpha: float = option(0.5, "concentration: small is unequal, large is equal", low=1e-6)
+    scope: Literal["task", "dataset"] = option(
+        "dataset",
+        "split the whole data set before it is cut into tasks, or every task by itself",
+        kw_only=True,
+    )
+    min_size: int = option(1, "fewest images a client may own", low=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
+        shares = rng.dirichlet(np.full(clients, self.alpha))
+        if not shares.sum() > 0:  # a tiny alpha underflows: one client drawn at random has all
+            shares = np.eye(clients)[rng.integers(clients)]
+        sizes = whole_sizes(shares / shares.sum(), len(labels), self.min_size)
+        return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])

@@ -1,0 +1,60 @@
+"""Clients of unequal size with the same mix of labels: sizes by a power law."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fczoo.core.options import check_options, option
+from fczoo.core.registry import register_partitioner
+
+
+@register_partitioner("size")
+@dataclass(frozen=True)
+class Size:
+    """Client k of 1, 2, ... has a share of the images in proportion to k to the power of -POWER.
+
+    Which images these are is drawn, so labels are IID. Client 1 is the largest in every task. Every
+    client has ``min_size`` images at least, capped at an equal share. As the linear, square and
+    exponential partitioners of flwr-datasets, sizes follow from a client's number.
+    """
+
+    power: float = option(1.2, "exponent of the sizes: 0 is equal, large is unequal", low=0)
+    scope: Literal["task", "dataset"] = option(
+        "task",
+        "split every task by itself, or the whole data set before it is cut into tasks",
+        kw_only=True,
+    )
+    min_size: int = option(1, "fewest images a client may own", low=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def __call__(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
+        shares = np.arange(1, clients + 1, dtype=float) ** -self.power
+        sizes = whole_sizes(shares / shares.sum(), len(labels), self.min_size)
+        return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])
+
+
+def whole_sizes(shares: np.ndarray, images: int, min_size: int) -> np.ndarray:
+    """Round shares of the images to whole numbers, by the largest remainders.
+
+    Images then move, one after another, from the largest client to those below the least size.
+
+    Args:
+        shares: Share of each client [clients]; their sum is 1.
+        images: Number of images.
+        min_size: Least size of a client; capped at an equal share.
+
+    Returns:
+        int64 sizes [clients] with the sum ``images``.
+    """
+    exact = shares * images + 1e-9  # 24.999... images are 25
+    sizes = exact.astype(np.int64)
+    sizes[np.argsort(sizes - exact, kind="stable")[: images - sizes.sum()]] += 1
+    smallest = min(min_size, images // len(shares))
+    while sizes.min() < smallest:
+        sizes[[sizes.argmax(), sizes.argmin()]] += [-1, 1]
+    return sizes
