@@ -1,6 +1,7 @@
 """``fczoo partition`` and ``fczoo data``: images of each client, and sources of data sets."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,13 @@ def output_file_option(name: str, what: str) -> Callable[[Command], Command]:
 @output_file_option("--save", "Write a partition file, for `--partition file:PATH`")
 @output_file_option("--table", "Write a CSV of images per task, client and class")
 @output_file_option(
-    "--plot", "Write a heat map, e.g. as PNG, PDF or SVG; needs matplotlib (extra `plot`)"
+    "--plot", "Write a picture, e.g. as PNG, PDF or SVG; needs matplotlib (extra `plot`)"
+)
+@grouped_option(
+    OUTPUT,
+    "--plot-kind",
+    type=click.Choice(["heatmap", "bars", "bubbles"]),
+    help="Images per client and class as a heat map, stacked bars or bubbles.  [default: heatmap]",
 )
 @output_file_option(
     "--export", "Write plain JSON for other software: positions and labels by task and client"
@@ -67,6 +74,7 @@ def partition(
     save: Path | None,
     table: Path | None,
     plot: Path | None,
+    plot_kind: str | None,
     export: Path | None,
     **given: Any,
 ) -> None:
@@ -76,6 +84,8 @@ def partition(
     from fczoo.cli.pointers import check_partitions
     from fczoo.federation.settings import Settings
 
+    if plot_kind and not plot:
+        raise FczooError("--plot-kind is for a picture; add --plot FILE")
     setting_values = {name: value for name, value in given.items() if value is not None}
     check_partitions(parse_specs(setting_values.get("partition")))
     settings = Settings.for_dataset(
@@ -96,7 +106,8 @@ def partition(
     click.echo(describe_split(client_partition, stream, full, settings.protocol))
     if save:
         client_partition.save(save)
-    for path, write in ((table, write_table), (plot, write_plot), (export, write_export)):
+    draw = partial(write_plot, kind=plot_kind or "heatmap")
+    for path, write in ((table, write_table), (plot, draw), (export, write_export)):
         if path:
             write(path, client_partition, stream)
 

@@ -1,6 +1,7 @@
 """Output of ``fczoo partition``: images per client and class."""
 
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from tabulate import tabulate
@@ -8,6 +9,10 @@ from tabulate import tabulate
 from fczoo.core.files import encode_json, to_csv_text
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
+from fczoo.reports.drawing import COLOURS, STYLE, import_matplotlib, picture_class
+
+PlotKind = Literal["heatmap", "bars", "bubbles"]
+FEW_CLASSES = 20  # whose names fit next to the scale of their colours
 
 
 def class_counts(partition: Partition, stream: Stream) -> np.ndarray:
@@ -116,23 +121,43 @@ def write_export(path: Path, partition: Partition, stream: Stream) -> None:
     )
 
 
-def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
-    """Plot a heat map of images per client and class, tasks side by side.
+def write_plot(
+    path: Path, partition: Partition, stream: Stream, kind: PlotKind = "heatmap"
+) -> None:
+    """Plot the images per client and class, all tasks in one picture.
 
     Args:
         path: File to write, which ``check_plot`` must accept.
         partition: Images of each client.
         stream: Stream that is split.
+        kind: ``heatmap``, with a coloured cell per client and class; ``bars``, with a bar per
+            client, stacked by class; or ``bubbles``, with areas in proportion to the images.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
     counts = class_counts(partition, stream).sum(0)
     clients, classes = counts.shape
-    figure = Figure(
-        figsize=(min(2 + 0.25 * classes, 24), min(1.5 + 0.25 * clients, 24)), layout="constrained"
-    )
-    axes = figure.subplots()
+    with import_matplotlib().rc_context(STYLE):
+        size = min(2 + 0.25 * classes, 24), min(1.5 + 0.25 * clients, 24)  # inches
+        figure = picture_class()(figsize=(7, size[1]) if kind == "bars" else size)
+        axes = figure.subplots()
+        if kind == "bars":
+            _draw_bars(axes, counts, stream)
+        else:
+            if kind == "heatmap":
+                _draw_heat_map(axes, counts)
+            else:
+                cell = min((size[0] - 2) / classes, (size[1] - 1.5) / clients)
+                _draw_bubbles(axes, counts, 72 * cell)
+            for task in stream.tasks[1:]:
+                axes.axvline(task.start - 0.5, color="black", linewidth=0.8)
+            axes.set(xlabel="class, in order of arrival (lines separate tasks)")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set(ylabel="client", title=f"{partition.dataset}, {partition.spec}")
+        axes.set_ylim(clients - 0.5, -0.5)  # the first client on top
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        figure.savefig(path, dpi=120)
+
+
+def _draw_heat_map(axes: Any, counts: np.ndarray) -> None:
     image = axes.imshow(
         np.ma.masked_equal(counts, 0),
         aspect="auto",
@@ -140,18 +165,66 @@ def write_plot(path: Path, partition: Partition, stream: Stream) -> None:
         interpolation="nearest",
         vmin=0,
     )
-    axes.set_facecolor("white")
-    for task in stream.tasks[1:]:
-        axes.axvline(task.start - 0.5, color="black", linewidth=0.8)
-    axes.set(
-        xlabel="class, in order of arrival (lines separate tasks)",
-        ylabel="client",
-        title=f"{partition.dataset}, {partition.spec}",
+    axes.spines[:].set_visible(True)
+    axes.figure.colorbar(image, label="images (white: none)")
+
+
+def _draw_bars(axes: Any, counts: np.ndarray, stream: Stream) -> None:
+    """Draw a bar per client; one collection of rectangles, as there may be very many."""
+    from matplotlib import colormaps
+    from matplotlib.collections import PolyCollection
+
+    classes = counts.shape[1]
+    rows, columns = np.nonzero(counts)
+    right = counts.cumsum(1)[rows, columns]
+    left, low, high = right - counts[rows, columns], rows - 0.4, rows + 0.4
+    corners = np.stack([left, low, right, low, right, high, left, high], 1).reshape(-1, 4, 2)
+    bars = PolyCollection(
+        list(corners),
+        array=columns,
+        cmap=colormaps["viridis"].resampled(classes),
+        clim=(-0.5, classes - 0.5),
+        edgecolors="white",
+        linewidths=0.4 if classes <= FEW_CLASSES else 0.1,
     )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, label="images (white: none)")
-    figure.savefig(path, dpi=120)
+    axes.add_collection(bars)
+    axes.set(xlabel="images", xlim=(0, 1.02 * counts.sum(1).max()))
+    scale = axes.figure.colorbar(bars, label="class, in order of arrival")
+    scale.ax.invert_yaxis()
+    if classes <= FEW_CLASSES:
+        scale.set_ticks(range(classes), labels=stream.classes)
+    scale.ax.tick_params(which="both", length=0)
+
+
+def _draw_bubbles(axes: Any, counts: np.ndarray, cell: float) -> None:
+    """Draw circles whose areas are in proportion to the images; the largest fills its cell.
+
+    Args:
+        axes: Axes of matplotlib.
+        counts: Images [clients, classes].
+        cell: Width and height of a cell in points.
+    """
+    rows, columns = np.nonzero(counts)
+    areas = (0.95 * cell) ** 2 * counts[rows, columns] / counts.max()
+    circles = axes.scatter(columns, rows, areas, color=COLOURS[0], alpha=0.8, linewidths=0)
+    axes.set_xlim(-0.5, counts.shape[1] - 0.5)
+    axes.set_axisbelow(True)
+    axes.grid(alpha=0.25)
+    handles, labels = circles.legend_elements(
+        "sizes",
+        num=3,
+        fmt="{x:,g}",
+        color=COLOURS[0],
+        func=lambda area: area * counts.max() / areas.max(),
+    )
+    axes.figure.legend(
+        handles,
+        labels,
+        title="images",
+        loc="outside right upper",
+        frameon=False,
+        labelspacing=1,
+    )
 
 
 def _original(stream: Stream, index: np.ndarray) -> list[int]:
@@ -169,6 +242,11 @@ def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> st
             np.concatenate(client_indices), return_counts=True
         )
         classes_per_client = (task_counts[task_counts.sum(1) > 0] > 0).sum(1)
+        client_groups = [
+            len(np.unique(stream.groups[np.searchsorted(stream.train_index, indices)]))
+            for indices in client_indices
+            if stream.groups is not None and len(indices)
+        ]
         rows.append(
             (
                 task.index + 1,
@@ -178,6 +256,7 @@ def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> st
                 len(sizes),
                 f"{sizes.min()} / {np.median(sizes):g} / {sizes.max()}",
                 f"{classes_per_client.mean():.1f}",
+                *([f"{np.mean(client_groups):.1f}"] if client_groups else []),
                 len(np.setdiff1d(images, assigned_images)),
                 int((owner_counts > 1).sum()),
             )
@@ -190,6 +269,7 @@ def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> st
         "with data",
         "images per client: least / median / most",
         "classes per client",
+        *([] if stream.groups is None else ["groups per client"]),
         "unassigned",
         "shared",
     ]

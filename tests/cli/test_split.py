@@ -11,9 +11,12 @@ from click.testing import CliRunner
 from PIL import Image
 
 from fczoo.cli.app import main
+from fczoo.cli.show_partition import _draw_bars, _draw_bubbles
 from fczoo.core.registry import DATASETS
 from fczoo.data.partition import load_partition
 from fczoo.data.stream import make_stream
+from fczoo.reports.drawing import picture_class
+from helpers_partition import toy_stream
 
 SPLIT = [
     "--partition",
@@ -117,6 +120,56 @@ def test_heat_map(tmp_path):
         pixels = np.asarray(picture.convert("RGB"))
     assert min(pixels.shape[:2]) > 100
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
+
+
+COUNTS = np.array([[9, 0, 4, 0], [0, 1, 0, 0], [2, 2, 2, 2]])  # [clients, classes]
+
+
+@pytest.fixture
+def axes():
+    pytest.importorskip("matplotlib")
+    return picture_class()().subplots()
+
+
+def test_bars_are_stacked_by_class(axes):
+    """Client 0 has a bar from 0 to 9 of class 0 and one from 9 to 13 of class 2."""
+    _draw_bars(axes, COUNTS, toy_stream())
+    (bars,) = axes.collections
+    corners = [path.vertices[:4].tolist() for path in bars.get_paths()]
+    assert corners[0] == [[0, -0.4], [9, -0.4], [9, 0.4], [0, 0.4]]
+    assert corners[1] == [[9, -0.4], [13, -0.4], [13, 0.4], [9, 0.4]]
+    assert corners[2] == [[0, 0.6], [1, 0.6], [1, 1.4], [0, 1.4]]
+    assert len(corners) == 7 and bars.get_array().tolist() == [0, 2, 1, 0, 1, 2, 3]
+    legend = axes.figure.axes[1]
+    assert [label.get_text() for label in legend.get_yticklabels()] == list("abcd")
+
+
+def test_areas_of_bubbles_are_images(axes):
+    _draw_bubbles(axes, COUNTS, cell=20)
+    (bubbles,) = axes.collections
+    assert bubbles.get_offsets().tolist()[:3] == [[0, 0], [2, 0], [1, 1]]
+    areas = bubbles.get_sizes()
+    assert areas[0] == pytest.approx(19**2)  # the largest fills 0.95 of a cell's width
+    assert areas / areas[0] * 9 == pytest.approx([9, 4, 1, 2, 2, 2, 2])
+
+
+def test_bubbles_of_equal_areas(axes):
+    _draw_bubbles(axes, np.full((2, 3), 7), cell=20)
+    (legend,) = axes.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["7"]
+
+
+@pytest.mark.parametrize(("kind", "end"), [("bars", "svg"), ("bubbles", "pdf")])
+def test_kinds_of_pictures(kind, end, tmp_path):
+    pytest.importorskip("matplotlib")
+    invoke(*SPLIT, "--plot", str(tmp_path / f"p.{end}"), "--plot-kind", kind)
+    assert (tmp_path / f"p.{end}").stat().st_size > 5000
+
+
+def test_a_kind_without_a_picture():
+    outcome = CliRunner().invoke(main, ["partition", *SPLIT, "--plot-kind", "bars"])
+    assert outcome.exit_code == 1
+    assert outcome.stderr == "Error: --plot-kind is for a picture; add --plot FILE\n"
 
 
 def test_heat_map_without_matplotlib(tmp_path, monkeypatch):
