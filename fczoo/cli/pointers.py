@@ -132,6 +132,15 @@ PARTITIONS: dict[str, str] = {
     "pathological": "shards:2 or quantity:2",
     "uniform": "iid",
     "random": "iid",
+    "naturalid": "natural",
+    "groupednaturalid": "natural",
+    "writer": "natural",
+    "user": "natural",
+    "hospital": "natural",
+    "domain": "domains",
+    "powerlaw": "size:1.2",
+    "unbalanced": "dirichlet-size:0.5",
+    "quantityskew": "dirichlet-size:0.5",
 }
 """Name of a split in other tools -> the partition here."""
 
@@ -246,11 +255,13 @@ def check_partitions(specs: Iterable[str]) -> None:
     """
     partitions = list(specs)
     for position, spec in enumerate(partitions):
-        name, colon, value = spec.partition(":")
+        name, _, value = spec.partition(":")
         advice = PARTITIONS.get(fold(name))
         if advice and PARTITIONERS.find(name) is None:
             suggestion = (
-                f"{advice.partition(':')[0]}:{value}" if colon and " or " not in advice else advice
+                f"{advice.partition(':')[0]}:{value}"
+                if value and ":" in advice and " or " not in advice
+                else advice
             )
             raise FczooError(
                 f"--partition {spec} is not a partition here; write --partition {suggestion}"

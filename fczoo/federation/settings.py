@@ -81,7 +81,8 @@ class Settings:
     partition: str = option(
         "dirichlet:0.5",
         "Split of the images over clients: iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, "
-        "shards:ALPHA, or file:PATH of a saved partition",
+        "shards:ALPHA, size:POWER, dirichlet-size:ALPHA, domains, natural, or file:PATH of a saved "
+        "partition",
         group=POPULATION,
     )
     tasks: int | tuple[int, ...] | Literal["domains"] = option(

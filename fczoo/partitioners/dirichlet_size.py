@@ -16,7 +16,7 @@ class DirichletSize:
     """The clients' shares of all images are drawn from Dir(alpha, ..., alpha).
 
     Which images these are is drawn, so labels are IID. Shares hold for the whole data set, and a
-    small client may have nothing in a task; with ``scope=task`` every task has shares of its own.
+    small client may have nothing in a task; with ``scope=task`` each task has other shares.
     Every client has ``min_size`` images at least, capped at an equal share.
     """
 

@@ -14,10 +14,10 @@ from fczoo.partitioners.dirichlet import Dirichlet
 @register_partitioner("domains")
 @dataclass(frozen=True)
 class Domains:
-    """Every client has images of one domain: client k of 0, 1, ... of domain k modulo their number.
+    """Every client has images of one domain; with more clients than domains, several share one.
 
-    With as many clients as domains each client has a whole domain. With more, the clients of a
-    domain share its images. A client may have nothing in a task.
+    Client k of 0, 1, ... has the domain of number k modulo the number of domains. With as many
+    clients as domains each client has a whole domain. A client may have nothing in a task.
     """
 
     needs_groups: ClassVar[bool] = True

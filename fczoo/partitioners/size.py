@@ -12,11 +12,11 @@ from fczoo.core.registry import register_partitioner
 @register_partitioner("size")
 @dataclass(frozen=True)
 class Size:
-    """Client k of 1, 2, ... has a share of the images in proportion to k to the power of -POWER.
+    """Sizes follow a power law: client k of 0, 1, ... has a share in proportion to (k + 1)^-power.
 
-    Which images these are is drawn, so labels are IID. Client 1 is the largest in every task. Every
-    client has ``min_size`` images at least, capped at an equal share. As the linear, square and
-    exponential partitioners of flwr-datasets, sizes follow from a client's number.
+    Which images these are is drawn, so labels are IID. Client 0 is the largest in every task. Every
+    client has ``min_size`` images at least, capped at an equal share. As in the linear, square and
+    exponential partitioners of flwr-datasets, a client's number determines its size.
     """
 
     power: float = option(1.2, "exponent of the sizes: 0 is equal, large is unequal", low=0)
