@@ -86,13 +86,15 @@ def readings(paper: Paper, number: Number) -> list[Reading]:
     open_names |= set(UNSTATED_SETTINGS) - protocol_settings.keys()
     if row.split is None:
         open_names.add("split")
+    # the partition of a row is part of its settings already
+    conditions = {name: value for name, value in row.settings.items() if name != "partition"}
     variants = [
         _reading(
             "the print",
             "paper",
             settings,
             method,
-            {**printed_settings, **row.settings},
+            {**printed_settings, **conditions},
             chosen,
             open_names,
         )
@@ -111,7 +113,7 @@ def readings(paper: Paper, number: Number) -> list[Reading]:
                 "code",
                 paper.settings(number, **code),
                 method,
-                {"as_released": paper.release, **row.settings},
+                {"as_released": paper.release, **conditions},
                 row.options,
                 open_names - has,
             )
