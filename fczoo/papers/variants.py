@@ -6,7 +6,7 @@ from typing import Any
 
 from fczoo.backbones.timm_vit import input_statistics
 from fczoo.core.files import through_json
-from fczoo.core.options import flag, quirks
+from fczoo.core.options import quirks
 from fczoo.core.registry import METHODS, PARTITIONERS
 from fczoo.data.dataset import released_norm
 from fczoo.federation.settings import Settings
@@ -44,16 +44,6 @@ class Reading:
         """Return all options of the method, as a result file has them."""
         options: dict[str, Any] = through_json(dict(self.config.options))
         return options
-
-    @property
-    def words(self) -> list[str]:
-        """Return further command-line arguments of the variant."""
-        arguments: list[str] = []
-        for name, value in self.given.items():
-            arguments += [flag(name), option_word(value)]
-        for name, value in self.set.items():
-            arguments += ["--set", f"{self.config.method}.{name}={option_word(value)}"]
-        return arguments
 
 
 def readings(paper: Paper, number: Number) -> list[Reading]:
