@@ -44,6 +44,7 @@ ASIDE = {
     "started",
     "bytes_per_second",
 }
+IGNORED_FILES = (".lock", "filler", "log.txt")  # the log has the time of every line
 DISK = 64_000_000  # bytes of the small file system
 
 
@@ -68,7 +69,7 @@ def read_contents(folder):
     """Return the contents of a run folder by file, without times."""
     contents = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name not in (".lock", "filler"):
+        if path.is_file() and path.name not in IGNORED_FILES:
             content = path.read_bytes()
             if path.suffix == ".json":
                 content = without_times(json.loads(content))
