@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import torch
 from tabulate import tabulate
 
-from fczoo.backbones.facts import backbone_facts
+from fczoo.backbones.load import backbone_facts
 from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, full_name
 from fczoo.backbones.weights import (
     TITLES,
