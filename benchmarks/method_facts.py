@@ -10,7 +10,7 @@ from typing import get_args
 
 import torch
 
-from fczoo.board.method_tags import FAMILIES, words_of
+from fczoo.board.benchmark import FAMILIES, words_of
 from fczoo.cli.listing import TABLE, Facts
 from fczoo.core.method import Method
 from fczoo.core.payload import Content, Payload, contents

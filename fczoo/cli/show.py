@@ -12,6 +12,7 @@ from tabulate import tabulate
 from fczoo.backbones.load import backbone_facts
 from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, full_name
 from fczoo.backbones.weights import (
+    CLASSES,
     TITLES,
     describe_pretraining,
     identify_weights,
@@ -32,7 +33,6 @@ from fczoo.core.registry import (
 from fczoo.core.tree import Tree, nbytes
 from fczoo.core.vit_config import ViTConfig
 from fczoo.federation.settings import GROUPS, Settings
-from fczoo.reports.contamination import CLASSES
 from fczoo.reports.run_config import protocol_of_value
 from fczoo.reports.text_format import option_word, plain_table
 from fczoo.runner.cost import MOMENTS, MeasuredCost, measure
