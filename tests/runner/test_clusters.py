@@ -20,7 +20,7 @@ import pytest
 
 from fczoo.cli.arguments import parse_cluster, parse_executor
 from fczoo.core.errors import FczooError
-from helpers_bench import numbers, open_files, start, wait_for
+from helpers_bench import holders, numbers, start, wait_for
 from helpers_cli import TINY
 
 LONG = ["--train-per-class", "30", "--rounds", "4", "--epochs", "2", "--tasks", "2"]
@@ -187,12 +187,9 @@ def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begu
     bench = start(tmp_path / "run", "fedncm,hgp", *TINY, "--executor", "ray", env=dict(os.environ))
     has_killed = False
     while bench.poll() is None and not has_killed:
-        for process in Path("/proc").glob("[0-9]*"):
-            holds = any(
-                name.startswith(str(tmp_path / "run" / "hgp")) for name in open_files(process.name)
-            )
-            if holds and int(process.name) != bench.pid:
-                os.kill(int(process.name), signal.SIGKILL)
+        for process in holders(tmp_path / "run" / "hgp"):
+            if process != bench.pid:
+                os.kill(process, signal.SIGKILL)
                 has_killed = True
         time.sleep(0.05)
     code, stderr = wait_for(bench)
