@@ -191,7 +191,7 @@ def _on(device: Any) -> bool:
 
 
 def _on_pretend_device(leaf: Tensor | torch.device) -> bool:
-    return type(leaf) is PretendTensor or leaf is PRETEND or isinstance(leaf, torch.device) and leaf == PRETEND
+    return leaf == PRETEND if isinstance(leaf, torch.device) else type(leaf) is PretendTensor
 
 
 @cache
