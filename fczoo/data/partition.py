@@ -19,7 +19,12 @@ from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Partitioner, split_images
 from fczoo.data.client_index import ClientGrowth, ClientIndex
 from fczoo.data.dataset import rows
-from fczoo.data.partition_file import FORMAT, PartitionFile, read_partition_file
+from fczoo.data.partition_file import (
+    FORMAT,
+    PartitionFile,
+    check_class_order,
+    read_partition_file,
+)
 from fczoo.data.stream import Stream
 
 log = logging.getLogger("fczoo")
@@ -180,7 +185,8 @@ def make_partition(
         if joining or transition < 1:
             problem = f"{spec} splits the whole data set at once"
             raise FczooError(
-                f"{problem}, which needs the same clients in every task; take scope=task"
+                f"{problem}, which needs the same clients in every task; leave out --joining and "
+                "--transition, or take scope=task where it has that option"
             )
         parts = _split_whole(stream, partitioner, clients, seed)
     else:
@@ -340,7 +346,6 @@ def _check_saved_partition(
     """
     differences = (
         ("data set", partition.dataset, stream.name),
-        ("class order", partition.class_order, stream.class_order),
         ("number of tasks", len(partition.tasks), len(stream.tasks)),
         ("number of clients", partition.clients, clients),
         ("number of clients joining at each task", partition.joined, joined),
@@ -351,6 +356,7 @@ def _check_saved_partition(
                 f"the saved partition has another {aspect} than this run: {file_value} against "
                 f"{run_value}"
             )
+    check_class_order(partition.class_order, stream.class_order)
     orphan_count = shared_count = 0
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):
         positions, owners = np.unique(parts.positions, return_counts=True)

@@ -92,3 +92,29 @@ def _check(file: PartitionFile) -> None:
             raise ValueError("joined: it must count clients at each task")
         if any(clients[number:]):
             raise ValueError("joined: a client owns images before it has joined")
+
+
+def check_class_order(file_order: tuple[int, ...], run_order: tuple[int, ...]) -> None:
+    """Refuse a saved partition of another class order; name the option that fits.
+
+    Args:
+        file_order: Original labels in order of arrival, of the file.
+        run_order: The same of the run.
+
+    Raises:
+        FczooError: They differ.
+    """
+    if file_order == run_order:
+        return
+    if file_order == tuple(range(len(file_order))):
+        advice = "use --class-order natural"
+    else:
+        advice = "use the --class-order or --class-order-seed with which it was saved"
+    if len(file_order) != len(run_order):
+        difference = f"{len(file_order)} classes against {len(run_order)}"
+    else:
+        i = next(i for i, (a, b) in enumerate(zip(file_order, run_order, strict=True)) if a != b)
+        difference = f"class {i + 1} is {file_order[i]} against {run_order[i]}"
+    raise FczooError(
+        f"the saved partition has another class order than this run: {difference}; {advice}"
+    )

@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_named_as_it_was_written(
     [
         (
             ["--partition", "dirichlt:0.5"],
-            "no partitioner is called 'dirichlt'; did you mean dirichlet?",
+            "no partitioner is called 'dirichlt'; did you mean dirichlet, dirichlet-size?",
         ),
         (["--partition", "dirichlet:few"], "dirichlet.beta is 'few'"),
         (["--attack", "scal"], "no attack is called 'scal'; did you mean scale?"),
