@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -74,7 +74,7 @@ def partition(
     save: Path | None,
     table: Path | None,
     plot: Path | None,
-    plot_kind: str | None,
+    plot_kind: Literal["heatmap", "bars", "bubbles"] | None,
     export: Path | None,
     **given: Any,
 ) -> None:

@@ -176,9 +176,9 @@ def _draw_bars(axes: Any, counts: np.ndarray, stream: Stream) -> None:
 
     classes = counts.shape[1]
     rows, columns = np.nonzero(counts)
-    right = counts.cumsum(1)[rows, columns]
-    left, low, high = right - counts[rows, columns], rows - 0.4, rows + 0.4
-    corners = np.stack([left, low, right, low, right, high, left, high], 1).reshape(-1, 4, 2)
+    stop = counts.cumsum(1)[rows, columns]
+    start, low, high = stop - counts[rows, columns], rows - 0.4, rows + 0.4
+    corners = np.stack([start, low, stop, low, stop, high, start, high], 1).reshape(-1, 4, 2)
     bars = PolyCollection(
         list(corners),
         array=columns,

@@ -63,7 +63,7 @@ def _client_indices(content: Any) -> list[np.ndarray]:
     """Return the indices of each client, in the order of the clients' numbers.
 
     Raises:
-        ValueError: Clients are missing, or a client's indices are no list of different numbers.
+        ValueError: Clients are missing, or a client's indices are not a list of different numbers.
     """
     if isinstance(content, dict):
         numbers = list(map(str, range(len(content))))

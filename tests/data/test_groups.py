@@ -89,9 +89,9 @@ def test_a_client_per_hospital_from_the_command_line(folder: Path, tmp_path: Pat
     assert outcome.exit_code == 0, outcome.output
     assert load_partition(tmp_path / "p.json").counts().tolist() == [[1, 1], [0, 2]]
     assert "groups per client" in outcome.stdout
-    refused = CliRunner().invoke(main, [*words, "3"])
-    assert refused.exit_code == 1
-    assert refused.stderr == (
+    second = CliRunner().invoke(main, [*words, "3"])
+    assert second.exit_code == 1
+    assert second.stderr == (
         "Error: natural gives each client a group, and 2 groups have images; give --clients 2 or "
         "fewer, not 3\n"
     )
@@ -116,8 +116,8 @@ def test_domains_are_groups_where_tasks_are_of_classes(
     moving = replace(settings, moving=1)
     stages, _ = split_stream(moving, stream)
     assert np.array_equal(stages.groups, domains)  # and not stages
-    kept = make_stream("domainnet", tmp_path, 5, train_per_class=1, pixels=False)
-    assert np.array_equal(kept.groups, domains[kept.train_index])
+    small_stream = make_stream("domainnet", tmp_path, 5, train_per_class=1, pixels=False)
+    assert np.array_equal(small_stream.groups, domains[small_stream.train_index])
 
 
 def test_a_dry_run_without_images_has_domains() -> None:
