@@ -99,8 +99,8 @@ def read_place(folder: Path) -> tuple[str, tuple[str, int]]:
     """
     path = folder / PLACE
     try:
-        place = convert_json(read_json(path, "folder of a site"), dict[str, str])
-        name, address = place["name"], host_and_port(place["address"])
+        owner = convert_json(read_json(path, "folder of a site"), dict[str, str])
+        name, address = owner["name"], host_and_port(owner["address"])
     except (ValueError, KeyError) as error:
         raise FczooError(
             f"{path} is not valid: {first_line(error)}; write it with fczoo site init"

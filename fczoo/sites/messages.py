@@ -170,11 +170,11 @@ def upload_limit(request: ClientRequest, size: int, method: Method, width: int) 
         method: Method of the run.
         width: Features of the backbone.
     """
-    sent, classes = request.state.values(), request.ctx.task.stop
+    tensors, classes = request.state.values(), request.ctx.task.stop
     options = [value for value in vars(method).values() if isinstance(value, int)]
-    side = max([width, *options, *(side for value in sent for side in value.shape)]) + 1
+    side = max([width, *options, *(side for value in tensors for side in value.shape)]) + 1
     # second moments of the inputs of every layer in the request, or of features
-    moments = max(side**2, sum(max(value.shape, default=1) ** 2 for value in sent))
+    moments = max(side**2, sum(max(value.shape, default=1) ** 2 for value in tensors))
     total = size
     for group in method.training().uploads.values():
         if group.statistics:

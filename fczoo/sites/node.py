@@ -28,15 +28,15 @@ from fczoo.sites.folders import open_server, open_site
 from fczoo.sites.messages import REFUSAL, Refusal, serialize
 from fczoo.sites.transport import (
     ANSWER,
-    COMPLETED,
-    ENDED,
-    FAILED,
     KEY,
     LARGEST_BODY,
     LIMIT,
     MODEL_FILES,
     QUESTION,
     RETRY,
+    RUN_COMPLETED,
+    RUN_ENDED,
+    RUN_FAILED,
     STALL,
     VERSION,
     SiteListener,
@@ -49,7 +49,7 @@ MODEL = "model"
 RESULT, FAILURE, STATUS = "result.json", "failed.json", "status.json"
 LOG, LOCK = "fczoo.log", ".lock"
 LOG_BYTES = 10_000_000  # of a log file, of which the last two are kept
-STOPPED = "it was stopped; start it again to resume"
+STOP_REASON = "it was stopped; start it again to resume"
 
 
 def start(folder: Path, images: Path, patience: float) -> Path:
@@ -95,7 +95,7 @@ def _only_process(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        error = FczooError(STOPPED)
+        error = FczooError(STOP_REASON)
         error.exit_code = 128 + signal.SIGINT
         raise error from None
     finally:
@@ -129,7 +129,7 @@ def status(folder: Path) -> dict[str, Any]:
         try:
             with FileLock(folder / LOCK, timeout=0):
                 reason = "the process has ended without a reason; start it again to resume"
-                return {**state, "status": FAILED, "reason": reason}
+                return {**state, "status": RUN_FAILED, "reason": reason}
         except Timeout:
             pass
     return state
@@ -150,7 +150,7 @@ def _serve(
         old.unlink(missing_ok=True)
 
     def write_status(state: str = "running", reason: str = "") -> None:
-        sites = {"connected": listener.connected, "missing": listener.missing}
+        sites = {"connected": listener.connected_sites, "missing": listener.missing_sites}
         traffic = {"seconds": listener.seconds, "wire_bytes": listener.wire_bytes}
         write_json(folder / STATUS, {"status": state, "reason": reason, **traffic, **sites})
 
@@ -161,17 +161,17 @@ def _serve(
     except BaseException as error:
         reason = _reason(error)
         write_json(folder / FAILURE, {"reason": reason})
-        write_status(FAILED, reason)
+        write_status(RUN_FAILED, reason)
         if not isinstance(error, Exception):  # a signal: sites wait for the next start
             raise
         if not isinstance(error, FczooError):
             log.exception("the server cannot continue")
-        listener.end(FAILED, reason)
+        listener.end(RUN_FAILED, reason)
         _wait_for_sites(listener, patience)
         raise FczooError(f"the run has failed: {reason}") from error
     else:
-        write_status(COMPLETED)
-        listener.end(COMPLETED, model=model if (model / MODEL_FILES[0]).exists() else None)
+        write_status(RUN_COMPLETED)
+        listener.end(RUN_COMPLETED, model=model if (model / MODEL_FILES[0]).exists() else None)
         _wait_for_sites(listener, patience)
         return result
     finally:
@@ -186,18 +186,18 @@ def _reason(error: BaseException) -> str:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if isinstance(error, Exception):
         return f"{type(error).__name__} at the server: {first_line(error)}; its {LOG} has more"
-    return STOPPED
+    return STOP_REASON
 
 
 def _wait_for_sites(listener: SiteListener, patience: float) -> None:
     """Wait until the sites that are present know how the run has ended, or Ctrl-C."""
     end, names = time.monotonic() + patience, list[str]()
     with suppress(KeyboardInterrupt):
-        while (uninformed := listener.wait_informed(1.0)) and time.monotonic() < end:
-            if uninformed != names:
-                names = uninformed
-                waiting = f"waiting for {', '.join(names)} to fetch the outcome; Ctrl-C ends this"
-                print(f"the run has ended; {waiting}", file=sys.stderr, flush=True)
+        while (waiting := listener.wait_informed(1.0)) and time.monotonic() < end:
+            if waiting != names:
+                names = waiting
+                text = f"waiting for {', '.join(names)} to fetch the outcome; Ctrl-C ends this"
+                print(f"the run has ended; {text}", file=sys.stderr, flush=True)
 
 
 def _take_part(
@@ -213,19 +213,23 @@ def _take_part(
     site = open_site(agreement, name, images, folder / "kept")
     while True:
         status, headers, content = link.request(
-            QUESTION, statuses=(HTTPStatus.OK, HTTPStatus.NO_CONTENT, ENDED)
+            QUESTION, statuses=(HTTPStatus.OK, HTTPStatus.NO_CONTENT, RUN_ENDED)
         )
-        if status == ENDED:
+        if status == RUN_ENDED:
             break
         if status == HTTPStatus.OK:
             answer, limit = site.answer(content), int(headers.get(LIMIT, 0))
             if len(answer) > limit:
                 reason = f"its answer has {len(answer)} bytes, and at most {limit} are declared"
                 answer = serialize(REFUSAL, Refusal(f"{reason}; raise answer_mb in {RUN}"))
-            taken = HTTPStatus.NO_CONTENT, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            link.request(f"{ANSWER}/{headers.get(KEY, '')}", answer, taken)
+            statuses = (
+                HTTPStatus.NO_CONTENT,
+                HTTPStatus.CONFLICT,
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            )
+            link.request(f"{ANSWER}/{headers.get(KEY, '')}", answer, statuses)
     outcome = json.loads(content)
-    if outcome.get("status") != COMPLETED:
+    if outcome.get("status") != RUN_COMPLETED:
         reason = "".join(c if c.isprintable() else " " for c in str(outcome.get("reason")))
         raise FczooError(f"the run has failed at the server: {reason[:500]}")
     store_weights_path(agreement.settings.backbone, site.world.backbone.sha256)
@@ -300,8 +304,8 @@ class ServerLink:
                     return status, headers, content
                 if status == HTTPStatus.FORBIDDEN:
                     raise FczooError(
-                        f"the agreement of the server at {self.host}:{self.port} does not have this "
-                        "site; ask for the folder of its federation"
+                        f"the agreement of the server at {self.host}:{self.port} does not have "
+                        "this site; ask for the folder of its federation"
                     )
                 raise FczooError(
                     f"the server at {self.host}:{self.port} answers {status} to {path}; it has "
@@ -330,7 +334,7 @@ class ServerLink:
             method = "GET" if body is None else "POST"
             server.request(method, f"/{VERSION}/{path}", chunks, headers)
             response = server.getresponse()
-            if (response.length or 0) > LARGEST_BODY:
+            if response.length is None or response.length > LARGEST_BODY:
                 raise OSError(f"it sends {response.length} bytes")
             return response.status, dict(response.headers), response.read()
         finally:

@@ -44,8 +44,8 @@ ABSENT = 3 * POLL  # seconds without a request after which no one waits for a si
 RETRY = 2.0  # seconds between two attempts of a site to reach the server
 GRACE = 3 * RETRY  # seconds after the start in which each site may be about to connect
 CHUNK = 2**20  # bytes that are written at a time, each within STALL seconds
-ENDED = HTTPStatus.GONE  # the run has ended; the body is its outcome
-COMPLETED, FAILED = "completed", "failed"  # status of an outcome
+RUN_ENDED = HTTPStatus.GONE  # the run has ended; the body is its outcome
+RUN_COMPLETED, RUN_FAILED = "completed", "failed"  # status of an outcome
 
 
 @dataclass
@@ -57,7 +57,7 @@ class SiteStatus:
     answer: bytes | None = None
     connection: ssl.SSLSocket | None = None  # the newest; it closes the one before
     last_request: float = -ABSENT
-    informed: bool = False  # it knows the outcome, and has the model if there is one
+    knows_outcome: bool = False  # it knows the outcome, and has the model if there is one
 
 
 class SiteListener(ThreadingTCPServer):
@@ -118,12 +118,12 @@ class SiteListener(ThreadingTCPServer):
                 site = self._sites[number]
                 site.question, site.key, site.answer = question, secrets.token_urlsafe(), None
             self._changed.notify_all()
-            log.info("question for %s", ", ".join(self.missing))
+            log.info("question for %s", ", ".join(self.missing_sites))
             end = time.monotonic() + self.patience
-            while self.missing and (seconds_left := end - time.monotonic()) > 0:
+            while self.missing_sites and (seconds_left := end - time.monotonic()) > 0:
                 self._report()
                 self._changed.wait(min(seconds_left, 1.0))
-            for name in self.missing:
+            for name in self.missing_sites:
                 log.info("site %s has not answered within %.0f s", name, self.patience)
             answers = {}
             for number in questions:
@@ -135,8 +135,8 @@ class SiteListener(ThreadingTCPServer):
 
     def _report(self) -> None:
         """Call ``on_change`` if other sites are connected or missing than at the last call."""
-        if (now := (self.connected, self.missing)) != self._reported:
-            self._reported = now
+        if (state := (self.connected_sites, self.missing_sites)) != self._reported:
+            self._reported = state
             self.on_change()
 
     @property
@@ -145,12 +145,12 @@ class SiteListener(ThreadingTCPServer):
         return time.monotonic() - self.start
 
     @property
-    def missing(self) -> list[str]:
+    def missing_sites(self) -> list[str]:
         """Return the sites whose answer is missing."""
         return [self.names[k] for k, site in enumerate(self._sites) if site.question is not None]
 
     @property
-    def connected(self) -> list[str]:
+    def connected_sites(self) -> list[str]:
         """Return the sites that have sent a request within the last minute."""
         return [self.names[k] for k, site in enumerate(self._sites) if self._is_present(site)]
 
@@ -176,16 +176,16 @@ class SiteListener(ThreadingTCPServer):
             seconds: Longest wait.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._uninformed, seconds)
-            return self._uninformed
+            self._changed.wait_for(lambda: not self._sites_without_outcome, seconds)
+            return self._sites_without_outcome
 
     @property
-    def _uninformed(self) -> list[str]:
+    def _sites_without_outcome(self) -> list[str]:
         may_come = self.seconds < GRACE
         return [
             name
             for name, site in zip(self.names, self._sites, strict=True)
-            if (may_come or self._is_present(site)) and not site.informed
+            if (may_come or self._is_present(site)) and not site.knows_outcome
         ]
 
     def close(self) -> None:
@@ -236,9 +236,9 @@ class SiteListener(ThreadingTCPServer):
             _drain(request)
             return
         with self._changed:
-            site, before = self._sites[number], self._sites[number].connection
+            site, older = self._sites[number], self._sites[number].connection
             site.connection, site.last_request = request, time.monotonic()
-            _cut(before)
+            _cut(older)
             self._changed.notify_all()
         try:
             SiteHandler(request, client_address, self, number)
@@ -297,7 +297,7 @@ class SiteListener(ThreadingTCPServer):
     def mark_informed(self, number: int) -> None:
         """Record that a site knows the outcome, and has all that it can fetch."""
         with self._changed:
-            self._sites[number].informed = True
+            self._sites[number].knows_outcome = True
             self._changed.notify_all()
 
 
@@ -322,7 +322,7 @@ class SiteHandler(BaseHTTPRequestHandler):
         if name == QUESTION:
             question = server.next_question(self.number, self.connection)
             if server.outcome:
-                self._respond(ENDED, encode_json(server.outcome).encode())
+                self._respond(RUN_ENDED, encode_json(server.outcome).encode())
                 if server.model is None:
                     server.mark_informed(self.number)
             elif question is None:
@@ -339,9 +339,9 @@ class SiteHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Take the answer to the site's question, if it is asked for and not too large."""
-        (place, _, key), server = (self._name() or "").partition("/"), self.server
+        (path, _, key), server = (self._name() or "").partition("/"), self.server
         length = self.headers.get("Content-Length", "")
-        if place != ANSWER or not re.fullmatch(r"[0-9]{1,18}", length):
+        if path != ANSWER or not re.fullmatch(r"[0-9]{1,18}", length):
             self._respond(HTTPStatus.NOT_FOUND)
         elif not server.is_open(self.number, key, self.connection):
             self._respond(HTTPStatus.CONFLICT)

@@ -184,14 +184,14 @@ def process(log: Path, *words: object) -> Iterator[subprocess.Popen[bytes]]:
     """Start ``fczoo site start`` and kill it afterwards."""
     command = [sys.executable, "-m", "fczoo", "site", "start", *map(str, words)]
     with log.open("ab") as out:
-        started = subprocess.Popen(
+        site_process = subprocess.Popen(
             command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
         try:
-            yield started
+            yield site_process
         finally:
-            started.kill()
-            started.wait()
+            site_process.kill()
+            site_process.wait()
 
 
 def wait(for_what: Callable[[], object], log: Path) -> None:

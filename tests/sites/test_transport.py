@@ -17,7 +17,15 @@ from fczoo.core.files import write_json
 from fczoo.sites import credentials, node, transport
 from fczoo.sites.credentials import tls_context, write_federation
 from fczoo.sites.node import ServerLink
-from fczoo.sites.transport import ANSWER, COMPLETED, ENDED, KEY, MODEL_FILES, QUESTION, SiteListener
+from fczoo.sites.transport import (
+    ANSWER,
+    KEY,
+    MODEL_FILES,
+    QUESTION,
+    RUN_COMPLETED,
+    RUN_ENDED,
+    SiteListener,
+)
 from helpers_sites import NAMES, free_port
 
 PATHS = ("GET /1/question", "POST /1/answer/x", "GET /1/model.json", "GET /1/model.safetensors")
@@ -108,7 +116,7 @@ def test_a_caller_without_a_key_of_the_federation_gets_nothing(
         content = response_of(port, context, request)
         assert b"HTTP" not in content and b"what" not in content
         assert kind == "plain" or not content
-    assert listener.connected == [] and listener.missing == ["paris"]
+    assert listener.connected_sites == [] and listener.missing_sites == ["paris"]
     thread.join()
     assert answers == [{}] and listener.outcome is None
     valid = client_context(ca, folder / "paris", "site")
@@ -129,7 +137,7 @@ def test_questions_and_answers_pass(federation, listener):
     thread.join()
     assert answers == [{0: b"large " * 500_000, 2: b""}]
     assert 3_000_000 < listener.wire_bytes < 3_005_000
-    assert listener.connected == ["paris", "lyon"]
+    assert listener.connected_sites == ["paris", "lyon"]
 
 
 def test_a_site_waits_for_its_question(federation, listener, monkeypatch):
@@ -215,10 +223,10 @@ def test_only_the_newest_connection_of_a_site_counts(federation, listener):
         threads = threading.active_count()
         second = link_of(federation, "paris", 2.0)
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(second.request, QUESTION, None, (204, ENDED))
+            waiting = pool.submit(second.request, QUESTION, None, (204, RUN_ENDED))
             assert first.recv(100) == b""  # the first one is cut
-            listener.end(COMPLETED)
-            assert waiting.result()[0] == ENDED
+            listener.end(RUN_COMPLETED)
+            assert waiting.result()[0] == RUN_ENDED
         thread.join()
         assert threading.active_count() <= threads
 
@@ -244,13 +252,15 @@ def test_the_outcome_and_the_model_reach_present_sites(federation, listener, tmp
         (model / name).write_bytes(name.encode())
     paris, rome = link_of(federation, "paris"), link_of(federation, "rome")
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(link.request, QUESTION, None, (ENDED,)) for link in (paris, rome)]
-        while listener.connected != ["paris", "rome"]:
+        waiting = [
+            pool.submit(link.request, QUESTION, None, (RUN_ENDED,)) for link in (paris, rome)
+        ]
+        while listener.connected_sites != ["paris", "rome"]:
             time.sleep(0.01)
         with pytest.raises(FczooError, match="answers 404"):
             link_of(federation, "lyon").request(MODEL_FILES[0])  # the run has not ended
-        listener.end(COMPLETED, model=model)
-        assert [json.loads(w.result()[2])["status"] for w in waiting] == [COMPLETED] * 2
+        listener.end(RUN_COMPLETED, model=model)
+        assert [json.loads(w.result()[2])["status"] for w in waiting] == [RUN_COMPLETED] * 2
     assert listener.wait_informed(0.01) == ["paris", "rome", "lyon"]
     for link in (paris, rome):
         assert [link.request(name)[2].decode() for name in MODEL_FILES] == [*MODEL_FILES]
@@ -262,7 +272,7 @@ def test_the_outcome_and_the_model_reach_present_sites(federation, listener, tmp
 
 def test_a_failure_is_all_that_sites_wait_for(federation, listener, monkeypatch):
     listener.end("failed", "no test image")
-    _, _, content = link_of(federation, "paris").request(QUESTION, statuses=(ENDED,))
+    _, _, content = link_of(federation, "paris").request(QUESTION, statuses=(RUN_ENDED,))
     assert json.loads(content) == {"status": "failed", "reason": "no test image"}
     assert listener.wait_informed(1.0) == []
     monkeypatch.setattr(transport, "GRACE", 60.0)  # the others may be about to connect
