@@ -26,6 +26,14 @@ class FczooError(Exception):
     exit_code = 1  # of the command line
 
 
+class InterruptedRunError(FczooError):
+    """An end on request of the user; everything up to the last round is on disk."""
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message)
+        self.exit_code = 128 + number
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of another error's message, shortened to about 160 characters.
 

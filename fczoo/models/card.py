@@ -6,8 +6,8 @@ from typing import Any
 
 from fczoo.core.method import Method
 from fczoo.core.options import build
+from fczoo.federation.model_record import ModelRecord
 from fczoo.models.citation import FCZOO, method_entries
-from fczoo.models.record import ModelRecord
 
 SETTINGS = ("clients", "rounds", "epochs", "batch_size", "augment", "protocol", "as_released")
 """Settings of the run that a card lists; ``model.json`` has all."""

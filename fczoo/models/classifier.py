@@ -10,7 +10,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.tree import Tree
-from fczoo.models.record import ModelRecord
+from fczoo.federation.model_record import ModelRecord
 from fczoo.models.tensors import prediction_batch
 from fczoo.models.transform import ViewConfig, evaluation_transform
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from fczoo.core.errors import first_line
+from fczoo.core.errors import FczooError, InterruptedRunError, first_line
+from fczoo.federation.model_record import RECORD, SERVER_STATE, TENSORS
 from fczoo.federation.run import FederatedRun
-from fczoo.models.record import RECORD, SERVER_STATE, TENSORS
 from fczoo.models.save import save_model
 
 log = logging.getLogger("fczoo")
@@ -20,7 +20,7 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
     """Keep the model of the task that a run has just evaluated, if it is asked for.
 
     The final model is in the run's folder, and that of an earlier task t in ``task{t}`` below it.
-    A run whose model cannot be saved continues with a warning, since its numbers took longer.
+    A run whose model cannot be saved, as on a full disk, continues with a warning.
 
     Args:
         folder: Folder of the run.
@@ -34,7 +34,9 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
     place = folder if is_final else folder / f"task{len(run.result.accuracy)}"
     try:
         save_model(place, run, server_state)
-    except Exception as error:  # of a disk, or of a method that reads more than an image
+    except InterruptedRunError:
+        raise
+    except (OSError, FczooError) as error:
         log.warning(
             "the model of %s is not kept: %s: %s",
             run.method.name,

@@ -6,22 +6,24 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 
 from fczoo.backbones.load import load_backbone
-from fczoo.backbones.weights import split_spec
 from fczoo.core.backbone import Backbone
-from fczoo.core.errors import FczooError, first_line, use_python_names
-from fczoo.core.files import read_json
+from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.method import Method
 from fczoo.core.options import build
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import Tree
 from fczoo.core.vit_config import ViTConfig
+from fczoo.federation.model_record import (
+    TENSORS,
+    ModelRecord,
+    backbone_spec,
+    find_model,
+    read_model_record,
+)
+from fczoo.federation.start import read_tensors
 from fczoo.models.classifier import Classifier
-from fczoo.models.record import TENSORS, ModelRecord, find_model, read_checked, read_model_record
-from fczoo.models.save import weights_note
 
 
 @use_python_names
@@ -70,15 +72,11 @@ def _method(place: Path, record: ModelRecord) -> Method:
 
 
 def _tensors(place: Path, record: ModelRecord) -> Tree:
-    content = read_checked(place, TENSORS, record)
+    tensors = read_tensors(place, TENSORS, record)
     try:
-        tensors = load(content)
-        # in memory of its own, and in the state's order: sums depend on both in their last bit
-        return {name: tensors[name].clone() for name in record.tensors}
-    except (SafetensorError, KeyError, RuntimeError) as error:
-        raise FczooError(
-            f"{place / TENSORS} is not a valid model: {first_line(error)}; copy the folder again"
-        ) from error
+        return {name: tensors[name] for name in record.tensors}
+    except KeyError as error:
+        raise FczooError(f"{place / TENSORS} lacks {error}; copy the folder again") from error
 
 
 def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -> Backbone:
@@ -108,18 +106,3 @@ def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -
             "weights with --backbone NAME:FILE"
         )
     return backbone
-
-
-def backbone_spec(record: ModelRecord) -> str:
-    """Return the spec of a run's backbone, with the path of its file on this machine.
-
-    Args:
-        record: Description of the model.
-    """
-    spec = str(record.settings.get("backbone"))
-    name, path = split_spec(spec)
-    note = weights_note(str(record.backbone.get("sha256")))
-    if path is None or path.is_file() or not note.is_file():
-        return spec
-    stored = str(read_json(note, "note").get("path"))
-    return f"{name}:{stored}" if name else stored

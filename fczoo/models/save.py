@@ -9,18 +9,19 @@ import torch
 from safetensors.torch import save
 
 from fczoo.backbones.weights import split_spec
-from fczoo.core.files import home, write_json, write_safely
+from fczoo.core.files import write_json, write_safely
 from fczoo.core.tree import Tree
-from fczoo.federation.run import FederatedRun
-from fczoo.models.card import model_card
-from fczoo.models.record import (
+from fczoo.federation.model_record import (
     CARD,
     RECORD,
     SERVER_STATE,
     TENSORS,
     ModelRecord,
+    weights_note,
     write_model_record,
 )
+from fczoo.federation.run import FederatedRun
+from fczoo.models.card import model_card
 from fczoo.models.tensors import prediction_tensors
 
 
@@ -28,8 +29,8 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
     """Save the model of a run as it is after the last evaluated task.
 
     ``model.safetensors`` holds the tensors that prediction reads, ``server_state.safetensors``
-    (only its owner can read it) the rest of the server's state, ``model.json`` all else, and
-    ``README.md`` describes them.
+    (only its owner can read it) the rest of the server's state with its control variates,
+    ``model.json`` all else, and ``README.md`` describes them.
     What clients keep is never saved, and neither are the weights of the backbone.
 
     Args:
@@ -50,6 +51,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
     task = tasks[-1]
     tensors = prediction_tensors(run.method, run.backbone, run.state, task)
     rest = {name: value for name, value in run.state.items() if name not in tensors}
+    rest |= run.server.controls.broadcast
     (folder / RECORD).unlink(missing_ok=True)  # until the new one is written, there is no model
     files = {TENSORS: _write(folder / TENSORS, tensors)}
     (folder / SERVER_STATE).unlink(missing_ok=True)
@@ -74,6 +76,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
         partition=result.partition,
         device=run.backbone.device.type,
         tensors=list(tensors),
+        state=list(run.state),
         files=files,
         versions=result.versions,
     )
@@ -107,12 +110,3 @@ def store_weights_path(spec: str, sha256: str) -> None:
     note = weights_note(sha256)
     note.parent.mkdir(parents=True, exist_ok=True)
     write_json(note, {"path": str(path.resolve())})
-
-
-def weights_note(sha256: str) -> Path:
-    """Return the file that has the path of a weight file on this machine.
-
-    Args:
-        sha256: SHA-256 of the weights.
-    """
-    return home() / "begun" / f"weights-{sha256[:24]}.json"

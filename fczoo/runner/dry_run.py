@@ -25,6 +25,7 @@ from fczoo.federation.device import (
     warn_of_slow_bf16,
 )
 from fczoo.federation.settings import GROUPS, Settings
+from fczoo.federation.start import find_start
 from fczoo.federation.stream import open_stream, split_stream
 from fczoo.models.keep import KeepModel
 from fczoo.reports.run_config import RunConfig
@@ -72,6 +73,8 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
     configs = {c.method: replace(c, settings=settings) for c in runs}
     seeds = list(dict.fromkeys(config.seed for config in runs))
     warn_of_slow_bf16(settings)
+    for run in runs if settings.start_from else ():
+        find_start(str(settings.start_from), run.create_method(), run.seed)
     about, data = _data(settings)
     steps = image_steps(settings, *data) if data else []
     images = len(data[0].train.labels) if data else 0
@@ -136,7 +139,7 @@ def image_steps(settings: Settings, stream: Stream, partition: Partition) -> lis
     With sampled participants it is the expected number.
     """
     out = []
-    for task in stream.tasks:
+    for task in stream.tasks[stream.learned :]:
         sizes = np.array(
             [len(c) for c in partition.tasks[task.index][: partition.present(task.index)]]
         )
@@ -164,7 +167,7 @@ def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
             dataset.locate(settings.root or home() / "data")
     except FczooError as error:
         official = dataset.official
-        if official is None or official.train is None:
+        if official is None or official.train is None or settings.start_from:
             return f"Data: {error}", None
         stream = _stream_of_expected_size(settings, dataset.classes, official.train)
         return (

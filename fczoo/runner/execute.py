@@ -8,7 +8,7 @@ from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, InterruptedRunError
 from fczoo.core.files import encode_json, naming, write_json
 from fczoo.core.method import Method
 from fczoo.federation.benchmark import Benchmark
@@ -32,7 +32,6 @@ from fczoo.reports.run_folder import (
 )
 from fczoo.runner.configs import ExecutionConfig, RunSpec, is_finished
 from fczoo.runner.progress import Progress, ProgressCallback, log_to_file, say
-from fczoo.runner.resume import InterruptedRunError
 from fczoo.runner.trackers import Logging
 from fczoo.runner.warnings import LocatedWarning, WarningRecorder, read_warnings, warning_lines
 
@@ -133,12 +132,24 @@ def _run(
         callback = CallbackList([rounds, ProgressCallback(run, progress), *trackers])
         method, seed = run.config.create_method(), run.config.seed
         federated_run = FederatedRun(bench, method, seed, callback, checkpoint, probe, transport)
-        for _ in federated_run:  # the model first: a finished result says that all has been kept
-            keep_model(
-                run.folder_of_run, federated_run, execution.keep_model, execution.keep_server_state
-            )
-            write_result(run.folder_of_run / RESULT, federated_run.result)
+        for _ in federated_run:
+            _keep(run.folder_of_run, federated_run, execution)
     checkpoint.remove()
+
+
+def _keep(folder: Path, run: FederatedRun, execution: ExecutionConfig) -> None:
+    """Write model and result of a task; the model first, since a finished result says that it is there.
+
+    The result of a run whose model cannot be written because of a fault in code is not lost.
+    """
+    try:
+        keep_model(folder, run, execution.keep_model, execution.keep_server_state)
+    except InterruptedRunError:
+        raise
+    except Exception:
+        write_result(folder / RESULT, run.result)
+        raise
+    write_result(folder / RESULT, run.result)
 
 
 def error_text(error: Exception) -> str:

@@ -5,11 +5,9 @@ import torch
 
 from fczoo.core.method import Method
 from fczoo.core.options import with_fewest_steps
-from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree, nbytes
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
-from fczoo.data.stream import make_tasks
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.device import Plan
@@ -17,6 +15,7 @@ from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_rules import ControlVariates, make_local_training
 from fczoo.federation.local_trainer import Still
 from fczoo.federation.settings import Settings
+from fczoo.federation.stream import tasks_of
 from fczoo.runner.cost import uploads
 from fczoo.runner.outline import Outlines, outline_backbone
 
@@ -34,8 +33,7 @@ def state_sizes(method: Method, settings: Settings, classes: int, config: ViTCon
         classes: Number of classes; 0 for that of the data set.
         config: Configuration of the backbone.
     """
-    count = classes or DATASETS.get(settings.dataset).classes
-    tasks = make_tasks(settings.dataset, count, settings.tasks)
+    tasks = tasks_of(settings, classes)
     fast, sizes = with_fewest_steps(method), list[int]()
     state: Tree = {}
     with Outlines():

@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, InterruptedRunError
 from fczoo.core.streams import HANGUP
 from fczoo.federation.environment import file_of
 
@@ -28,16 +28,9 @@ FREE = (
     "data.remarks",
     "code",  # see check_code
     "changed_code",
+    "keep",
     "warnings",
 )  # parts of bench.json that may change while a run continues
-
-
-class InterruptedRunError(FczooError):
-    """The run was asked to stop, and everything up to its last round is on disk."""
-
-    def __init__(self, message: str, number: int):
-        super().__init__(message)
-        self.exit_code = 128 + number
 
 
 class Interrupts:

@@ -15,9 +15,9 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import content_sha256
 from fczoo.core.tree import nbytes
 from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.model_record import weights_note
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
-from fczoo.models.save import weights_note
 from fczoo.models.tensors import prediction_tensors
 from fczoo.models.transform import ViewConfig, evaluation_transform
 

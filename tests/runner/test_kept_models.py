@@ -9,9 +9,9 @@ from click.testing import CliRunner
 import fczoo
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
+from fczoo.federation.model_record import read_model_record
 from fczoo.federation.settings import Settings
 from fczoo.models import keep
-from fczoo.models.record import read_model_record
 from fczoo.runner.cost import first_round
 from fczoo.runner.kept_size import state_sizes
 from helpers_cli import TINY, run

@@ -17,11 +17,12 @@ import pytest
 import torch
 
 from fczoo import FczooError
+from fczoo.core.errors import InterruptedRunError
 from fczoo.core.registry import METHODS
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
 from fczoo.runner.configs import ExecutionConfig, make_sweep
-from fczoo.runner.resume import InterruptedRunError, Interrupts, check_same, only_process
+from fczoo.runner.resume import Interrupts, check_same, only_process
 from fczoo.runner.sweep import run_sweep
 from helpers_cli import TINY
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless

@@ -18,7 +18,7 @@ from signal import SIGTERM
 from types import ModuleType
 from typing import Literal, Protocol
 
-from fczoo.core.errors import FczooError, options_in_messages
+from fczoo.core.errors import FczooError, InterruptedRunError, options_in_messages
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import pick_device
 from fczoo.federation.environment import code_of, versions
@@ -27,7 +27,7 @@ from fczoo.reports.run_folder import FAILURE, read_about
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.execute import error_text, execute_run, record_failure
 from fczoo.runner.progress import say
-from fczoo.runner.resume import CLUSTER, InterruptedRunError, Interrupts, only_process
+from fczoo.runner.resume import CLUSTER, Interrupts, only_process
 from fczoo.runner.warnings import gather_warnings
 
 TRIES = 2  # of a run whose worker dies

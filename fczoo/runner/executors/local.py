@@ -11,10 +11,10 @@ import torch
 from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
+from fczoo.core.errors import InterruptedRunError
 from fczoo.core.streams import HANGUP
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.executors.base import Outcome, work
-from fczoo.runner.resume import InterruptedRunError
 from fczoo.runner.shared_memory import shared_folder
 
 # seconds after which a process without work ends, so that none outlives a parent that was killed

@@ -20,7 +20,7 @@ import msgspec
 from loky import ProcessPoolExecutor
 from tqdm.auto import tqdm
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, InterruptedRunError
 from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.core.options import spaces
@@ -33,7 +33,7 @@ from fczoo.reports.run_config import configure_run
 from fczoo.reports.run_folder import LOG, current_settings
 from fczoo.runner.dry_run import image_steps
 from fczoo.runner.progress import log_to_file
-from fczoo.runner.resume import InterruptedRunError, only_process
+from fczoo.runner.resume import only_process
 from fczoo.runner.tune.study import Effort, open_trial_benchmark, search_method, tasks_of_trial
 from fczoo.runner.tune.tuned_file import TUNED_FILE, Spent, TunedFile, TunedMethod, read_tuned
 
