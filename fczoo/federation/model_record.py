@@ -174,7 +174,14 @@ def model_of_run(folder: str | Path, method: str, seed: int) -> Path:
     """
     folder = Path(folder)
     place = folder / method / f"seed{seed}"
-    return place if (place / RECORD).is_file() else find_model(folder)
+    if (place / RECORD).is_file():
+        return place
+    if len(models_of(folder)) > 1:
+        raise FczooError(
+            f"{folder} has no model of {method} with seed {seed}; give the folder of one model, "
+            "METHOD/seedN, from which all seeds start"
+        )
+    return find_model(folder)
 
 
 def models_of(folder: str | Path) -> list[Path]:
@@ -280,12 +287,12 @@ def has_same_data(values: Mapping[str, Any], dataset: str, data_root: str | None
         dataset: Name of a data set.
         data_root: Its data root; None: that of ``FCZOO_HOME``.
     """
-    cls = DATASETS.get(dataset)
     mine, other = (
         Path(root).expanduser().resolve() if root else home() / "data"
         for root in (values["data_root"], data_root)
     )
-    return cls is DATASETS.get(str(values["dataset"])) and (mine == other or not cls.folder)
+    is_same_set = DATASETS.get(dataset) is DATASETS.get(str(values["dataset"]))
+    return is_same_set and mine == other
 
 
 def start_values(folder: str, dataset: str | None, data_root: str | None) -> dict[str, Any]:

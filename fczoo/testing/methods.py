@@ -41,6 +41,7 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     memory.exemplars_are_the_clients_own,
     memory.a_task_ends_in_order,
     models.a_loaded_model_predicts_the_same,
+    models.a_kept_model_continues,
 )
 """Each takes a ``MethodUnderTest`` and raises AssertionError where the method breaks the rule
 that its docstring states.
@@ -59,7 +60,8 @@ def check_method(method: str | Method) -> None:
     that they receive; every tensor of an upload is declared, finite and counted; nothing private
     reaches a client; padding counts for nothing; answers are logits of the classes seen, and
     features rows of images, whatever the batch; a run is the same from the same seed and however many
-    clients train together; and its saved model predicts the same when it is loaded.
+    clients train together; its saved model predicts the same when it is loaded, and learns further
+    tasks with the same numbers.
 
     Args:
         method: Registered name, whose whole-number options are made small (``small_method``), or an
