@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fczoo.board.charts import chart, download
-from fczoo.board.critical_difference import test_differences
 from fczoo.board.method_tags import MethodTags, tags_of
+from fczoo.board.ranks import test_differences
 from fczoo.federation.environment import digest
 from fczoo.reports.captions import conditions, describe, notes, schedule_sources
-from fczoo.reports.diagnostics_figures import insights
+from fczoo.reports.detail_figures import confusion_map, insights
 from fczoo.reports.figures import accuracy_matrix, overview
 from fczoo.reports.formats import number, sign, to_csv
-from fczoo.reports.heat_maps import confusion_map
 from fczoo.reports.run_folder import About
 from fczoo.reports.runs import Experiment, Line, identity
 from fczoo.reports.significance import Entry, interval

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from fczoo.cli.downloads import download_options
-from fczoo.cli.examples import COMMON
 from fczoo.cli.options import (
+    COMMON,
     OUTPUT,
     RUNS,
     GroupedCommand,
@@ -128,9 +128,9 @@ def tune(
     from fczoo.reports.drawing import check_plot, write_importance
     from fczoo.reports.run_config import configure_run
     from fczoo.reports.text_format import early_tasks, option_word, word_table
-    from fczoo.runner.tune.search import tune as search
-    from fczoo.runner.tune.study import ERROR, Effort
-    from fczoo.runner.tune.tuned_file import TUNED_FILE
+    from fczoo.runner.study import ERROR, Effort
+    from fczoo.runner.tune import tune as search
+    from fczoo.runner.tuned_file import TUNED_FILE
 
     if plot is not None:
         check_plot(plot)

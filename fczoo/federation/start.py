@@ -14,10 +14,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.method import Method
 from fczoo.core.options import quote
-from fczoo.core.protocols import EndsTasks, HasClientMemory
 from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import Tree
-from fczoo.core.types import Task
+from fczoo.core.types import EndsTasks, HasClientMemory, Task
 from fczoo.federation.local_rules import CONTROL
 from fczoo.federation.model_record import (
     SERVER_STATE,

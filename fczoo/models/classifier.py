@@ -1,18 +1,152 @@
-"""A kept model as a module of torch."""
+"""Kept models as PyTorch modules: the view of an image, the forward, and the tensors it reads."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torchvision.transforms import Compose
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Task, whole_batch
+from fczoo.data.image_files import to_square
+from fczoo.data.views import evaluation_view
 from fczoo.federation.model_record import ModelRecord
-from fczoo.models.tensors import prediction_batch
-from fczoo.models.transform import ViewConfig, evaluation_transform
+
+
+@dataclass(frozen=True)
+class ViewConfig:
+    """Steps from an image file to the input of the backbone, as evaluation takes them."""
+
+    stored_size: int  # side in pixels of the stored square
+    image_size: int  # side of the input in pixels
+    test_crop: float  # part of each side that the view shows
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Square:
+    """Step that cuts the largest centred square and resizes it, as data sets of files do."""
+
+    size: int  # pixels
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Return the pixels, uint8 [3, size, size].
+
+        Args:
+            image: Image of any mode and size.
+
+        Raises:
+            FczooError: The argument is not an image of PIL.
+        """
+        if not isinstance(image, Image.Image):
+            raise FczooError(
+                f"the transform got {type(image).__name__}; give an image of PIL: Image.open(FILE)"
+            )
+        return torch.from_numpy(np.array(to_square(image, self.size))).permute(2, 0, 1)
+
+
+@dataclass(frozen=True)
+class EvaluationView:
+    """Step that resizes the middle of a square image and normalises it."""
+
+    config: ViewConfig
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Return the input of the backbone, float32 [3, image_size, image_size].
+
+        Args:
+            pixels: uint8 [3, S, S].
+        """
+        view = self.config
+        images = evaluation_view(pixels[None].float() / 255, view.image_size, view.test_crop)
+        mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (view.mean, view.std))
+        return images.sub(mean).div(std)[0]
+
+
+def evaluation_transform(view: ViewConfig) -> Compose:
+    """Return the torchvision transform from an image of PIL to a normalised tensor [3, S, S].
+
+    Args:
+        view: Steps of the evaluation.
+    """
+    return Compose([Square(view.stored_size), EvaluationView(view)])
+
+
+def prediction_batch(inputs: Collection[str], backbone: Backbone, images: Tensor) -> Batch:
+    """Return a batch of images with the inputs that a method declares.
+
+    Args:
+        inputs: Declared inputs of the method, ``Training.inputs``.
+        backbone: Frozen backbone.
+        images: Normalised images [B, 3, S, S].
+    """
+    labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    query = backbone(images) if "query" in inputs else None
+    return whole_batch(
+        images if "images" in inputs else images.new_empty(len(images), 0), labels, query
+    )
+
+
+def prediction_tensors(method: Method, backbone: Backbone, state: Tree, task: Task) -> Tree:
+    """Return the tensors of a state that ``predict`` and ``features`` read.
+
+    Both run once on a blank image. A tensor is read if an operation of torch, its shape or its
+    length uses it. A declaration by each method could be forgotten; this cannot.
+
+    Args:
+        method: Method of the state.
+        backbone: Frozen backbone.
+        state: The server's state.
+        task: Last learned task.
+
+    Returns:
+        A part of the state, in the same order.
+    """
+    size = backbone.config.image_size
+    image = torch.zeros(1, 3, size, size, dtype=backbone.dtype, device=backbone.device)
+    with torch.no_grad():
+        batch = prediction_batch(method.training().inputs, backbone, image)
+        with _ReadRecorder() as recorder:
+            method.predict(backbone, dict(state), batch, task)
+            method.features(backbone, dict(state), batch)
+    return {name: value for name, value in state.items() if id(value) in recorder.read}
+
+
+class _ReadRecorder(TorchFunctionMode):
+    """Recorder of the identities of all tensors that functions of torch get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[int] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.read.update(map(id, _tensors((args, kwargs or {}))))
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
 
 
 class _TensorTree(nn.Module):

@@ -12,7 +12,7 @@ from fczoo.data.dataset import released_norm
 from fczoo.federation.settings import Settings
 from fczoo.papers.tables import Number, Paper, plain_split
 from fczoo.protocols.registry import RELEASES
-from fczoo.protocols.statements import Statement
+from fczoo.protocols.source import ByBeta, Statement
 from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line
 from fczoo.reports.text_format import option_word, setting_word
 
@@ -69,7 +69,8 @@ def readings(paper: Paper, number: Number) -> list[Reading]:
     }
     settings, method = paper.settings(number, **printed_settings), row.method or ""
     protocol_options = protocol.hyperparameters(method, row.dataset)
-    chosen = {**_print_values(protocol_options), **row.options}
+    beta = getattr(settings.partitioner, "beta", None)
+    chosen = {**_print_values(protocol_options, beta), **row.options}
     open_names = {k for k, v in protocol_settings.items() if v.open} | {
         f".{k}" for k, v in protocol_options.items() if v.open
     }
@@ -133,9 +134,13 @@ def _reading(
     )
 
 
-def _print_values(stated: Mapping[str, Statement]) -> dict[str, Any]:
+def _print_values(stated: Mapping[str, Statement], beta: float | None = None) -> dict[str, Any]:
     """Return printed values where the protocol follows another source."""
-    return {name: value.printed for name, value in stated.items() if value.printed is not ...}
+    printed = {name: value.printed for name, value in stated.items() if value.printed is not ...}
+    return {
+        name: value.at(beta) if isinstance(value, ByBeta) else value
+        for name, value in printed.items()
+    }
 
 
 def _unstated_options(method: str, stated: Mapping[str, Statement]) -> set[str]:

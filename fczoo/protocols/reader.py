@@ -8,8 +8,7 @@ import msgspec
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import convert_json, read_toml
-from fczoo.protocols.source import Kind, Source
-from fczoo.protocols.statements import ByBeta, ByTasks, SharedOut, Statement
+from fczoo.protocols.source import ByBeta, ByTasks, Kind, SharedOut, Source, Statement
 
 Sections = dict[str, dict[str, Statement]]  # data set or method -> name -> statement
 
@@ -46,6 +45,7 @@ class _Row(_Strict):
     methods: list[str]
     options: list[str]  # options that have the row's values
     values: list[Any]  # one per data set; a list: one per split of the data set
+    printed: list[Any] = []  # what the paper prints, where the values follow something else
 
 
 class _Table(_Strict):
@@ -228,15 +228,24 @@ class _Reader:
     def _add_table(self, table: _Table, key: str) -> None:
         datasets = self._known(table.datasets, key)
         for i, row in enumerate(table.rows):
-            row_key = f"{key}.rows[{i}].values"
-            if len(row.values) != len(datasets):
-                _refuse(row_key, f"{len(row.values)} values for {len(datasets)} data sets")
-            for dataset, cell in zip(datasets, row.values, strict=True):
-                value = self._by_beta(dataset, cell, row_key) if isinstance(cell, list) else cell
+            row_key = f"{key}.rows[{i}]"
+            values = self._cells(datasets, row.values, f"{row_key}.values")
+            printed: list[Any] = [...] * len(datasets)
+            if row.printed:
+                printed = self._cells(datasets, row.printed, f"{row_key}.printed")
+            for dataset, value, print_value in zip(datasets, values, printed, strict=True):
+                statement = Statement(value, table.source, print_value, table.open)
                 for method in row.methods:
-                    target = self._options(dataset, method)
-                    for option in row.options:
-                        target[option] = Statement(value, table.source, open=table.open)
+                    self._options(dataset, method).update(dict.fromkeys(row.options, statement))
+
+    def _cells(self, datasets: list[str], cells: list[Any], key: str) -> list[Any]:
+        """Return the cells of a row, one per data set."""
+        if len(cells) != len(datasets):
+            _refuse(key, f"{len(cells)} values for {len(datasets)} data sets")
+        return [
+            self._by_beta(dataset, cell, key) if isinstance(cell, list) else cell
+            for dataset, cell in zip(datasets, cells, strict=True)
+        ]
 
     def _by_beta(self, dataset: str, cell: list[Any], key: str) -> ByBeta:
         """Return a cell with one value per split of a data set."""

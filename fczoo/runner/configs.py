@@ -14,7 +14,7 @@ from fczoo.federation.device import pick_device
 from fczoo.federation.model_record import PATH_SETTINGS, path_note
 from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings
-from fczoo.models.keep import KeepModel
+from fczoo.models.storage import KeepModel
 from fczoo.reports.run_config import RunConfig, configure_run
 from fczoo.reports.run_folder import FAILURE, RESULT
 from fczoo.runner.shared_memory import SharedBenchmark

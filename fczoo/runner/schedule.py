@@ -8,7 +8,7 @@ from fczoo.core.options import flag
 from fczoo.core.registry import DATASETS
 from fczoo.federation.settings import Settings
 from fczoo.protocols.registry import PROTOCOLS
-from fczoo.protocols.statements import Statement
+from fczoo.protocols.source import Statement
 from fczoo.reports.run_config import DATASET, GIVEN, RunConfig
 from fczoo.reports.text_format import option_word
 from fczoo.security.privacy import has_class_counts

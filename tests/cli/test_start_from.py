@@ -13,20 +13,8 @@ import fczoo
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.federation.model_record import read_model_record
-from helpers_cli import run
+from helpers_cli import TINY, run
 
-SMALL = [
-    "--train-per-class",
-    "8",
-    "--test-per-class",
-    "4",
-    "--rounds",
-    "1",
-    "--epochs",
-    "1",
-    "--clients",
-    "3",
-]
 COLOURS = np.random.default_rng(0).integers(0, 255, (6, 3))
 
 
@@ -34,7 +22,7 @@ COLOURS = np.random.default_rng(0).integers(0, 255, (6, 3))
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run two methods on four tasks of digits; keep the model of each task."""
     out = tmp_path_factory.mktemp("first") / "first"
-    words = ("--methods", "fedncm,fedclm", *SMALL, "--tasks", "3,3,2,2")
+    words = ("--methods", "fedncm,fedclm", *TINY, "--tasks", "3,3,2,2")
     run("bench", *words, "--keep-model", "tasks", "--out", str(out))
     return out
 

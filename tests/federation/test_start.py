@@ -12,7 +12,7 @@ from fczoo.core.types import Task
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.start import grow, load_start
-from fczoo.models.save import save_model
+from fczoo.models.storage import save_model
 from fczoo.testing.world import small_method, toy_bench
 
 

@@ -18,8 +18,7 @@ from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.model_record import weights_note
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
-from fczoo.models.tensors import prediction_tensors
-from fczoo.models.transform import ViewConfig, evaluation_transform
+from fczoo.models.classifier import ViewConfig, evaluation_transform, prediction_tensors
 
 SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 1, "epochs": 1}
 

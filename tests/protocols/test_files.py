@@ -12,8 +12,7 @@ from fczoo.core.errors import FczooError
 from fczoo.protocols import registry
 from fczoo.protocols.reader import read_source
 from fczoo.protocols.registry import PROTOCOLS, RELEASES, SourceRegistry
-from fczoo.protocols.source import Source
-from fczoo.protocols.statements import ByBeta, ByTasks, SharedOut
+from fczoo.protocols.source import ByBeta, ByTasks, SharedOut, Source
 
 MINIMAL = """
 about = "A toy."

@@ -18,7 +18,7 @@ from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.core.files import write_record
 from fczoo.federation.benchmark import Benchmark
-from fczoo.runner.tune.tuned_file import FORMAT, TUNED_FILE, TunedFile, read_tuned
+from fczoo.runner.tuned_file import FORMAT, TUNED_FILE, TunedFile, read_tuned
 from helpers_cli import TINY, run
 
 ONE = ["tune", *TINY, "--trials", "1"]
@@ -74,7 +74,7 @@ def test_trials_of_other_code_are_not_gone_on_with(tmp_path, replace_runs, monke
     replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     monkeypatch.setattr(
-        "fczoo.runner.tune.study.code_of", lambda settings, method: {"fczoo.core.method": "f" * 64}
+        "fczoo.runner.study.code_of", lambda settings, method: {"fczoo.core.method": "f" * 64}
     )
     message = error_line(
         "tune", *TINY, "--methods", "fedncm", "--trials", "2", "--out", str(tmp_path)

@@ -15,8 +15,8 @@ from fczoo.core.registry import METHODS
 from fczoo.federation.stream import whole_stream
 from fczoo.reports.drawing import COLOURS, write_importance
 from fczoo.runner.resume import only_process
-from fczoo.runner.tune.study import Effort, trial_images
-from fczoo.runner.tune.tuned_file import TUNED_FILE, read_tuned
+from fczoo.runner.study import Effort, trial_images
+from fczoo.runner.tuned_file import TUNED_FILE, read_tuned
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]

@@ -12,9 +12,9 @@ from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
 from fczoo.core.errors import InterruptedRunError
-from fczoo.core.streams import HANGUP
+from fczoo.core.terminal import HANGUP
 from fczoo.runner.configs import ExecutionConfig, RunSpec
-from fczoo.runner.executors.base import Outcome, work
+from fczoo.runner.executors import Outcome, work
 from fczoo.runner.shared_memory import shared_folder
 
 # seconds after which a process without work ends, so that none outlives a parent that was killed

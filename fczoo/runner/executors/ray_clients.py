@@ -23,7 +23,7 @@ from fczoo.federation.client import ClientRequest
 from fczoo.federation.remote import RemoteWorker, Transport
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.execute import error_text
-from fczoo.runner.executors.base import Command, check_node, command_in, open_benchmark
+from fczoo.runner.executors import Command, check_node, command_in, open_benchmark
 from fczoo.runner.executors.ray import join
 from fczoo.runner.progress import say
 

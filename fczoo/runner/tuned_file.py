@@ -1,4 +1,4 @@
-"""``tuned.json``: what ``fczoo tune`` found for each method, and with how much effort."""
+"""``tuned.json``: the values that ``fczoo tune`` found for each method, and the effort."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence

@@ -25,7 +25,7 @@ from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
-from fczoo.core.streams import HANGUP
+from fczoo.core.terminal import HANGUP
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.environment import command, versions
 from fczoo.federation.settings import Settings
@@ -34,8 +34,8 @@ from fczoo.reports.run_folder import LOG, current_settings
 from fczoo.runner.dry_run import image_steps
 from fczoo.runner.progress import log_to_file
 from fczoo.runner.resume import only_process
-from fczoo.runner.tune.study import Effort, open_trial_benchmark, search_method, tasks_of_trial
-from fczoo.runner.tune.tuned_file import TUNED_FILE, Spent, TunedFile, TunedMethod, read_tuned
+from fczoo.runner.study import Effort, open_trial_benchmark, search_method, tasks_of_trial
+from fczoo.runner.tuned_file import TUNED_FILE, Spent, TunedFile, TunedMethod, read_tuned
 
 EMPTY: Mapping[str, Mapping[str, Any]] = {}
 # added to the seed: class orders and splits of trials are not those of later runs
