@@ -107,6 +107,10 @@ def test_all_models_of_a_run_folder_continue_with_other_tasks(first, tmp_path):
     result = result_of(tmp_path / "next/fedclm/seed0")
     assert result["task_sizes"] == [3, 3, 1, 3] and result["settings"]["epochs"] == 2
     assert result["accuracy"][:2] == result_of(first / "fedclm/seed0")["accuracy"][:2]
+    before = (tmp_path / "next/fedncm/seed0/model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "next" / "fedncm")
+    run("bench", "--resume", "--out", str(tmp_path / "next"))
+    assert (tmp_path / "next/fedncm/seed0/model.safetensors").read_bytes() == before
     seeds = ["--methods", "fedncm", "--seeds", "0-1"]
     line = refuse("--start-from", str(tmp_path / "base"), *seeds, out=tmp_path / "refused")
     assert "has no model of fedncm with seed 1; give the folder of one model" in line

@@ -10,10 +10,12 @@ import torch
 from fczoo.core.errors import FczooError
 from fczoo.core.types import Task
 from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.start import grow, load_start
 from fczoo.models.storage import save_model
 from fczoo.testing.world import small_method, toy_bench
+from helpers_resume import Crash, crash_after, rounds, run_and_record
 
 
 def save_first_tasks(bench: Benchmark, method: str, folder: Path, tasks: int = 2) -> FederatedRun:
@@ -52,6 +54,20 @@ def test_clients_begin_without_what_they_had_kept(tmp_path, caplog):
     run = continued(bench, tmp_path).start(small_method("icarl"))
     assert len(run.run().accuracy) == 3
     assert "icarl continues without what its clients have kept" in caplog.text
+
+
+def test_an_interrupted_run_resumes_to_the_same_numbers(tmp_path):
+    bench = toy_bench(torch.float32, epochs=1, batch_size=8)
+    save_first_tasks(bench, "fedclm", tmp_path / "model", tasks=1)
+    bench, method = continued(bench, tmp_path / "model", tasks=1), small_method("fedclm")
+    path = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(Crash):
+        run_and_record(bench, method, tmp_path / "run", Checkpoint(path, crash_after(2)))
+    resumed = run_and_record(bench, method, tmp_path / "run", Checkpoint(path))
+    whole = run_and_record(bench, method, tmp_path / "whole")
+    assert resumed.accuracy == whole.accuracy and resumed.start == whole.start != {}
+    assert resumed.bytes_down == whole.bytes_down
+    assert rounds(tmp_path / "run") == rounds(tmp_path / "whole")
 
 
 def test_bytes_rounds_and_curve_are_those_of_the_new_tasks(tmp_path):
