@@ -88,7 +88,7 @@ def test_the_rest_of_a_run_gives_the_numbers_of_a_run_in_one_go(method, first, t
     assert continued["task_aware"][2:] == whole["task_aware"][2:]
     assert continued["metrics"]["A_N"] == whole["metrics"]["A_N"]
     assert continued["partition"] == whole["partition"]
-    assert "4 tasks of 2 to 3 classes" in text
+    assert "4 tasks of 2 to 3 classes (2 of them learned by the kept model task2)" in text
     kept, again = (read_model_record(p) for p in (first / method / "seed0", place))
     assert again.files == kept.files and again.classes == kept.classes
     assert continued["start"]["model"] == f"{method}/seed0/task2"
