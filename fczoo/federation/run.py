@@ -375,8 +375,8 @@ class FederatedRun:
         start, server = load_start(self.world, self.method, self.seed), self.server
         if keeps_client_memory(self.method):
             log.warning(
-                "%s continues without what its clients have kept, such as exemplars: a kept model "
-                "has none",
+                "%s continues without what its clients have kept, such as exemplars, and may "
+                "forget more: a kept model has none",
                 self.method.name,
             )
         server.replace_state(start.state)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fczoo.core.errors import FczooError
-from fczoo.core.options import flag, quote
+from fczoo.core.options import flag
 from fczoo.core.registry import ATTACKS
 from fczoo.data.stream import DOMAINS
 from fczoo.federation.model_record import models_of, read_model_record
@@ -39,25 +39,25 @@ def check_vary(vary: Collection[str], partition: str, class_order: Any) -> None:
 
 def check_start_settings(settings: Any) -> None:
     """Raise FczooError for settings with which no run can start from a kept model."""
-    place = models_of(settings.start_from)[0]
-    record = read_model_record(place)
-    before = record.settings
+    path = models_of(settings.start_from)[0]
+    record = read_model_record(path)
+    run_settings = record.settings
     for name in START_SETTINGS:
-        value, own = getattr(settings, name), before.get(name)
-        if value != own:
+        value, run_value = getattr(settings, name), run_settings.get(name)
+        if value != run_value:
             raise FczooError(
-                f"--start-from continues with {flag(name)} {quote(own)} of its model's run, and "
-                f"this one has {quote(value)}; leave it out"
+                f"--start-from continues with {flag(name)} {run_value or 'none'} of its model's run, and "
+                f"this one has {value or 'none'}; leave it out"
             )
-    for name, refused in (
-        ("tasks domains", DOMAINS in (settings.tasks, before.get("tasks"))),
+    for name, is_given in (
+        ("tasks domains", DOMAINS in (settings.tasks, run_settings.get("tasks"))),
         ("moving", settings.moving is not None),
         ("task-order own", settings.task_order == "own"),
         ("vary", settings.vary != ("training",)),
     ):
-        if refused:
+        if is_given:
             raise FczooError(
-                f"--start-from does not work with --{name}, here or in the run of {place}: further "
+                f"--start-from does not work with --{name}, here or in the run of {path}: further "
                 "tasks have new classes, the same for all; leave one out"
             )
 

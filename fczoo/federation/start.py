@@ -73,7 +73,7 @@ def start_options(folder: str, method: str) -> dict[str, Any]:
     Raises:
         FczooError: No model of the method exists there.
     """
-    records = [read_model_record(place) for place in models_of(folder)]
+    records = [read_model_record(path) for path in models_of(folder)]
     options = [record.options for record in records if record.method == method]
     if not options:
         names = ", ".join(sorted({record.method for record in records}))
@@ -95,54 +95,60 @@ def find_start(folder: str, method: Method, seed: int) -> tuple[Path, ModelRecor
     Raises:
         FczooError: The method cannot continue from the model.
     """
-    place = model_of_run(folder, method.name, seed)
-    record = read_model_record(place)
-    start_options(str(place), method.name)
-    _check_options(place, record, method)
+    path = model_of_run(folder, method.name, seed)
+    record = read_model_record(path)
+    start_options(str(path), method.name)
+    _check_options(path, record, method)
     if record.state is None:
-        raise FczooError(f"{place} is of a version whose models cannot continue; run it again")
+        raise FczooError(f"{path} is of a version whose models cannot continue; run it again")
     if SERVER_STATE not in record.files and (
         missing := [name for name in record.state if name not in record.tensors]
     ):
         raise FczooError(
-            f"{method.name} needs {', '.join(missing[:3])} of the server to continue, and {place} "
+            f"{method.name} needs {', '.join(missing[:3])} of the server to continue, and {path} "
             "was kept with --no-keep-server-state; run it again without"
         )
-    return place, record
+    return path, record
 
 
-def _check_tasks(place: Path, record: ModelRecord, world: World) -> None:
+def _check_tasks(path: Path, record: ModelRecord, world: World) -> None:
     """Raise FczooError unless a model has the tasks with which the stream of a run begins."""
     tasks = world.stream.tasks[: world.stream.learned]
     bounds = [(task["start"], task["stop"]) for task in record.tasks]
     classes = world.stream.classes[: len(record.classes)]
     if bounds != [(task.start, task.stop) for task in tasks] or list(classes) != record.classes:
         raise FczooError(
-            f"{place} has other tasks than other models of {world.settings.start_from}; give its "
+            f"{path} has other tasks than other models of {world.settings.start_from}; give its "
             "folder"
         )
 
 
-def _check_backbone(place: Path, record: ModelRecord, backbone: Backbone) -> None:
+def _check_backbone(path: Path, record: ModelRecord, backbone: Backbone) -> None:
     """Raise FczooError unless a run has the backbone and the input of a model."""
-    given = {**backbone.config.record(), "sha256": backbone.sha256}
+    run_config = {**backbone.config.record(), "sha256": backbone.sha256}
     for name, value in record.backbone.items():
-        ours = list(given[name]) if isinstance(given.get(name), tuple) else given.get(name)
+        ours = (
+            list(run_config[name])
+            if isinstance(run_config.get(name), tuple)
+            else run_config.get(name)
+        )
         if ours != (list(value) if isinstance(value, tuple) else value):
             raise FczooError(
-                f"the model in {place} has a backbone with {name} {quote(value)}, and this run has "
+                f"the model in {path} has a backbone with {name} {quote(value)}, and this run has "
                 f"{quote(ours)}; leave out --backbone and the options of its input"
             )
 
 
-def _check_options(place: Path, record: ModelRecord, method: Method) -> None:
+def _check_options(path: Path, record: ModelRecord, method: Method) -> None:
     """Raise FczooError where an option other than a rate or a weight differs from the model's."""
     for name, value in asdict(method).items():
-        before = record.options.get(name, value)
-        before = tuple(before) if isinstance(value, tuple) else before
-        if before != value and not (isinstance(value, float) and isinstance(before, int | float)):
+        model_value = record.options.get(name, value)
+        model_value = tuple(model_value) if isinstance(value, tuple) else model_value
+        if model_value != value and not (
+            isinstance(value, float) and isinstance(model_value, int | float)
+        ):
             raise FczooError(
-                f"the model in {place} has {method.name}.{name}={quote(before)}, and this run "
+                f"the model in {path} has {method.name}.{name}={quote(model_value)}, and this run "
                 f"{quote(value)}; a run that continues may change rates and weights only"
             )
 
@@ -161,18 +167,18 @@ def load_start(world: World, method: Method, seed: int) -> Start:
     Raises:
         FczooError: The run cannot continue from the model.
     """
-    place, record = find_start(str(world.settings.start_from), method, seed)
-    _check_backbone(place, record, world.backbone)
-    _check_tasks(place, record, world)
-    tensors = read_tensors(place, TENSORS, record)
+    path, record = find_start(str(world.settings.start_from), method, seed)
+    _check_backbone(path, record, world.backbone)
+    _check_tasks(path, record, world)
+    tensors = read_tensors(path, TENSORS, record)
     if SERVER_STATE in record.files:
-        tensors |= read_tensors(place, SERVER_STATE, record)
+        tensors |= read_tensors(path, SERVER_STATE, record)
     device = world.backbone.device
     tensors = {name: value.to(device) for name, value in tensors.items()}
     try:
         state = {name: tensors[name] for name in record.state or ()}
     except KeyError as error:
-        raise FczooError(f"{place} lacks the tensor {error}; copy the folder again") from error
+        raise FczooError(f"{path} lacks the tensor {error}; copy the folder again") from error
     tasks = Task(**record.tasks[0]), world.stream.tasks[0]
     if tasks[0] != tasks[1]:
         fresh = [
@@ -181,7 +187,7 @@ def load_start(world: World, method: Method, seed: int) -> Start:
         ]
         state = grow(method.name, state, *fresh)
     control = {k.removeprefix(CONTROL): v for k, v in tensors.items() if k.startswith(CONTROL)}
-    parts = place.resolve().parts[-3:]
+    parts = path.resolve().parts[-3:]
     about = {
         "model": "/".join(parts),
         "tasks": len(record.tasks),
@@ -197,8 +203,8 @@ def grow(method: str, state: Tree, small: Tree, large: Tree) -> Tree:
         method: Name of the method.
         state: State of a run with fewer classes or tasks.
         small: State at the beginning of such a run.
-        large: State at the beginning of the run that continues it. It tells which dimensions
-            depend on these numbers, and its last entries are added.
+        large: State at the beginning of the run that continues it. Its shapes show which
+            dimensions depend on these numbers, and its last entries are added.
 
     Raises:
         FczooError: A tensor is divided among the tasks, so that it cannot grow.
@@ -206,49 +212,50 @@ def grow(method: str, state: Tree, small: Tree, large: Tree) -> Tree:
     grown = dict(state)
     for name, value in large.items():
         growth = [a - b for a, b in zip(value.shape, small[name].shape, strict=True)]
-        changed = [dim for dim, more in enumerate(growth) if more]
-        if not changed:
+        dims = [dim for dim, number in enumerate(growth) if number]
+        if not dims:
             continue
-        if len(changed) > 1 or min(growth) < 0:
+        if len(dims) > 1 or min(growth) < 0:
             raise FczooError(
                 f"{method} divides {name} among a number of tasks and classes that is fixed when "
                 "it begins; continue with the tasks of its own run, or run all tasks in one go"
             )
-        (dim,) = changed
+        (dim,) = dims
         # copies of a tensor, such as a teacher's, have its name behind a prefix
         copies = [key for key in state if key.endswith(f".{name}") and key not in large]
-        for other in (name, *copies):
-            end = value.narrow(dim, value.shape[dim] - growth[dim], growth[dim])
-            grown[other] = _with_more(state[other], end, dim, is_copy=other != name)
+        end = value.narrow(dim, value.shape[dim] - growth[dim], growth[dim])
+        for key in (name, *copies):
+            if key in state:
+                grown[key] = _append(state[key], end, dim, is_copy=key != name)
     return grown
 
 
-def _with_more(value: Tensor, end: Tensor, dim: int, is_copy: bool) -> Tensor:
-    """Return a tensor with more entries: zeros where nothing of the same shape is drawn."""
+def _append(value: Tensor, end: Tensor, dim: int, is_copy: bool) -> Tensor:
+    """Append entries to a tensor: zeros to a copy, or where nothing of the same shape is drawn."""
     shape = list(value.shape)
     shape[dim] = end.shape[dim]
-    more = end.to(value) if not is_copy and list(end.shape) == shape else value.new_zeros(shape)
-    return torch.cat([value, more], dim)
+    entries = end.to(value) if not is_copy and list(end.shape) == shape else value.new_zeros(shape)
+    return torch.cat([value, entries], dim)
 
 
-def read_tensors(place: Path, name: str, record: ModelRecord) -> Tree:
+def read_tensors(path: Path, name: str, record: ModelRecord) -> Tree:
     """Read a file of tensors of a model.
 
     Args:
-        place: Folder of the model.
+        path: Folder of the model.
         name: Name of the file.
         record: Description of the model.
 
     Raises:
         FczooError: The file is missing, was changed or is damaged.
     """
-    content = read_checked(place, name, record)
+    content = read_checked(path, name, record)
     try:
         # in memory of its own: sums depend on that in their last bit
         return {key: value.clone() for key, value in load(content).items()}
     except (SafetensorError, RuntimeError) as error:
         raise FczooError(
-            f"{place / name} is not a valid model: {first_line(error)}; copy the folder again"
+            f"{path / name} is not a valid model: {first_line(error)}; copy the folder again"
         ) from error
 
 

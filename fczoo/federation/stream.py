@@ -64,11 +64,11 @@ def tasks_of(s: Settings, classes: int = 0) -> tuple[Task, ...]:
     count = DATASETS.get(s.dataset).classes
     if not s.start_from:
         return make_tasks(s.dataset, classes or count, s.tasks)
-    place, record = _start_model(s.start_from)
-    known = len(record.classes)
-    if not has_same_data(settings_at_hand(place, record), s.dataset, s.data_root):
-        count += known
-    return _further_tasks(s, record, (classes or count) - known)
+    path, record = _start_model(s.start_from)
+    old = len(record.classes)
+    if not has_same_data(settings_at_hand(path, record), s.dataset, s.data_root):
+        count += old
+    return _further_tasks(s, record, (classes or count) - old)
 
 
 def _cut(s: Settings, tasks: Cut, pixels: bool) -> Stream:
@@ -79,8 +79,8 @@ def _cut(s: Settings, tasks: Cut, pixels: bool) -> Stream:
 
 def _start_model(folder: str) -> tuple[Path, ModelRecord]:
     """Return the folder and the description of one model in it; all have the same tasks."""
-    place = models_of(folder)[0]
-    return place, read_model_record(place)
+    path = models_of(folder)[0]
+    return path, read_model_record(path)
 
 
 def _continued_stream(s: Settings, folder: str, pixels: bool) -> Stream:
@@ -88,11 +88,11 @@ def _continued_stream(s: Settings, folder: str, pixels: bool) -> Stream:
 
     Classes of the same data that the model knows are its own. Other data have new classes only.
     """
-    place, record = _start_model(folder)
-    values, known = settings_at_hand(place, record), len(record.classes)
+    path, record = _start_model(folder)
+    values, count = settings_at_hand(path, record), len(record.classes)
     new = _cut(s, 1, pixels)
     if has_same_data(values, s.dataset, s.data_root):
-        stream = _in_order(new, record.classes, place)
+        stream = _in_order(new, record.classes, path)
     else:
         names = {field.name for field in fields(Settings)} & values.keys()
         settings = build(Settings, "settings", {name: values[name] for name in names})
@@ -100,17 +100,17 @@ def _continued_stream(s: Settings, folder: str, pixels: bool) -> Stream:
             old = whole_stream(settings, pixels)
         except FczooError as error:
             raise FczooError(
-                f"the test images of the tasks of {place} are needed as well: {error}"
+                f"the test images of the tasks of {path} are needed as well: {error}"
             ) from error
-        stream = _joined(_first_classes(old, known), new, place)
-    if stream.classes[:known] != tuple(record.classes):
-        raise FczooError(f"the data of {place} have other classes than in its run; restore them")
-    tasks = _further_tasks(s, record, len(stream.classes) - known)
+        stream = _join(_first_classes(old, count), new, path)
+    if stream.classes[:count] != tuple(record.classes):
+        raise FczooError(f"the data of {path} have other classes than in its run; restore them")
+    tasks = _further_tasks(s, record, len(stream.classes) - count)
     stream = replace(stream, tasks=tasks, learned=len(record.tasks))
     counts = [len(stream.positions(stream.test, task)) for task in tasks[: stream.learned]]
     if counts != record.test_counts:
         raise FczooError(
-            f"the tasks of {place} have {counts} test images, and had {record.test_counts} in its "
+            f"the tasks of {path} have {counts} test images, and had {record.test_counts} in its "
             "run: restore its data, put new images into a folder of their own, and leave out "
             "--test-per-class"
         )
@@ -125,16 +125,17 @@ def _further_tasks(s: Settings, record: ModelRecord, new: int) -> tuple[Task, ..
             "data with other classes by --dataset or --data-root"
         )
     old = [task["stop"] - task["start"] for task in record.tasks]
-    sizes = [*old, *task_sizes(f"what is new in {s.dataset}", new, s.tasks)]  # type: ignore[arg-type]
+    assert not isinstance(s.tasks, str)  # see ``check_start_settings``
+    sizes = [*old, *task_sizes(f"what is new in {s.dataset}", new, s.tasks)]
     return make_tasks(s.dataset, sum(sizes), sizes)
 
 
-def _in_order(stream: Stream, names: Sequence[str], place: Path) -> Stream:
+def _in_order(stream: Stream, names: Sequence[str], path: Path) -> Stream:
     """Return a stream with some classes first, in the order of their names."""
     if stream.classes[: len(names)] == tuple(names):
         return stream
     if missing := sorted({*names} - {*stream.classes}):
-        raise FczooError(f"the data of {place} lack its class {missing[0]}; restore them")
+        raise FczooError(f"the data of {path} lack its class {missing[0]}; restore them")
     order = [stream.classes.index(name) for name in names]
     order += [number for number in range(len(stream.classes)) if number not in order]
     arrival = np.argsort(order)
@@ -168,12 +169,12 @@ def _first_classes(stream: Stream, count: int) -> Stream:
     return replace(stream, **changes, **names)
 
 
-def _joined(old: Stream, new: Stream, place: Path) -> Stream:
+def _join(old: Stream, new: Stream, path: Path) -> Stream:
     """Return a stream of the classes of two data sets; positions and labels follow one another."""
-    if both := [name for name in new.classes if name in old.classes]:
-        more = f" and {len(both) - 4} more" if len(both) > 4 else ""
+    if names := [name for name in new.classes if name in old.classes]:
+        suffix = f" and {len(names) - 4} more" if len(names) > 4 else ""
         raise FczooError(
-            f"the model in {place} knows {', '.join(both[:4])}{more} already; rename classes that "
+            f"the model in {path} knows {', '.join(names[:4])}{suffix} already; rename classes that "
             "are others, and leave out the same ones: further tasks have new classes only"
         )
 
@@ -181,7 +182,7 @@ def _joined(old: Stream, new: Stream, place: Path) -> Stream:
         sides = first.pixels.shape[1:], second.pixels.shape[1:]
         if sides[0] != sides[1]:
             raise FczooError(
-                f"images of {new.name} are stored at {sides[1][0]} pixels, and those of {place} at "
+                f"images of {new.name} are stored at {sides[1][0]} pixels, and those of {path} at "
                 f"{sides[0][0]}; give --stored-size {sides[0][0]} where they are files"
             )
         pixels = np.concatenate([first.pixels, second.pixels])

@@ -138,7 +138,7 @@ def _run(
 
 
 def _keep(folder: Path, run: FederatedRun, execution: ExecutionConfig) -> None:
-    """Write model and result of a task; the model first, since a finished result says that it is there.
+    """Write model and result of a task; a finished result says that the model is there.
 
     The result of a run whose model cannot be written because of a fault in code is not lost.
     """

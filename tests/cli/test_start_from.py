@@ -170,7 +170,7 @@ def test_classes_that_are_added_to_the_same_folder_are_the_next_task(years):
     ("words", "says"),
     [
         (["--methods", "fedavg"], "has no model of fedavg: its method is fedclm"),
-        (["--protocol", "quick"], "continues with --protocol None of its model's run"),
+        (["--protocol", "quick"], "continues with --protocol none of its model's run"),
         (["--vary", "partition"], "does not work with --vary"),
         (["--moving", "1"], "does not work with --moving"),
         (["--tuned", "some.json"], "takes the options of the model"),
