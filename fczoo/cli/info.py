@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -87,13 +87,6 @@ def doctor(data_root: Path | None) -> None:
     click.echo(page(data_root))
 
 
-class Meaning(NamedTuple):
-    """One meaning of a name."""
-
-    line: str  # description, and the command that shows it
-    page: Callable[[], str]
-
-
 def show_any(word: str, dataset: str | None) -> str:
     """Return the page of a name; if it has several meanings, a list of them with their commands.
 
@@ -113,9 +106,10 @@ def show_any(word: str, dataset: str | None) -> str:
         return part_page(word, dataset or "digits")
     matches = meanings(word.lstrip("-"), dataset)
     if len(matches) == 1:
-        return matches[0].page()
+        ((_, page),) = matches
+        return page()
     if matches:
-        lines = "\n".join(f"- {meaning.line}" for meaning in matches)
+        lines = "\n".join(f"- {line}" for line, _ in matches)
         return f"{word} has {len(matches)} meanings:\n{lines}"
     if advice := _advice(word):
         raise FczooError(f"nothing is called {word!r}; {advice}")
@@ -126,7 +120,7 @@ def show_any(word: str, dataset: str | None) -> str:
     raise FczooError(f"nothing is called {word!r}; {nearest(word, known_names)}")
 
 
-def meanings(word: str, dataset: str | None) -> list[Meaning]:
+def meanings(word: str, dataset: str | None) -> list[tuple[str, Callable[[], str]]]:
     """Return the meanings of a name, except parts that ``fczoo show NAME`` has a page for.
 
     Args:
@@ -134,20 +128,20 @@ def meanings(word: str, dataset: str | None) -> list[Meaning]:
         dataset: Data set whose values a protocol or release shows. None: all.
 
     Returns:
-        Meanings with their pages.
+        Lines that describe a meaning and the command that shows it, each with its page.
     """
-    matches = []
+    matches: list[tuple[str, Callable[[], str]]] = []
     for kind, registry in SOURCES.items():
         if name := registry.find(word):
             source, line = registry.get(name), f"the {kind} {name}: fczoo show {kind} {name}"
-            matches.append(Meaning(line, partial(source_page, source, dataset)))
+            matches.append((line, partial(source_page, source, dataset)))
     backbone = canonical_backbone(word)
     if backbone in spellings():
         line = f"the backbone {backbone}: fczoo show backbone {backbone}"
-        matches.append(Meaning(line, lambda: _backbone_page(backbone)))
+        matches.append((line, lambda: _backbone_page(backbone)))
     if setting := match(word, [field.name for field in fields(Settings)]):
         line = f"the setting {setting} of a run: fczoo bench {flag(setting)}"
-        matches.append(Meaning(line, lambda: _setting_page(setting)))
+        matches.append((line, lambda: _setting_page(setting)))
     if owners := option_owners(word):
         owner_names, (method, option) = first_few(list(owners)), next(iter(owners.items()))
         method = method if len(owners) == 1 else "METHOD"
@@ -155,7 +149,7 @@ def meanings(word: str, dataset: str | None) -> list[Meaning]:
             f"an option of {owner_names}: fczoo show {method} has its value, --set "
             f"{method}.{option}=VALUE sets it"
         )
-        matches.append(Meaning(line, lambda: _option_page(owners)))
+        matches.append((line, lambda: _option_page(owners)))
     return matches
 
 

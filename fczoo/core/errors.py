@@ -26,12 +26,12 @@ class FczooError(Exception):
     exit_code = 1  # of the command line
 
 
-class InterruptedRunError(FczooError):
-    """An end on request of the user; everything up to the last round is on disk."""
+class InterruptedCommandError(FczooError):
+    """A signal stopped the command; what it has finished is on disk."""
 
-    def __init__(self, message: str, number: int):
+    def __init__(self, message: str, signal_number: int):
         super().__init__(message)
-        self.exit_code = 128 + number
+        self.exit_code = 128 + signal_number  # as shells report it
 
 
 def first_line(error: BaseException) -> str:

@@ -46,8 +46,8 @@ def check_start_settings(settings: Any) -> None:
         value, run_value = getattr(settings, name), run_settings.get(name)
         if value != run_value:
             raise FczooError(
-                f"--start-from continues with {flag(name)} {run_value or 'none'} of its model's run, and "
-                f"this one has {value or 'none'}; leave it out"
+                f"--start-from continues with {flag(name)} {run_value or 'none'} of its model's run, "
+                f"and this one has {value or 'none'}; leave it out"
             )
     for name, is_given in (
         ("tasks domains", DOMAINS in (settings.tasks, run_settings.get("tasks"))),

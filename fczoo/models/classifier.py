@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torchvision.transforms import Compose
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
@@ -22,8 +21,8 @@ from fczoo.federation.model_record import ModelRecord
 
 
 @dataclass(frozen=True)
-class ViewConfig:
-    """Steps from an image file to the input of the backbone, as evaluation takes them."""
+class EvaluationTransform:
+    """Transform of an image of PIL to the input of the backbone, as the run's evaluation took it."""
 
     stored_size: int  # side in pixels of the stored square
     image_size: int  # side of the input in pixels
@@ -31,18 +30,14 @@ class ViewConfig:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-
-@dataclass(frozen=True)
-class Square:
-    """Step that cuts the largest centred square and resizes it, as data sets of files do."""
-
-    size: int  # pixels
-
     def __call__(self, image: Image.Image) -> Tensor:
-        """Return the pixels, uint8 [3, size, size].
+        """Cut the largest centred square, resize it as data sets of files do, and normalise it.
 
         Args:
             image: Image of any mode and size.
+
+        Returns:
+            Input of the backbone, float32 [3, image_size, image_size].
 
         Raises:
             FczooError: The argument is not an image of PIL.
@@ -51,34 +46,21 @@ class Square:
             raise FczooError(
                 f"the transform got {type(image).__name__}; give an image of PIL: Image.open(FILE)"
             )
-        return torch.from_numpy(np.array(to_square(image, self.size))).permute(2, 0, 1)
+        square = np.array(to_square(image, self.stored_size))
+        return self.normalise(torch.from_numpy(square).permute(2, 0, 1))
 
-
-@dataclass(frozen=True)
-class EvaluationView:
-    """Step that resizes the middle of a square image and normalises it."""
-
-    config: ViewConfig
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """Return the input of the backbone, float32 [3, image_size, image_size].
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Resize the middle of a stored square and normalise it.
 
         Args:
             pixels: uint8 [3, S, S].
+
+        Returns:
+            Input of the backbone, float32 [3, image_size, image_size].
         """
-        view = self.config
-        images = evaluation_view(pixels[None].float() / 255, view.image_size, view.test_crop)
-        mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (view.mean, view.std))
+        images = evaluation_view(pixels[None].float() / 255, self.image_size, self.test_crop)
+        mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (self.mean, self.std))
         return images.sub(mean).div(std)[0]
-
-
-def evaluation_transform(view: ViewConfig) -> Compose:
-    """Return the torchvision transform from an image of PIL to a normalised tensor [3, S, S].
-
-    Args:
-        view: Steps of the evaluation.
-    """
-    return Compose([Square(view.stored_size), EvaluationView(view)])
 
 
 def prediction_batch(inputs: Collection[str], backbone: Backbone, images: Tensor) -> Batch:
@@ -173,8 +155,8 @@ class Classifier(nn.Module):
 
     Attributes:
         classes: Names of the classes, in the order of the logits.
-        transform: torchvision transform from an image of PIL to a tensor [3, S, S], with the
-            pixels of the run's evaluation.
+        transform: Transform of an image of PIL to a tensor [3, S, S], with the pixels of the
+            run's evaluation.
         method: Method that was trained.
         task: Last learned task.
         record: Content of ``model.json``.
@@ -186,10 +168,8 @@ class Classifier(nn.Module):
         self._inputs = method.training().inputs
         self.classes = tuple(record.classes)
         config = backbone.config
-        self.transform = evaluation_transform(
-            ViewConfig(
-                record.stored_size, config.image_size, record.test_crop, config.mean, config.std
-            )
+        self.transform = EvaluationTransform(
+            record.stored_size, config.image_size, record.test_crop, config.mean, config.std
         )
         self._config, self._sha256 = config, backbone.sha256
         self._weights, self._tensors = _TensorTree(backbone.weights), _TensorTree(state)

@@ -107,8 +107,8 @@ def predict_pixels(model: Classifier, pixels: np.ndarray) -> Tensor:
         model: Kept model.
         pixels: uint8 [B, S, S, 3] with the stored side S of the model.
     """
-    _, view = model.transform.transforms
-    images = [view(torch.from_numpy(image).permute(2, 0, 1)) for image in pixels]
+    normalise = model.transform.normalise
+    images = [normalise(torch.from_numpy(image).permute(2, 0, 1)) for image in pixels]
     logits: Tensor = model(torch.stack(images))
     return logits.cpu()
 

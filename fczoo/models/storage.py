@@ -14,7 +14,7 @@ from safetensors.torch import save
 from fczoo.backbones.load import load_backbone
 from fczoo.backbones.weights import split_spec
 from fczoo.core.backbone import Backbone
-from fczoo.core.errors import FczooError, InterruptedRunError, first_line, use_python_names
+from fczoo.core.errors import FczooError, InterruptedCommandError, first_line, use_python_names
 from fczoo.core.files import write_json, write_safely
 from fczoo.core.method import Method
 from fczoo.core.options import build
@@ -150,7 +150,7 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
     place = folder if is_final else folder / f"task{len(run.result.accuracy)}"
     try:
         save_model(place, run, server_state)
-    except InterruptedRunError:
+    except InterruptedCommandError:
         raise
     except (OSError, FczooError) as error:
         log.warning(

@@ -8,7 +8,7 @@ from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
-from fczoo.core.errors import FczooError, InterruptedRunError
+from fczoo.core.errors import FczooError, InterruptedCommandError
 from fczoo.core.files import encode_json, naming, write_json
 from fczoo.core.method import Method
 from fczoo.federation.benchmark import Benchmark
@@ -91,7 +91,7 @@ def execute_run(
         try:
             with WarningRecorder(run.folder_of_run / WARNINGS):
                 _run(run, bench, execution, check_interrupt, progress, transport)
-        except InterruptedRunError:
+        except InterruptedCommandError:
             raise
         except Exception as error:
             record_failure(
@@ -144,7 +144,7 @@ def _keep(folder: Path, run: FederatedRun, execution: ExecutionConfig) -> None:
     """
     try:
         keep_model(folder, run, execution.keep_model, execution.keep_server_state)
-    except InterruptedRunError:
+    except InterruptedCommandError:
         raise
     except Exception:
         write_result(folder / RESULT, run.result)

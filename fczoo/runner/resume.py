@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fczoo.core.errors import FczooError, InterruptedRunError
+from fczoo.core.errors import FczooError, InterruptedCommandError
 from fczoo.core.terminal import HANGUP
 from fczoo.federation.environment import file_of
 
@@ -59,15 +59,15 @@ class Interrupts:
             signal.signal(number, handler)
 
     def check_interrupt(self) -> None:
-        """Raise Interrupted if the run was asked to stop; called where everything is saved."""
+        """Raise InterruptedCommandError if asked to stop; called where everything is saved."""
         if self.signal_number:
-            raise InterruptedRunError(
+            raise InterruptedCommandError(
                 f"stopped on request, with the last round saved; {self.advice}", self.signal_number
             )
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.signal_number:
-            raise InterruptedRunError(
+            raise InterruptedCommandError(
                 f"stopped at once; the round before is saved; {self.advice}", number
             )
         self.signal_number = number

@@ -4,7 +4,7 @@ The trials are kept in ``NAME.db`` as they end, and more may follow later.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fczoo.federation.settings import Settings
 from fczoo.federation.stream import split_stream, whole_stream
 from fczoo.reports.run_folder import current_settings
 from fczoo.runner.progress import say
-from fczoo.runner.tuned_file import TunedMethod
+from fczoo.runner.tuned_file import Effort, TunedMethod
 
 RATES = ("head_lr",)  # options that are as ``lr`` where they are none
 
@@ -92,18 +92,6 @@ def _suggest_value(trial: Any, name: str, where: Sequence[Any]) -> Any:
 def _range(where: Sequence[Any]) -> bool:
     """Return whether a part of a space is a range; else it lists its values."""
     return len(where) == 3 and where[-1] in ("log", "linear") and not isinstance(where[0], str)
-
-
-@dataclass(frozen=True)
-class Effort:
-    """Effort of the search per method."""
-
-    trials: int = 16
-    tasks: int = 3  # first tasks of the stream that a trial runs
-    held_out: float = 0.2  # part of each class's training images on which a trial is scored
-    # this many instead, next to those that ``train_per_class`` keeps
-    score_per_class: int | None = None
-    seed: int = 0
 
 
 def tasks_of_trial(settings: Settings, asked: int) -> int:

@@ -239,9 +239,9 @@ def check_method(method: str | Method) -> None:
     frozen dataclass whose options are explained and survive JSON; server and clients change nothing
     that they receive; every tensor of an upload is declared, finite and counted; nothing private
     reaches a client; padding counts for nothing; answers are logits of the classes seen, and
-    features rows of images, whatever the batch; a run is the same from the same seed and however many
-    clients train together; its saved model predicts the same when it is loaded, and learns further
-    tasks with the same numbers.
+    features rows of images, whatever the batch; a run is the same from the same seed and however
+    many clients train together; its saved model predicts the same when it is loaded, and learns
+    further tasks with the same numbers.
 
     Args:
         method: Registered name, whose whole-number options are made small (``small_method``), or an

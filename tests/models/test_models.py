@@ -18,7 +18,7 @@ from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.model_record import weights_note
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
-from fczoo.models.classifier import ViewConfig, evaluation_transform, prediction_tensors
+from fczoo.models.classifier import EvaluationTransform, prediction_tensors
 
 SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 1, "epochs": 1}
 
@@ -67,9 +67,7 @@ def test_the_transform_gives_the_pixels_of_the_evaluation(test_crop):
     run = finished_run("fedncm", test_crop=test_crop)
     store = run.world.test
     config = run.backbone.config
-    transform = evaluation_transform(
-        ViewConfig(32, config.image_size, store.test_crop, config.mean, config.std)
-    )
+    transform = EvaluationTransform(32, config.image_size, store.test_crop, config.mean, config.std)
     images = [Image.fromarray(pixels) for pixels in run.stream.test.pixels[:5]]
     torch.testing.assert_close(
         torch.stack([transform(image) for image in images]),

@@ -61,7 +61,10 @@ def test_a_claim_knows_the_runs_of_its_commands_at_the_papers_scale(name, tmp_pa
         ):
             folder = tmp_path / f"{number.value}-{i}"
             write_run(
-                folder, {reading.method: {0: 50.0}}, reading.options, partition="dirichlet:0.5"
+                folder,
+                {reading.config.method: {0: 50.0}},
+                reading.options,
+                partition="dirichlet:0.5",
             )
             (experiment,) = read_experiments([folder])
             assert claim.matches(experiment.lines[0], side), reading.name

@@ -22,11 +22,11 @@ def run(make_run, tmp_path):
     def make_experiment(card, which=0, seeds=0, backbone="", options=None, **changes):
         card = get_card(card) if isinstance(card, str) else card
         chosen = card.readings[which]
-        settings = {**through_json(chosen.settings.portable()), **changes}
+        settings = {**through_json(chosen.config.settings.portable()), **changes}
         default_backbone = settings.pop("backbone")
         count = seeds or len(card.paper.protocol.seeds.value)
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        runs = {chosen.method: dict.fromkeys(range(count), 90.0)}
+        runs = {chosen.config.method: dict.fromkeys(range(count), 90.0)}
         make_run(
             folder,
             runs,

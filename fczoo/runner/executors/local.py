@@ -11,7 +11,7 @@ import torch
 from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
-from fczoo.core.errors import InterruptedRunError
+from fczoo.core.errors import InterruptedCommandError
 from fczoo.core.terminal import HANGUP
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.executors import Outcome, work
@@ -89,7 +89,7 @@ def _prepare(parent: int, stop: Path) -> None:
 def _check_interrupt() -> None:
     parent, stop = _parent[0]
     if stop.exists() or os.getppid() != parent:  # told to stop, or left alone
-        raise InterruptedRunError("stopped on request", signal.SIGTERM)
+        raise InterruptedCommandError("stopped on request", signal.SIGTERM)
 
 
 def _work(run: RunSpec, execution: ExecutionConfig) -> Outcome:
