@@ -38,7 +38,7 @@ def a_kept_model_continues(subject: MethodUnderTest) -> None:
     Args:
         subject: The method and its runs in the toy world.
     """
-    record, name = subject.run(torch.float32), subject.name
+    record, name = subject.run(torch.float32, together=3), subject.name
     bench = record.bench
     with TemporaryDirectory(prefix="fczoo-") as temporary:
         folder = Path(temporary)
@@ -71,7 +71,7 @@ def a_kept_model_continues(subject: MethodUnderTest) -> None:
 
 def _evaluated_run(subject: MethodUnderTest, tasks: int) -> FederatedRun:
     """Return the recorded run as it was after some tasks."""
-    record = subject.run(torch.float32)
+    record = subject.run(torch.float32, together=3)
     run = record.bench.start(subject.method)
     run.server.state = record.states[tasks - 1]
     run.server.result = replace(record.result, accuracy=record.result.accuracy[:tasks])
