@@ -44,6 +44,7 @@ class Stream:
     tasks: tuple[Task, ...]
     split: str = "official"  # how the test part was chosen
     remarks: tuple[str, ...] = ()  # warnings on the images
+    learned: int = 0  # number of its first tasks that the model knows from which the run starts
 
     def positions(self, images: Images, task: Task) -> np.ndarray:
         """Return the positions of the images of one task, ascending.

@@ -26,7 +26,7 @@ from typing import Any
 
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.files import encode_json
-from fczoo.models.record import RECORD, TENSORS
+from fczoo.federation.model_record import RECORD, TENSORS
 from fczoo.sites.credentials import site_uri, tls_context
 
 log = logging.getLogger("fczoo")
