@@ -174,11 +174,11 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.cli.downloads import find_missing, provide
     from fczoo.cli.models import kept_models
     from fczoo.cli.pointers import one_seed
-    from fczoo.cli.sweep import SETTINGS, resume_sweep, store_paths, sweep_of_file
+    from fczoo.cli.sweep import SETTINGS, add_stored_keep, resume_sweep, sweep_of_file
     from fczoo.reports.formats import sections
     from fczoo.reports.runs import read_experiments
     from fczoo.reports.tables import SHORT
-    from fczoo.runner.configs import ExecutionConfig
+    from fczoo.runner.configs import ExecutionConfig, store_paths
     from fczoo.runner.resume import last_run
     from fczoo.runner.sweep import check_sweep, run_sweep
     from fczoo.runner.trackers import LOGGERS, check_loggers
@@ -203,6 +203,8 @@ def bench(config: Path | None, **given: Any) -> None:
         if only_resume
         else sweep_of_file(common_options, cells, command)
     )
+    if resume:
+        options = add_stored_keep(Path(options["out"]), options)
     keep = parse_keep_model(options)
     if options.get("dry_run"):
         from fczoo.runner.dry_run import dry_run

@@ -135,7 +135,8 @@ def request_of_run(path: Path) -> Request:
     Returns:
         The request.
     """
-    from fczoo.reports.run_folder import PARTITION, read_about
+    from fczoo.data.partition import PARTITION
+    from fczoo.reports.run_folder import read_about
     from fczoo.reports.runs import with_defaults
     from fczoo.runner.tuned_file import tuned_values_of_run  # imports torch
 

@@ -197,13 +197,12 @@ def _own_evaluation(
     """Repeat the last evaluation of a run on its own data and test selection."""
     from fczoo.core.options import build, flag
     from fczoo.federation.benchmark import Benchmark
+    from fczoo.federation.model_record import find_model, settings_at_hand
     from fczoo.federation.settings import Settings
     from fczoo.models.predict import own_accuracy
-    from fczoo.models.storage import backbone_spec
 
-    paths = run_paths(folder)
-    paths["backbone"] = backbone or backbone_spec(model.record)
-    values = {**model.record.settings, **paths, "device": device}
+    values = {**settings_at_hand(find_model(folder), model.record), "device": device}
+    values["backbone"] = backbone or values["backbone"]
     settings = build(Settings, "bench", values, flag)
     accuracy, row = own_accuracy(model, Benchmark.open(settings))
     kept = model.record.metrics["A_N"]
@@ -216,28 +215,6 @@ def _own_evaluation(
         return table
     same = "as in the run" if accuracy == kept else f"in the run {kept}"
     return f"A_N {accuracy} ({same})\n\n{table}"
-
-
-def run_paths(folder: Path) -> dict[str, Any]:
-    """Return the settings of a run that name files, for this machine.
-
-    Args:
-        folder: Folder of a model, or a folder above it.
-
-    Returns:
-        ``data_root``, and ``partition`` where it was read from a file.
-    """
-    from fczoo.cli.sweep import stored_paths
-    from fczoo.models.record import find_model, read_model_record
-    from fczoo.reports.run_folder import ABOUT, PARTITION
-
-    place = find_model(folder).resolve()
-    runs = next((parent for parent in place.parents if (parent / ABOUT).is_file()), place)
-    paths: dict[str, Any] = {"data_root": stored_paths(runs).get("data_root")}
-    partition = str(read_model_record(place).settings.get("partition"))
-    if partition.startswith("file:") and (runs / PARTITION).is_file():
-        paths["partition"] = f"file:{runs / PARTITION}"
-    return paths
 
 
 @click.command(cls=GroupedCommand)
@@ -264,9 +241,9 @@ def export(folder: Path, style: "ExportFormat", out: Path | None, backbone: str 
     The export is compared with the model before it is written. A format that cannot express the
     method is refused with the reason.
     """
+    from fczoo.federation.model_record import find_model
     from fczoo.models.export import default_path, export_model
     from fczoo.models.export_checks import check_path
-    from fczoo.models.record import find_model
 
     path = out or default_path(find_model(folder), style)
     check_path(path, style)

@@ -126,6 +126,7 @@ WORDS = {
     "partition": "NAMES",
     "data_root": "FOLDER",
     "backbone": "NAME|FILE",
+    "start_from": "FOLDER",
     "tasks": "NUMBER|NUMBERS|domains",
     "class_order": "natural|NUMBERS",
     "mean": "NUMBERS",

@@ -1,6 +1,5 @@
 """Convert the options of a command, or an existing run folder, to a sweep."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -10,23 +9,18 @@ from fczoo.cli.arguments import parse_cluster, parse_methods, parse_seeds, parse
 from fczoo.cli.config import Request, default_protocol, merge_requests, request_of_run
 from fczoo.cli.pointers import check_partitions
 from fczoo.core.errors import FczooError
-from fczoo.core.files import home, read_json, shorten, write_json
+from fczoo.core.files import read_json
 from fczoo.core.options import flag, nearest
 from fczoo.core.registry import METHODS
+from fczoo.federation.model_record import models_of, path_note, read_model_record
 from fczoo.federation.settings import SEEDED_SETTINGS, Settings
 from fczoo.reports.run_config import RunConfig
-from fczoo.reports.run_folder import ABOUT
+from fczoo.reports.run_folder import ABOUT, read_about
 from fczoo.runner.configs import Sweep, folder_name, make_sweep, setting_folder
 from fczoo.runner.executors.ray import NEW
 from fczoo.runner.tuned_file import read_tuned_values
 
 SETTINGS = [f.name for f in fields(Settings)]
-
-
-PATH_SETTINGS = ("data_root", "backbone", "partition")
-"""Settings that name files and folders. A run folder stores only their last names, as it may be
-shared; ``FCZOO_HOME/begun`` stores their paths, on the machine that began the run.
-"""
 
 
 def sweep_of_file(shared: Request, cells: Sequence[Request], command: Request) -> Sweep:
@@ -81,6 +75,12 @@ def sweep_of_request(request: Request) -> Sweep:
         FczooError: An option is invalid.
     """
     setting_values: dict[str, Any] = {name: request[name] for name in SETTINGS if name in request}
+    start = setting_values.get("start_from", "none")
+    models = [read_model_record(place) for place in models_of(start)] if start != "none" else []
+    if models and request.get("tuned"):
+        raise FczooError(
+            "--start-from takes the options of the model, and --tuned others; leave one out"
+        )
     if "attackers" in setting_values and setting_values.get("attack", "none") == "none":
         raise FczooError(
             "--attackers is given without --attack, so no client would be hostile; give both or "
@@ -88,7 +88,7 @@ def sweep_of_request(request: Request) -> Sweep:
         )
     on_other_machines = _on_other_machines(request)
     datasets, partitions = (
-        parse_specs(setting_values.pop("dataset", "digits")),
+        parse_specs(setting_values.pop("dataset", models[0].dataset if models else "digits")),
         parse_specs(setting_values.pop("partition", None)),
     )
     check_partitions(partitions)
@@ -97,7 +97,8 @@ def sweep_of_request(request: Request) -> Sweep:
     grid = [
         Settings.for_dataset(dataset, partition=partition, **setting_values, **protocol_setting)
         for dataset, protocol_setting in [
-            (d, default_protocol(d, setting_values, on_other_machines)) for d in datasets
+            (d, {} if models else default_protocol(d, setting_values, on_other_machines))
+            for d in datasets
         ]
         for partition in partitions or (None,)
     ]
@@ -105,10 +106,13 @@ def sweep_of_request(request: Request) -> Sweep:
     for settings in dict.fromkeys(grid):  # two spellings of one partition are one setting
         # the protocol, or the release without one
         source = next(iter(settings.sources.values()), None)
-        methods = parse_methods(request.get("methods")) or list(source.proposes if source else ())
+        default_methods = list(dict.fromkeys(record.method for record in models))
+        default_methods = default_methods or list(source.proposes if source else ())
+        methods = parse_methods(request.get("methods")) or default_methods
         if not methods:
             raise FczooError("no methods are named; give --methods, --protocol or --as-released")
-        default_seeds = source.seeds.value if source else [0]
+        default_seeds = sorted({record.seed for record in models})
+        default_seeds = default_seeds or (source.seeds.value if source else [0])
         seeds = parse_seeds(request["seeds"]) if "seeds" in request else default_seeds
         tuned_source = request.get("tuned")  # a file's name, or values of a run folder
         tuned_values = (
@@ -142,7 +146,7 @@ def resume_sweep(out: Path, command: Request) -> Sweep:
         FczooError: No run exists, or the command line makes several settings of one.
     """
     sweep: dict[Path, Sequence[RunConfig]] = {}
-    paths = read_json(_path_note(out), "note") if _path_note(out).is_file() else {}
+    paths = read_json(path_note(out), "note") if path_note(out).is_file() else {}
     for about in sorted(out.glob(f"**/{ABOUT}")):
         folder = about.parent.relative_to(out)
         run_request = request_of_run(about)
@@ -159,44 +163,19 @@ def resume_sweep(out: Path, command: Request) -> Sweep:
     return sweep
 
 
-def store_paths(out: Path, sweep: Sweep) -> None:
-    """Store the paths of data and weights of some runs, where their folder does not have them.
+def add_stored_keep(out: Path, options: Request) -> Request:
+    """Return the options of a command that resumes, with what the runs keep as they began.
 
     Args:
         out: The run folder.
-        sweep: Runs by subfolder.
+        options: Options by name, which take precedence.
     """
-    notes = {}
-    for folder, runs in sweep.items():
-        settings = runs[0].settings
-        paths = {name: getattr(settings, name) for name in PATH_SETTINGS}
-        hidden = {name: value for name, value in paths.items() if value != shorten(value)}
-        if settings.root:
-            hidden["data_root"] = str(settings.root.resolve())
-        if hidden:
-            notes[str(folder)] = hidden
-    if notes:
-        _path_note(out).parent.mkdir(parents=True, exist_ok=True)
-        write_json(_path_note(out), notes)
-
-
-def stored_paths(folder: Path) -> dict[str, str]:
-    """Return the paths that ``store_paths`` stored for a run folder, by setting.
-
-    Args:
-        folder: Folder of one setting, in the folder of the whole bench or the same.
-    """
-    for out in (folder, *folder.resolve().parents):
-        if _path_note(out).is_file():
-            notes = read_json(_path_note(out), "note")
-            paths: dict[str, str] = notes.get(str(folder.resolve().relative_to(out.resolve())), {})
-            return paths
-    return {}
-
-
-def _path_note(out: Path) -> Path:
-    name = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:24]
-    return home() / "begun" / f"{name}.json"
+    stored = next((read_about(p.parent).keep for p in sorted(out.glob(f"**/{ABOUT}"))), {})
+    if not stored:
+        return options
+    has_choice = options.keys() & {"keep_model", "no_keep_model"}
+    keep = {} if has_choice else {"keep_model": stored["model"]}
+    return {"keep_server_state": stored["server_state"], **keep, **options}
 
 
 def _on_other_machines(request: Request) -> bool:

@@ -23,6 +23,7 @@ from fczoo.federation.settings import Settings
 # settings that --seed determines
 FIRST_TASKS = 3  # tasks of a trial
 SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
+UNTUNED = (*SETTINGS_OF_SEED, "start_from")
 
 
 @click.command(cls=GroupedCommand, common=COMMON)
@@ -75,7 +76,7 @@ SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
     default=0,
     help="Seed of class order, split and training  [default: 0]",
 )
-@settings_options([field.name for field in fields(Settings) if field.name not in SETTINGS_OF_SEED])
+@settings_options([field.name for field in fields(Settings) if field.name not in UNTUNED])
 @grouped_option(
     OUTPUT,
     "--out",

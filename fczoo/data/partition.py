@@ -30,6 +30,7 @@ from fczoo.data.stream import Stream
 log = logging.getLogger("fczoo")
 
 INDICES = "indices"  # spec of a partition of other software
+PARTITION = "partition.json"  # in a run folder
 HASHED_AS = {"dirichlet:1": "dirichlet:1.0"}
 """Canonical specs that are hashed in an earlier spelling, so that known hashes stay valid."""
 

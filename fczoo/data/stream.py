@@ -44,6 +44,7 @@ class Stream:
     tasks: tuple[Task, ...]
     split: str = "official"  # how the test part was chosen
     remarks: tuple[str, ...] = ()  # warnings on the images
+    learned: int = 0  # number of its first tasks that the model knows from which the run starts
     # int64 [N] domain, hospital, writer, ... of each training image, where the data set has them
     groups: np.ndarray | None = None
 
@@ -124,7 +125,7 @@ def make_stream(
         arriving,
         data.split,
         remarks,
-        rows(data.train.domains if data.groups is None else data.groups, train_index),
+        groups=rows(data.train.domains if data.groups is None else data.groups, train_index),
     )
 
 

@@ -19,7 +19,7 @@ from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.files import home
 from fczoo.core.method import Method
 from fczoo.core.options import build, quote
-from fczoo.core.registry import DATASETS, create_method
+from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.core.seeds import check_seed
 from fczoo.core.training import Training
 from fczoo.core.tree import sha256_of
@@ -43,6 +43,7 @@ from fczoo.federation.remote import Transport
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
+from fczoo.federation.start import load_start, start_options
 from fczoo.federation.stream import open_stream
 from fczoo.federation.world import World
 
@@ -155,7 +156,7 @@ class Benchmark(World):
     def __repr__(self) -> str:
         s = self.settings
         return (
-            f"<Benchmark: {s.dataset} in {s.task_count} tasks, {self.partition!r}, "
+            f"<Benchmark: {s.dataset} in {len(self.stream.tasks)} tasks, {self.partition!r}, "
             f"{self.backbone!r}>"
         )
 
@@ -198,8 +199,8 @@ class Benchmark(World):
         return Benchmark(settings, stream, partition, backbone, *stores)
 
     @use_python_names
-    def check(self, method: Method) -> None:
-        """Raise FczooError where ``method`` cannot start on this backbone.
+    def check(self, method: Method, seed: int = 0) -> None:
+        """Raise FczooError where ``method`` cannot start on this backbone, or from its kept model.
 
         Nothing is run or written.
         """
@@ -214,6 +215,8 @@ class Benchmark(World):
         uplink.check()
         uplink.attackers.check(self.partition)
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
+        if self.settings.start_from:
+            load_start(self, method, seed)
 
     @use_python_names
     def run(
@@ -269,32 +272,36 @@ def run(
     seed: int = 0,
     callback: Callback | None = None,
     observer: Callback | None = None,
-    dataset: str = "digits",
+    dataset: str | None = None,
     **settings: Any,
 ) -> Result:
     """Run one method, given by name or as an instance with other options.
 
     Example: ``fczoo.run("pilora", dataset="digits", rounds=2)``.
 
-    ``settings`` are the fields of ``Settings``; those not given follow the data set's defaults. The
-    method's options are its own: a warning names those for which the data set has other values.
-    ``observer`` is the former name of ``callback``.
+    ``settings`` are the fields of ``Settings``; those not given follow the defaults of the data
+    set, by default ``digits``. The method's options are its own: a warning names those for which the
+    data set has other values. With ``start_from`` settings, data set and the options of a method
+    that is given by name are those of the model. ``observer`` is the former name of ``callback``.
     """
     callback = _new_name(callback, observer)
     chosen = Settings.for_dataset(dataset, **settings).with_seed(check_seed(seed))
+    if chosen.start_from and isinstance(method, str):
+        name = METHODS.get(method).name
+        method = create_method(name, **start_options(chosen.start_from, name))
     method = as_method(method, chosen.dataset)
     fields = type(method).__dataclass_fields__
     dataset_values = type(method).dataset_options.get(chosen.dataset, {})
     differences = {
         k: v for k, v in dataset_values.items() if getattr(method, k) == fields[k].default != v
     }
-    if differences:
+    if differences and not chosen.start_from:
         listing = ", ".join(f"{k}={v}" for k, v in differences.items())
         log.warning(
             "%s has %s on %s; fczoo.create_method(%r, %r) takes the data set's values",
             method.name,
             listing,
-            dataset,
+            chosen.dataset,
             method.name,
             chosen.dataset,
         )

@@ -68,12 +68,15 @@ class Participation:
     def draws(self, exchanges: Sequence[Sequence[Exchange]]) -> Iterator[Draw]:
         """Yield the random draws of clients in a run, for the privacy accountant.
 
-        All clients join a round on exemplars only.
+        All clients join a round on exemplars only. Those of the run of a model from which this run
+        starts do not count.
 
         Args:
             exchanges: The exchanges of each task, see ``task_exchanges``.
         """
-        for task, of_task in zip(self.world.stream.tasks, exchanges, strict=True):
+        stream = self.world.stream
+        new_tasks = list(zip(stream.tasks, exchanges, strict=True))[stream.learned :]
+        for task, of_task in new_tasks:
             clients = len(self.candidates(self.world.clients(task, self.scope, idle=True)))
             rounds = sum(exchange.is_training_round for exchange in of_task)
             once = self.settings.client_draw == "task"

@@ -60,6 +60,9 @@ class Result:
     test_counts: list[Count]
     trained_scalars: Count = 0
     remark: str = ""  # what a reader must know of the method as it ran
+    # of a run that starts from a kept model: the model, its number of tasks, and the SHA-256 of its
+    # tensors; empty for a run from the beginning
+    start: dict[str, Any] = field(default_factory=dict)
     accuracy: list[list[float]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     # the same, with the answer among the classes of the image's task

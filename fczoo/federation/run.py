@@ -1,5 +1,6 @@
 """One run of a method: clients train, the server merges, every task ends in an evaluation."""
 
+import logging
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,10 @@ from fczoo.federation.local_rules import CONTROL
 from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result, metrics_of
 from fczoo.federation.server import Server, broadcast
+from fczoo.federation.start import keeps_client_memory, load_start
 from fczoo.federation.world import World
+
+log = logging.getLogger("fczoo")
 
 
 class FederatedRun:
@@ -97,7 +101,9 @@ class FederatedRun:
             sum(exchange.boundary is None for exchange in of_task)
             for of_task in self.server.exchanges
         ]
-        rounds_before, rounds = sum(rounds_of[:tasks_done]) + rounds_done, sum(rounds_of)
+        first = self.stream.learned
+        rounds_before = sum(rounds_of[first:tasks_done]) + rounds_done
+        rounds = sum(rounds_of[first:])
         self.callback.start(
             self.method, self.seed, self.world.partition.clients, rounds, rounds_before
         )
@@ -343,7 +349,7 @@ class FederatedRun:
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
-        """Resume the run from its checkpoint.
+        """Resume the run from its checkpoint, or start it from a kept model or from nothing.
 
         Returns:
             The number of finished tasks, and of finished rounds of the next one.
@@ -352,7 +358,7 @@ class FederatedRun:
         if snapshot is None:
             if self.probe:
                 self.probe.resume(0, {})
-            return 0, 0
+            return self._start(), 0
         notes, trees, server = snapshot.notes, snapshot.trees, self.server
         server.state, server.controls.server = trees["state"], trees["control"]
         self.memories, self.teacher_cache, server.controls.clients = kept_in(trees)
@@ -361,3 +367,21 @@ class FederatedRun:
         server.tracker.restore(notes["ledger"])
         server.result = replace(server.result, **restore_nan(notes["result"], METRIC_FIELDS))
         return snapshot.task, snapshot.round
+
+    def _start(self) -> int:
+        """Load the model from which the run starts, if any; return its number of tasks."""
+        if not self.settings.start_from:
+            return 0
+        start, server = load_start(self.world, self.method, self.seed), self.server
+        if keeps_client_memory(self.method):
+            log.warning(
+                "%s continues without what its clients have kept, such as exemplars, and may "
+                "forget more: a kept model has none",
+                self.method.name,
+            )
+        server.replace_state(start.state)
+        server.controls.server = start.control
+        progress = start.progress(server.training.gives_logits)
+        server.result = replace(server.result, **progress)
+        server.result.metrics = metrics_of(server.result)
+        return len(start.record.tasks)

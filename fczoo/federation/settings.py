@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fczoo.backbones.names import canonical_backbone
-from fczoo.core.errors import FczooError, use_python_names
+from fczoo.core.errors import use_python_names
 from fczoo.core.files import shorten
 from fczoo.core.names import fold
 from fczoo.core.options import build, check_options, flag, option
 from fczoo.core.registry import DATASETS, PARTITIONERS
 from fczoo.data.dataset import domains_of, released_norm
-from fczoo.federation.settings_checks import check_participation, check_settings
+from fczoo.federation.model_record import PATH_SETTINGS, start_values
+from fczoo.federation.settings_checks import check_participation, check_settings, check_vary
 from fczoo.protocols.registry import sources, spell_names
 from fczoo.protocols.source import Source
 
@@ -29,7 +30,7 @@ SEEDED_SETTINGS = {
 }
 """What the seed of a run may move, and the setting that says so."""
 MEASUREMENTS = ("eval_every", "personal_epochs")
-"""Settings that measure more of a run and change nothing else of it; 0 by default."""
+"""Settings that measure more of a run and change nothing else; 0 by default."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class Settings:
     )
     data_root: str | None = option(
         None, "Folder that holds the data sets; none: FCZOO_HOME/data", group=DATA
+    )
+    start_from: str | None = option(
+        None,
+        "Kept model to continue from: METHOD/seedN of a run folder, or that folder",
+        group=DATA,
     )
     backbone: str = option(
         "vit_nano_32",
@@ -81,8 +87,7 @@ class Settings:
     partition: str = option(
         "dirichlet:0.5",
         "Split of the images over clients: iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, "
-        "shards:ALPHA, size:POWER, dirichlet-size:ALPHA, domains, natural, or file:PATH of a saved "
-        "partition",
+        "shards:ALPHA, size:POWER, dirichlet-size:ALPHA, domains, natural, or file:PATH",
         group=POPULATION,
     )
     tasks: int | tuple[int, ...] | Literal["domains"] = option(
@@ -321,9 +326,9 @@ class Settings:
         Without the defaults of settings that only measure more: they describe no run.
         """
         return {
-            k: shorten(v) if k in ("data_root", "backbone", "partition") else v
+            k: shorten(v) if k in PATH_SETTINGS else v
             for k, v in asdict(self).items()
-            if v or (k not in MEASUREMENTS and k != "pool")  # records of earlier runs stay the same
+            if v or k not in (*MEASUREMENTS, "pool", "start_from")  # as in earlier records
         }
 
     @property
@@ -338,14 +343,7 @@ class Settings:
 
         Raises FczooError where a saved partition or a list of classes leaves nothing to vary.
         """
-        if "partition" in self.vary and self.partition.startswith("file:"):
-            raise FczooError(
-                "--vary partition has nothing to vary in a saved partition; leave one out"
-            )
-        if "class-order" in self.vary and self.class_order != "natural":
-            raise FczooError(
-                "--vary class-order has nothing to vary in --class-order's list; leave one out"
-            )
+        check_vary(self.vary, self.partition, self.class_order)
         seeds: dict[str, Any] = {
             field: seed for field in map(SEEDED_SETTINGS.get, self.vary) if field
         }
@@ -359,14 +357,17 @@ class Settings:
 
     @staticmethod
     @use_python_names
-    def for_dataset(dataset: str, **changes: Any) -> "Settings":
+    def for_dataset(dataset: str | None, **changes: Any) -> "Settings":
         """Build the settings of a data set's, protocol's or release's schedule with changes.
 
-        The word ``none`` means None. Raises FczooError for unknown names and wrong values.
+        The word ``none`` means None. With ``start_from`` they are those of the model's run, and
+        ``dataset`` may be None. Raises FczooError for unknown names and wrong values.
         """
-        entry = DATASETS.get(dataset)
-        dataset = entry.name
         overrides = {k: v for k, v in changes.items() if v is not None}
+        if (folder := overrides.get("start_from", "none")) != "none":
+            overrides = {**start_values(folder, dataset, overrides.get("data_root")), **overrides}
+        entry = DATASETS.get(overrides.pop("dataset", dataset) or "digits")
+        dataset = entry.name
         defaults = {"dataset": dataset, **asdict(entry.defaults)}
         origins = sources(overrides.get("protocol"), overrides.get("as_released")).values()
         statements = {k: v for source in origins for k, v in source.settings_on(dataset).items()}

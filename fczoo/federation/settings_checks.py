@@ -1,9 +1,16 @@
 """Checks of a run's settings that need no data."""
 
+from collections.abc import Collection
 from typing import Any
 
 from fczoo.core.errors import FczooError
+from fczoo.core.options import flag
 from fczoo.core.registry import ATTACKS
+from fczoo.data.stream import DOMAINS
+from fczoo.federation.model_record import models_of, read_model_record
+
+START_SETTINGS = ("protocol", "as_released", "test_crop")
+"""Settings that a run which starts from a model has as the model's run."""
 
 
 def check_participation(share: float, clients: int) -> None:
@@ -18,6 +25,41 @@ def check_participation(share: float, clients: int) -> None:
         problem = f"{share:g} asks for more than {there_are}; raise --clients"
     if problem:
         raise FczooError(f"--participation {problem}")
+
+
+def check_vary(vary: Collection[str], partition: str, class_order: Any) -> None:
+    """Raise FczooError where a saved partition or a list of classes leaves nothing to vary."""
+    for name, is_fixed, place in (
+        ("partition", partition.startswith("file:"), "a saved partition"),
+        ("class-order", class_order != "natural", "--class-order's list"),
+    ):
+        if name in vary and is_fixed:
+            raise FczooError(f"--vary {name} has nothing to vary in {place}; leave one out")
+
+
+def check_start_settings(settings: Any) -> None:
+    """Raise FczooError for settings with which no run can start from a kept model."""
+    path = models_of(settings.start_from)[0]
+    record = read_model_record(path)
+    run_settings = record.settings
+    for name in START_SETTINGS:
+        value, run_value = getattr(settings, name), run_settings.get(name)
+        if value != run_value:
+            raise FczooError(
+                f"--start-from continues with {flag(name)} {run_value or 'none'} of its model's run, "
+                f"and this one has {value or 'none'}; leave it out"
+            )
+    for name, is_given in (
+        ("tasks domains", DOMAINS in (settings.tasks, run_settings.get("tasks"))),
+        ("moving", settings.moving is not None),
+        ("task-order own", settings.task_order == "own"),
+        ("vary", settings.vary != ("training",)),
+    ):
+        if is_given:
+            raise FczooError(
+                f"--start-from does not work with --{name}, here or in the run of {path}: further "
+                "tasks have new classes, the same for all; leave one out"
+            )
 
 
 def check_settings(settings: Any) -> None:
@@ -37,3 +79,5 @@ def check_settings(settings: Any) -> None:
     if settings.attack is not None:
         ATTACKS.create(settings.attack)
     make_local_training(settings.local)
+    if settings.start_from is not None:
+        check_start_settings(settings)

@@ -1,16 +1,33 @@
 """The images of a run, cut into tasks and split over clients. Nothing here needs torch."""
 
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fczoo.core.errors import FczooError
+from fczoo.core.options import build
+from fczoo.core.registry import DATASETS
+from fczoo.core.tasks import Task
+from fczoo.data.dataset import Images, rows
 from fczoo.data.partition import Partition, make_partition
-from fczoo.data.stream import Stream, make_stream
+from fczoo.data.stream import Cut, Stream, make_stream, make_tasks, task_sizes
 from fczoo.data.task_schedule import (
     by_stage,
     by_task,
     in_stages,
     stream_with_stages,
     tasks_by_stage,
+)
+from fczoo.federation.model_record import (
+    ModelRecord,
+    has_same_data,
+    models_of,
+    read_model_record,
+    settings_at_hand,
 )
 from fczoo.federation.settings import Settings
 
@@ -26,11 +43,168 @@ def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
 def whole_stream(s: Settings, pixels: bool = True) -> Stream:
     """Load the images, or only labels, divided into tasks.
 
+    Those of a run that starts from a model are the tasks that the model has learned, and new ones
+    of the classes that it does not know.
+
     Raises FczooError for missing data.
     """
+    return _continued_stream(s, s.start_from, pixels) if s.start_from else _cut(s, s.tasks, pixels)
+
+
+def tasks_of(s: Settings, classes: int = 0) -> tuple[Task, ...]:
+    """Return the tasks of a run, without its images.
+
+    Args:
+        s: Settings of the run.
+        classes: Number of all its classes; 0 for what the data set knows without its images.
+
+    Raises:
+        FczooError: The classes cannot be cut in this way, or no one knows their number.
+    """
+    count = DATASETS.get(s.dataset).classes
+    if not s.start_from:
+        return make_tasks(s.dataset, classes or count, s.tasks)
+    path, record = _start_model(s.start_from)
+    old = len(record.classes)
+    if not has_same_data(settings_at_hand(path, record), s.dataset, s.data_root):
+        count += old
+    return _further_tasks(s, record, (classes or count) - old)
+
+
+def _cut(s: Settings, tasks: Cut, pixels: bool) -> Stream:
+    """Load the data set of a run, cut into tasks."""
     limits = s.train_per_class, s.test_per_class, s.stored_size
-    return make_stream(
-        s.dataset, s.root, s.tasks, s.class_order_seed, *limits, s.class_order, pixels
+    return make_stream(s.dataset, s.root, tasks, s.class_order_seed, *limits, s.class_order, pixels)
+
+
+def _start_model(folder: str) -> tuple[Path, ModelRecord]:
+    """Return the folder and the description of one model in it; all have the same tasks."""
+    path = models_of(folder)[0]
+    return path, read_model_record(path)
+
+
+def _continued_stream(s: Settings, folder: str, pixels: bool) -> Stream:
+    """Load the images of the tasks that a model has learned, and those of new classes.
+
+    Classes of the same data that the model knows are its own. Other data have new classes only.
+    """
+    path, record = _start_model(folder)
+    values, count = settings_at_hand(path, record), len(record.classes)
+    new = _cut(s, 1, pixels)
+    if has_same_data(values, s.dataset, s.data_root):
+        stream = _in_order(new, record.classes, path)
+    else:
+        names = {field.name for field in fields(Settings)} & values.keys()
+        settings = build(Settings, "settings", {name: values[name] for name in names})
+        try:
+            old = whole_stream(settings, pixels)
+        except FczooError as error:
+            raise FczooError(
+                f"the test images of the tasks of {path} are needed as well: {error}"
+            ) from error
+        stream = _join(_first_classes(old, count), new, path)
+    if stream.classes[:count] != tuple(record.classes):
+        raise FczooError(f"the data of {path} have other classes than in its run; restore them")
+    tasks = _further_tasks(s, record, len(stream.classes) - count)
+    stream = replace(stream, tasks=tasks, learned=len(record.tasks))
+    counts = [len(stream.positions(stream.test, task)) for task in tasks[: stream.learned]]
+    if counts != record.test_counts:
+        raise FczooError(
+            f"the tasks of {path} have {counts} test images, and had {record.test_counts} in its "
+            "run: restore its data, put new images into a folder of their own, and leave out "
+            "--test-per-class"
+        )
+    return stream
+
+
+def _further_tasks(s: Settings, record: ModelRecord, new: int) -> tuple[Task, ...]:
+    """Return the tasks of a model, followed by those of some new classes."""
+    if new < 1:
+        raise FczooError(
+            f"the model to start from knows all {len(record.classes)} classes of {s.dataset}; name "
+            "data with other classes by --dataset or --data-root"
+        )
+    old = [task["stop"] - task["start"] for task in record.tasks]
+    assert not isinstance(s.tasks, str)  # see ``check_start_settings``
+    sizes = [*old, *task_sizes(f"what is new in {s.dataset}", new, s.tasks)]
+    return make_tasks(s.dataset, sum(sizes), sizes)
+
+
+def _in_order(stream: Stream, names: Sequence[str], path: Path) -> Stream:
+    """Return a stream with some classes first, in the order of their names."""
+    if stream.classes[: len(names)] == tuple(names):
+        return stream
+    if missing := sorted({*names} - {*stream.classes}):
+        raise FczooError(f"the data of {path} lack its class {missing[0]}; restore them")
+    order = [stream.classes.index(name) for name in names]
+    order += [number for number in range(len(stream.classes)) if number not in order]
+    arrival = np.argsort(order)
+    train, test = (
+        images._replace(labels=arrival[images.labels]) for images in (stream.train, stream.test)
+    )
+    return replace(
+        stream,
+        train=train,
+        test=test,
+        class_order=tuple(stream.class_order[number] for number in order),
+        classes=tuple(stream.classes[number] for number in order),
+    )
+
+
+def _first_classes(stream: Stream, count: int) -> Stream:
+    """Return a stream without the images of all but its first classes."""
+
+    def of_them(images: Images) -> np.ndarray:
+        return np.flatnonzero(images.labels < count)
+
+    if count == len(stream.classes):
+        return stream
+    parts = {
+        name: Images(images.pixels[index] if len(images.pixels) else images.pixels, labels[index])
+        for name, images in (("train", stream.train), ("test", stream.test))
+        for index, labels in [(of_them(images), images.labels)]
+    }
+    train = of_them(stream.train)
+    index, groups = stream.train_index[train], rows(stream.groups, train)
+    changes: dict[str, Any] = {**parts, "train_index": index, "groups": groups}
+    names = {name: getattr(stream, name)[:count] for name in ("class_order", "classes")}
+    return replace(stream, **changes, **names)
+
+
+def _join(old: Stream, new: Stream, path: Path) -> Stream:
+    """Return a stream of the classes of two data sets; positions and labels follow one another."""
+    if names := [name for name in new.classes if name in old.classes]:
+        suffix = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        raise FczooError(
+            f"the model in {path} knows {', '.join(names[:4])}{suffix} already; rename classes that "
+            "are others, and leave out the same ones: further tasks have new classes only"
+        )
+
+    def join(first: Images, second: Images) -> Images:
+        sides = first.pixels.shape[1:], second.pixels.shape[1:]
+        if sides[0] != sides[1]:
+            raise FczooError(
+                f"images of {new.name} are stored at {sides[1][0]} pixels, and those of {path} at "
+                f"{sides[0][0]}; give --stored-size {sides[0][0]} where they are files"
+            )
+        pixels = np.concatenate([first.pixels, second.pixels])
+        return Images(pixels, np.concatenate([first.labels, second.labels + len(old.classes)]))
+
+    offset, label = int(old.train_index.max()) + 1, max(old.class_order) + 1
+    groups = None
+    if old.groups is not None and new.groups is not None:  # no group is in both data sets
+        groups = np.concatenate([old.groups, new.groups + old.groups.max() + 1])
+    return Stream(
+        f"{old.name}+{new.name}",
+        join(old.train, new.train),
+        join(old.test, new.test),
+        np.concatenate([old.train_index, new.train_index + offset]),
+        (*old.class_order, *(number + label for number in new.class_order)),
+        (*old.classes, *new.classes),
+        (),
+        old.split if old.split == new.split else f"{old.split}; {new.split}",
+        (*old.remarks, *new.remarks),
+        groups=groups,
     )
 
 

@@ -9,7 +9,7 @@ from fczoo import __version__
 from fczoo.core.method import Method
 from fczoo.core.options import build
 from fczoo.core.registry import METHODS
-from fczoo.models.record import ModelRecord
+from fczoo.federation.model_record import ModelRecord
 
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 YEAR = re.compile(r"\b(19[3-9]\d|20\d\d)\b(?!\.)")

@@ -17,7 +17,7 @@ from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Task, whole_batch
 from fczoo.data.image_files import to_square
 from fczoo.data.views import evaluation_view
-from fczoo.models.record import ModelRecord
+from fczoo.federation.model_record import ModelRecord
 
 
 @dataclass(frozen=True)

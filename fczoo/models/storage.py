@@ -9,41 +9,42 @@ from typing import Any, Literal
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from fczoo.backbones.load import load_backbone
 from fczoo.backbones.weights import split_spec
 from fczoo.core.backbone import Backbone
-from fczoo.core.errors import FczooError, first_line, use_python_names
-from fczoo.core.files import home, read_json, write_json, write_safely
+from fczoo.core.errors import FczooError, InterruptedCommandError, first_line, use_python_names
+from fczoo.core.files import write_json, write_safely
 from fczoo.core.method import Method
 from fczoo.core.options import build
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import Tree
 from fczoo.core.vit_config import ViTConfig
-from fczoo.federation.run import FederatedRun
-from fczoo.models.card import model_card
-from fczoo.models.classifier import Classifier, prediction_tensors
-from fczoo.models.record import (
+from fczoo.federation.model_record import (
     CARD,
     RECORD,
     SERVER_STATE,
     TENSORS,
     ModelRecord,
+    backbone_spec,
     find_model,
-    read_checked,
     read_model_record,
+    weights_note,
     write_model_record,
 )
+from fczoo.federation.run import FederatedRun
+from fczoo.federation.start import read_tensors
+from fczoo.models.card import model_card
+from fczoo.models.classifier import Classifier, prediction_tensors
 
 
 def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True) -> Path:
     """Save the model of a run as it is after the last evaluated task.
 
     ``model.safetensors`` holds the tensors that prediction reads, ``server_state.safetensors``
-    (only its owner can read it) the rest of the server's state, ``model.json`` all else, and
-    ``README.md`` describes them.
+    (only its owner can read it) the rest of the server's state with its control variates,
+    ``model.json`` all else, and ``README.md`` describes them.
     What clients keep is never saved, and neither are the weights of the backbone.
 
     Args:
@@ -64,6 +65,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
     task = tasks[-1]
     tensors = prediction_tensors(run.method, run.backbone, run.state, task)
     rest = {name: value for name, value in run.state.items() if name not in tensors}
+    rest |= run.server.controls.broadcast
     (folder / RECORD).unlink(missing_ok=True)  # until the new one is written, there is no model
     files = {TENSORS: _write(folder / TENSORS, tensors)}
     (folder / SERVER_STATE).unlink(missing_ok=True)
@@ -88,6 +90,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
         partition=result.partition,
         device=run.backbone.device.type,
         tensors=list(tensors),
+        state=list(run.state),
         files=files,
         versions=result.versions,
     )
@@ -123,15 +126,6 @@ def store_weights_path(spec: str, sha256: str) -> None:
     write_json(note, {"path": str(path.resolve())})
 
 
-def weights_note(sha256: str) -> Path:
-    """Return the file that has the path of a weight file on this machine.
-
-    Args:
-        sha256: SHA-256 of the weights.
-    """
-    return home() / "begun" / f"weights-{sha256[:24]}.json"
-
-
 log = logging.getLogger("fczoo")
 
 KeepModel = Literal["final", "tasks", "none"]
@@ -142,7 +136,7 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
     """Keep the model of the task that a run has just evaluated, if it is asked for.
 
     The final model is in the run's folder, and that of an earlier task t in ``task{t}`` below it.
-    A run whose model cannot be saved continues with a warning, since its numbers took longer.
+    A run whose model cannot be saved, as on a full disk, continues with a warning.
 
     Args:
         folder: Folder of the run.
@@ -156,7 +150,9 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
     place = folder if is_final else folder / f"task{len(run.result.accuracy)}"
     try:
         save_model(place, run, server_state)
-    except Exception as error:  # of a disk, or of a method that reads more than an image
+    except InterruptedCommandError:
+        raise
+    except (OSError, FczooError) as error:
         log.warning(
             "the model of %s is not kept: %s: %s",
             run.method.name,
@@ -222,15 +218,11 @@ def _method(place: Path, record: ModelRecord) -> Method:
 
 
 def _tensors(place: Path, record: ModelRecord) -> Tree:
-    content = read_checked(place, TENSORS, record)
+    tensors = read_tensors(place, TENSORS, record)
     try:
-        tensors = load(content)
-        # in memory of its own, and in the state's order: sums depend on both in their last bit
-        return {name: tensors[name].clone() for name in record.tensors}
-    except (SafetensorError, KeyError, RuntimeError) as error:
-        raise FczooError(
-            f"{place / TENSORS} is not a valid model: {first_line(error)}; copy the folder again"
-        ) from error
+        return {name: tensors[name] for name in record.tensors}
+    except KeyError as error:
+        raise FczooError(f"{place / TENSORS} lacks {error}; copy the folder again") from error
 
 
 def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -> Backbone:
@@ -260,18 +252,3 @@ def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -
             "weights with --backbone NAME:FILE"
         )
     return backbone
-
-
-def backbone_spec(record: ModelRecord) -> str:
-    """Return the spec of a run's backbone, with the path of its file on this machine.
-
-    Args:
-        record: Description of the model.
-    """
-    spec = str(record.settings.get("backbone"))
-    name, path = split_spec(spec)
-    note = weights_note(str(record.backbone.get("sha256")))
-    if path is None or path.is_file() or not note.is_file():
-        return spec
-    stored = str(read_json(note, "note").get("path"))
-    return f"{name}:{stored}" if name else stored

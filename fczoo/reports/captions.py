@@ -63,9 +63,13 @@ def _data(experiment: Experiment) -> str:
         has_cap = split.images < most * len(result.class_order)
         each = f" ({'at most ' if has_cap else ''}{most} per class)"
     training = f"{split.images} training{each} and " if split.counts else ""
+    start = ""
+    if s["start_from"]:
+        number = f"{result.start['tasks']} of them" if result.start else "the first"
+        start = f" ({number} learned by the kept model {s['start_from']})"
     part = "" if _only_surveys(experiment) else f", participation {s['participation']:g}"
     return (
-        f"{s['dataset']}: {len(result.task_sizes)} {kind} of {classes} classes, "
+        f"{s['dataset']}: {len(result.task_sizes)} {kind} of {classes} classes{start}, "
         f"{training}{sum(result.test_counts)} test images, {order}; "
         f"{s['clients']} clients{joining}, {spec} ({draw_source}){part}"
     )

@@ -11,6 +11,7 @@ from fczoo.core.method import Method
 from fczoo.core.options import spaces
 from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.federation.settings import Settings
+from fczoo.federation.start import start_options
 from fczoo.protocols.registry import PROTOCOLS
 from fczoo.protocols.source import Source, Statement
 from fczoo.reports.run_folder import RunRecord, recorded_settings
@@ -144,14 +145,17 @@ def configure_run(
         method: Name of the method.
         settings: Settings of the run.
         options: Options by the user or a tuned file. They take precedence over those of protocol
-            and released code, these over the method's values for the data set.
+            and released code, these over the method's values for the data set. A run that starts
+            from a kept model has the model's options.
         seed: Seed of the run.
         search: Search of ``fczoo tune`` that found options.
 
     Raises:
         FczooError: A name is unknown, or a value does not fit.
     """
-    values = {**settings.method_options(method), **options}
+    start = settings.start_from
+    kept_options = start_options(start, METHODS.get(method).name) if start else {}
+    values = {**settings.method_options(method), **kept_options, **options}
     instance = create_method(method, settings.dataset, **values)
     return RunConfig(instance.name, asdict(instance), settings, seed, search or {})
 

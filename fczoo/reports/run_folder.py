@@ -15,13 +15,12 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, convert_json, read_json, read_record, through_json, write_record
 from fczoo.core.options import build
 from fczoo.core.registry import PARTITIONERS
-from fczoo.data.partition import HASHED_AS, load_partition
+from fczoo.data.partition import HASHED_AS, PARTITION, load_partition
 from fczoo.federation.result import Result, read_result
 from fczoo.federation.settings import Settings
 
 FORMAT = "fczoo-bench-1"
 ABOUT = "bench.json"
-PARTITION = "partition.json"
 RESULT = "result.json"
 FAILURE = "failed.json"
 ROUNDS = "rounds.jsonl"
@@ -57,6 +56,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     command: list[str] = []
     earlier_commands: list[list[str]] = []
     code: dict[str, str] = {}  # SHA-256 of every module that its runs use
+    keep: dict[str, Any] = {}  # models that the runs keep, and whether the server's state as well
     changed_code: list[dict[str, Any]] = []  # accepted changes of them, with their times
     warnings: list[str] = []  # of the command and its runs, equal ones merged
 

@@ -83,7 +83,7 @@ class Experiment:
     @property
     def task_count(self) -> int:
         tasks = self.settings["tasks"]
-        if isinstance(tasks, str):
+        if isinstance(tasks, str) or self.settings["start_from"]:
             return len(self.first.task_sizes)
         return tasks if isinstance(tasks, int) else len(tasks)
 

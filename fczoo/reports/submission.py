@@ -8,7 +8,7 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, read_json
 from fczoo.core.registry import DATASETS, create_method
-from fczoo.data.partition import load_partition
+from fczoo.data.partition import PARTITION, load_partition
 from fczoo.data.stream import DOMAINS, make_tasks
 from fczoo.data.task_schedule import in_stages
 from fczoo.federation.environment import code_of, digest
@@ -16,7 +16,6 @@ from fczoo.federation.result import Result
 from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.run_folder import (
     ABOUT,
-    PARTITION,
     RESULT,
     About,
     RunRecord,
@@ -210,6 +209,12 @@ def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
         yield f"{record.place}: it does not record which images it used; {RERUN_ADVICE}"
     cls = DATASETS.get(name)
     has_stages = in_stages(settings["moving"], settings["task_order"])
+    if settings["start_from"]:
+        yield (
+            f"{record.place}: it starts from a kept model, whose own training is not part of it; "
+            "enter a run of all tasks in one go"
+        )
+        return
     if settings["tasks"] == DOMAINS or has_stages:
         return
     classes, sizes = len(result.class_order), list(result.task_sizes)

@@ -28,7 +28,7 @@ from fczoo.reports.formats import number, sections, to_csv
 from fczoo.reports.run_folder import Runs
 from fczoo.reports.runs import Experiment, experiments_of, read_runs
 from fczoo.reports.tables import COLUMNS, GROUPS, SHORT, make_table
-from fczoo.runner.configs import ExecutionConfig, make_sweep
+from fczoo.runner.configs import ExecutionConfig, make_sweep, store_paths
 from fczoo.runner.sweep import run_sweep
 
 
@@ -183,7 +183,7 @@ def bench(
     methods: str | type[Method] | Sequence[str | type[Method]],
     seeds: Sequence[int] = (0,),
     *,
-    dataset: str = "digits",
+    dataset: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     out: str | Path | None = None,
     jobs: int = 1,
@@ -196,7 +196,8 @@ def bench(
     Example: ``print(fczoo.bench(["pilora", "hgp"], range(3), dataset="digits"))``.
 
     ``options`` are those of methods: ``{"hgp": {"lr": 0.01}}``; ``settings`` are the fields of
-    ``Settings``, those not given follow the data set's schedule. ``out`` is a run folder as ``fczoo
+    ``Settings``, those not given follow the schedule of the data set, by default ``digits``. With
+    ``start_from=FOLDER`` the runs continue from kept models. ``out`` is a run folder as ``fczoo
     bench --out`` writes it, in which an interrupted run resumes; without it nothing is kept but
     what is returned. ``jobs`` runs go side by side. In ``out`` each run keeps its final model,
     which ``load_model`` reads; ``keep_model="tasks"`` keeps one per task, ``"none"`` none, and
@@ -226,6 +227,7 @@ def bench(
         execution = ExecutionConfig(
             jobs=jobs, keep_model=keep_model, keep_server_state=keep_server_state
         )
+        store_paths(Path(out), sweep)
         run_sweep(sweep, Path(out), execution)
         return load_results(out)
     with TemporaryDirectory(prefix="fczoo-") as folder:

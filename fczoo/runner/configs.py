@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from loky import cpu_count
 
-from fczoo.core.files import shorten
+from fczoo.core.files import shorten, write_json
 from fczoo.federation.device import pick_device
+from fczoo.federation.model_record import PATH_SETTINGS, path_note
 from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings
 from fczoo.models.storage import KeepModel
@@ -61,6 +62,29 @@ def make_sweep(
         ]
         for s in seeds
     }
+
+
+def store_paths(out: Path, sweep: Sweep) -> None:
+    """Store the paths of data and weights of some runs, where their folder does not have them.
+
+    Args:
+        out: The run folder.
+        sweep: Runs by subfolder.
+    """
+    notes = {}
+    for folder, runs in sweep.items():
+        settings = runs[0].settings
+        paths = {name: getattr(settings, name) for name in PATH_SETTINGS}
+        hidden = {name: value for name, value in paths.items() if value != shorten(value)}
+        if settings.root:
+            hidden["data_root"] = str(settings.root.resolve())
+        if settings.start_from:
+            hidden["start_from"] = str(Path(settings.start_from).resolve())
+        if hidden:
+            notes[str(folder)] = hidden
+    if notes:
+        path_note(out).parent.mkdir(parents=True, exist_ok=True)
+        write_json(path_note(out), notes)
 
 
 def setting_folder(settings: Settings, grid: Sequence[Settings]) -> Path:

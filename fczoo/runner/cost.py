@@ -18,7 +18,6 @@ from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.core.types import Batch, Boundary, Context, EndsTasks, HasTeacher, ServerContext, Task
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
-from fczoo.data.stream import make_tasks
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client, Rows, image_draws, stacked_batch
 from fczoo.federation.device import Plan
@@ -27,6 +26,7 @@ from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_tr
 from fczoo.federation.local_trainer import skip_steps
 from fczoo.federation.server import broadcast
 from fczoo.federation.settings import Settings
+from fczoo.federation.stream import tasks_of
 from fczoo.federation.uplink import sum_or_stack
 from fczoo.runner.outline import Outlines, outline_backbone, outline_weights
 
@@ -172,13 +172,13 @@ def first_tasks(settings: Settings, classes: int = 0) -> tuple[Task, ...]:
 
     Raises FczooError where no one says how many classes there are.
     """
-    if not (classes := classes or DATASETS.get(settings.dataset).classes):
+    if not classes and not DATASETS.get(settings.dataset).classes:
         raise FczooError(
             f"{settings.dataset} has as many classes as its folder; name another data set to see "
             "what is "
             "trained and sent there, or see `fczoo bench --dry-run`"
         )
-    return make_tasks(settings.dataset, classes, settings.tasks)[:2]
+    return tasks_of(settings, classes)[:2]
 
 
 def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCost:

@@ -33,7 +33,8 @@ from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_rules import ControlVariates, make_local_training
 from fczoo.federation.local_trainer import skip_steps
 from fczoo.federation.settings import GROUPS, Settings
-from fczoo.federation.stream import open_stream, split_stream
+from fczoo.federation.start import find_start
+from fczoo.federation.stream import open_stream, split_stream, tasks_of
 from fczoo.models.storage import KeepModel
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.text_format import option_word, word_table
@@ -57,8 +58,7 @@ def state_sizes(method: Method, settings: Settings, classes: int, config: ViTCon
         classes: Number of classes; 0 for that of the data set.
         config: Configuration of the backbone.
     """
-    count = classes or DATASETS.get(settings.dataset).classes
-    tasks = make_tasks(settings.dataset, count, settings.tasks)
+    tasks = tasks_of(settings, classes)
     fast, sizes = with_fewest_steps(method), list[int]()
     state: Tree = {}
     with Outlines():
@@ -118,6 +118,8 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
     configs = {c.method: replace(c, settings=settings) for c in runs}
     seeds = list(dict.fromkeys(config.seed for config in runs))
     warn_of_slow_bf16(settings)
+    for run in runs if settings.start_from else ():
+        find_start(str(settings.start_from), run.create_method(), run.seed)
     about, data = _data(settings)
     steps = image_steps(settings, *data) if data else []
     images = len(data[0].train.labels) if data else 0
@@ -182,7 +184,7 @@ def image_steps(settings: Settings, stream: Stream, partition: Partition) -> lis
     With sampled participants it is the expected number.
     """
     out = []
-    for task in stream.tasks:
+    for task in stream.tasks[stream.learned :]:
         sizes = np.array(
             [len(c) for c in partition.tasks[task.index][: partition.present(task.index)]]
         )
@@ -210,7 +212,7 @@ def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
             dataset.locate(settings.root or home() / "data")
     except FczooError as error:
         official = dataset.official
-        if official is None or official.train is None:
+        if official is None or official.train is None or settings.start_from:
             return f"Data: {error}", None
         stream = _stream_of_expected_size(settings, dataset.classes, official.train)
         return (

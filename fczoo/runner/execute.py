@@ -132,12 +132,24 @@ def _run(
         callback = CallbackList([rounds, ProgressCallback(run, progress), *trackers])
         method, seed = run.config.create_method(), run.config.seed
         federated_run = FederatedRun(bench, method, seed, callback, checkpoint, probe, transport)
-        for _ in federated_run:  # the model first: a finished result says that all has been kept
-            keep_model(
-                run.folder_of_run, federated_run, execution.keep_model, execution.keep_server_state
-            )
-            write_result(run.folder_of_run / RESULT, federated_run.result)
+        for _ in federated_run:
+            _keep(run.folder_of_run, federated_run, execution)
     checkpoint.remove()
+
+
+def _keep(folder: Path, run: FederatedRun, execution: ExecutionConfig) -> None:
+    """Write model and result of a task; a finished result says that the model is there.
+
+    The result of a run whose model cannot be written because of a fault in code is not lost.
+    """
+    try:
+        keep_model(folder, run, execution.keep_model, execution.keep_server_state)
+    except InterruptedCommandError:
+        raise
+    except Exception:
+        write_result(folder / RESULT, run.result)
+        raise
+    write_result(folder / RESULT, run.result)
 
 
 def error_text(error: Exception) -> str:

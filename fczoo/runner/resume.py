@@ -28,6 +28,7 @@ FREE = (
     "data.remarks",
     "code",  # see check_code
     "changed_code",
+    "keep",
     "warnings",
 )  # parts of bench.json that may change while a run continues
 

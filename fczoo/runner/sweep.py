@@ -12,7 +12,7 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
 from fczoo.core.registry import create_method
-from fczoo.data.partition import Partition
+from fczoo.data.partition import PARTITION, Partition
 from fczoo.data.stream import Stream, data_sha256
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import resolve_precision
@@ -24,7 +24,6 @@ from fczoo.reports.run_folder import (
     ABOUT,
     FAILURE,
     LOG,
-    PARTITION,
     read_about,
     read_run_records,
     write_about,
@@ -246,8 +245,9 @@ def _describe(
     """
     settings, options = configs[0].settings, {c.method: c.options for c in configs}
     methods = [create_method(name, **values) for name, values in options.items()]
-    for method in methods:
-        bench.check(method)
+    one_per_method = {config.method: config for config in configs}.values()
+    for config in configs if settings.start_from else one_per_method:
+        bench.check(config.create_method(), config.seed)
     search = next((config.search for config in configs if config.search), {})
     about: dict[str, Any] = {
         "methods": options,
@@ -262,6 +262,7 @@ def _describe(
         "versions": versions(),
         "code": {k: v for method in methods for k, v in code_of(bench.settings, method).items()},
         **({"tuned": dict(search)} if search else {}),
+        "keep": {"model": execution.keep_model, "server_state": execution.keep_server_state},
         "command": command(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

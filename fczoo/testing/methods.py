@@ -1,6 +1,7 @@
 """The check of a method: its rules, and those about clients' memories and saved models."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,11 +11,13 @@ from fczoo.core.errors import FczooError
 from fczoo.core.method import Method, task_exchanges
 from fczoo.core.types import Exchange
 from fczoo.federation.evaluate import predictions
+from fczoo.federation.run import FederatedRun
+from fczoo.federation.start import keeps_client_memory
 from fczoo.models.storage import load_model, save_model
 from fczoo.testing import method_rules as rules
 from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same
-from fczoo.testing.world import need, small_method
+from fczoo.testing.world import need, need_one_line, small_method
 
 
 def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
@@ -23,15 +26,66 @@ def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
     Args:
         subject: The method and its runs in the toy world.
     """
+    with TemporaryDirectory(prefix="fczoo-") as folder:
+        _check_kept(subject, _evaluated_run(subject, 3), Path(folder))
+
+
+def a_kept_model_continues(subject: MethodUnderTest) -> None:
+    """Check that a run continues from its kept model with the same numbers, bit for bit.
+
+    Methods whose clients keep something continue without it, or refuse in one line.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
     record, name = subject.run(torch.float32, together=3), subject.name
-    bench, task = record.bench, record.bench.stream.tasks[-1]
-    index = torch.arange(len(bench.test.labels))
-    run = bench.start(subject.method)
-    run.server.state, run.server.result = record.states[task.index], record.result
-    with TemporaryDirectory(prefix="fczoo-") as folder, torch.inference_mode():
+    bench = record.bench
+    with TemporaryDirectory(prefix="fczoo-") as temporary:
+        folder = Path(temporary)
+        save_model(folder / "first", _evaluated_run(subject, 2))
+        further_bench = replace(
+            bench,
+            settings=replace(bench.settings, start_from=str(folder / "first")),
+            stream=replace(bench.stream, learned=2),
+        )
+        run = further_bench.start(subject.method)
+        try:
+            run.run()
+        except FczooError as error:
+            need_one_line(error, name)
+            need(keeps_client_memory(subject.method), f"{name} does not continue: {error}")
+            return
+        _check_kept(subject, run, folder / "second")
+        need(
+            run.result.accuracy[:2] == record.result.accuracy[:2],
+            f"{name} loses the accuracies of the tasks before it continues",
+        )
+        if not keeps_client_memory(subject.method):
+            sentence = f"{name} continues with another state than in one go"
+            need_same(run.state, record.states[2], sentence)
+            need(
+                run.result.accuracy == record.result.accuracy,
+                f"{name} continues with other accuracies than in one go",
+            )
+
+
+def _evaluated_run(subject: MethodUnderTest, tasks: int) -> FederatedRun:
+    """Return the recorded run as it was after some tasks."""
+    record = subject.run(torch.float32, together=3)
+    run = record.bench.start(subject.method)
+    run.server.state = record.states[tasks - 1]
+    run.server.result = replace(record.result, accuracy=record.result.accuracy[:tasks])
+    return run
+
+
+def _check_kept(subject: MethodUnderTest, run: FederatedRun, folder: Path) -> None:
+    """Save the model of a run, load it and compare its outputs with the last evaluation."""
+    bench, name = run.world, subject.name
+    task, index = bench.stream.tasks[-1], torch.arange(len(bench.test.labels))
+    with torch.inference_mode():
         save_model(folder, run)
         need(
-            (Path(folder) / "model.safetensors").is_file(),
+            (folder / "model.safetensors").is_file(),
             f"the model of {name} has no tensors; predict must read the state",
         )
         model = load_model(folder, backbone=bench.backbone)
@@ -167,6 +221,7 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     exemplars_are_the_clients_own,
     a_task_ends_in_order,
     a_loaded_model_predicts_the_same,
+    a_kept_model_continues,
 )
 """Each takes a ``MethodUnderTest`` and raises AssertionError where the method breaks the rule
 that its docstring states.
@@ -184,8 +239,9 @@ def check_method(method: str | Method) -> None:
     frozen dataclass whose options are explained and survive JSON; server and clients change nothing
     that they receive; every tensor of an upload is declared, finite and counted; nothing private
     reaches a client; padding counts for nothing; answers are logits of the classes seen, and
-    features rows of images, whatever the batch; a run is the same from the same seed and however many
-    clients train together; and its saved model predicts the same when it is loaded.
+    features rows of images, whatever the batch; a run is the same from the same seed and however
+    many clients train together; its saved model predicts the same when it is loaded, and learns
+    further tasks with the same numbers.
 
     Args:
         method: Registered name, whose whole-number options are made small (``small_method``), or an

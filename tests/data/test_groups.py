@@ -14,7 +14,7 @@ from fczoo.cli.app import main
 from fczoo.core.registry import DATASETS
 from fczoo.data.partition import load_partition, make_partition
 from fczoo.data.stream import make_stream
-from fczoo.federation.stream import open_stream, split_stream
+from fczoo.federation.stream import _first_classes, _join, open_stream, split_stream
 from fczoo.runner.dry_run import _stream_of_expected_size
 from helpers_datasets import domainnet
 from helpers_partition import equal, toy_stream
@@ -125,6 +125,18 @@ def test_a_dry_run_without_images_has_domains() -> None:
     stream = _stream_of_expected_size(settings, 345, 3450)
     _, partition = split_stream(settings, stream)
     assert partition.counts().sum(0).tolist() == [575] * 6  # 3450 / 6
+
+
+def test_groups_of_two_data_sets_differ() -> None:
+    """A run that starts from a model joins its data and new ones.
+
+    Image i of 8 is of class i modulo 4; groups 0 and 1 have four images each.
+    """
+    old = replace(toy_stream(per_class=2, train_index=np.arange(8)), groups=np.arange(8) // 4)
+    new = replace(old, classes=tuple("efgh"))
+    assert _first_classes(old, 1).groups.tolist() == [0, 1]
+    assert _join(old, new, Path()).groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert _join(old, replace(new, groups=None), Path()).groups is None
 
 
 # ---------------------------------------------------------------- lists of indices

@@ -15,10 +15,10 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import content_sha256
 from fczoo.core.tree import nbytes
 from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.model_record import weights_note
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
 from fczoo.models.classifier import EvaluationTransform, prediction_tensors
-from fczoo.models.storage import weights_note
 
 SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 1, "epochs": 1}
 

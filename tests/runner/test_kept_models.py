@@ -1,6 +1,7 @@
 """Runs keep their models: which, where, how large, and what happens if that fails."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ from click.testing import CliRunner
 import fczoo
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
+from fczoo.federation.model_record import read_model_record
 from fczoo.federation.settings import Settings
 from fczoo.models import storage
-from fczoo.models.record import read_model_record
 from fczoo.runner.cost import first_round
 from fczoo.runner.dry_run import state_sizes
 from helpers_cli import TINY, run
@@ -97,6 +98,31 @@ def test_a_model_that_cannot_be_saved_is_a_warning(tmp_path, monkeypatch):
     (line,) = (tmp_path / "fedncm/seed0/warnings.jsonl").read_text().splitlines()
     assert "the model of fedncm is not kept: OSError: [Errno 28] No space left" in line
     assert json.loads((tmp_path / "fedncm/seed0/result.json").read_text())["finished"]
+
+
+def test_a_fault_in_code_fails_the_run_and_loses_no_result(tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(storage, "save_model", fail)
+    words = ("bench", "--methods", "fedncm", *TINY, "--out", str(tmp_path))
+    assert CliRunner().invoke(main, words).exit_code == 1
+    place = tmp_path / "fedncm/seed0"
+    assert json.loads((place / "result.json").read_text())["finished"]
+    assert "a fault" in json.loads((place / "failed.json").read_text())["traceback"]
+
+
+def test_a_resumed_run_keeps_what_it_kept_as_it_began(tmp_path):
+    place = tmp_path / "fedridge" / "seed0"
+    bench(tmp_path, "--keep-model", "tasks", "--no-keep-server-state", method="fedridge")
+    files = model_files(tmp_path)
+    for words, expected in (((), files), (("--keep-model", "final"), [files[0], files[1]])):
+        shutil.rmtree(place)
+        run("bench", "--resume", "--out", str(tmp_path), *words)
+        assert model_files(tmp_path) == expected and "server" not in "".join(expected)
+    shutil.rmtree(place)
+    run("bench", "--resume", "--out", str(tmp_path), "--keep-server-state")
+    assert [*files[:2], "fedridge/seed0/server_state.safetensors"] == model_files(tmp_path)
 
 
 def test_the_dry_run_estimates_the_size(tmp_path):

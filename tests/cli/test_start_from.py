@@ -1,0 +1,211 @@
+"""``fczoo bench --start-from``: runs that continue from a kept model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+import fczoo
+from fczoo.cli.app import main
+from fczoo.core.errors import FczooError
+from fczoo.federation.model_record import read_model_record
+from helpers_cli import TINY, run
+
+COLOURS = np.random.default_rng(0).integers(0, 255, (6, 3))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run two methods on four tasks of digits; keep the model of each task."""
+    out = tmp_path_factory.mktemp("first") / "first"
+    words = ("--methods", "fedncm,fedclm", *TINY, "--tasks", "3,3,2,2")
+    run("bench", *words, "--keep-model", "tasks", "--out", str(out))
+    return out
+
+
+@pytest.fixture
+def years(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write images of three classes, of two others a year later, and of all five in one folder."""
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
+    rng = np.random.default_rng(1)
+    for number, name in enumerate("abcde"):
+        for part in ("train", "test"):
+            for i in range(6):
+                pixels = np.clip(COLOURS[number] + rng.integers(-60, 60, (32, 32, 3)), 0, 255)
+                for year in ("all", "year1" if name in "abc" else "year2"):
+                    folder = tmp_path / year / part / name
+                    folder.mkdir(parents=True, exist_ok=True)
+                    Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
+    return tmp_path
+
+
+def result_of(folder: Path) -> dict:
+    content: dict = json.loads((folder / "result.json").read_text())
+    return content
+
+
+def refuse(*words: str, out: Path) -> str:
+    """Run a bench that must end in one line before anything is written; return the line."""
+    outcome = CliRunner().invoke(main, ["bench", *words, "--out", str(out)])
+    assert outcome.exit_code == 1, outcome.output
+    assert not out.exists(), outcome.stderr
+    *before, line = outcome.stderr.splitlines()
+    assert all("decoding" in text for text in before), outcome.stderr
+    return line
+
+
+def bench_folder(root: Path, out: Path, *words: str) -> Path:
+    """Run FedNCM on a folder of images."""
+    small = [
+        "--rounds",
+        "1",
+        "--epochs",
+        "1",
+        "--clients",
+        "2",
+        "--partition",
+        "iid",
+        "--protocol",
+        "none",
+    ]
+    names = ["--methods", "fedncm", "--dataset", "imagefolder", "--data-root", str(root)]
+    sizes = ["--backbone", "vit_nano_32", "--stored-size", "32"]
+    run("bench", *names, *small, *sizes, *words, "--out", str(out))
+    return out / "fedncm" / "seed0"
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fedclm"])
+def test_the_rest_of_a_run_gives_the_numbers_of_a_run_in_one_go(method, first, tmp_path):
+    model = first / method / "seed0" / "task2"
+    text = run("bench", "--start-from", str(model), "--out", str(tmp_path / "next"))
+    place = tmp_path / "next" / method / "seed0"
+    whole, continued = result_of(first / method / "seed0"), result_of(place)
+    assert continued["accuracy"] == whole["accuracy"] and len(whole["accuracy"]) == 4
+    assert continued["task_aware"][2:] == whole["task_aware"][2:]
+    assert continued["metrics"]["A_N"] == whole["metrics"]["A_N"]
+    assert continued["partition"] == whole["partition"]
+    assert "4 tasks of 2 to 3 classes (2 of them learned by the kept model task2)" in text
+    kept, again = (read_model_record(p) for p in (first / method / "seed0", place))
+    assert again.files == kept.files and again.classes == kept.classes
+    assert continued["start"]["model"] == f"{method}/seed0/task2"
+    assert continued["start"]["tasks"] == 2 and "start_from" not in whole["settings"]
+    assert continued["settings"]["start_from"] == "task2"
+    assert [point[0] for point in continued["curve"]] == [2, 3]
+    assert run("evaluate", str(place)).startswith(f"A_N {whole['metrics']['A_N']} (as in the run)")
+
+
+def test_all_models_of_a_run_folder_continue_with_other_tasks(first, tmp_path):
+    for method in ("fedncm", "fedclm"):  # a run folder whose models know six classes
+        shutil.copytree(first / method / "seed0" / "task2", tmp_path / "base" / method / "seed0")
+    words = ["--start-from", str(tmp_path / "base"), "--tasks", "1,3", "--epochs", "2"]
+    text = run("bench", *words, "--out", str(tmp_path / "next"))
+    assert {"fedncm", "fedclm"} <= {line.split(" ")[0] for line in text.splitlines()}
+    result = result_of(tmp_path / "next/fedclm/seed0")
+    assert result["task_sizes"] == [3, 3, 1, 3] and result["settings"]["epochs"] == 2
+    assert result["accuracy"][:2] == result_of(first / "fedclm/seed0")["accuracy"][:2]
+    before = (tmp_path / "next/fedncm/seed0/model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "next" / "fedncm")
+    run("bench", "--resume", "--out", str(tmp_path / "next"))
+    assert (tmp_path / "next/fedncm/seed0/model.safetensors").read_bytes() == before
+    seeds = ["--methods", "fedncm", "--seeds", "0-1"]
+    line = refuse("--start-from", str(tmp_path / "base"), *seeds, out=tmp_path / "refused")
+    assert "has no model of fedncm with seed 1; give the folder of one model" in line
+    plan = run("bench", "--start-from", str(tmp_path / "base/fedncm/seed0"), *seeds, "--dry-run")
+    assert "Settings of 2 runs, seeds 0, 1" in plan and "start_from" in plan
+
+
+def test_next_years_classes_are_learned_on_top_of_a_model(years):
+    year1 = bench_folder(years / "year1", years / "run1", "--tasks", "1")
+    words = ["--start-from", str(year1), "--data-root", str(years / "year2")]
+    run("bench", *words, "--out", str(years / "run2"))
+    year2 = years / "run2" / "fedncm" / "seed0"
+    whole = result_of(bench_folder(years / "all", years / "run", "--tasks", "3,2"))
+    assert result_of(year2)["accuracy"] == whole["accuracy"]  # its means do not depend on the split
+    assert result_of(year2)["test_counts"] == [18, 12]
+    record = read_model_record(year2)
+    assert record.classes == list("abcde") and str(years) not in (year2 / "model.json").read_text()
+    assert "(as in the run)" in run("evaluate", str(year2))
+    prediction = run("predict", str(year2), str(years / "year2/test/e/0.png"), "--format", "json")
+    assert {entry["class"] for entry in json.loads(prediction)[0]["classes"]} == set("abcde")
+    # a third year: the tasks of both models are tested
+    (years / "year3").mkdir()
+    for part in ("train", "test"):
+        shutil.copytree(years / "year1" / part / "a", years / "year3" / part / "f")
+    words = ["--start-from", str(year2), "--data-root", str(years / "year3")]
+    run("bench", *words, "--out", str(years / "run3"))
+    third = result_of(years / "run3" / "fedncm" / "seed0")
+    assert third["task_sizes"] == [3, 2, 1] and third["accuracy"][:2] == whole["accuracy"]
+    for folder, words, says in (
+        ("all", (), "knows a, b, c already"),
+        ("year1", (), "knows all 3 classes of imagefolder"),
+        ("year2", ("--stored-size", "40"), "give --stored-size 32"),
+        ("none", (), "no folder"),
+    ):
+        given = ["--start-from", str(year1), "--data-root", str(years / folder), *words]
+        assert says in refuse(*given, out=years / "refused")
+    shutil.rmtree(years / "year1")
+    given = ["--start-from", str(year1), "--data-root", str(years / "year2")]
+    assert "are needed as well: no folder" in refuse(*given, out=years / "refused")
+
+
+def test_classes_that_are_added_to_the_same_folder_are_the_next_task(years):
+    year1 = bench_folder(years / "year1", years / "run1", "--tasks", "2")
+    for part in ("train", "test"):  # in the natural order they would come first
+        for name in "de":
+            shutil.copytree(years / "year2" / part / name, years / "year1" / part / f"A{name}")
+    run("bench", "--start-from", str(year1), "--out", str(years / "run2"))
+    record = read_model_record(years / "run2/fedncm/seed0")
+    assert record.classes == ["a", "b", "c", "Ad", "Ae"]
+    assert result_of(years / "run2/fedncm/seed0")["task_sizes"] == [2, 1, 2]
+    (years / "year1/test/a/0.png").unlink()
+    line = refuse("--start-from", str(year1), out=years / "refused")
+    assert "have [11, 6] test images, and had [12, 6] in its run" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--methods", "fedavg"], "has no model of fedavg: its method is fedclm"),
+        (["--protocol", "quick"], "continues with --protocol none of its model's run"),
+        (["--vary", "partition"], "does not work with --vary"),
+        (["--moving", "1"], "does not work with --moving"),
+        (["--tuned", "some.json"], "takes the options of the model"),
+        (["--tasks", "9"], "what is new in digits has 4 classes"),
+        (["--set", "fedclm.distance=cosine"], "may change rates and weights only"),
+        (["--mean", "0.1,0.2,0.3"], "has a backbone with mean"),
+        (["--test-per-class", "2"], "have [6, 6] test images, and had [12, 12]"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(words, says, first, tmp_path):
+    model = str(first / "fedclm" / "seed0" / "task2")
+    assert says in refuse("--start-from", model, *words, out=tmp_path / "run")
+
+
+def test_a_model_without_the_servers_state_is_refused_where_it_is_needed(first, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(first / "fedclm" / "seed0" / "task2", model)
+    record = json.loads((model / "model.json").read_text())
+    (model / "server_state.safetensors").unlink()
+    from fczoo.federation import model_record
+
+    kept = read_model_record(model)
+    files = {name: sha for name, sha in kept.files.items() if "server" not in name}
+    without = model_record.msgspec.structs.replace(kept, files=files)
+    model_record.write_model_record(model, without)
+    assert record["state"] == without.state
+    line = refuse("--start-from", str(model), out=tmp_path / "run")
+    assert "of the server to continue" in line and "--no-keep-server-state" in line
+
+
+def test_python_continues_a_model(first, tmp_path):
+    model = first / "fedncm" / "seed0" / "task3"
+    result = fczoo.run("fedncm", start_from=str(model))
+    assert result.accuracy == result_of(first / "fedncm/seed0")["accuracy"]
+    results = fczoo.bench("fedncm", start_from=str(model), out=tmp_path / "run")
+    assert "fedncm" in str(results)
+    with pytest.raises(FczooError, match="no folder"):
+        fczoo.run("fedncm", start_from=str(tmp_path / "nowhere"))
