@@ -11,6 +11,8 @@ from fczoo.models.record import ModelRecord
 
 SETTINGS = ("clients", "rounds", "epochs", "batch_size", "augment", "protocol", "as_released")
 """Settings of the run that a card lists; ``model.json`` has all."""
+OF_TRAINING = ("rounds", "epochs", "batch_size", "augment")
+"""Those that a method which trains nothing does not read."""
 
 
 def model_card(record: ModelRecord, method: type[Method]) -> str:
@@ -22,7 +24,7 @@ def model_card(record: ModelRecord, method: type[Method]) -> str:
     """
     instance = build(method, record.method, record.options)
     sections = {
-        "Training": _table(_training(record, method)),
+        "Training": _table(_training(record, instance)),
         "Accuracy": f"{_table(_metrics(record))}\n\nAccuracy in percent on the test images of each "
         f"task, after the last one:\n\n{_table(_tasks(record))}",
         "Limits": "\n".join(f"- {line}" for line in _limits(record, instance)),
@@ -42,13 +44,14 @@ def _table(rows: Mapping[str, Any]) -> str:
     return "\n".join(["| | |", "| --- | --- |", *lines])
 
 
-def _training(record: ModelRecord, method: type[Method]) -> dict[str, Any]:
+def _training(record: ModelRecord, instance: Method) -> dict[str, Any]:
     backbone = record.backbone
     options = ", ".join(f"{name}={value}" for name, value in record.options.items())
     settings = {
         name.replace("_", " "): record.settings[name]
         for name in SETTINGS
         if record.settings.get(name) is not None
+        and (name not in OF_TRAINING or instance.training().trained_prefixes)
     }
     replaces_weights = any(name.startswith("full.") for name in record.tensors)
     place = (
@@ -57,7 +60,7 @@ def _training(record: ModelRecord, method: type[Method]) -> dict[str, Any]:
         else "frozen, not in this folder"
     )
     return {
-        "method": f"{record.method}: {method.paper}",
+        "method": f"{record.method}: {instance.paper}",
         "options": options or "none",
         "data set": record.dataset,
         "partition over clients": record.settings.get("partition"),

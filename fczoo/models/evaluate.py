@@ -1,6 +1,6 @@
 """Evaluation of a kept model, on the run's own test images or on other labelled images."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,8 @@ def _class_folders(root: Path, size: int) -> tuple[Split, tuple[str, ...]]:
     parts = find_parts(root)
     place = root if parts is None else parts[1] or parts[0]
     folders = class_folders(place)
-    return make_part("imagefolder", place, folders, size), display_names(folders)
+    part = replace(make_part("imagefolder", place, folders, size), upright=True)
+    return part, display_names(folders)
 
 
 def evaluate(model: Classifier, pixels: np.ndarray, labels: np.ndarray) -> Evaluation:

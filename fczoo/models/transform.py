@@ -26,7 +26,10 @@ class ViewConfig:
 
 @dataclass(frozen=True)
 class Square:
-    """Step that cuts the largest centred square and resizes it, as data sets of files do."""
+    """Step that cuts the largest centred square and resizes it, as data sets of files do.
+
+    An orientation tag turns the image first, as in a data set of users.
+    """
 
     size: int  # pixels
 
@@ -37,13 +40,13 @@ class Square:
             image: Image of any mode and size.
 
         Raises:
-            FczooError: The argument is not an image of PIL.
+            FczooError: The argument is not an image of PIL, or has more than 8 bits per channel.
         """
         if not isinstance(image, Image.Image):
             raise FczooError(
                 f"the transform got {type(image).__name__}; give an image of PIL: Image.open(FILE)"
             )
-        return torch.from_numpy(np.array(to_square(image, self.size))).permute(2, 0, 1)
+        return torch.from_numpy(np.array(to_square(image, self.size, upright=True))).permute(2, 0, 1)
 
 
 @dataclass(frozen=True)

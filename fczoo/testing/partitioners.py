@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, quiet
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Partitioner, Task
 from fczoo.data.dataset import Images
 from fczoo.data.partition import make_partition
 from fczoo.data.stream import Stream
-from fczoo.testing.runs import Draw, check_random_cases, need, need_documented, need_one_line, quiet
+from fczoo.testing.runs import Draw, check_random_cases, need, need_documented, need_one_line
 
 Refuses = Callable[[int, int, int], bool]
 """``refuses(images, classes, clients)``: whether a partitioner cannot split this many images of

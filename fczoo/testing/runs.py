@@ -1,9 +1,7 @@
 """Common parts of the checks: messages, and properties on many random cases."""
 
-import logging
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -75,18 +73,6 @@ def check_random_cases(check: Callable[[Draw], None], times: int = TIMES) -> Non
 
 def _draws(rng: np.random.Generator) -> Draw:
     return lambda low, high: int(rng.integers(low, high + 1))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence fczoo's warnings inside; random cases give many."""
-    log = logging.getLogger("fczoo")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def need_documented(cls: Any, label: str) -> None:
