@@ -44,7 +44,8 @@ def trained_copy(runtime: ClientRuntime, client: Client, state: ClientState, ctx
         ctx = replace(ctx, memory=memory)
     index = runtime.training_indices(client, memory, ctx)
     teacher_outputs = dict(state.taught.get(client.number, {}))
-    learner = runtime.learner(ctx.shared, client, index, teacher_outputs, ctx)
+    start = runtime.start_of(ctx.shared, memory)
+    learner = runtime.learner(start, client, index, teacher_outputs, ctx)
     if learner.leaves and learner.queue:
         runtime.steps([learner], ControlVariates(), ctx)
     return learner.trained_tensors
@@ -77,7 +78,9 @@ def personal_accuracies(
     for number, labels in _labels_by_client(world, ctx):
         if number in clients and before[number] is not None:
             trained = trained_copy(runtime, clients[number], client_state, ctx)
-            accuracies[number] = _accuracy(world, runtime, {**server_state, **trained}, labels, ctx)
+            model = {**server_state, **trained}
+            own = number if runtime.method.training().own_models else None
+            accuracies[number] = _accuracy(world, runtime, model, labels, ctx, own)
     return accuracies
 
 
@@ -89,12 +92,20 @@ def _labels_by_client(world: World, ctx: Context) -> Iterator[tuple[int, np.ndar
 
 
 def _accuracy(
-    world: World, runtime: ClientRuntime, state: Tree, labels: np.ndarray, ctx: Context
+    world: World,
+    runtime: ClientRuntime,
+    state: Tree,
+    labels: np.ndarray,
+    ctx: Context,
+    client: int | None,
 ) -> float | None:
-    """Return the accuracy of a state with a class mix; only images of its classes are tested."""
+    """Return the accuracy of a state with a class mix; only images of its classes are tested.
+
+    With ``client`` the answer is one of that client's classes.
+    """
     task, pass_size = ctx.task, runtime.plan.pass_size
     index = torch.from_numpy(np.flatnonzero(np.isin(world.stream.test.labels, labels)))
-    answers, truth = predictions(runtime.method, world, state, index, task, pass_size)
+    answers, truth = predictions(runtime.method, world, state, index, task, pass_size, client)
     triples = confusion_triples(truth.numpy(), answers.numpy(), task.stop)
     accuracy = class_accuracies(confusion_matrix(triples, task.stop))
     return client_accuracies(accuracy, np.zeros_like(labels), labels, 1)[0]

@@ -116,6 +116,7 @@ class Uplink:
 
     def check(self) -> None:
         """Raise FczooError where the settings of the uplink do not fit the method."""
+        self._check_own_models()
         uploads, rule = self.training.uploads, self.rule
         if self.settings.local and not self.training.trained_prefixes:
             raise FczooError(
@@ -143,6 +144,27 @@ class Uplink:
             )
         if self.settings.merge_statistics is not None:
             check_centre(self.settings.merge_statistics, self.method.name, uploads)
+
+    def _check_own_models(self) -> None:
+        """Raise FczooError for settings about uploads where clients send nothing."""
+        s = self.settings
+        options = {
+            "--aggregator": s.aggregator,
+            "--local": s.local,
+            "--attack": s.attack,
+            "--outliers": s.outliers,
+            "--merge-statistics": s.merge_statistics,
+            "--min-clients": s.min_clients > 1,
+            "--min-class-count": s.min_class_count > 1,
+            "--dp-clip": s.dp_clip,
+            "--dp-noise": s.dp_noise,
+        }
+        chosen = [name for name, value in options.items() if value]
+        if self.method.training().own_models and chosen:
+            raise FczooError(
+                f"{chosen[0]} is about what clients send, and clients of {self.method.name} send "
+                "nothing; leave one of the two out"
+            )
 
     @cached_property
     def rule(self) -> LocalRule:

@@ -29,7 +29,8 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
         server_state: Whether to keep the rest of the server's state as well.
     """
     is_final = run.result.is_finished
-    if keep == "none" or not (is_final or keep == "tasks"):
+    has_none = run.method.training().own_models  # which the note under its tables says
+    if keep == "none" or has_none or not (is_final or keep == "tasks"):
         return
     place = folder if is_final else folder / f"task{len(run.result.accuracy)}"
     try:

@@ -83,9 +83,7 @@ def predict_files(
         readable = [square for square in squares if isinstance(square, np.ndarray)]
         best = iter(_best_classes(model, readable, top))
         for path, square in zip(part, squares, strict=True):
-            yield (
-                Prediction(str(path), *next(best)) if isinstance(square, np.ndarray) else square
-            )
+            yield (Prediction(str(path), *next(best)) if isinstance(square, np.ndarray) else square)
 
 
 def _square(path: Path, size: int) -> np.ndarray | UnreadableImage:

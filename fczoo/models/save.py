@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save
 
 from fczoo.backbones.weights import split_spec
+from fczoo.core.errors import FczooError
 from fczoo.core.files import home, write_json, write_safely
 from fczoo.core.tree import Tree
 from fczoo.federation.run import FederatedRun
@@ -42,8 +43,13 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
         The folder.
 
     Raises:
+        FczooError: The method has a model at each client, and none of the server.
         OSError: Writing fails.
     """
+    if run.method.training().own_models:
+        raise FczooError(
+            f"{run.method.name} has a model at each client and no global one that could be kept"
+        )
     folder, result, world = Path(folder), run.result, run.world
     folder.mkdir(parents=True, exist_ok=True)
     tasks = run.stream.tasks[: len(result.accuracy)]

@@ -46,7 +46,9 @@ class Square:
             raise FczooError(
                 f"the transform got {type(image).__name__}; give an image of PIL: Image.open(FILE)"
             )
-        return torch.from_numpy(np.array(to_square(image, self.size, upright=True))).permute(2, 0, 1)
+        return torch.from_numpy(np.array(to_square(image, self.size, upright=True))).permute(
+            2, 0, 1
+        )
 
 
 @dataclass(frozen=True)

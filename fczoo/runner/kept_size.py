@@ -39,6 +39,8 @@ def state_sizes(method: Method, settings: Settings, classes: int, config: ViTCon
     """
     count = classes or DATASETS.get(settings.dataset).classes
     tasks = make_tasks(settings.dataset, count, settings.tasks)
+    if method.training().own_models:
+        return [0] * len(tasks)
     few, many = SOME
     most = max(task.size for task in tasks[:2]) if method.training().uploads else few
     sizes = _measure(method, settings, tasks[:2], config, most if most <= EVERY else few)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
+from fczoo.core.tree import Tree
 from fczoo.core.types import Batch
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import view_batches
@@ -153,6 +154,19 @@ def batch_of(method: Method, store: ImageStore, index: Tensor) -> Batch:
     """
     (batch,) = view_batches(method, store, index, len(index))
     return batch
+
+
+def models_of(run: FederatedRun) -> Tree:
+    """Return the state of a run, or all clients' models where each client has its own.
+
+    Args:
+        run: Run after some task.
+    """
+    return {
+        f"client {client} {name}": value
+        for client, model in run.own_models.items()
+        for name, value in model.items()
+    } or run.state
 
 
 def need_same(
