@@ -41,7 +41,9 @@ def facts_of(name: str) -> Facts:
         words, key=lambda word: FAMILIES.index(word) if word in FAMILIES else len(FAMILIES)
     )
     trained = [SHORT.get(word, word) for word in ordered]
-    declared = contents(training.uploads) | ({"parameters"} if trained else set())
+    declared = contents(training.uploads)
+    if trained and not training.own_models:
+        declared |= {"parameters"}
     return Facts(
         name,
         group_of(method),

@@ -221,8 +221,8 @@ class FederatedRun:
             client_uploads = engine.train(
                 shared, responding, Context(task, number, rounds, shared), tick
             )
-        if server.training.own_models:  # nothing is sent, so nothing is missing
-            arrival = server.uplink.arrive([], [], shared, exchange)
+        if server.training.own_models:
+            arrival = server.uplink.without_uploads(exchange, losses)
         else:
             arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses)
         uploads = server.receive(arrival)

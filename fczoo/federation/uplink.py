@@ -3,6 +3,7 @@
 Clients protect or forge their uploads before they send them; the server validates them.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -239,6 +240,16 @@ class Uplink:
             sum(1 for p in sent if p),
             distant_clients,
         )
+
+    def without_uploads(self, exchange: Exchange, losses: Mapping[int, float]) -> Arrival:
+        """Return the outcome of a round in which clients keep their models, with who diverged."""
+        about = {"task": exchange.task.index, "moment": exchange.label}
+        diverged = [
+            {**about, "client": client, "reason": f"diverged, loss {loss:g}"}
+            for client, loss in losses.items()
+            if not math.isfinite(loss)
+        ]
+        return Arrival([], diverged, {}, 0, [])
 
     @property
     def folds(self) -> bool:
