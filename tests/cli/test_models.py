@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sklearn.datasets import load_digits
 import fczoo
 from fczoo.cli.app import main
 from fczoo.core.registry import METHODS
+from fczoo.federation import stream
 from fczoo.models.citation import bibtex, method_entries
 from helpers_cli import TINY, run
 
@@ -132,6 +134,32 @@ def test_evaluate_on_a_named_data_set_takes_its_test_part(out):
     assert values["images"] == 360
 
 
+def test_an_unreadable_file_does_not_stop_the_others(out, images, tmp_path):
+    shutil.copy(images / "0" / "0.png", tmp_path / "a.png")
+    (tmp_path / "b.png").write_text("no image")
+    shutil.copy(images / "0" / "0.png", tmp_path / "c.png")
+    words = ["predict", str(out / "fedncm" / "seed0"), str(tmp_path), "--format", "csv"]
+    outcome = CliRunner().invoke(main, [*words, "--top", "1"])
+    assert outcome.exit_code == 1
+    files = [row["file"] for row in csv.DictReader(io.StringIO(outcome.stdout))]
+    assert files == [str(tmp_path / "a.png"), str(tmp_path / "c.png")]
+    assert outcome.stderr.count("\n") == 1
+    assert f"cannot read image {tmp_path / 'b.png'}: cannot identify image file" in outcome.stderr
+
+
+def test_evaluate_repeats_no_warning_of_the_run(out, monkeypatch):
+    calls, make = [], stream.make_partition
+
+    def make_and_warn(*arguments):
+        calls.append(arguments)
+        logging.getLogger("fczoo").warning("the last draw was repaired")
+        return make(*arguments)
+
+    monkeypatch.setattr(stream, "make_partition", make_and_warn)
+    outcome = CliRunner().invoke(main, ["evaluate", str(out / "fedncm" / "seed0")])
+    assert outcome.exit_code == 0 and calls and not outcome.stderr
+
+
 def test_wrong_words_are_one_line(out, images, tmp_path):
     model, image = str(out / "fedavg" / "seed0"), str(images / "0" / "0.png")
     (tmp_path / "text.png").write_text("no image")
@@ -147,6 +175,8 @@ def test_wrong_words_are_one_line(out, images, tmp_path):
     assert "no folder" in refuse("evaluate", str(tmp_path / "nowhere"))
     assert "no folder" in refuse("evaluate", model, "--data-root", str(tmp_path / "nowhere"))
     assert "no data set is called" in refuse("evaluate", model, "--dataset", "wonder")
+    words = ["--dataset", "digits", "--data-root", str(tmp_path)]
+    assert "digits comes with its package, so --data-root" in refuse("evaluate", model, *words)
     assert "Missing argument" in refuse("predict", model, code=2)
     assert "--format" in refuse("predict", model, image, "--format", "xml", code=2)
     assert "no weight file" in refuse("predict", model, image, "--backbone", "none.safetensors")
@@ -218,4 +248,5 @@ def test_the_card_says_what_was_trained_and_how_to_use_it(out):
         assert part in text
     assert "frozen, not in this folder" in text
     fedavg = (out / "fedavg" / "seed0" / "README.md").read_text()  # trains all weights
+    assert "| rounds | " in fedavg and "| rounds | " not in text and "| batch size |" not in text
     assert "not logits" not in fedavg and "frozen, not in this folder" not in fedavg
