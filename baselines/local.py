@@ -8,8 +8,9 @@ from torch import Tensor
 from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Context, LocalData, Training
+from fczoo.core.types import Context, LocalData
 from fczoo.functional.gaussians import class_sums
 
 
