@@ -9,7 +9,9 @@ from fczoo.core.registry import METHODS
 
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 YEAR = re.compile(r"\b(19[3-9]\d|20\d\d)\b(?!\.)")
-AUTHORS = re.compile(r"^([A-Z][\w'-]+(?: et al\.| and [A-Z][\w'-]+)), ")
+AUTHORS = re.compile(r"(?:^|: )([A-Z][\w'-]+(?: et al\.| and [A-Z][\w'-]+)), ")
+TITLE = re.compile('"([^"]+)"')
+JOURNALS = ("PNAS", "TPAMI")
 PLACE = re.compile(r"\b([A-Z][\w-]*(?: [\w-]+)?) (?:19|20)\d\d\b")
 
 FCZOO = f"""@software{{fczoo,
@@ -25,8 +27,8 @@ FCZOO = f"""@software{{fczoo,
 def bibtex(methods: Iterable[str]) -> str:
     """Return BibTeX entries of methods and of fczoo.
 
-    An entry has what the method states of its paper: authors, venue, year and number at arXiv,
-    as far as it names them, and the whole statement as a note.
+    An entry has what the method states of its paper: authors, title, venue, year and number at
+    arXiv, as far as it names them; without a title, the whole statement as a note.
 
     Args:
         methods: Registered names.
@@ -54,23 +56,28 @@ def method_entries(method: type[Method]) -> list[str]:
 
 def _entry(method: type[Method], source: str, number: int) -> str:
     fields: dict[str, str] = {}
-    if authors := AUTHORS.match(source):
+    if authors := AUTHORS.search(source):
         fields["author"] = authors[1].replace(" et al.", " and others")
-    title = AUTHORS.sub("", source).partition(", ")[0].partition(" (arXiv")[0]
-    is_title = "author" in fields or " " not in title  # else it is a phrase, such as "form of X"
-    if is_title and not (YEAR.search(title) or ARXIV.search(title)):
-        fields["title"] = f"{{{title}}}"
-    if place := PLACE.search(source):
+    if title := TITLE.search(source):
+        fields["title"] = f"{{{title[1]}}}"
+    place, year, paper = PLACE.search(source), YEAR.search(source), ARXIV.search(source)
+    is_published = bool(title and place)
+    kind = "misc"
+    if place and is_published:
+        kind = "article" if place[1] in JOURNALS else "inproceedings"
+        fields["journal" if kind == "article" else "booktitle"] = place[1]
+    elif place:
         fields["howpublished"] = place[1]
-    if year := YEAR.search(source):
+    if year:
         fields["year"] = year[1]
-    if paper := ARXIV.search(source):
+    if paper:
         fields |= {"eprint": paper[1], "archiveprefix": "arXiv"}
         fields.setdefault("year", f"20{paper[1][:2]}")  # a number begins with year and month
-    fields["note"] = source
+    if not title:
+        fields["note"] = source
     key = method.name if number == 1 else f"{method.name}-{number}"
     lines = ",\n".join(f"  {name} = {{{_escape(value)}}}" for name, value in fields.items())
-    return f"@misc{{{key},\n{lines}\n}}"
+    return f"@{kind}{{{key},\n{lines}\n}}"
 
 
 def _escape(text: str) -> str:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -215,7 +216,13 @@ def test_a_damaged_model_is_one_line(out, images, tmp_path):
 
 def test_cite_prints_an_entry_per_source_and_fczoo():
     text = run("cite", "HGP,pilora", "fedncm")
-    assert text.count("@misc{") == 3 and text.count("@software{fczoo,") == 1
+    assert text.count("@inproceedings{") == 2 and text.count("@software{fczoo,") == 1
+    assert (
+        "@inproceedings{fedncm,\n  author = {Legate and others},\n  title = {{Guiding The Last Layer "
+        "in Federated Learning with Pre-Trained Models}},\n  booktitle = {NeurIPS},\n"
+        "  year = {2023}\n}" in text
+    )
+    assert "@article{ewc,\n" in run("cite", "ewc") and "journal = {PNAS}" in run("cite", "ewc")
     assert "eprint = {2406.02447}" in text and "year = {2024}" in text
     assert "author = {Guo and others}" in text
     assert "did you mean hgp" in refuse("cite", "hgpp")
@@ -225,8 +232,9 @@ def test_cite_prints_an_entry_per_source_and_fczoo():
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_method_has_valid_entries(name):
     for entry in method_entries(METHODS.get(name)):
-        assert entry.startswith(f"@misc{{{name}") and entry.endswith("\n}")
-        assert entry.count("{") == entry.count("}") and "note = {" in entry
+        assert re.match(rf"@(misc|article|inproceedings)\{{{name}", entry) and entry.endswith("\n}")
+        assert entry.count("{") == entry.count("}")
+        assert ("title = {" in entry) != ("note = {" in entry)
 
 
 def test_the_entry_of_fczoo_is_that_of_the_citation_file():
@@ -244,7 +252,13 @@ def test_the_card_says_what_was_trained_and_how_to_use_it(out):
     result = json.loads((out / "fedncm" / "seed0" / "result.json").read_text())
     assert text.startswith("# fedncm on digits\n")
     assert f"| A_N | {result['metrics']['A_N']:.1f} |" in text
-    for part in ("task 1: 0, 1, 2, 3", "fczoo.load_model", "not logits", "@misc{fedncm", "Limits"):
+    for part in (
+        "task 1: 0, 1, 2, 3",
+        "fczoo.load_model",
+        "not logits",
+        "@inproceedings{fedncm",
+        "Limits",
+    ):
         assert part in text
     assert "frozen, not in this folder" in text
     fedavg = (out / "fedavg" / "seed0" / "README.md").read_text()  # trains all weights
