@@ -14,6 +14,7 @@ from fczoo.core.registry import DATASETS, METHODS
 if TYPE_CHECKING:
     from fczoo.data.partition import Partition
     from fczoo.data.stream import Stream
+    from fczoo.federation.benchmark import Benchmark
     from fczoo.models.classifier import Classifier
     from fczoo.models.export_checks import ExportFormat
     from fczoo.models.predict import Prediction
@@ -209,28 +210,41 @@ def evaluate(
         click.echo("\nThe confusion matrix is in --format csv and json.")
 
 
-def _own_evaluation(
-    folder: Path, model: "Classifier", style: str, backbone: str | None, device: str
-) -> str:
-    """Repeat the last evaluation of a run on its own data and test selection."""
+def own_benchmark(
+    folder: Path, model: "Classifier", backbone: str | None = None, device: str = "auto"
+) -> "Benchmark":
+    """Return the benchmark of a model's run, with the run's own data and test selection.
+
+    Args:
+        folder: Folder of the model, or a folder above it.
+        model: The model.
+        backbone: Weights of the backbone; None: those of the run.
+        device: Device to compute on.
+    """
     from fczoo.core.errors import quiet
     from fczoo.core.options import build, flag
     from fczoo.federation.benchmark import Benchmark
     from fczoo.federation.settings import Settings
     from fczoo.federation.stream import open_stream
-    from fczoo.models.evaluate import own_accuracy
     from fczoo.models.load import backbone_spec
-
-    paths = run_paths(folder)
-    paths["backbone"] = backbone or backbone_spec(model.record)
-    values = {**model.record.settings, **paths, "device": device}
-    settings = build(Settings, "bench", values, flag)
 
     def open_quietly(settings: Settings) -> "tuple[Stream, Partition]":
         with quiet():  # the run itself has given the warnings on its data and partition
             return open_stream(settings)
 
-    accuracy, row = own_accuracy(model, Benchmark.open(settings, open_quietly))
+    paths = run_paths(folder)
+    paths["backbone"] = backbone or backbone_spec(model.record)
+    values = {**model.record.settings, **paths, "device": device}
+    return Benchmark.open(build(Settings, "bench", values, flag), open_quietly)
+
+
+def _own_evaluation(
+    folder: Path, model: "Classifier", style: str, backbone: str | None, device: str
+) -> str:
+    """Repeat the last evaluation of a run on its own data and test selection."""
+    from fczoo.models.evaluate import own_accuracy
+
+    accuracy, row = own_accuracy(model, own_benchmark(folder, model, backbone, device))
     kept = model.record.metrics["A_N"]
     if style == "json":
         return encode_json({"A_N": accuracy, "A_N of the run": kept, "accuracy": row}, indent=1)
