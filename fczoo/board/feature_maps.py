@@ -1,4 +1,4 @@
-"""t-SNE of features: where the test images of a kept model lie."""
+"""t-SNE of the features of test images under kept models."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -72,13 +72,13 @@ class Source:
             known = settings if owner == "bench" else METHODS.find(owner) and METHODS.options(owner)
             if known is None:
                 log.warning(
-                    "%s has options of %s, which is no installed method; %s",
+                    "%s has options of %s, which is not installed; %s",
                     *(self.path, owner, nearest(owner, METHODS.names())),
                 )
             elif name not in known:
                 full_name = name if owner == "bench" else f"{owner}.{name}"
                 advice = nearest(name, sorted(known))
-                raise FczooError(f"{self.path}: {full_name} is no option; {advice}")
+                raise FczooError(f"{self.path}: {full_name} is not an option; {advice}")
 
     def settings_on(self, dataset: str) -> dict[str, Statement]:
         """Return the settings on a data set.

@@ -28,8 +28,8 @@ def state_sizes(method: Method, settings: Settings, classes: int, config: ViTCon
     """Estimate the bytes of the server's state after each task, which a run may keep.
 
     The state after the first two tasks is known from shapes; it grows as much in each further one.
-    A client with two classes shows it, unless a method uploads statistics, of which the state may
-    have those of the classes with images only. Many classes are extrapolated from few.
+    A client with two classes shows it, unless a method uploads statistics: then the state may have
+    rows for the classes with images only. Many classes are extrapolated from few.
 
     Args:
         method: Method of the run.

@@ -155,13 +155,17 @@ def test_wrong_names_in_a_file_are_reported_with_it(
 ) -> None:
     settings = frozenset({"rounds", "epochs"})
     text = '[[options]]\nsource = "a"\nmethods = ["{}"]\nvalues = {{ {} = 1 }}\n'
-    with pytest.raises(FczooError, match=r"toy\.toml: fedavg\.rat is no option; did you mean rank"):
+    with pytest.raises(
+        FczooError, match=r"toy\.toml: fedavg\.rat is not an option; did you mean rank"
+    ):
         read(tmp_path, text.format("fedavg", "rat")).check_names(settings)
     wrong = '[[settings]]\nsource = "a"\nvalues = { round = 3 }\n'
-    with pytest.raises(FczooError, match=r"toy\.toml: round is no option; did you mean rounds\?"):
+    with pytest.raises(
+        FczooError, match=r"toy\.toml: round is not an option; did you mean rounds\?"
+    ):
         read(tmp_path, wrong).check_names(settings)
     read(tmp_path, text.format("fedavgg", "lr")).check_names(settings)
-    advice = "options of fedavgg, which is no installed method; did you mean fedavg"
+    advice = "options of fedavgg, which is not installed; did you mean fedavg"
     assert f"{tmp_path}/toy.toml has {advice}" in caplog.text
 
 

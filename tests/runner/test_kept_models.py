@@ -118,8 +118,18 @@ def test_the_dry_run_counts_statistics_of_all_classes():
     first, second = state_sizes(method, Settings.for_dataset("digits", tasks=2), 0, config)
     dim = config.feature_dim
     assert second - first == pytest.approx(5 * 4 * (dim * dim + dim + 1), rel=1e-3)
-    local = fczoo.create_method("local", "digits")  # has no model that could be kept
-    assert state_sizes(local, Settings.for_dataset("digits", tasks=2), 0, config) == [0, 0]
+
+
+def test_a_method_with_own_models_keeps_and_sends_nothing():
+    local = fczoo.create_method("local", "digits", tune="head")
+    settings = Settings.for_dataset("digits", tasks=2)
+    config = fczoo.load_backbone("vit_nano_32").config
+    assert state_sizes(local, settings, 0, config) == [0, 0]
+    cost = first_round(local, settings)
+    assert (cost.up, cost.received) == (0, {}) and cost.trained.keys() == {
+        "head.weight",
+        "head.bias",
+    }
 
 
 def test_the_dry_run_estimates_the_models_that_are_kept(tmp_path):
