@@ -11,9 +11,9 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import plural
 from fczoo.federation.benchmark import Benchmark
 from fczoo.models.classifier import Classifier
-from fczoo.models.load import load_model
 from fczoo.models.predict import BATCH
 from fczoo.models.record import RECORD
+from fczoo.models.storage import load_model
 from fczoo.reports.figure import Points
 from fczoo.reports.runs import Experiment
 

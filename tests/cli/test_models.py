@@ -18,7 +18,7 @@ import fczoo
 from fczoo.cli.app import main
 from fczoo.core.registry import METHODS
 from fczoo.federation import stream
-from fczoo.models.citation import bibtex, method_entries
+from fczoo.models.card import bibtex, method_entries
 from helpers_cli import TINY, run
 
 

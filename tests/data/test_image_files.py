@@ -16,10 +16,11 @@ from fczoo.data.folder_layout import read_folders
 from fczoo.data.image_files import ImageFiles, UnreadableImage, class_folders, prepare
 from fczoo.data.stream import make_stream
 from fczoo.data.views import AUGMENTS, DRAWS, ImageStore
-from fczoo.models.transform import Square
+from fczoo.models.classifier import EvaluationTransform
 
 pytestmark = pytest.mark.usefixtures("cache")
 EVERY = np.arange(12)
+VIEW = EvaluationTransform(8, 8, 1.0, (0.0,) * 3, (1.0,) * 3)
 
 # ---------------------------------------------------------------- one image
 
@@ -97,9 +98,9 @@ def test_an_orientation_tag_turns_images_of_users_only(tmp_path: Path, cache: Pa
     assert np.array_equal(users.take(np.arange(2), 8).pixels[1], upright)
     assert len(list(cache.glob("*.u8"))) == 2  # each has pixels of its own
     with Image.open(file) as image:
-        view = Square(8)(image)
+        view = VIEW(image)
         assert image.getexif()[0x0112] == 6  # the user's image stays as it is
-    assert np.array_equal(view.permute(1, 2, 0).numpy(), upright)
+    assert np.array_equal(255 * view.permute(1, 2, 0).numpy(), upright)
 
 
 def test_an_image_of_16_bits_gets_one_piece_of_advice(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_an_image_of_16_bits_gets_one_piece_of_advice(tmp_path: Path) -> None:
         Image.open(tmp_path / "a" / "0.png") as image,
         pytest.raises(FczooError, match=r"more than 8 bits a channel; convert it to 8 bits$"),
     ):
-        Square(8)(image)
+        VIEW(image)
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fczoo.core.tree import select
 from fczoo.data.client_index import ClientIndex
 from fczoo.federation.evaluate import accuracy_row, evaluate
 from fczoo.federation.result import consistent
-from fczoo.models.save import save_model
+from fczoo.models.storage import save_model
 from fczoo.testing.world import TASKS, TEST, small_method, toy_bench
 
 
