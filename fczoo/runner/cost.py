@@ -214,7 +214,12 @@ def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCos
         later,
         memory,
         untrained_tensors,
-        {**broadcast_tree, **select(first_payloads.get("round", Payload({})).tensors, CONTROL)},
+        {}
+        if method.training().own_models
+        else {
+            **broadcast_tree,
+            **select(first_payloads.get("round", Payload({})).tensors, CONTROL),
+        },
     )
 
 
