@@ -34,7 +34,10 @@ class RanPAC(AdaptableAnalytic):
     those of the pre-trained one.
     """
 
-    paper = "McDonnell et al., NeurIPS 2023; federated by sums"
+    paper = (
+        'McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continual '
+        'Learning", NeurIPS 2023; federated by sums'
+    )
     formulas = r"""
     $$\varphi(x) = \max(0,\; R^\top f(x))$$
 

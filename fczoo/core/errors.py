@@ -1,5 +1,6 @@
 """Errors for people, and the place in a run that log messages name."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,3 +112,15 @@ def log_place(place: str) -> Iterator[None]:
 def current_place() -> str:
     """Return the place of the innermost ``log_place``; empty outside."""
     return _place.get()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence fczoo's warnings inside, where they repeat what was said or concern random cases."""
+    log = logging.getLogger("fczoo")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -162,6 +162,9 @@ class Training:
     # whether the softmax of ``predict`` estimates probabilities; distances and least-squares scores
     # only order the classes
     gives_logits: bool = True
+    # whether every client has a model of its own, which its memory keeps from round to round:
+    # nothing is sent, clients start from their memory, and evaluation averages over the models
+    own_models: bool = False
     # note under every table of the method's results, such as an upper bound
     table_note: str = ""
     # (task, round) -> prefixes trained in that round; None: all of optims

@@ -137,9 +137,11 @@ class ClientRuntime(LocalTrainer):
             memories[clients[0].number] = ctx.memory
         learners = []
         for client in clients:
-            index = self.training_indices(client, memories.get(client.number, {}), ctx)
+            memory = memories.get(client.number, {})
+            index = self.training_indices(client, memory, ctx)
             teacher_outputs = dict(kept.taught.get(client.number, {}))
-            learners.append(self.learner(request.state, client, index, teacher_outputs, ctx))
+            start = self.start_of(request.state, memory)
+            learners.append(self.learner(start, client, index, teacher_outputs, ctx))
         self.steps(learners, controls, ctx)
         losses = {learner.client.number: self.mean_loss(learner) for learner in learners}
         sound = [o for o in learners if o.finite and math.isfinite(losses[o.client.number][0])]

@@ -167,6 +167,10 @@ class LocalTrainer:
             return torch.cat([client.index, exemplars])
         return trains_on(self.images_of(client), exemplars)
 
+    def start_of(self, state: Tree, memory: Tree) -> Tree:
+        """Return the tensors from which a client starts: the broadcast, or its own model."""
+        return {**state, **memory} if self.method.training().own_models else state
+
     def batch(self, rows: Sequence[Rows]) -> Batch:
         """Load the images of some clients, stacked [k, B, ...]."""
         return stacked_batch(

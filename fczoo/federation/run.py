@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fczoo.core.errors import FczooError
 from fczoo.core.files import restore_nan
 from fczoo.core.method import Method
 from fczoo.core.metrics import pooled_accuracy
@@ -66,6 +67,11 @@ class FederatedRun:
         self.world, self.method, self.seed = world, method, seed
         self.callback, self.checkpoint, self.probe = callback, checkpoint, probe
         self.elsewhere = elsewhere
+        if probe and method.training().own_models:
+            raise FczooError(
+                f"--diagnostics is about uploads and the global model, and {method.name} has "
+                "neither; leave one of the two out"
+            )
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.server = Server(world, method, seed)
         attackers = self.server.uplink.attackers
@@ -78,6 +84,13 @@ class FederatedRun:
     def state(self) -> Tree:
         """Return the server's state."""
         return self.server.state
+
+    @property
+    def own_models(self) -> dict[int, Tree]:
+        """Return the clients' models by number, where each client has its own; else none."""
+        if not self.server.training.own_models:
+            return {}
+        return {c: {**self.state, **memory} for c, memory in sorted(self.memories.items())}
 
     @property
     def result(self) -> Result:
@@ -112,7 +125,8 @@ class FederatedRun:
             rounds_done = 0
             with self.result.phase("evaluation"):
                 batch = self._plan().pass_size
-                self.result.add(evaluate(self.method, self.world, self.state, task, batch))
+                models = self.own_models
+                self.result.add(evaluate(self.method, self.world, self.state, task, batch, models))
                 self.result.add_to_curve(task, self.server.rounds[task.index])
             if self.settings.personal_epochs and task.index + 1 == len(self.stream.tasks):
                 self._personalise(task)
@@ -135,6 +149,11 @@ class FederatedRun:
         Returns:
             Features [N, D] and labels [N], both on the CPU.
         """
+        if self.server.training.own_models:
+            raise FczooError(
+                f"{self.method.name} has a model at each client; give one of run.own_models to "
+                "its features"
+            )
         images, store = {
             "train": (self.stream.train, self.world.train),
             "test": (self.stream.test, self.world.test),
@@ -206,7 +225,10 @@ class FederatedRun:
             client_uploads = engine.train(
                 shared, responding, Context(task, number, rounds, shared), tick
             )
-        arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses)
+        if server.training.own_models:
+            arrival = server.uplink.without_uploads(exchange, losses)
+        else:
+            arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses)
         uploads = server.receive(arrival)
         server.note_storage(shared, responding, self.memories)
         if self.probe and uploads and number == rounds - 1:
@@ -218,7 +240,8 @@ class FederatedRun:
         seconds = time.perf_counter() - start_time
         measured = self._evaluate_round(exchange)
         # real sites may keep their losses back
-        reported_losses = [losses[upload.client] for upload in uploads if upload.client in losses]
+        senders = [*losses] if server.training.own_models else [u.client for u in uploads]
+        reported_losses = [losses[client] for client in senders if client in losses]
         self.callback.round(
             {
                 "task": task.index,
@@ -240,7 +263,8 @@ class FederatedRun:
             return {}
         with self.result.phase("evaluation"):
             task, batch = exchange.task, self._plan().pass_size
-            row = accuracy_row(self.method, self.world, self.state, task, batch)
+            models = self.own_models
+            row = accuracy_row(self.method, self.world, self.state, task, batch, models)
         accuracy = pooled_accuracy(row, self.result.test_counts)
         self.result.add_to_curve(task, number, accuracy)
         return {"accuracy": accuracy}

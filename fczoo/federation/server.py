@@ -165,6 +165,8 @@ class Server:
         """Return the broadcast, and the bytes that the clients do not have yet."""
         shared = broadcast(self.method, self.state)
         tree = {**shared, **self.controls.broadcast}
+        if self.training.own_models:  # every client makes the start of its model by itself
+            return shared, 0
         total = self.tracker.send(tree, [client.number for client in clients])
         self.result.bytes_down += total
         return shared, total
@@ -232,7 +234,8 @@ class Server:
             + nbytes(self.controls.clients.get(client.number, {}))
             for client in clients
         ]
-        total = nbytes(shared) + nbytes(self.controls.server) + max(local, default=0)
+        sent = {} if self.training.own_models else shared
+        total = nbytes(sent) + nbytes(self.controls.server) + max(local, default=0)
         self.result.client_storage = max(self.result.client_storage or 0, total)
 
     def replace_state(self, new: Tree) -> None:

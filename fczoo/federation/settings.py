@@ -370,6 +370,8 @@ class Settings:
         dataset = entry.name
         defaults = {"dataset": dataset, **asdict(entry.defaults)}
         origins = sources(overrides.get("protocol"), overrides.get("as_released")).values()
+        for source in origins:
+            source.check_names(frozenset(Settings.__dataclass_fields__))
         statements = {k: v for source in origins for k, v in source.settings_on(dataset).items()}
         if "class_order" in overrides:
             statements.pop("class_order_seed", None)

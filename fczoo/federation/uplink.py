@@ -3,6 +3,7 @@
 Clients protect or forge their uploads before they send them; the server validates them.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -105,6 +106,7 @@ class Uplink:
 
     def check(self) -> None:
         """Raise FczooError where the settings of the uplink do not fit the method."""
+        self._check_own_models()
         uploads, rule = self.training.uploads, self.rule
         if self.settings.local and not self.training.trained_prefixes:
             raise FczooError(
@@ -132,6 +134,27 @@ class Uplink:
             )
         if self.settings.merge_statistics is not None:
             check_centre(self.settings.merge_statistics, self.method.name, uploads)
+
+    def _check_own_models(self) -> None:
+        """Raise FczooError for settings about uploads where clients send nothing."""
+        s = self.settings
+        options = {
+            "--aggregator": s.aggregator,
+            "--local": s.local,
+            "--attack": s.attack,
+            "--outliers": s.outliers,
+            "--merge-statistics": s.merge_statistics,
+            "--min-clients": s.min_clients > 1,
+            "--min-class-count": s.min_class_count > 1,
+            "--dp-clip": s.dp_clip,
+            "--dp-noise": s.dp_noise,
+        }
+        chosen = [name for name, value in options.items() if value]
+        if self.method.training().own_models and chosen:
+            raise FczooError(
+                f"{chosen[0]} is about what clients send, and clients of {self.method.name} send "
+                "nothing; leave one of the two out"
+            )
 
     @cached_property
     def rule(self) -> LocalRule:
@@ -220,6 +243,16 @@ class Uplink:
             sum(1 for p in sent if p),
             distant_clients,
         )
+
+    def without_uploads(self, exchange: Exchange, losses: Mapping[int, float]) -> Arrival:
+        """Return the outcome of a round in which clients keep their models, with who diverged."""
+        about = {"task": exchange.task.index, "moment": exchange.label}
+        diverged = [
+            {**about, "client": client, "reason": f"diverged, loss {loss:g}"}
+            for client, loss in losses.items()
+            if not math.isfinite(loss)
+        ]
+        return Arrival([], diverged, {}, 0, [])
 
     @property
     def folds(self) -> bool:

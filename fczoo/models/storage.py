@@ -57,8 +57,13 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
         The folder.
 
     Raises:
+        FczooError: The method has a model at each client, and none of the server.
         OSError: Writing fails.
     """
+    if run.method.training().own_models:
+        raise FczooError(
+            f"{run.method.name} has a model at each client and no global one that could be kept"
+        )
     folder, result, world = Path(folder), run.result, run.world
     folder.mkdir(parents=True, exist_ok=True)
     tasks = run.stream.tasks[: len(result.accuracy)]
@@ -145,7 +150,8 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
         server_state: Whether to keep the rest of the server's state as well.
     """
     is_final = run.result.is_finished
-    if keep == "none" or not (is_final or keep == "tasks"):
+    has_none = run.method.training().own_models  # which the note under its tables says
+    if keep == "none" or has_none or not (is_final or keep == "tasks"):
         return
     place = folder if is_final else folder / f"task{len(run.result.accuracy)}"
     try:

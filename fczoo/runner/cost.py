@@ -162,7 +162,7 @@ class FirstRound:
 
     trained: Tree
     up: int  # bytes of its upload in the round; without rounds, of those at all moments
-    received: Tree  # the whole broadcast as the first task begins
+    received: Tree  # the whole broadcast as the first task begins; empty with own models
     weights: int  # bytes of the frozen backbone in float32
     step: Step
 
@@ -214,7 +214,12 @@ def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCos
         later,
         memory,
         untrained_tensors,
-        {**broadcast_tree, **select(first_payloads.get("round", Payload({})).tensors, CONTROL)},
+        {}
+        if method.training().own_models
+        else {
+            **broadcast_tree,
+            **select(first_payloads.get("round", Payload({})).tensors, CONTROL),
+        },
     )
 
 
@@ -255,6 +260,8 @@ def first_round(
             )
             step = _one_step(method, store, trained_tensors, context, settings, outlines)
     broadcast_tree = {**broadcast_tree, **select(in_round, CONTROL)}
+    if method.training().own_models:
+        broadcast_tree = {}
     return FirstRound(trained_tensors, up, broadcast_tree, nbytes(backbone.weights), step)
 
 

@@ -107,6 +107,11 @@ def check_sites(settings: Settings, method: Method) -> None:
         )
     if method.training().data_scope == "pooled":
         raise FczooError(f"{method.name} pools the images of all clients, which sites do not share")
+    if method.training().own_models:
+        raise FczooError(
+            f"{method.name} has a model at each client and none at the server, which could evaluate "
+            "nothing; run it in a simulation with fczoo bench"
+        )
     if settings.dp_noise and not settings.dp_secure:
         raise FczooError(
             "a server that knows the seed can subtract the noise drawn from it; set dp_secure = "

@@ -305,6 +305,19 @@ def batch_of(method: Method, store: ImageStore, index: Tensor) -> Batch:
     return batch
 
 
+def models_of(run: FederatedRun) -> Tree:
+    """Return the state of a run, or all clients' models where each client has its own.
+
+    Args:
+        run: Run after some task.
+    """
+    return {
+        f"client {client} {name}": value
+        for client, model in run.own_models.items()
+        for name, value in model.items()
+    } or run.state
+
+
 def need_same(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], sentence: str, tolerance: float = 0.0
 ) -> None:

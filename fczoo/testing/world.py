@@ -11,11 +11,9 @@ single image in the third. Everything is in float64, so that tolerances can be t
 same in every process.
 """
 
-import logging
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any
@@ -276,18 +274,6 @@ def check_random_cases(check: Callable[[Draw], None], times: int = TIMES) -> Non
 
 def _draws(rng: np.random.Generator) -> Draw:
     return lambda low, high: int(rng.integers(low, high + 1))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence fczoo's warnings inside; random cases give many."""
-    log = logging.getLogger("fczoo")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def need_documented(cls: Any, label: str) -> None:

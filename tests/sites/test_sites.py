@@ -19,7 +19,9 @@ ALIKE = (
 )
 BY_NUMBER = ("pip", "ranpac", "stsae")  # they draw for each image by its number in the data set
 METHODS_OF_SITES = [
-    n for n in METHODS.names() if METHODS.get(n)().training().data_scope != "pooled"
+    name
+    for name in METHODS.names()
+    if METHODS.get(name)().training().data_scope != "pooled" and name != "local"
 ]
 
 

@@ -71,7 +71,8 @@ class Chart {
   slot(label) {
     if (this.figure.of_methods) return this.board.number(label);
     const own = this.figure.series.findIndex((one) => one.label === label);
-    return own < COLOURED ? own : -1;
+    const most = this.figure.kind === "points" ? 3 * COLOURED : COLOURED; // looks that differ
+    return own < most ? own : -1;
   }
 
   visible() {
