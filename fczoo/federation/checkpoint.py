@@ -88,7 +88,8 @@ class ClientState(NamedTuple):
     taught: dict[
         int, dict[int, Tensor]
     ]  # client -> position of an image -> output [C] of the task's teacher
-    controls: dict[int, Tree]  # client -> its control variates, see ControlVariates
+    controls: dict[int, Tree]  # client -> its tree of the local rule, see ControlVariates
+    lost: dict[int, Tree]  # client -> what its codes of the task have lost, see compression
 
     def of(self, clients: Iterable[int]) -> "ClientState":
         """Select the state of some clients."""
@@ -97,6 +98,7 @@ class ClientState(NamedTuple):
             {k: self.memories[k] for k in numbers if k in self.memories},
             {k: self.taught[k] for k in numbers if k in self.taught},
             {k: self.controls[k] for k in numbers if k in self.controls},
+            {k: self.lost[k] for k in numbers if k in self.lost},
         )
 
     def take(self, later: "ClientState") -> None:
@@ -104,6 +106,7 @@ class ClientState(NamedTuple):
         self.memories.update(later.memories)
         self.taught.update(later.taught)
         self.controls.update(later.controls)
+        self.lost.update(later.lost)
 
 
 class RunState(NamedTuple):
@@ -111,7 +114,8 @@ class RunState(NamedTuple):
 
     state: Tree  # the server's
     kept: ClientState  # by the clients
-    control: Tree  # the server's control variates, see ControlVariates
+    control: Tree  # the server's tree of the local rule, see ControlVariates
+    moments: Tree  # of the server optimizer, see ServerSteps
     begin: Tree  # trained tensors as the task began, for diagnostics; empty without
 
 
@@ -124,18 +128,20 @@ def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
 def to_trees(carried: RunState) -> dict[str, Tree]:
     """Convert a snapshot to trees, which ``from_trees`` reads."""
     server_trees = {"state": carried.state, "control": carried.control, "begin": carried.begin}
-    return {**server_trees, **kept_trees(carried.kept)}
+    return {**server_trees, "moments": carried.moments, **kept_trees(carried.kept)}
 
 
 def from_trees(trees: Mapping[str, Tree]) -> RunState:
     """Return the snapshot that ``to_trees`` converted."""
-    return RunState(trees["state"], kept_in(trees), trees["control"], trees["begin"])
+    moments = trees.get("moments", {})  # not in older files
+    return RunState(trees["state"], kept_in(trees), trees["control"], moments, trees["begin"])
 
 
 def kept_trees(kept: ClientState) -> dict[str, Tree]:
     """Convert client state to trees, which ``kept_in`` reads."""
     trees = {f"memory.{client}": memory for client, memory in kept.memories.items()}
     trees |= {f"control.{client}": variates for client, variates in kept.controls.items()}
+    trees |= {f"lost.{client}": lost for client, lost in kept.lost.items()}
     for client, teacher_outputs in kept.taught.items():
         positions, outputs = list(teacher_outputs), list(teacher_outputs.values())
         trees[f"taught.{client}"] = {
@@ -151,7 +157,12 @@ def kept_in(trees: Mapping[str, Tree]) -> ClientState:
         client: dict(zip(tree["position"].tolist(), tree["output"], strict=True))
         for client, tree in _by_client(trees, "taught.").items()
     }
-    return ClientState(_by_client(trees, "memory."), teacher_outputs, _by_client(trees, "control."))
+    return ClientState(
+        _by_client(trees, "memory."),
+        teacher_outputs,
+        _by_client(trees, "control."),
+        _by_client(trees, "lost."),
+    )
 
 
 def _by_client(trees: Mapping[str, Tree], prefix: str) -> dict[int, Tree]:

@@ -67,13 +67,14 @@ class ClientRuntime(LocalTrainer):
         response = self._respond(request, clients, kept)
         if self.uplink is None:
             return response
-        sent = self.uplink.send(response.payloads, request.state, request.exchange)
-        return response._replace(payloads=sent)
+        lost = dict(response.kept.lost)
+        sent = self.uplink.send(response.payloads, request.state, request.exchange, lost)
+        return response._replace(payloads=sent, kept=response.kept._replace(lost=lost))
 
     def _respond(
         self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
     ) -> ClientResponse:
-        """Answer a request with uploads that are neither protected nor forged."""
+        """Answer a request with uploads that are not yet protected, forged or encoded."""
         if request.boundary is None:
             return self._train(request, clients, kept)
         if request.boundary == "after_rounds":
@@ -161,7 +162,7 @@ class ClientRuntime(LocalTrainer):
         }
         return ClientResponse(
             list(payloads.values()),
-            ClientState(memories, outputs_by_client, controls.clients),
+            ClientState(memories, outputs_by_client, controls.clients, dict(kept.lost)),
             losses,
         )
 

@@ -81,6 +81,7 @@ class ClientEngine:
     controls: ControlVariates = field(
         default_factory=ControlVariates
     )  # of the rule of local training, if any
+    lost: dict[int, Tree] = field(default_factory=dict)  # see ClientState
     make_steps: MakeSteps = Optimizers
     uplink: ClientUplink | None = None  # see ClientRuntime
 
@@ -93,7 +94,7 @@ class ClientEngine:
     @property
     def client_state(self) -> ClientState:
         """Return the state of all clients, for reading and writing."""
-        return ClientState(self.memories, self.taught, self.controls.clients)
+        return ClientState(self.memories, self.taught, self.controls.clients, self.lost)
 
     def train(
         self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Tick = lambda *_: None
@@ -103,7 +104,7 @@ class ClientEngine:
         A client whose loss or weights are not finite any more sends nothing: its payload is empty.
         """
         groups = self._groups(clients, ctx)
-        request = ClientRequest(None, state, self.controls.server, ctx)
+        request = ClientRequest(None, state, self.controls.shared, ctx)
         payloads: dict[int, Payload] = {}
         answers = self._answers(request, [[clients[i] for i in group] for group in groups])
         for group, answer in zip(groups, answers, strict=True):

@@ -30,7 +30,7 @@ from fczoo.federation.diagnostics import Probe
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
 from fczoo.federation.evaluate import accuracy_row, evaluate
-from fczoo.federation.local_rules import CONTROL
+from fczoo.federation.local_rules import RULE_UPLOADS
 from fczoo.federation.personal import personal_accuracies
 from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result, metrics_of
@@ -71,6 +71,7 @@ class FederatedRun:
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
         # client -> outputs of the task's teacher for its images, see ClientState
         self.teacher_cache: dict[int, dict[int, Tensor]] = {}
+        self.lost: dict[int, Tree] = {}  # client -> what its codes have lost, see compression
 
     @property
     def state(self) -> Tree:
@@ -152,6 +153,7 @@ class FederatedRun:
         holders = [client for client in members if len(client.index)]
         if not first_round:
             self.teacher_cache.clear()
+            self.lost.clear()
             self.server.begin_task(task)
         trained_tensors = select(self.state, *training.optims)
         self.result.trained_scalars = sum(value.numel() for value in trained_tensors.values())
@@ -204,9 +206,9 @@ class FederatedRun:
             )
         arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses)
         uploads = server.receive(arrival)
-        server.note_storage(shared, responding, self.memories)
+        server.note_storage(shared, responding, engine.client_state)
         if self.probe and uploads and number == rounds - 1:
-            payloads = [upload.drop(CONTROL) for upload in uploads]
+            payloads = [upload.drop(*RULE_UPLOADS) for upload in uploads]
             self.probe.on_last_round(self.world, self.method, self.state, payloads, task)
         if uploads:  # without any, the state stays
             with self.result.phase("server"):
@@ -250,7 +252,7 @@ class FederatedRun:
             plan = replace(self._plan(), epochs=self.settings.personal_epochs)
             runtime = self._engine(plan).side
             ctx = Context(task, rounds - 1, rounds, broadcast(self.method, self.state))
-            state = ClientState(self.memories, self.teacher_cache, {})
+            state = ClientState(self.memories, self.teacher_cache, {}, {})
             clients = {c.number: c for c in self.world.clients(task, training.data_scope)}
             before = self.result.client_accuracy
             self.result.personal_accuracy = personal_accuracies(
@@ -284,7 +286,7 @@ class FederatedRun:
                 )
             else:
                 arrival = server.uplink.arrive(list(client_uploads), clients, shared, exchange)
-        server.note_storage(shared, clients, self.memories)
+        server.note_storage(shared, clients, engine.client_state)
         server.update_from(phase, server.receive(arrival), task, folded_sums)
 
     def _end_task(
@@ -299,7 +301,7 @@ class FederatedRun:
         shared, _ = server.send(clients)
         with self.result.phase("surveys"):
             client_uploads = engine.end_task_client(clients, Context(task, rounds, rounds, shared))
-        server.note_storage(shared, clients, self.memories)
+        server.note_storage(shared, clients, engine.client_state)
         holders = [engine.with_exemplars(client) for client in clients]
         pairs = [(upload, c) for upload, c in zip(client_uploads, holders, strict=True) if upload]
         if pairs:
@@ -319,8 +321,8 @@ class FederatedRun:
         controls = self.server.controls
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
         if self.elsewhere:
-            return RemoteEngine(*parts, controls, transport=self.elsewhere)
-        return ClientEngine(*parts, controls, uplink=self.server.uplink.client)
+            return RemoteEngine(*parts, controls, self.lost, transport=self.elsewhere)
+        return ClientEngine(*parts, controls, self.lost, uplink=self.server.uplink.client)
 
     def _plan(self) -> Plan:
         clients, scalars = self.world.partition.clients, self.result.trained_scalars
@@ -339,8 +341,9 @@ class FederatedRun:
         if self.probe:
             notes["diagnostics"], begin = self.probe.size(), self.probe.begin
         controls = self.server.controls
-        clients = ClientState(self.memories, self.teacher_cache, controls.clients)
-        trees = to_trees(RunState(self.state, clients, controls.server, begin))
+        clients = ClientState(self.memories, self.teacher_cache, controls.clients, self.lost)
+        moments = self.server.steps.moments
+        trees = to_trees(RunState(self.state, clients, controls.server, moments, begin))
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -357,7 +360,8 @@ class FederatedRun:
         notes, server = snapshot.notes, self.server
         saved_state = from_trees(snapshot.trees)
         server.state, server.controls.server = saved_state.state, saved_state.control
-        self.memories, self.teacher_cache, server.controls.clients = saved_state.kept
+        server.steps.moments = saved_state.moments
+        self.memories, self.teacher_cache, server.controls.clients, self.lost = saved_state.kept
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), saved_state.begin)
         server.tracker.restore(notes["ledger"])

@@ -13,15 +13,16 @@ from fczoo.core.payload import Payload
 from fczoo.core.registry import make_aggregator
 from fczoo.core.seeds import PHASE_KEYS, torch_stream
 from fczoo.core.task_order import task_exchanges
-from fczoo.core.tree import Tree, drop, nbytes
+from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.core.types import Boundary, Exchange, ServerContext, Task
 from fczoo.federation.aggregator_check import check_stateless, sound
 from fczoo.federation.batches import Client
-from fczoo.federation.checkpoint import contiguous_copy, memory_bytes
+from fczoo.federation.checkpoint import ClientState, contiguous_copy, memory_bytes
 from fczoo.federation.environment import code_of, digest, versions
-from fczoo.federation.local_rules import CONTROL, ControlVariates
+from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.participation import Participation
 from fczoo.federation.result import Result
+from fczoo.federation.server_optimizers import ServerSteps, make_server_optimizer
 from fczoo.federation.uplink import Arrival, sum_or_stack
 from fczoo.federation.world import World
 from fczoo.security.upload_validation import RunStoppedError
@@ -121,6 +122,7 @@ class Server:
         self.average = sound(make_aggregator(averaging))
         self.average_controls = sound(make_aggregator(self.settings.aggregator or "uniform"))
         self.controls = ControlVariates(self.uplink.rule)
+        self.steps = ServerSteps(make_server_optimizer(self.settings.server_optimizer))
         self.tracker = BroadcastTracker()
         self.participation = Participation(world, seed, self.training.data_scope)
         tasks, rounds = world.stream.tasks, self.settings.rounds
@@ -157,8 +159,9 @@ class Server:
         return result
 
     def begin_task(self, task: Task) -> None:
-        """Start a task: the method's state for it, and control variates of zero."""
+        """Start a task: the method's state for it; control variates and moments of zero."""
         self.controls.clear()
+        self.steps.moments = {}
         rng = self.generator("begin", task, device="cpu")
         self.replace_state(self.method.begin_task(self.state, task, self.backbone, rng))
 
@@ -182,12 +185,16 @@ class Server:
     def merge(self, uploads: Sequence[Payload], exchange: Exchange) -> None:
         """Merge the valid uploads of a round into the state."""
         broadcast_before = self.controls.broadcast
-        clients = self.world.partition.clients
-        self.controls.absorb(uploads, clients, self.average_controls)
+        clients, rule = self.world.partition.clients, self.controls.rule
+        optims = self.training.active_optims(exchange.task, exchange.round, exchange.balanced)
+        sent = select(self.state, *optims)
+        self.controls.absorb(uploads, sent, clients, self.average_controls)
         self.tracker.update(broadcast_before, self.controls.broadcast)
-        payloads = [upload.drop(CONTROL) for upload in uploads]
+        payloads = rule.adapt_uploads(uploads, sent, self.average)
         merged = self.method.aggregate(payloads, self.average)
         merged = {name: value.to(self.backbone.device) for name, value in merged.items()}
+        merged = rule.correct_merged(merged, self.controls.server)
+        merged = self.steps.apply(merged, sent, self.method.name)
         ctx = self._context("server", exchange.task, exchange.round, payloads)
         self.replace_state(self.method.server_update(self.state, merged, ctx))
 
@@ -221,19 +228,18 @@ class Server:
             self.generator(purpose, task, number),
         )
 
-    def note_storage(
-        self, shared: Tree, clients: Sequence[Client], memories: Mapping[int, Tree]
-    ) -> None:
+    def note_storage(self, shared: Tree, clients: Sequence[Client], kept: ClientState) -> None:
         """Record a client's storage in bytes: broadcast, memory and pixels of its exemplars."""
         if not self.world.sees_clients:
             return
         image, exemplars = self.world.train.pixels[0].numel(), self.training.exemplars
         local = [
-            memory_bytes(memories.get(client.number, {}), exemplars, image)
-            + nbytes(self.controls.clients.get(client.number, {}))
+            memory_bytes(kept.memories.get(client.number, {}), exemplars, image)
+            + nbytes(kept.controls.get(client.number, {}))
+            + nbytes(kept.lost.get(client.number, {}))
             for client in clients
         ]
-        total = nbytes(shared) + nbytes(self.controls.server) + max(local, default=0)
+        total = nbytes(shared) + nbytes(self.controls.shared) + max(local, default=0)
         self.result.client_storage = max(self.result.client_storage or 0, total)
 
     def replace_state(self, new: Tree) -> None:
@@ -253,7 +259,8 @@ class Server:
                     f"lower its learning rates with --set"
                 )
         self.tracker.update(self.state, tensors)
-        self.result.server_storage = max(self.result.server_storage or 0, nbytes(tensors))
+        size = nbytes(tensors) + nbytes(self.steps.moments)
+        self.result.server_storage = max(self.result.server_storage or 0, size)
         self.state = tensors
 
     def generator(

@@ -30,6 +30,8 @@ SEEDED_SETTINGS = {
 """What the seed of a run may move, and the setting that says so."""
 MEASUREMENTS = ("eval_every", "personal_epochs")
 """Settings that measure more of a run and change nothing else of it; 0 by default."""
+LATER_SETTINGS = (*MEASUREMENTS, "pool", "server_optimizer", "compress")
+"""Settings that early versions did not have, and whose default leaves a run as it was."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,18 @@ class Settings:
         group=TRAINING,
     )
     local: str | None = option(
+        None, "Rule of local training for any method; see `fczoo list local`", group=TRAINING
+    )
+    server_optimizer: str | None = option(
         None,
-        "Local training rule for any method: fedprox:MU or scaffold; none: plain training",
+        "Server's step along the average change, such as fedadam:0.01; see `fczoo list "
+        "server_optimizers`; none: the average",
+        group=TRAINING,
+    )
+    compress: str | None = option(
+        None,
+        "Lossy code of what clients upload of trained tensors: int8, fp16, topk:PART or "
+        "lowrank:RANK; none: exact",
         group=TRAINING,
     )
     train_per_class: int | None = option(
@@ -317,12 +329,12 @@ class Settings:
     def portable(self) -> dict[str, Any]:
         """Return plain values with files and folders reduced to their last name.
 
-        Without the defaults of settings that only measure more: they describe no run.
+        Without the defaults of later settings.
         """
         return {
             k: shorten(v) if k in ("data_root", "backbone", "partition") else v
             for k, v in asdict(self).items()
-            if v or (k not in MEASUREMENTS and k != "pool")  # records of earlier runs stay the same
+            if v or k not in LATER_SETTINGS  # records of earlier runs stay the same
         }
 
     @property

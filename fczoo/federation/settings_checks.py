@@ -24,7 +24,9 @@ def check_settings(settings: Any) -> None:
     """Raise FczooError for an unknown name or a wrong value in ``Settings``."""
     from fczoo.data.views import get_augment  # imports torch
     from fczoo.federation.aggregator_check import check_stateless
+    from fczoo.federation.compression import make_compression
     from fczoo.federation.local_rules import make_local_training
+    from fczoo.federation.server_optimizers import make_server_optimizer
 
     if settings.min_clients > settings.clients:
         clients = f"the {settings.clients} clients at the start"
@@ -37,3 +39,5 @@ def check_settings(settings: Any) -> None:
     if settings.attack is not None:
         ATTACKS.create(settings.attack)
     make_local_training(settings.local)
+    make_server_optimizer(settings.server_optimizer)
+    make_compression(settings.compress)

@@ -18,7 +18,13 @@ from fczoo.core.payload import Payload, content_of, contents
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Exchange, Training
 from fczoo.federation.batches import Client
-from fczoo.federation.local_rules import LocalRule, make_local_training
+from fczoo.federation.compression import (
+    Compression,
+    decode_upload,
+    encode_upload,
+    make_compression,
+)
+from fczoo.federation.local_rules import LocalRule, frozen_features, make_local_training
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
 from fczoo.security.outliers import extreme_clients, groups_with_means, leave_out
@@ -86,23 +92,45 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientUplink:
-    """Clients' end of the uplink: honest clients protect uploads, hostile ones forge them as well.
+    """Clients' end of the uplink: clients protect uploads, hostile ones forge them, all encode them.
 
     Args:
         privacy: Mechanism of honest clients.
         attackers: Hostile clients.
         training: Declaration of all uploads.
+        compression: Code of trained tensors; None: sent as they are.
     """
 
     privacy: Privacy
     attackers: Attackers
     training: Training
+    compression: Compression | None = None
 
-    def send(self, uploads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
-        """Return the uploads as they leave the clients; the server sent ``shared``."""
+    def send(
+        self,
+        uploads: Sequence[Payload],
+        shared: Tree,
+        exchange: Exchange,
+        lost: dict[int, Tree] | None = None,
+    ) -> list[Payload]:
+        """Return the uploads as they leave the clients; the server sent ``shared``.
+
+        ``lost`` is what earlier codes of each client have lost, and is updated. With ``--dp-clip``
+        it stays empty: a later upload would exceed the clipping norm by it.
+        """
         start_tensors = _trained_tensors(self.training, shared, exchange)
         protected = self.privacy.protect(uploads, start_tensors, self.training, exchange)
-        return self.attackers.forge(protected, shared, exchange)
+        forged = self.attackers.forge(protected, shared, exchange)
+        if self.compression is None or not start_tensors:
+            return forged
+        lost, encoded = {} if lost is None else lost, []
+        for upload in forged:
+            client_lost = lost.get(upload.client, {})
+            code, client_lost = encode_upload(self.compression, upload, start_tensors, client_lost)
+            encoded.append(code)
+            if self.privacy.clip is None and client_lost:
+                lost[upload.client] = client_lost
+        return encoded
 
 
 @dataclass(frozen=True)
@@ -116,19 +144,8 @@ class Uplink:
 
     def check(self) -> None:
         """Raise FczooError where the settings of the uplink do not fit the method."""
-        uploads, rule = self.training.uploads, self.rule
-        if self.settings.local and not self.training.trained_prefixes:
-            raise FczooError(
-                f"--local {self.settings.local} is about training, and {self.method.name} trains "
-                "nothing; "
-                f"leave it out"
-            )
-        if self.settings.dp_clip is not None and rule.keeps:
-            raise FczooError(
-                f"--dp-clip covers updates of parameters, but --local {self.settings.local} also "
-                "uploads "
-                f"control variates; leave one out"
-            )
+        uploads = self.training.uploads
+        self._check_training()
         _ = self.client
         if self.settings.outliers is not None and "second moments" in contents(uploads):
             raise FczooError(
@@ -143,6 +160,36 @@ class Uplink:
             )
         if self.settings.merge_statistics is not None:
             check_centre(self.settings.merge_statistics, self.method.name, uploads)
+
+    def _check_training(self) -> None:
+        """Raise FczooError where what clients train does not fit rule, optimizer or compression."""
+        s, rule, method = self.settings, self.rule, self.method
+        for option in ("local", "server_optimizer", "compress"):
+            spec = getattr(s, option)
+            if spec and not self.training.trained_prefixes:
+                raise FczooError(
+                    f"--{option.replace('_', '-')} {spec} is about training, and {method.name} "
+                    "trains nothing; leave it out"
+                )
+        if s.dp_clip is not None and rule.uploads:
+            extra = "control variates" if rule.shares else "numbers of steps"
+            raise FczooError(
+                f"--dp-clip covers updates of parameters, but --local {s.local} also uploads "
+                f"{extra}; leave one out"
+            )
+        if rule.corrects_model and s.server_optimizer:
+            raise FczooError(
+                f"--local {s.local} moves the server's model itself, and so does "
+                f"--server-optimizer {s.server_optimizer}; leave one out"
+            )
+        if rule.reads_features and type(method).features is Method.features:
+            raise FczooError(frozen_features(rule.name, method.name))
+        if (rule.corrects_model or s.server_optimizer) and not self.training.averages_trained:
+            option = f"local {s.local}" if rule.corrects_model else "server-optimizer"
+            raise FczooError(
+                f"--{option} continues from averages of what clients train, and {method.name} "
+                "merges it in another way; leave it out"
+            )
 
     @cached_property
     def rule(self) -> LocalRule:
@@ -176,7 +223,7 @@ class Uplink:
             s.dp_subsampling,
         )
         privacy.check(self.method)
-        return ClientUplink(privacy, attackers, self.training)
+        return ClientUplink(privacy, attackers, self.training, make_compression(s.compress))
 
     def arrive(
         self,
@@ -192,6 +239,9 @@ class Uplink:
         """
         training = self.training
         start_tensors = _trained_tensors(training, shared, exchange)
+        size, uploads = bytes_by_content(training, sent), sum(1 for p in sent if p)
+        if compression := self.client.compression:
+            sent = [decode_upload(compression, p, start_tensors) for p in sent]
         guard = UploadValidator(self.method.name, training, self.settings.min_clients)
         by_client = {payload.client: payload for payload in sent}
         images = {c.number: len(c.index) for c in asked}
@@ -213,8 +263,8 @@ class Uplink:
         return Arrival(
             sound,
             rejections,
-            bytes_by_content(training, sent),
-            sum(1 for p in sent if p),
+            size,
+            uploads,
             distant_clients,
         )
 

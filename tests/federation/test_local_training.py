@@ -1,5 +1,6 @@
 """``--local``: FedProx and SCAFFOLD as local training of any method."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from fczoo import Benchmark, FczooError, Method, Optim, Settings, Training, crea
 from fczoo.core.payload import Payload
 from fczoo.core.registry import AGGREGATORS, LOCAL_TRAINING
 from fczoo.core.tree import nbytes, select
-from fczoo.core.types import Context, Exchange, Task
+from fczoo.core.types import Context, Exchange, Task, whole_batch
 from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
@@ -19,7 +20,7 @@ from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.device import Plan
 from fczoo.federation.engine import ClientEngine
-from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_training
+from fczoo.federation.local_rules import CONTROL, STEPS, ControlVariates, make_local_training
 from fczoo.federation.run import FederatedRun
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
@@ -84,8 +85,9 @@ def rounds(
     state, payloads = {"w": torch.zeros(2, dtype=torch.float64)}, []
     for r in range(number):
         payloads.append(engine.train(state, clients, Context(FOUR, r, number, state)))
-        controls.absorb(payloads[-1], 2, AGGREGATORS.get("uniform"))
+        controls.absorb(payloads[-1], state, 2, AGGREGATORS.get("uniform"))
         state = {"w": sum(p["w"] for p in payloads[-1]) / 2}
+        state = controls.rule.correct_merged(state, controls.server)
     return payloads
 
 
@@ -119,6 +121,98 @@ def test_scaffold_by_hand(backbone, together):
     assert torch.allclose(
         controls.server["w"], (controls.clients[0]["w"] + controls.clients[1]["w"]) / 2
     )
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_feddyn_by_hand(backbone, together):
+    """Compare the steps of FedDyn with values worked out by hand.
+
+    Round 1, alpha 0.5: 0.2 and 0.2 - 0.1 (-1.6 + 0.1) = 0.35; 0.6 and 0.6 - 0.1 (-4.8 + 0.3) =
+    1.05. h_k = -0.5 y = -0.175 and -0.525, h = -0.35, and the model is 0.7 + 0.35 / 0.5 = 1.4.
+
+    Round 2 of the first client, whose gradient gets 0.175 + 0.5 (y - 1.4): 1.4 - 0.1 (0.8 + 0.175)
+    = 1.3025, then 1.3025 - 0.1 (0.605 + 0.175 - 0.04875) = 1.229375.
+    """
+    controls = ControlVariates(make_local_training("feddyn:0.5"))
+    first, second = rounds(backbone, controls, 2, together)
+    assert [p["w"][0].item() for p in first] == pytest.approx([0.35, 1.05])
+    assert second[0]["w"][0].item() == pytest.approx(1.229375)
+    assert second[0].keys() == {"w", "seen", "labels"}
+    assert controls.clients[0]["w"][0].item() == pytest.approx(-0.175 - 0.5 * (1.229375 - 1.4))
+    assert torch.allclose(
+        controls.server["w"], (controls.clients[0]["w"] + controls.clients[1]["w"]) / 2
+    )
+    assert not controls.broadcast and not controls.shared
+
+
+def test_fednova_by_hand():
+    """Compare FedNova's merge with values worked out by hand.
+
+    Clients with 1 and 3 images took 2 and 6 steps: tau_eff = 2 / 4 + 3 * 6 / 4 = 5. Changes 0.4 and
+    0.6 count as 5 / 2 * 0.4 = 1 and 5 / 6 * 0.6 = 0.5, on average 1 / 4 + 3 * 0.5 / 4.
+    """
+    rule, average = make_local_training("fednova"), AGGREGATORS.get("fedavg")
+
+    def uploads(*steps: float) -> list[Payload]:
+        trees = [
+            {
+                "w": torch.tensor([w], dtype=torch.float64),
+                STEPS: torch.tensor(s),
+                "sum": torch.ones(1),
+            }
+            for w, s in zip((1.4, 1.6), steps, strict=True)
+        ]
+        return [Payload(tree, k, n) for k, (tree, n) in enumerate(zip(trees, (1, 3), strict=True))]
+
+    start = {"w": torch.ones(1, dtype=torch.float64)}
+    adapted = rule.adapt_uploads(uploads(2.0, 6.0), start, average)
+    assert [p["w"].item() for p in adapted] == pytest.approx([2.0, 1.5])
+    assert average(adapted)["w"].item() == pytest.approx(1 + 1 / 4 + 3 / 8)
+    assert all(p.keys() == {"w", "sum"} and p["sum"] == 1 for p in adapted)
+    equal = rule.adapt_uploads(uploads(4.0, 4.0), start, average)
+    assert [p["w"].item() for p in equal] == [1.4, 1.6]
+
+
+def test_fednova_with_equal_steps_changes_no_bit(make_bench):
+    settings = {"batch_size": 100, "rounds": 1}
+    plain, ours = (
+        run_to_end(make_bench(local=local, **settings), Linear()) for local in (None, "fednova")
+    )
+    assert same(ours.state, plain.state)
+    other = run_to_end(make_bench(local="fednova", batch_size=4, rounds=1), Linear())
+    assert not same(other.state, run_to_end(make_bench(batch_size=4, rounds=1), Linear()).state)
+
+
+def test_the_loss_of_moon_by_hand():
+    """Compare MOON's term with values worked out by hand.
+
+    Features (1, 0), (1, 1) and padding; the global model's are (1, 0), the previous ones (0, 1), at
+    temperature 0.5: log(1 + e^-2) and log 2, on average over two images, times 3.
+    """
+    rule = make_local_training("moon:3,temperature=0.5")
+    now = torch.tensor([[1.0, 0.0], [1.0, 1.0], [5.0, 2.0]])
+    before, sent = torch.tensor([[0.0, 1.0]] * 3), torch.tensor([[1.0, 0.0]] * 3)
+    batch = whole_batch(torch.empty(3, 0), torch.zeros(3, dtype=torch.int64))
+    batch = batch._replace(w=torch.tensor([1.0, 1.0, 0.0]))
+
+    def features(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        return tensors.get("z", sent)
+
+    term = rule.loss_term(features, {"z": now}, {"z": before}, batch)
+    assert term.item() == pytest.approx(3 * (math.log(1 + math.exp(-2)) + math.log(2)) / 2)
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_moon_contrasts_from_a_clients_second_round_on(make_bench, small_method, together):
+    method = small_method("fedavg", tune="full", optimizer="sgd", lr_backbone=0.1)
+    runs = [
+        run_to_end(make_bench(local=local, together=together, tasks=1, epochs=1, rounds=n), method)
+        for local in (None, "moon:5")
+        for n in (1, 2)
+    ]
+    first, second, ours_first, ours_second = (run.state for run in runs)
+    assert same(ours_first, first, 1e-12) and not same(ours_second, second, 1e-6)
+    assert not runs[-1].result.rejected and runs[-1].server.controls.clients
 
 
 # --- against the same written as methods
@@ -268,16 +362,25 @@ def test_a_robust_aggregator_merges_control_variates_too():
     controls = ControlVariates(make_local_training("scaffold"))
     values = [1.0, 2.0, 900.0]
     payloads = [Payload({f"{CONTROL}w": torch.tensor([v])}, k, 10**k) for k, v in enumerate(values)]
-    controls.absorb(payloads, 6, AGGREGATORS.get("median"))
+    controls.absorb(payloads, {}, 6, AGGREGATORS.get("median"))
     assert controls.server["w"].item() == pytest.approx(3 / 6 * 2.0)
     controls.clear()
-    controls.absorb(payloads, 6, AGGREGATORS.get("fedavg"))  # each client counts as one
+    controls.absorb(payloads, {}, 6, AGGREGATORS.get("fedavg"))  # each client counts as one
     assert controls.server["w"].item() == pytest.approx(3 / 6 * 301.0)
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "says"),
     [
+        ("fedncm", {"local": "moon"}, "about training"),
+        ("fedavg", {"local": "moon"}, "those of fedavg are frozen"),
+        ("lorm", {"local": "feddyn"}, "lorm merges it in another way"),
+        (
+            "fedavg",
+            {"local": "feddyn", "server_optimizer": "fedadam"},
+            "moves the server's model itself",
+        ),
+        ("fedavg", {"local": "fednova", "dp_clip": 1.0}, "uploads numbers of steps"),
         (
             "fedavg",
             {"local": "scaffold", "dp_clip": 1.0},
@@ -290,7 +393,8 @@ def test_a_robust_aggregator_merges_control_variates_too():
 )
 def test_what_cannot_be_is_refused_by_name(make_bench, method, settings, says):
     with pytest.raises(FczooError, match=says):
-        make_bench(**settings).check(create_method(method))
+        options = {"tune": "head"} if method == "fedavg" else {}
+        make_bench(**settings).check(create_method(method, **options))
 
 
 def test_fedprox_goes_with_privacy(make_bench):
