@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fczoo.core.errors import log_place
-from fczoo.core.payload import Payload
+from fczoo.core.payload import Payload, pack_symmetric
 from fczoo.core.protocols import EndsTasks, HasClientMemory
 from fczoo.core.seeds import PHASE_KEYS
 from fczoo.core.tree import Tree
@@ -90,7 +90,7 @@ class ClientRuntime(LocalTrainer):
         client_batch = self.batch([Rows(client.index[:1], method_draws=draws)])
         batch = Batch(*(v[0] for v in client_batch))._replace(w=torch.zeros_like(client_batch.w[0]))
         sums = method.collect(request.boundary, self.backbone, request.state, batch, request.ctx)
-        return Payload(sums, client.number)
+        return Payload(pack_symmetric(sums, method.training().uploads), client.number)
 
     def _survey(self, request: ClientRequest, client: Client) -> Payload:
         """Return the sums of the method's survey over one pass of a client's data."""
@@ -103,6 +103,7 @@ class ClientRuntime(LocalTrainer):
         key = f"survey {PHASE_KEYS[phase]}", self.plan.seed, request.ctx.task.index
         draws = image_draws(method.training(), len(self.store.labels), client.index, *key)
         totals = self.one_pass(sums, [{}], [Rows(client.index, method_draws=draws)])[0]
+        totals = pack_symmetric(totals, method.training().uploads)
         return Payload(_contiguous_tree(totals), client.number, len(client.index))
 
     def _conclude(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fczoo.core.method import Method, table_note
-from fczoo.core.payload import Payload
+from fczoo.core.payload import Payload, unpack_symmetric
 from fczoo.core.registry import make_aggregator
 from fczoo.core.seeds import PHASE_KEYS, torch_stream
 from fczoo.core.task_order import task_exchanges
@@ -210,6 +210,7 @@ class Server:
             folded: Statistics that were summed on arrival, see ``Uplink.folds``.
         """
         sums = sum_or_stack(uploads, self.training.per_client_statistics) | folded
+        sums = unpack_symmetric(sums, self.training.uploads)
         number = 0 if boundary == "task_start" else self.rounds[task.index]
         ctx = self._context(f"absorb {PHASE_KEYS[boundary]}", task, number, uploads)
         self.replace_state(self.method.update_from(boundary, self.state, sums, ctx))

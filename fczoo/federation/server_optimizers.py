@@ -16,6 +16,9 @@ from fczoo.core.options import check_options, option
 from fczoo.core.registry import SERVER_OPTIMIZERS, register_server_optimizer
 from fczoo.core.tree import Tree
 
+MOMENTS = "server_optimizer."
+"""Prefix of the moments in the server's state on disk."""
+
 
 @dataclass(frozen=True)
 class ServerOptimizer:

@@ -12,6 +12,7 @@ from fczoo.backbones.weights import split_spec
 from fczoo.core.files import home, write_json, write_safely
 from fczoo.core.tree import Tree
 from fczoo.federation.run import FederatedRun
+from fczoo.federation.server_optimizers import MOMENTS
 from fczoo.models.card import model_card
 from fczoo.models.record import (
     CARD,
@@ -50,6 +51,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
     task = tasks[-1]
     tensors = prediction_tensors(run.method, run.backbone, run.state, task)
     rest = {name: value for name, value in run.state.items() if name not in tensors}
+    rest |= {f"{MOMENTS}{name}": value for name, value in run.server.steps.moments.items()}
     (folder / RECORD).unlink(missing_ok=True)  # until the new one is written, there is no model
     files = {TENSORS: _write(folder / TENSORS, tensors)}
     (folder / SERVER_STATE).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fczoo import FczooError, create_method
+from fczoo import FczooError, Settings, create_method
 from fczoo.core.payload import Payload
 from fczoo.core.registry import COMPRESSIONS
 from fczoo.core.tree import nbytes
@@ -19,6 +19,7 @@ from fczoo.federation.compression import (
     make_compression,
 )
 from fczoo.federation.run import FederatedRun
+from fczoo.runner.cost import first_round
 from helpers_engine import TASK
 
 SPECS = ("int8", "fp16", "topk:0.3", "lowrank:2")
@@ -205,6 +206,17 @@ def test_fewer_bytes_are_counted_and_a_client_stores_what_is_lost(make_bench, sm
     saved = 8 * (weight + bias) - (weight + bias + 2 * 4)
     assert plain.result.bytes_up - ours.result.bytes_up == saved * plain.result.client_rounds
     assert ours.result.client_storage == plain.result.client_storage + 8 * (weight + bias)
+
+
+def test_the_dry_run_counts_codes():
+    method = create_method("fedavg", "digits", tune="head")
+    first = {
+        spec: first_round(method, Settings.for_dataset("digits", compress=spec)).up
+        for spec in (None, "topk:0.1")
+    }
+    weight, bias = 10 * 128, 10  # of float32
+    assert first[None] == 4 * (weight + bias)
+    assert first["topk:0.1"] == 8 * (weight // 10 + 1)
 
 
 def test_nothing_to_compress_is_refused(make_bench):

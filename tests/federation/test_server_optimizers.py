@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from fczoo import FczooError, Settings, create_method
+from fczoo import FczooError, Settings, create_method, save_model
 from fczoo.core.registry import SERVER_OPTIMIZERS
 from fczoo.core.tree import nbytes
 from fczoo.federation.callbacks import Callback
@@ -114,7 +115,7 @@ def test_momentum_of_zero_is_the_average(make_bench, small_method):
         torch.testing.assert_close(ours.state[name], value, rtol=1e-12, atol=1e-12)
 
 
-def test_moments_begin_at_zero_in_each_task(make_bench, small_method):
+def test_moments_begin_at_zero_in_each_task(make_bench, small_method, tmp_path):
     """Only rows of the task have moments, so that rows of finished tasks stay bit for bit."""
     run = FederatedRun(
         make_bench(server_optimizer="fedadam:0.1", epochs=1),
@@ -134,6 +135,9 @@ def test_moments_begin_at_zero_in_each_task(make_bench, small_method):
     assert not moments["m.head.weight"][:3].any() and moments["m.head.weight"][3:5].any()
     assert torch.equal(run.state["head.weight"][:3], old[:3])
     assert run.result.server_storage == nbytes(run.state) + nbytes(moments)
+    saved = load_file(save_model(tmp_path, run) / "server_state.safetensors")
+    for name, value in moments.items():
+        assert torch.equal(saved[f"server_optimizer.{name}"], value)
 
 
 @pytest.mark.parametrize("saved", [1, 2, 4])
