@@ -4,7 +4,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fczoo.board.charts import chart, download
@@ -151,7 +151,7 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
         Template name -> value.
     """
     lines = sort_lines(experiment)
-    experiment = Experiment(tuple(lines), experiment.unfinished_runs, experiment.runs)
+    experiment = replace(experiment, lines=tuple(lines))
     words = [tags_of(line) for line in lines]
     charts = [chart(figure) for figure in overview(experiment)]
     names = {
