@@ -11,8 +11,9 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Evidence, Finding, Task, Training
+from fczoo.core.types import Batch, Context, Evidence, Finding, Task
 from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import head_logits
 from fczoo.functional.lora import lora_pairs

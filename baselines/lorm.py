@@ -14,17 +14,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop, select, stack_past
-from fczoo.core.types import (
-    Batch,
-    Boundary,
-    Context,
-    ServerAggregator,
-    ServerContext,
-    Task,
-    TaskPhase,
-    Training,
-)
+from fczoo.core.types import Batch, Boundary, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.heads import LinearHead, head_logits, merge_task_rows
 from fczoo.functional.lora import (
     alternate_factors,

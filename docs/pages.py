@@ -22,9 +22,9 @@ from fczoo.cli.show import dataset_values, exchange, show
 from fczoo.cli.show_protocol import source_page
 from fczoo.core.method import Method
 from fczoo.core.options import describe_type, quirks, spaces
-from fczoo.core.protocols import OPTIONAL
 from fczoo.core.registry import METHODS, create_method
-from fczoo.core.types import Batch, Context, ServerContext, Training
+from fczoo.core.training import Training
+from fczoo.core.types import OPTIONAL, Batch, Context, ServerContext
 from fczoo.papers.compare import plus_minus
 from fczoo.protocols.registry import PROTOCOLS, RELEASES
 from fczoo.reports.runs import Experiment, read_experiments
@@ -249,7 +249,7 @@ def _api_page() -> str:
         _rst(_directives(fczoo, [n for n in fczoo.__all__ if n not in METHOD_PAGE])),
     ]
     parts += ["## What a method sees and declares", _rst(_directives(fczoo, METHOD_PAGE))]
-    classes = "\n".join(f".. autoclass:: fczoo.core.protocols.{name}" for name in OPTIONAL)
+    classes = "\n".join(f".. autoclass:: fczoo.core.types.{name}" for name in OPTIONAL)
     parts.append(_rst(classes))
     parts += ["## fczoo.testing", _rst(_directives(fczoo.testing, fczoo.testing.__all__))]
     return "\n\n".join(parts)

@@ -14,21 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.aggregators.rows import keep_latest, prototype_pool
+from fczoo.aggregators.prototypes import keep_latest, prototype_pool
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop, stack_past
-from fczoo.core.types import (
-    Batch,
-    Context,
-    ServerAggregator,
-    ServerContext,
-    Task,
-    TaskPhase,
-    Training,
-)
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import PromptedHead, fit_head, head_logits

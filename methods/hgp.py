@@ -19,26 +19,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fczoo.aggregators.rows import gaussian_mixture, keep_latest
+from fczoo.aggregators.prototypes import gaussian_mixture, keep_latest
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import (
-    Batch,
-    Context,
-    ServerAggregator,
-    ServerContext,
-    Task,
-    TaskPhase,
-    Training,
-)
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.calibration import CalibratedHead
 from fczoo.functional.gaussians import empty_gaussians, gaussians, moment_sums
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.pixels import raw_images
 from fczoo.functional.prompts import init_prefixes
 from fczoo.protocols.method_options import use_protocol_options
 
@@ -157,7 +149,7 @@ class HGP(CalibratedHead, PromptedHead):
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
         # Client, after local training: one pass without gradients sums f and f^2 of each class.
-        images = raw_images(backbone, batch).x if self.stats_unnormalised else batch.x
+        images = backbone.raw_pixels(batch.x) if self.stats_unnormalised else batch.x
         return moment_sums(backbone(images, select(tree, "prefix.")), batch, ctx.task)
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:

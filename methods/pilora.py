@@ -20,18 +20,16 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class
 from fczoo.core.registry import register_method
+from fczoo.core.training import Optim, TaskPhase, Training
 from fczoo.core.tree import Tree, drop
 from fczoo.core.types import (
     Batch,
     Context,
     Evidence,
     Finding,
-    Optim,
     ServerAggregator,
     ServerContext,
     Task,
-    TaskPhase,
-    Training,
 )
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.lora import lora_cosines

@@ -1,6 +1,6 @@
 """Output of ``fczoo show backbone NAME``."""
 
-from fczoo.backbones.facts import backbone_facts
+from fczoo.backbones.load import backbone_facts
 from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, full_name
 from fczoo.backbones.weights import (
     describe_pretraining,

@@ -54,7 +54,7 @@ class Settings:
     )
     backbone: str = option(
         "vit_nano_32",
-        "Backbone: a name of `fczoo list backbones`, a weight file, or NAME:FILE",
+        "A name of `fczoo list backbones`, a weight file, or NAME:FILE",
         group=TRAINING,
     )
     image_size: int | None = option(
@@ -171,22 +171,13 @@ class Settings:
         None, "Rule of local training for any method; see `fczoo list local`", group=TRAINING
     )
     server_optimizer: str | None = option(
-        None,
-        "Server's step along the average change, such as fedadam:0.01; see `fczoo list "
-        "server_optimizers`; none: the average",
-        group=TRAINING,
+        None, "Server's step along the average: fedavgm, fedadam, fedyogi, ...", group=TRAINING
     )
     compress: str | None = option(
-        None,
-        "Lossy code of what clients upload of trained tensors: int8, fp16, topk:PART or "
-        "lowrank:RANK; none: exact",
-        group=TRAINING,
+        None, "Code of uploaded changes: int8, fp16, topk:PART or lowrank:RANK", group=TRAINING
     )
     train_per_class: int | None = option(
-        None,
-        "Use only the first NUMBER training images of each class; none: all",
-        low=1,
-        group=DATA,
+        None, "Use only the first NUMBER training images per class; none: all", low=1, group=DATA
     )
     test_per_class: int | None = option(
         None, "Use only the first NUMBER test images of each class; none: all", low=1, group=DATA
@@ -296,9 +287,7 @@ class Settings:
         group=ROBUSTNESS,
     )
     dp_secure: bool = option(
-        False,
-        "Draw the noise from a cryptographic source; such a run cannot be repeated",
-        group=ROBUSTNESS,
+        False, "Draw noise from a cryptographic source; no run repeats it", group=ROBUSTNESS
     )
 
     @use_python_names

@@ -15,8 +15,9 @@ import torch
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload, content_of, contents
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Exchange, Training
+from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
 from fczoo.federation.compression import (
     Compression,
@@ -27,9 +28,14 @@ from fczoo.federation.compression import (
 from fczoo.federation.local_rules import LocalRule, frozen_features, make_local_training
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
-from fczoo.security.outliers import extreme_clients, groups_with_means, leave_out
+from fczoo.security.outliers import (
+    check_centre,
+    extreme_clients,
+    groups_with_means,
+    leave_out,
+    replace_by_centres,
+)
 from fczoo.security.privacy import Privacy, bytes_by_content
-from fczoo.security.statistics import check_centre, replace_by_centres
 from fczoo.security.upload_validation import UploadValidator
 
 
@@ -91,51 +97,12 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClientUplink:
-    """Clients' end of the uplink: clients protect uploads, hostile ones forge them, all encode them.
-
-    Args:
-        privacy: Mechanism of honest clients.
-        attackers: Hostile clients.
-        training: Declaration of all uploads.
-        compression: Code of trained tensors; None: sent as they are.
-    """
-
-    privacy: Privacy
-    attackers: Attackers
-    training: Training
-    compression: Compression | None = None
-
-    def send(
-        self,
-        uploads: Sequence[Payload],
-        shared: Tree,
-        exchange: Exchange,
-        lost: dict[int, Tree] | None = None,
-    ) -> list[Payload]:
-        """Return the uploads as they leave the clients; the server sent ``shared``.
-
-        ``lost`` is what earlier codes of each client have lost, and is updated. With ``--dp-clip``
-        it stays empty: a later upload would exceed the clipping norm by it.
-        """
-        start_tensors = _trained_tensors(self.training, shared, exchange)
-        protected = self.privacy.protect(uploads, start_tensors, self.training, exchange)
-        forged = self.attackers.forge(protected, shared, exchange)
-        if self.compression is None or not start_tensors:
-            return forged
-        lost, encoded = {} if lost is None else lost, []
-        for upload in forged:
-            client_lost = lost.get(upload.client, {})
-            code, client_lost = encode_upload(self.compression, upload, start_tensors, client_lost)
-            encoded.append(code)
-            if self.privacy.clip is None and client_lost:
-                lost[upload.client] = client_lost
-        return encoded
-
-
-@dataclass(frozen=True)
 class Uplink:
-    """The way up in one run with ``clients`` clients; its methods are those of the server."""
+    """The way up in one run with ``clients`` clients.
+
+    Clients ``send``: honest ones protect their uploads, hostile ones forge them as well, and all
+    encode them. The server decodes and validates what arrives (``arrive``, ``collect``).
+    """
 
     method: Method
     settings: Settings
@@ -146,7 +113,7 @@ class Uplink:
         """Raise FczooError where the settings of the uplink do not fit the method."""
         uploads = self.training.uploads
         self._check_training()
-        _ = self.client
+        _ = self.attackers, self.privacy, self.compression
         if self.settings.outliers is not None and "second moments" in contents(uploads):
             raise FczooError(
                 "--outliers cannot look into the second moments over all classes that "
@@ -206,13 +173,21 @@ class Uplink:
         return replace(training, uploads={**training.uploads, **self.rule.uploads})
 
     @cached_property
-    def client(self) -> ClientUplink:
-        """Return the clients' end.
+    def attackers(self) -> Attackers:
+        """Return the hostile clients.
 
-        Raises FczooError for an unknown attack, or if privacy does not cover the uploads.
+        Raises FczooError for an unknown attack.
         """
         s = self.settings
-        attackers = Attackers.draw(s.attack, s.attackers, self.clients, self.training, self.seed)
+        return Attackers.draw(s.attack, s.attackers, self.clients, self.training, self.seed)
+
+    @cached_property
+    def privacy(self) -> Privacy:
+        """Return the mechanism of honest clients.
+
+        Raises FczooError if it does not cover the uploads.
+        """
+        s = self.settings
         privacy = Privacy(
             self.seed,
             s.min_class_count,
@@ -223,7 +198,41 @@ class Uplink:
             s.dp_subsampling,
         )
         privacy.check(self.method)
-        return ClientUplink(privacy, attackers, self.training, make_compression(s.compress))
+        return privacy
+
+    @cached_property
+    def compression(self) -> Compression | None:
+        """Return the code of trained tensors; None: they are sent as they are.
+
+        Raises FczooError for an unknown code.
+        """
+        return make_compression(self.settings.compress)
+
+    def send(
+        self,
+        uploads: Sequence[Payload],
+        shared: Tree,
+        exchange: Exchange,
+        lost: dict[int, Tree] | None = None,
+    ) -> list[Payload]:
+        """Return the uploads as they leave the clients; the server sent ``shared``.
+
+        ``lost`` is what earlier codes of each client have lost, and is updated. With ``--dp-clip``
+        it stays empty: a later upload would exceed the clipping norm by it.
+        """
+        start_tensors = _trained_tensors(self.training, shared, exchange)
+        protected = self.privacy.protect(uploads, start_tensors, self.training, exchange)
+        forged = self.attackers.forge(protected, shared, exchange)
+        if self.compression is None or not start_tensors:
+            return forged
+        lost, encoded = {} if lost is None else lost, []
+        for upload in forged:
+            client_lost = lost.get(upload.client, {})
+            code, client_lost = encode_upload(self.compression, upload, start_tensors, client_lost)
+            encoded.append(code)
+            if self.privacy.clip is None and client_lost:
+                lost[upload.client] = client_lost
+        return encoded
 
     def arrive(
         self,
@@ -235,12 +244,12 @@ class Uplink:
     ) -> Arrival:
         """Validate the uploads of a round or boundary.
 
-        Raises RunStopped if too few uploads are valid.
+        Raises FczooError if too few uploads are valid.
         """
         training = self.training
         start_tensors = _trained_tensors(training, shared, exchange)
         size, uploads = bytes_by_content(training, sent), sum(1 for p in sent if p)
-        if compression := self.client.compression:
+        if compression := self.compression:
             sent = [decode_upload(compression, p, start_tensors) for p in sent]
         guard = UploadValidator(self.method.name, training, self.settings.min_clients)
         by_client = {payload.client: payload for payload in sent}

@@ -14,18 +14,9 @@ from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
+from fczoo.core.training import Optim, OptimizerName, TaskPhase, Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import (
-    Batch,
-    Boundary,
-    Context,
-    Optim,
-    OptimizerName,
-    ServerContext,
-    Task,
-    TaskPhase,
-    Training,
-)
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 

@@ -12,7 +12,6 @@ from fczoo.core.class_metrics import class_accuracies, confusion_matrix, confusi
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.metrics import seen_accuracy
-from fczoo.core.prediction_metrics import calibration_error
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree
 from fczoo.data.dataset import ImageData, Images, Split
@@ -20,7 +19,7 @@ from fczoo.data.folder_layout import find_parts
 from fczoo.data.image_files import class_folders, display_names, make_part, to_square
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import plan_of, reproducible
-from fczoo.federation.evaluate import accuracy_row
+from fczoo.federation.evaluate import accuracy_row, calibration_error
 from fczoo.models.classifier import Classifier
 from fczoo.models.predict import BATCH, class_values, predict_pixels
 

@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fczoo.backbones.names import BUNDLED_NAME
-from fczoo.backbones.timm_layout import timm_names
+from fczoo.backbones.timm_vit import timm_names
 from fczoo.backbones.weights import split_spec
 from fczoo.core.files import write_json, write_safely
 from fczoo.core.tree import Tree

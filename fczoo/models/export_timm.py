@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from fczoo.backbones.timm_layout import POOLS, timm_names, vit_config
-from fczoo.backbones.timm_vit import timm_model
+from fczoo.backbones.timm_vit import POOLS, timm_model, timm_names, vit_config
 from fczoo.core.files import write_safely
 from fczoo.core.tree import Tree
 from fczoo.core.vit_config import ViTConfig

@@ -10,14 +10,12 @@ from torch import Tensor
 from fczoo.backbones.load import configuration
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
+from fczoo.core.method import Method, task_exchanges
 from fczoo.core.options import with_fewest_steps
 from fczoo.core.payload import Payload, unpack_symmetric
-from fczoo.core.protocols import EndsTasks, HasTeacher
 from fczoo.core.registry import DATASETS
-from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree, drop, nbytes, select
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
+from fczoo.core.types import Batch, Boundary, Context, EndsTasks, HasTeacher, ServerContext, Task
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
@@ -27,7 +25,7 @@ from fczoo.federation.compression import Compression, encoded_form, make_compres
 from fczoo.federation.device import Plan
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_training
-from fczoo.federation.local_trainer import Still
+from fczoo.federation.local_trainer import skip_steps
 from fczoo.federation.server import broadcast
 from fczoo.federation.settings import Settings
 from fczoo.federation.uplink import sum_or_stack
@@ -213,7 +211,9 @@ def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCos
     store = ImageStore(Images(np.zeros((len(labels), 8, 8, 3), np.uint8), labels), backbone)
     controls = ControlVariates(make_local_training(settings.local))
     plan = Plan(1, task.size, Augment(), seed=0)
-    engine = ClientEngine(method, backbone, store, plan, controls=controls, make_steps=Still)
+    engine = ClientEngine(
+        method, backbone, store, plan, controls=controls, make_optimizers=skip_steps
+    )
     state = method.begin_task({}, task, backbone, rng)
     optims = method.training().optims
     trained_tensors, broadcast_tree = select(state, *optims), broadcast(method, state)
@@ -291,7 +291,9 @@ def _first_uploads(
     plan = Plan(1, 2 * classes, Augment(), seed=0, pass_size=2 * classes)
     controls = ControlVariates(make_local_training(settings.local))
     store = ImageStore(_two_each(task, classes), backbone)
-    engine = ClientEngine(method, backbone, store, plan, controls=controls, make_steps=Still)
+    engine = ClientEngine(
+        method, backbone, store, plan, controls=controls, make_optimizers=skip_steps
+    )
     client, rng = Client(0, torch.arange(2 * classes)), torch.Generator().manual_seed(0)
     compression = make_compression(settings.compress)
     return first_uploads(engine, client, task, state, rng, compression)

@@ -15,7 +15,7 @@ from fczoo.federation.batches import Client
 from fczoo.federation.device import Plan
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_rules import ControlVariates, make_local_training
-from fczoo.federation.local_trainer import Still
+from fczoo.federation.local_trainer import skip_steps
 from fczoo.federation.settings import Settings
 from fczoo.runner.cost import uploads
 from fczoo.runner.outline import Outlines, outline_backbone
@@ -49,7 +49,7 @@ def state_sizes(method: Method, settings: Settings, classes: int, config: ViTCon
                 ImageStore(images, backbone),
                 Plan(1, len(labels), Augment(), seed=0, pass_size=len(labels)),
                 controls=ControlVariates(make_local_training(settings.local)),
-                make_steps=Still,
+                make_optimizers=skip_steps,
             )
             state = fast.begin_task(state, task, backbone, rng)
             _, state = uploads(engine, Client(0, torch.arange(len(labels))), task, state, rng)

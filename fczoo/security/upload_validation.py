@@ -14,16 +14,9 @@ import torch
 
 from fczoo.core.errors import FczooError
 from fczoo.core.payload import ROW_DIMENSIONS, Group, Payload, Uploads, content_of, group_of
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Exchange, Task, Training
-
-
-class RunStoppedError(FczooError):
-    """Error that stops training: too few valid uploads, or a state that is not finite.
-
-    Saved checkpoints stay.
-    """
-
+from fczoo.core.types import Exchange, Task
 
 DROPPED_OUT = "dropped out"
 LARGEST_NORM = 1e3  # times the round's median; a longer update would undo all others
@@ -123,7 +116,7 @@ class UploadValidator:
             else "lower --min-clients or --drop-rate"
         )
         event = "diverged" if has_diverged else "stopped"
-        raise RunStoppedError(
+        raise FczooError(
             f"{self.method} {event} in {exchange}: {sound} of {asked} uploads are valid, "
             f"{self.least} needed; {'; '.join(filter(None, [details, advice]))}"
         )

@@ -17,10 +17,15 @@ from fczoo.core.payload import HEADER_BYTES, Payload, content_of
 from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.federation.server import broadcast
-from fczoo.testing.call_recorder import Call, Record, copy_tree
-from fczoo.testing.method_under_test import MethodUnderTest, need_same
-from fczoo.testing.runs import need, need_documented, need_one_line
-from fczoo.testing.world import TASKS, toy_backbone, toy_bench
+from fczoo.testing.method_under_test import Call, MethodUnderTest, Record, copy_tree, need_same
+from fczoo.testing.world import (
+    TASKS,
+    need,
+    need_documented,
+    need_one_line,
+    toy_backbone,
+    toy_bench,
+)
 
 MIN_TUNED_OPTIONS, MAX_TUNED_OPTIONS = 2, 4  # options: twenty trials are too few for more
 
@@ -190,7 +195,7 @@ def uploads_are_left_alone(subject: MethodUnderTest) -> None:
             )
 
 
-PARTS_OF_A_ROUND = {"server_optimizer": "fedadam:0.01", "compress": "int8"}
+PARTS_OF_A_ROUND: dict[str, Any] = {"server_optimizer": "fedadam:0.01", "compress": "int8"}
 
 
 def goes_with_server_optimizer_and_codes(subject: MethodUnderTest) -> None:
@@ -202,12 +207,13 @@ def goes_with_server_optimizer_and_codes(subject: MethodUnderTest) -> None:
     Args:
         subject: The method and its runs in the toy world.
     """
-    training, settings = subject.method.training(), {}
+    training, settings = subject.method.training(), dict[str, Any]()
     for option, spec in PARTS_OF_A_ROUND.items():
         able = training.averages_trained or option == "compress"
         try:
-            toy_bench(**{option: spec}).check(subject.method)
-            settings[option] = spec
+            part: dict[str, Any] = {option: spec}
+            toy_bench(**part).check(subject.method)
+            settings |= part
         except FczooError as error:
             need_one_line(error, subject.name)
             able = able and bool(training.trained_prefixes)

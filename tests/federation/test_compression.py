@@ -146,7 +146,7 @@ def test_a_tensor_whose_code_is_not_smaller_is_sent_as_it_is():
 def test_a_damaged_code_is_turned_away(make_bench):
     uplink = make_bench(compress="topk:0.2").uplink(create_method("fedavg", tune="head"), 0)
     shared = {"head.weight": torch.zeros(2, 8), "head.bias": torch.zeros(2)}
-    good = uplink.client.send([Payload(dict(shared), 0, 1)], shared, EXCHANGE)[0]
+    good = uplink.send([Payload(dict(shared), 0, 1)], shared, EXCHANGE)[0]
     values, positions = (good[f"head.weight@{part}"] for part in ("values", "positions"))
     damage = [
         {"head.weight@positions": positions + 16},
@@ -172,7 +172,7 @@ def test_clipped_uploads_have_no_error_feedback(make_bench):
     for clip, kept in ((None, True), (5.0, False)):
         lost: dict[int, dict[str, torch.Tensor]] = {}
         uplink = make_bench(compress="topk:0.2", dp_clip=clip).uplink(method, 0)
-        uplink.client.send([upload], shared, EXCHANGE, lost)
+        uplink.send([upload], shared, EXCHANGE, lost)
         assert bool(lost) == kept
 
 

@@ -143,7 +143,7 @@ def test_what_clients_keep_is_given_and_returned(make_bench, small_method, watch
     record = watch(make_bench(augment="none"), small_method(name))
     call = record.rounds[-1]
     engine: ClientEngine = call.engine
-    client_state = ClientState(call.memories, {}, {}).of([call.clients[0].number])
+    client_state = ClientState(call.memories, {}, {}, {}).of([call.clients[0].number])
     memory_bits = {k: bits(v) for k, v in client_state.memories.items()}
     request = ClientRequest(None, call.state, {}, call.ctx)
     first, again = (engine.side.answer(request, call.clients[:1], client_state) for _ in range(2))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from safetensors import safe_open
 
 import fczoo
-from fczoo.backbones.timm_layout import common_names, timm_names
+from fczoo.backbones.timm_vit import common_names, timm_names
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.federation.benchmark import Benchmark

@@ -10,7 +10,8 @@ from fczoo import FczooError, create_method
 from fczoo.cli.show import show
 from fczoo.core.payload import Payload, content_of, per_class, rows
 from fczoo.core.registry import METHODS
-from fczoo.core.types import Exchange, Optim, Task, Training
+from fczoo.core.training import Optim, Training
+from fczoo.core.types import Exchange, Task
 from fczoo.federation.settings import Settings
 from fczoo.reports.captions import notes
 from fczoo.reports.runs import read_experiments

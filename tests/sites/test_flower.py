@@ -20,8 +20,8 @@ from click.testing import CliRunner
 
 from fczoo import create_method
 from fczoo.cli.app import main
+from fczoo.federation.checkpoint import unpack
 from fczoo.federation.result import read_result
-from fczoo.federation.serialization import unpack
 from fczoo.sites.folders import LOG
 from fczoo.sites.server import CHECKPOINT, RUN_START_FILE
 from fczoo.sites.site import STATE_FORM

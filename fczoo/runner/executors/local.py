@@ -11,7 +11,7 @@ import torch
 from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
-from fczoo.core.streams import HANGUP
+from fczoo.core.terminal import HANGUP
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.executors.base import Outcome, work
 from fczoo.runner.resume import InterruptedRunError

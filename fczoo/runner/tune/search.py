@@ -25,7 +25,7 @@ from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
-from fczoo.core.streams import HANGUP
+from fczoo.core.terminal import HANGUP
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.environment import command, versions
 from fczoo.federation.settings import Settings
