@@ -11,16 +11,14 @@ from fczoo.core.registry import COMPRESSIONS
 from fczoo.core.tree import nbytes
 from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
-from fczoo.federation.callbacks import Callback
 from fczoo.federation.compression import (
     decode_upload,
     encode_upload,
     encoded_form,
     make_compression,
 )
-from fczoo.federation.run import FederatedRun
 from fczoo.runner.cost import first_round
-from helpers_engine import TASK
+from helpers_engine import TASK, run_to_end
 
 SPECS = ("int8", "fp16", "topk:0.3", "lowrank:2")
 
@@ -177,12 +175,6 @@ def test_clipped_uploads_have_no_error_feedback(make_bench):
 
 
 # --- runs
-
-
-def run_to_end(bench, method) -> FederatedRun:
-    run = FederatedRun(bench, method, 0, Callback(), None, None)
-    run.run()
-    return run
 
 
 @pytest.mark.parametrize("spec", SPECS)

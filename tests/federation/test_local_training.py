@@ -1,8 +1,6 @@
-"""``--local``: FedProx and SCAFFOLD as local training of any method."""
+"""``--local``: rules of local training of any method."""
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +10,18 @@ from fczoo import Benchmark, FczooError, Method, Optim, Settings, Training, crea
 from fczoo.core.payload import Payload
 from fczoo.core.registry import AGGREGATORS, LOCAL_TRAINING
 from fczoo.core.tree import nbytes, select
-from fczoo.core.types import Context, Exchange, Task, whole_batch
+from fczoo.core.types import Context, Exchange, Task
 from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
-from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.device import Plan
 from fczoo.federation.engine import ClientEngine
-from fczoo.federation.local_rules import CONTROL, STEPS, ControlVariates, make_local_training
-from fczoo.federation.run import FederatedRun
+from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_training
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.testing import check_local_training
-from helpers_engine import TASK, Toy
+from helpers_engine import TASK, Toy, run_to_end, same
 
 FOUR = Task(0, 0, 4, 4, 1)
 
@@ -50,19 +46,6 @@ class Linear(Method):
 
     def predict(self, backbone, state, batch, task):
         return head_logits(state, batch.query)[:, : task.stop]
-
-
-def run_to_end(
-    bench: Benchmark, method: Method, checkpoint: Checkpoint | None = None
-) -> FederatedRun:
-    run = FederatedRun(bench, method, 0, Callback(), checkpoint, None)
-    run.run()
-    return run
-
-
-def same(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float = 0.0) -> bool:
-    close = [torch.allclose(v, theirs[k], rtol=tolerance, atol=tolerance) for k, v in ours.items()]
-    return all(close) and ours.keys() == theirs.keys()
 
 
 @pytest.mark.parametrize("spec", LOCAL_TRAINING.names())
@@ -143,76 +126,6 @@ def test_feddyn_by_hand(backbone, together):
         controls.server["w"], (controls.clients[0]["w"] + controls.clients[1]["w"]) / 2
     )
     assert not controls.broadcast and not controls.shared
-
-
-def test_fednova_by_hand():
-    """Compare FedNova's merge with values worked out by hand.
-
-    Clients with 1 and 3 images took 2 and 6 steps: tau_eff = 2 / 4 + 3 * 6 / 4 = 5. Changes 0.4 and
-    0.6 count as 5 / 2 * 0.4 = 1 and 5 / 6 * 0.6 = 0.5, on average 1 / 4 + 3 * 0.5 / 4.
-    """
-    rule, average = make_local_training("fednova"), AGGREGATORS.get("fedavg")
-
-    def uploads(*steps: float) -> list[Payload]:
-        trees = [
-            {
-                "w": torch.tensor([w], dtype=torch.float64),
-                STEPS: torch.tensor(s),
-                "sum": torch.ones(1),
-            }
-            for w, s in zip((1.4, 1.6), steps, strict=True)
-        ]
-        return [Payload(tree, k, n) for k, (tree, n) in enumerate(zip(trees, (1, 3), strict=True))]
-
-    start = {"w": torch.ones(1, dtype=torch.float64)}
-    adapted = rule.adapt_uploads(uploads(2.0, 6.0), start, average)
-    assert [p["w"].item() for p in adapted] == pytest.approx([2.0, 1.5])
-    assert average(adapted)["w"].item() == pytest.approx(1 + 1 / 4 + 3 / 8)
-    assert all(p.keys() == {"w", "sum"} and p["sum"] == 1 for p in adapted)
-    equal = rule.adapt_uploads(uploads(4.0, 4.0), start, average)
-    assert [p["w"].item() for p in equal] == [1.4, 1.6]
-
-
-def test_fednova_with_equal_steps_changes_no_bit(make_bench):
-    settings = {"batch_size": 100, "rounds": 1}
-    plain, ours = (
-        run_to_end(make_bench(local=local, **settings), Linear()) for local in (None, "fednova")
-    )
-    assert same(ours.state, plain.state)
-    other = run_to_end(make_bench(local="fednova", batch_size=4, rounds=1), Linear())
-    assert not same(other.state, run_to_end(make_bench(batch_size=4, rounds=1), Linear()).state)
-
-
-def test_the_loss_of_moon_by_hand():
-    """Compare MOON's term with values worked out by hand.
-
-    Features (1, 0), (1, 1) and padding; the global model's are (1, 0), the previous ones (0, 1), at
-    temperature 0.5: log(1 + e^-2) and log 2, on average over two images, times 3.
-    """
-    rule = make_local_training("moon:3,temperature=0.5")
-    now = torch.tensor([[1.0, 0.0], [1.0, 1.0], [5.0, 2.0]])
-    before, sent = torch.tensor([[0.0, 1.0]] * 3), torch.tensor([[1.0, 0.0]] * 3)
-    batch = whole_batch(torch.empty(3, 0), torch.zeros(3, dtype=torch.int64))
-    batch = batch._replace(w=torch.tensor([1.0, 1.0, 0.0]))
-
-    def features(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        return tensors.get("z", sent)
-
-    term = rule.loss_term(features, {"z": now}, {"z": before}, batch)
-    assert term.item() == pytest.approx(3 * (math.log(1 + math.exp(-2)) + math.log(2)) / 2)
-
-
-@pytest.mark.parametrize("together", [1, 3])
-def test_moon_contrasts_from_a_clients_second_round_on(make_bench, small_method, together):
-    method = small_method("fedavg", tune="full", optimizer="sgd", lr_backbone=0.1)
-    runs = [
-        run_to_end(make_bench(local=local, together=together, tasks=1, epochs=1, rounds=n), method)
-        for local in (None, "moon:5")
-        for n in (1, 2)
-    ]
-    first, second, ours_first, ours_second = (run.state for run in runs)
-    assert same(ours_first, first, 1e-12) and not same(ours_second, second, 1e-6)
-    assert not runs[-1].result.rejected and runs[-1].server.controls.clients
 
 
 # --- against the same written as methods

@@ -11,6 +11,7 @@ from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.server_optimizers import ServerSteps, make_server_optimizer
+from helpers_engine import run_to_end
 
 # Two rounds of one number that starts at 1: clients move it by 0.5 on average, then by -0.2.
 # fedavgm:0.5    m = 0.5, then 0.25 - 0.2 = 0.05: 1.5, then 1.55.
@@ -94,12 +95,6 @@ def test_what_cannot_be_is_refused_by_name(make_bench, method, spec, says):
 def test_wrong_names_and_values_are_refused_without_data(changes, says):
     with pytest.raises(FczooError, match=says):
         Settings.for_dataset("digits", **changes).check()
-
-
-def run_to_end(bench, method, checkpoint=None) -> FederatedRun:
-    run = FederatedRun(bench, method, 0, Callback(), checkpoint, None)
-    run.run()
-    return run
 
 
 HEAD = {"tune": "head", "optimizer": "sgd"}
