@@ -44,7 +44,7 @@ from fczoo.federation.local_rules import frozen_features
 from fczoo.federation.remote import Transport
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
-from fczoo.federation.server import broadcast
+from fczoo.federation.server import broadcast, on_device
 from fczoo.federation.settings import Settings
 from fczoo.federation.stream import open_stream
 from fczoo.federation.world import World
@@ -224,6 +224,7 @@ class Benchmark(World):
         """Raise FczooError where the features of an image do not depend on what clients train."""
         (batch,) = view_batches(method, self.train, torch.zeros(1, dtype=torch.int64), 1)
         optims = method.training().active_optims(self.stream.tasks[0], 0)
+        state = on_device(state, self.backbone)
         leaves = {k: v.clone().requires_grad_() for k, v in select(state, *optims).items()}
         tree = {**broadcast(method, state), **leaves}
         if not method.features(self.backbone, tree, batch).requires_grad:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fczoo.aggregators.merge import check_stateless, sound
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method, table_note, task_exchanges
 from fczoo.core.payload import Payload, unpack_symmetric
@@ -97,6 +98,17 @@ def _same_rows(old: Tensor | None, new: Tensor) -> int | None:
 def broadcast(method: Method, state: Tree) -> Tree:
     """Return the tensors that the server sends: the state without its private part."""
     return drop(state, *method.server_only) if method.server_only else dict(state)
+
+
+def on_device(state: Tree, backbone: Backbone) -> Tree:
+    """Return a state on the backbone's device, in its number type and at least in float32."""
+    least, tensors = torch.promote_types(backbone.dtype, torch.float32), {}
+    for name, value in state.items():
+        dtype = value.dtype
+        if value.is_floating_point():
+            dtype = torch.promote_types(dtype, least)
+        tensors[name] = contiguous_copy(value.detach().to(backbone.device, dtype))
+    return tensors
 
 
 class Server:
@@ -247,13 +259,9 @@ class Server:
 
         Sums in float64 stay in float64. Raises FczooError if a value is not finite.
         """
-        least, tensors = torch.promote_types(self.backbone.dtype, torch.float32), {}
-        for name, value in new.items():
-            dtype = value.dtype
-            if value.is_floating_point():
-                dtype = torch.promote_types(dtype, least)
-            tensors[name] = contiguous_copy(value.detach().to(self.backbone.device, dtype))
-            if not tensors[name].isfinite().all():
+        tensors = on_device(new, self.backbone)
+        for name, value in tensors.items():
+            if not value.isfinite().all():
                 raise FczooError(
                     f"{self.method.name} diverged: {name} is not finite on the server; "
                     f"lower its learning rates with --set"
