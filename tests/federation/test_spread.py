@@ -99,6 +99,8 @@ def test_groups_control_variates_and_hostile_clients_elsewhere(
 ):
     settings = {
         "local": "scaffold",
+        "compress": "topk:0.2",
+        "server_optimizer": "fedavgm:0.5",
         "attack": "label-flip",
         "attackers": 0.34,
         "together": together,
@@ -109,6 +111,8 @@ def test_groups_control_variates_and_hostile_clients_elsewhere(
     )
     assert outcome(away) == outcome(local)
     assert bits(away.server.controls.server) == bits(local.server.controls.server)
+    assert {k: bits(v) for k, v in away.lost.items()} == {k: bits(v) for k, v in local.lost.items()}
+    assert away.lost
     assert {k: bits(v) for k, v in away.memories.items()} == {
         k: bits(v) for k, v in local.memories.items()
     }
