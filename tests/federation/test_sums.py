@@ -21,7 +21,7 @@ from fczoo import (
     per_class,
     whole_tensors,
 )
-from fczoo.cli.show import show
+from fczoo.cli.show import part_page
 from fczoo.core.payload import pack_symmetric, unpack_symmetric
 from fczoo.federation.batches import image_draws
 from fczoo.federation.callbacks import Callback
@@ -170,8 +170,8 @@ def test_a_class_that_nobody_held_is_no_answer() -> None:
 
 
 def test_show_says_that_rows_stay_apart() -> None:
-    assert "secure aggregation" not in show("fedncm", "digits")
-    assert "secure aggregation, which shows it only totals, cannot hide them" in show(
+    assert "secure aggregation" not in part_page("fedncm", "digits")
+    assert "secure aggregation, which shows it only totals, cannot hide them" in part_page(
         "fedcof", "digits"
     )
 

@@ -309,7 +309,7 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
     (
         rules.goes_with_server_optimizer_and_codes,
         StacksUploads,
-        "does not average head.bias; leave it out",
+        "does not average head.weight; leave it out",
     ),
     (training.so_they_do_in_single_precision, Counts, "in float32 with --together 3"),
     (
