@@ -170,7 +170,7 @@ class ClientState(NamedTuple):
         int, dict[int, Tensor]
     ]  # client -> position of an image -> output [C] of the task's teacher
     controls: dict[int, Tree]  # client -> its tree of the local rule, see ControlVariates
-    lost: dict[int, Tree]  # client -> what its codes of the task have lost, see compression
+    residuals: dict[int, Tree]  # client -> what its codes of the task have lost, see compression
 
     def of(self, clients: Iterable[int]) -> "ClientState":
         """Select the state of some clients."""
@@ -179,7 +179,7 @@ class ClientState(NamedTuple):
             {k: self.memories[k] for k in numbers if k in self.memories},
             {k: self.taught[k] for k in numbers if k in self.taught},
             {k: self.controls[k] for k in numbers if k in self.controls},
-            {k: self.lost[k] for k in numbers if k in self.lost},
+            {k: self.residuals[k] for k in numbers if k in self.residuals},
         )
 
     def take(self, later: "ClientState") -> None:
@@ -187,7 +187,7 @@ class ClientState(NamedTuple):
         self.memories.update(later.memories)
         self.taught.update(later.taught)
         self.controls.update(later.controls)
-        self.lost.update(later.lost)
+        self.residuals.update(later.residuals)
 
 
 def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
@@ -200,7 +200,7 @@ def kept_trees(kept: ClientState) -> dict[str, Tree]:
     """Convert client state to trees, which ``kept_in`` reads."""
     trees = {f"memory.{client}": memory for client, memory in kept.memories.items()}
     trees |= {f"control.{client}": variates for client, variates in kept.controls.items()}
-    trees |= {f"lost.{client}": lost for client, lost in kept.lost.items()}
+    trees |= {f"residuals.{client}": residuals for client, residuals in kept.residuals.items()}
     for client, teacher_outputs in kept.taught.items():
         positions, outputs = list(teacher_outputs), list(teacher_outputs.values())
         trees[f"taught.{client}"] = {
@@ -220,7 +220,7 @@ def kept_in(trees: Mapping[str, Tree]) -> ClientState:
         _by_client(trees, "memory."),
         teacher_outputs,
         _by_client(trees, "control."),
-        _by_client(trees, "lost."),
+        _by_client(trees, "residuals."),
     )
 
 

@@ -66,9 +66,9 @@ class ClientRuntime(LocalTrainer):
         response = self._respond(request, clients, kept)
         if self.uplink is None:
             return response
-        lost = dict(response.kept.lost)
-        sent = self.uplink.send(response.payloads, request.state, request.exchange, lost)
-        return response._replace(payloads=sent, kept=response.kept._replace(lost=lost))
+        residuals = dict(response.kept.residuals)
+        sent = self.uplink.send(response.payloads, request.state, request.exchange, residuals)
+        return response._replace(payloads=sent, kept=response.kept._replace(residuals=residuals))
 
     def _respond(
         self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
@@ -162,7 +162,7 @@ class ClientRuntime(LocalTrainer):
         }
         return ClientResponse(
             list(payloads.values()),
-            ClientState(memories, outputs_by_client, controls.clients, dict(kept.lost)),
+            ClientState(memories, outputs_by_client, controls.clients, dict(kept.residuals)),
             losses,
         )
 

@@ -169,7 +169,7 @@ def make_compression(spec: str | None) -> Compression | None:
 
 
 def encode_upload(
-    compression: Compression, upload: Payload, start: Tree, lost: Tree
+    compression: Compression, upload: Payload, start: Tree, residuals: Tree
 ) -> tuple[Payload, Tree]:
     """Encode the trained tensors of an upload.
 
@@ -177,21 +177,21 @@ def encode_upload(
         compression: Code of a tensor.
         upload: Upload of a client.
         start: Trained tensors as the server sent them.
-        lost: What earlier uploads of the client have lost, by tensor; one that is missing is zero.
+        residuals: What earlier uploads of the client have lost, by tensor; a missing one is zero.
 
     Returns:
         The upload with ``NAME@PART`` in place of ``NAME``, and what is lost now.
     """
-    tensors, lost = dict(upload), dict(lost)
+    tensors, residuals = dict(upload), dict(residuals)
     for name in _encoded_names(compression, upload, start):
         value = tensors.pop(name)
         change = value - start[name].to(value)
-        if name in lost:
-            change = change + lost[name].to(change)
+        if name in residuals:
+            change = change + residuals[name].to(change)
         code = compression.encode(change)
-        lost[name] = change - compression.decode(code, change)
+        residuals[name] = change - compression.decode(code, change)
         tensors |= {f"{name}{PART}{part}": tensor for part, tensor in code.items()}
-    return upload.holding(tensors), lost
+    return upload.holding(tensors), residuals
 
 
 def decode_upload(compression: Compression, upload: Payload, start: Tree) -> Payload:

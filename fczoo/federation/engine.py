@@ -80,7 +80,7 @@ class ClientEngine:
     controls: ControlVariates = field(
         default_factory=ControlVariates
     )  # of the rule of local training, if any
-    lost: dict[int, Tree] = field(default_factory=dict)  # see ClientState
+    residuals: dict[int, Tree] = field(default_factory=dict)  # see ClientState
     make_optimizers: MakeOptimizers = make_optimizers
     uplink: Uplink | None = None  # see ClientRuntime
 
@@ -93,7 +93,7 @@ class ClientEngine:
     @property
     def client_state(self) -> ClientState:
         """Return the state of all clients, for reading and writing."""
-        return ClientState(self.memories, self.taught, self.controls.clients, self.lost)
+        return ClientState(self.memories, self.taught, self.controls.clients, self.residuals)
 
     def train(
         self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Tick = lambda *_: None

@@ -168,16 +168,16 @@ class FedNova(LocalRule):
         self, payloads: Sequence[Payload], start: Tree, average: ServerAggregator
     ) -> list[Payload]:
         mean_steps = average([payload.only(STEPS) for payload in payloads])[STEPS]
-        adapted = []
+        uploads = []
         for payload in payloads:
             factor = float(mean_steps.clamp(min=1) / payload[STEPS].clamp(min=1))
-            changed = {
+            changes = {
                 name: start[name].to(value) + factor * (value - start[name].to(value))
                 for name, value in payload.items()
                 if name in start and factor != 1
             }
-            adapted.append(payload.holding({**payload.drop(STEPS).tensors, **changed}))
-        return adapted
+            uploads.append(payload.holding({**payload.drop(STEPS).tensors, **changes}))
+        return uploads
 
     def table_note(self, training: Training) -> str:
         others = _other_optimizers(training)
@@ -218,10 +218,8 @@ class FedDyn(LocalRule):
         }
 
     def correct_merged(self, merged: Tree, server: Tree) -> Tree:
-        moved = {
-            k: merged[k] - h.to(merged[k]) / self.alpha for k, h in server.items() if k in merged
-        }
-        return {**merged, **moved}
+        correction = {k: h / self.alpha for k, h in server.items() if k in merged}
+        return {**merged, **{k: merged[k] - v.to(merged[k]) for k, v in correction.items()}}
 
 
 @register_local_training("moon")

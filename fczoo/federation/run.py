@@ -69,7 +69,7 @@ class FederatedRun:
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
         # client -> outputs of the task's teacher for its images, see ClientState
         self.teacher_cache: dict[int, dict[int, Tensor]] = {}
-        self.lost: dict[int, Tree] = {}  # client -> what its codes have lost, see compression
+        self.residuals: dict[int, Tree] = {}  # client -> what its codes have lost, see compression
 
     @property
     def state(self) -> Tree:
@@ -151,7 +151,7 @@ class FederatedRun:
         holders = [client for client in members if len(client.index)]
         if not first_round:
             self.teacher_cache.clear()
-            self.lost.clear()
+            self.residuals.clear()
             self.server.begin_task(task)
         trained_tensors = select(self.state, *training.optims)
         self.result.trained_scalars = sum(value.numel() for value in trained_tensors.values())
@@ -319,8 +319,8 @@ class FederatedRun:
         controls = self.server.controls
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
         if self.elsewhere:
-            return RemoteEngine(*parts, controls, self.lost, transport=self.elsewhere)
-        return ClientEngine(*parts, controls, self.lost, uplink=self.server.uplink)
+            return RemoteEngine(*parts, controls, self.residuals, transport=self.elsewhere)
+        return ClientEngine(*parts, controls, self.residuals, uplink=self.server.uplink)
 
     def _plan(self) -> Plan:
         clients, scalars = self.world.partition.clients, self.result.trained_scalars
@@ -339,7 +339,7 @@ class FederatedRun:
         if self.probe:
             notes["diagnostics"], begin = self.probe.size(), self.probe.begin
         controls = self.server.controls
-        clients = ClientState(self.memories, self.teacher_cache, controls.clients, self.lost)
+        clients = ClientState(self.memories, self.teacher_cache, controls.clients, self.residuals)
         server_trees = {"state": self.state, "control": controls.server, "begin": begin}
         moments = {"moments": self.server.steps.moments}
         trees = {**server_trees, **moments, **kept_trees(clients)}
@@ -359,7 +359,7 @@ class FederatedRun:
         notes, trees, server = snapshot.notes, snapshot.trees, self.server
         server.state, server.controls.server = trees["state"], trees["control"]
         server.steps.moments = trees.get("moments", {})  # not in older files
-        self.memories, self.teacher_cache, server.controls.clients, self.lost = kept_in(trees)
+        self.memories, self.teacher_cache, server.controls.clients, self.residuals = kept_in(trees)
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), trees["begin"])
         server.tracker.restore(notes["ledger"])

@@ -248,7 +248,7 @@ class Server:
         local = [
             memory_bytes(kept.memories.get(client.number, {}), exemplars, image)
             + nbytes(kept.controls.get(client.number, {}))
-            + nbytes(kept.lost.get(client.number, {}))
+            + nbytes(kept.residuals.get(client.number, {}))
             for client in clients
         ]
         total = nbytes(shared) + nbytes(self.controls.shared) + max(local, default=0)

@@ -55,8 +55,8 @@ class FedAvgM(ServerOptimizer):
 class AdaptiveOptimizer(ServerOptimizer):
     """Algorithm 2 of Reddi et al. (2021), without bias correction.
 
-    m = beta1 m + (1 - beta1) change, from 0, and v from tau^2 on; the model moves by lr m / (sqrt(v)
-    + tau).
+    m = beta1 m + (1 - beta1) change, from 0, and v from tau^2 on. The model moves by
+    lr m / (sqrt(v) + tau).
     """
 
     lr: float = option(0.01, "learning rate of the server", low=0)

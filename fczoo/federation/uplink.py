@@ -213,25 +213,25 @@ class Uplink:
         uploads: Sequence[Payload],
         shared: Tree,
         exchange: Exchange,
-        lost: dict[int, Tree] | None = None,
+        residuals: dict[int, Tree] | None = None,
     ) -> list[Payload]:
         """Return the uploads as they leave the clients; the server sent ``shared``.
 
-        ``lost`` is what earlier codes of each client have lost, and is updated. With ``--dp-clip``
-        it stays empty: a later upload would exceed the clipping norm by it.
+        ``residuals`` are what earlier codes of each client have lost, and are updated. With
+        ``--dp-clip`` they stay empty: a later upload would exceed the clipping norm by them.
         """
         start_tensors = _trained_tensors(self.training, shared, exchange)
         protected = self.privacy.protect(uploads, start_tensors, self.training, exchange)
         forged = self.attackers.forge(protected, shared, exchange)
         if self.compression is None or not start_tensors:
             return forged
-        lost, encoded = {} if lost is None else lost, []
+        residuals, encoded = {} if residuals is None else residuals, []
         for upload in forged:
-            client_lost = lost.get(upload.client, {})
-            code, client_lost = encode_upload(self.compression, upload, start_tensors, client_lost)
+            residual = residuals.get(upload.client, {})
+            code, residual = encode_upload(self.compression, upload, start_tensors, residual)
             encoded.append(code)
-            if self.privacy.clip is None and client_lost:
-                lost[upload.client] = client_lost
+            if self.privacy.clip is None and residual:
+                residuals[upload.client] = residual
         return encoded
 
     def arrive(

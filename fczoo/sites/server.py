@@ -314,7 +314,7 @@ class SitesRun(FederatedRun):
     def _engine(self, plan: Plan) -> ClientEngine:
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
         controls = self.server.controls
-        return SitesEngine(*parts, controls, self.lost, sites=self.sites, world=self.known)
+        return SitesEngine(*parts, controls, self.residuals, sites=self.sites, world=self.known)
 
 
 def begin(

@@ -112,16 +112,16 @@ EXCHANGE = Exchange(TASK, 0)
 @pytest.mark.parametrize("spec", SPECS)
 def test_error_feedback_adds_up_to_the_exact_total(spec):
     """All decoded changes and what the last code has lost are the sum of all changes."""
-    compression, rng, lost = make_compression(spec), torch.Generator().manual_seed(0), {}
+    compression, rng, residuals = make_compression(spec), torch.Generator().manual_seed(0), {}
     exact = decoded = torch.zeros(4, 6)
     for _ in range(5):
         change = torch.randn(4, 6, generator=rng)
         upload = Payload({**START, "head.weight": START["head.weight"] + change}, 3, 7)
-        encoded, lost = encode_upload(compression, upload, START, lost)
+        encoded, residuals = encode_upload(compression, upload, START, residuals)
         arrived = decode_upload(compression, encoded, START)
         assert arrived.keys() == upload.keys() and (arrived.client, arrived.num_samples) == (3, 7)
         exact, decoded = exact + change, decoded + arrived["head.weight"] - START["head.weight"]
-    torch.testing.assert_close(decoded + lost["head.weight"], exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(decoded + residuals["head.weight"], exact, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -137,8 +137,8 @@ def test_statistics_travel_exactly_and_bytes_are_those_of_codes(spec):
 
 def test_a_tensor_whose_code_is_not_smaller_is_sent_as_it_is():
     upload = Payload({"w": torch.ones(2, 2)})
-    encoded, lost = encode_upload(make_compression("lowrank:4"), upload, dict(upload), {})
-    assert encoded["w"] is upload["w"] and not lost
+    encoded, residuals = encode_upload(make_compression("lowrank:4"), upload, dict(upload), {})
+    assert encoded["w"] is upload["w"] and not residuals
 
 
 def test_a_damaged_code_is_turned_away(make_bench):
@@ -168,10 +168,10 @@ def test_clipped_uploads_have_no_error_feedback(make_bench):
     shared = {"head.weight": torch.zeros(2, 8), "head.bias": torch.zeros(2)}
     upload = Payload({**shared, "head.weight": change}, 0, 1)
     for clip, kept in ((None, True), (5.0, False)):
-        lost: dict[int, dict[str, torch.Tensor]] = {}
+        residuals: dict[int, dict[str, torch.Tensor]] = {}
         uplink = make_bench(compress="topk:0.2", dp_clip=clip).uplink(method, 0)
-        uplink.send([upload], shared, EXCHANGE, lost)
-        assert bool(lost) == kept
+        uplink.send([upload], shared, EXCHANGE, residuals)
+        assert bool(residuals) == kept
 
 
 # --- runs

@@ -158,9 +158,9 @@ def test_a_killed_run_goes_on_with_moments_and_lost_parts(
     for ours, theirs in (
         (resumed.state, whole.state),
         (resumed.server.steps.moments, whole.server.steps.moments),
-        *((resumed.lost[k], whole.lost[k]) for k in whole.lost),
+        *((resumed.residuals[k], whole.residuals[k]) for k in whole.residuals),
     ):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    assert resumed.lost.keys() == whole.lost.keys() and whole.lost
+    assert resumed.residuals.keys() == whole.residuals.keys() and whole.residuals
     assert resumed.result.bytes_up == whole.result.bytes_up

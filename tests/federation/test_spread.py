@@ -33,8 +33,10 @@ def test_groups_control_variates_and_hostile_clients_elsewhere(
     )
     assert outcome(away) == outcome(local)
     assert bits(away.server.controls.server) == bits(local.server.controls.server)
-    assert {k: bits(v) for k, v in away.lost.items()} == {k: bits(v) for k, v in local.lost.items()}
-    assert away.lost
+    assert {k: bits(v) for k, v in away.residuals.items()} == {
+        k: bits(v) for k, v in local.residuals.items()
+    }
+    assert away.residuals
     assert {k: bits(v) for k, v in away.memories.items()} == {
         k: bits(v) for k, v in local.memories.items()
     }
