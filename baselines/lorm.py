@@ -90,6 +90,7 @@ class LoRM(LinearHead):
             collect_at={"after_training", "task_end"},
             collect_view=self.view,
             active_prefixes=alternate_factors,
+            averages_trained=False,
         )
         return self.with_head_means(training)
 

@@ -72,7 +72,8 @@ class RanPAC(AdaptableAnalytic):
         base = super().training()
         if self.ridge is not None:
             return base
-        judge = {"judge.": per_class("count", "sum"), "judge_gram": whole_tensors("second moments")}
+        gram = whole_tensors("second moments", symmetric=True)
+        judge = {"judge.": per_class("count", "sum"), "judge_gram": gram}
         return replace(base, uploads={**base.uploads, **judge}, draws=1)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

@@ -99,6 +99,7 @@ class FCILPT(PromptPool):
             inputs=["images", "query"],
             uploads={"usage": whole_tensors("counts")},
             averaging="uniform",
+            averages_trained=not self.sort,
             data_scope="task" if idle else "latest",
             table_note="" if idle else "clients without new images train again on their last ones",
         )

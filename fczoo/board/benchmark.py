@@ -8,7 +8,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fczoo.board.charts import chart, download
@@ -161,7 +161,7 @@ def benchmark(
         Template name -> value.
     """
     lines = sort_lines(experiment)
-    experiment = Experiment(tuple(lines), experiment.unfinished_runs, experiment.runs)
+    experiment = replace(experiment, lines=tuple(lines))
     tags = [tags_of(line) for line in lines]
     charts = [chart(figure) for figure in overview(experiment)]
     names = {

@@ -133,6 +133,9 @@ class Training:
     # declared groups next to what is trained; see core/payload.py
     uploads: Uploads = field(default_factory=dict)
     averaging: str = "fedavg"  # registered aggregator for the part that is averaged
+    # whether ``aggregate`` returns each trained tensor as an average of the clients' own, from which
+    # a server optimizer can continue
+    averages_trained: bool = True
     # largest norm of one client's gradient, over all tensors that it trains
     clip_norm: float | None = None
     # ``seen`` and ``pooled`` keep old images: upper bounds, not competitors

@@ -80,6 +80,7 @@ class ClientEngine:
     controls: ControlVariates = field(
         default_factory=ControlVariates
     )  # of the rule of local training, if any
+    residuals: dict[int, Tree] = field(default_factory=dict)  # see ClientState
     make_optimizers: MakeOptimizers = make_optimizers
     uplink: Uplink | None = None  # see ClientRuntime
 
@@ -92,7 +93,7 @@ class ClientEngine:
     @property
     def client_state(self) -> ClientState:
         """Return the state of all clients, for reading and writing."""
-        return ClientState(self.memories, self.taught, self.controls.clients)
+        return ClientState(self.memories, self.taught, self.controls.clients, self.residuals)
 
     def train(
         self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Tick = lambda *_: None
@@ -102,7 +103,7 @@ class ClientEngine:
         A client whose loss or weights are not finite any more sends nothing: its payload is empty.
         """
         groups = self._groups(clients, ctx)
-        request = ClientRequest(None, state, self.controls.server, ctx)
+        request = ClientRequest(None, state, self.controls.shared, ctx)
         payloads: dict[int, Payload] = {}
         answers = self._answers(request, [[clients[i] for i in group] for group in groups])
         for group, answer in zip(groups, answers, strict=True):

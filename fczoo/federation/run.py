@@ -31,11 +31,11 @@ from fczoo.federation.diagnostics import Probe
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
 from fczoo.federation.evaluate import accuracy_row, evaluate, personal_accuracies
-from fczoo.federation.local_rules import CONTROL
+from fczoo.federation.local_rules import RULE_UPLOADS
 from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result, metrics_of
 from fczoo.federation.server import Server, broadcast
-from fczoo.federation.start import keeps_client_memory, load_start
+from fczoo.federation.start import start_from_model
 from fczoo.federation.world import World
 
 log = logging.getLogger("fczoo")
@@ -79,6 +79,7 @@ class FederatedRun:
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
         # client -> outputs of the task's teacher for its images, see ClientState
         self.teacher_cache: dict[int, dict[int, Tensor]] = {}
+        self.residuals: dict[int, Tree] = {}  # client -> what its codes have lost, see compression
 
     @property
     def state(self) -> Tree:
@@ -175,6 +176,7 @@ class FederatedRun:
         holders = [client for client in members if len(client.index)]
         if not first_round:
             self.teacher_cache.clear()
+            self.residuals.clear()
             self.server.begin_task(task)
         trained_tensors = select(self.state, *training.optims)
         self.result.trained_scalars = sum(value.numel() for value in trained_tensors.values())
@@ -230,9 +232,9 @@ class FederatedRun:
         else:
             arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses)
         uploads = server.receive(arrival)
-        server.note_storage(shared, responding, self.memories)
+        server.note_storage(shared, responding, engine.client_state)
         if self.probe and uploads and number == rounds - 1:
-            payloads = [upload.drop(CONTROL) for upload in uploads]
+            payloads = [upload.drop(*RULE_UPLOADS) for upload in uploads]
             self.probe.on_last_round(self.world, self.method, self.state, payloads, task)
         if uploads:  # without any, the state stays
             with self.result.phase("server"):
@@ -278,7 +280,7 @@ class FederatedRun:
             plan = replace(self._plan(), epochs=self.settings.personal_epochs)
             runtime = self._engine(plan).side
             ctx = Context(task, rounds - 1, rounds, broadcast(self.method, self.state))
-            state = ClientState(self.memories, self.teacher_cache, {})
+            state = ClientState(self.memories, self.teacher_cache, {}, {})
             clients = {c.number: c for c in self.world.clients(task, training.data_scope)}
             before = self.result.client_accuracy
             self.result.personal_accuracy = personal_accuracies(
@@ -312,7 +314,7 @@ class FederatedRun:
                 )
             else:
                 arrival = server.uplink.arrive(list(client_uploads), clients, shared, exchange)
-        server.note_storage(shared, clients, self.memories)
+        server.note_storage(shared, clients, engine.client_state)
         server.update_from(phase, server.receive(arrival), task, folded_sums)
 
     def _end_task(
@@ -327,7 +329,7 @@ class FederatedRun:
         shared, _ = server.send(clients)
         with self.result.phase("surveys"):
             client_uploads = engine.end_task_client(clients, Context(task, rounds, rounds, shared))
-        server.note_storage(shared, clients, self.memories)
+        server.note_storage(shared, clients, engine.client_state)
         holders = [engine.with_exemplars(client) for client in clients]
         pairs = [(upload, c) for upload, c in zip(client_uploads, holders, strict=True) if upload]
         if pairs:
@@ -347,8 +349,8 @@ class FederatedRun:
         controls = self.server.controls
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
         if self.elsewhere:
-            return RemoteEngine(*parts, controls, transport=self.elsewhere)
-        return ClientEngine(*parts, controls, uplink=self.server.uplink)
+            return RemoteEngine(*parts, controls, self.residuals, transport=self.elsewhere)
+        return ClientEngine(*parts, controls, self.residuals, uplink=self.server.uplink)
 
     def _plan(self) -> Plan:
         clients, scalars = self.world.partition.clients, self.result.trained_scalars
@@ -367,9 +369,10 @@ class FederatedRun:
         if self.probe:
             notes["diagnostics"], begin = self.probe.size(), self.probe.begin
         controls = self.server.controls
-        clients = ClientState(self.memories, self.teacher_cache, controls.clients)
+        clients = ClientState(self.memories, self.teacher_cache, controls.clients, self.residuals)
         server_trees = {"state": self.state, "control": controls.server, "begin": begin}
-        trees = {**server_trees, **kept_trees(clients)}
+        moments = {"moments": self.server.steps.moments}
+        trees = {**server_trees, **moments, **kept_trees(clients)}
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -382,30 +385,14 @@ class FederatedRun:
         if snapshot is None:
             if self.probe:
                 self.probe.resume(0, {})
-            return self._start(), 0
+            has_start = self.settings.start_from is not None
+            return (start_from_model(self.server, self.seed) if has_start else 0), 0
         notes, trees, server = snapshot.notes, snapshot.trees, self.server
         server.state, server.controls.server = trees["state"], trees["control"]
-        self.memories, self.teacher_cache, server.controls.clients = kept_in(trees)
+        server.steps.moments = trees.get("moments", {})  # not in older files
+        self.memories, self.teacher_cache, server.controls.clients, self.residuals = kept_in(trees)
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), trees["begin"])
         server.tracker.restore(notes["ledger"])
         server.result = replace(server.result, **restore_nan(notes["result"], METRIC_FIELDS))
         return snapshot.task, snapshot.round
-
-    def _start(self) -> int:
-        """Load the model from which the run starts, if any; return its number of tasks."""
-        if not self.settings.start_from:
-            return 0
-        start, server = load_start(self.world, self.method, self.seed), self.server
-        if keeps_client_memory(self.method):
-            log.warning(
-                "%s continues without what its clients have kept, such as exemplars, and may "
-                "forget more: a kept model has none",
-                self.method.name,
-            )
-        server.replace_state(start.state)
-        server.controls.server = start.control
-        progress = start.progress(server.training.gives_logits)
-        server.result = replace(server.result, **progress)
-        server.result.metrics = metrics_of(server.result)
-        return len(start.record.tasks)

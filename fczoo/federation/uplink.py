@@ -20,7 +20,13 @@ from fczoo.core.training import Training
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
-from fczoo.federation.local_rules import LocalRule, make_local_training
+from fczoo.federation.compression import (
+    Compression,
+    decode_upload,
+    encode_upload,
+    make_compression,
+)
+from fczoo.federation.local_rules import LocalRule, frozen_features, make_local_training
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
 from fczoo.security.outliers import (
@@ -95,8 +101,8 @@ class Arrival(NamedTuple):
 class Uplink:
     """The way up in one run with ``clients`` clients.
 
-    Clients ``send``: honest ones protect their uploads, hostile ones forge them as well. The server
-    validates what arrives (``arrive``, ``collect``).
+    Clients ``send``: honest ones protect their uploads, hostile ones forge them as well, and all
+    encode them. The server decodes and validates what arrives (``arrive``, ``collect``).
     """
 
     method: Method
@@ -107,20 +113,9 @@ class Uplink:
     def check(self) -> None:
         """Raise FczooError where the settings of the uplink do not fit the method."""
         self._check_own_models()
-        uploads, rule = self.training.uploads, self.rule
-        if self.settings.local and not self.training.trained_prefixes:
-            raise FczooError(
-                f"--local {self.settings.local} is about training, and {self.method.name} trains "
-                "nothing; "
-                f"leave it out"
-            )
-        if self.settings.dp_clip is not None and rule.keeps:
-            raise FczooError(
-                f"--dp-clip covers updates of parameters, but --local {self.settings.local} also "
-                "uploads "
-                f"control variates; leave one out"
-            )
-        _ = self.attackers, self.privacy
+        uploads = self.training.uploads
+        self._check_training()
+        _ = self.attackers, self.privacy, self.compression
         if self.settings.outliers is not None and "second moments" in contents(uploads):
             raise FczooError(
                 "--outliers cannot look into the second moments over all classes that "
@@ -154,6 +149,36 @@ class Uplink:
             raise FczooError(
                 f"{chosen[0]} is about what clients send, and clients of {self.method.name} send "
                 "nothing; leave one of the two out"
+            )
+
+    def _check_training(self) -> None:
+        """Raise FczooError where what clients train does not fit rule, optimizer or compression."""
+        s, rule, method = self.settings, self.rule, self.method
+        for option in ("local", "server_optimizer", "compress"):
+            spec = getattr(s, option)
+            if spec and not self.training.trained_prefixes:
+                raise FczooError(
+                    f"--{option.replace('_', '-')} {spec} is about training, and {method.name} "
+                    "trains nothing; leave it out"
+                )
+        if s.dp_clip is not None and rule.uploads:
+            extra = "control variates" if rule.shares else "numbers of steps"
+            raise FczooError(
+                f"--dp-clip covers updates of parameters, but --local {s.local} also uploads "
+                f"{extra}; leave one out"
+            )
+        if rule.corrects_model and s.server_optimizer:
+            raise FczooError(
+                f"--local {s.local} moves the server's model itself, and so does "
+                f"--server-optimizer {s.server_optimizer}; leave one out"
+            )
+        if rule.reads_features and type(method).features is Method.features:
+            raise FczooError(frozen_features(rule.name, method.name))
+        if (rule.corrects_model or s.server_optimizer) and not self.training.averages_trained:
+            option = f"local {s.local}" if rule.corrects_model else "server-optimizer"
+            raise FczooError(
+                f"--{option} continues from averages of what clients train, and {method.name} "
+                "merges it in another way; leave it out"
             )
 
     @cached_property
@@ -198,11 +223,39 @@ class Uplink:
         privacy.check(self.method)
         return privacy
 
-    def send(self, uploads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
-        """Return the uploads as they leave the clients; the server sent ``shared``."""
+    @cached_property
+    def compression(self) -> Compression | None:
+        """Return the code of trained tensors; None: they are sent as they are.
+
+        Raises FczooError for an unknown code.
+        """
+        return make_compression(self.settings.compress)
+
+    def send(
+        self,
+        uploads: Sequence[Payload],
+        shared: Tree,
+        exchange: Exchange,
+        residuals: dict[int, Tree] | None = None,
+    ) -> list[Payload]:
+        """Return the uploads as they leave the clients; the server sent ``shared``.
+
+        ``residuals`` are what earlier codes of each client have lost, and are updated. With
+        ``--dp-clip`` they stay empty: a later upload would exceed the clipping norm by them.
+        """
         start_tensors = _trained_tensors(self.training, shared, exchange)
         protected = self.privacy.protect(uploads, start_tensors, self.training, exchange)
-        return self.attackers.forge(protected, shared, exchange)
+        forged = self.attackers.forge(protected, shared, exchange)
+        if self.compression is None or not start_tensors:
+            return forged
+        residuals, encoded = {} if residuals is None else residuals, []
+        for upload in forged:
+            residual = residuals.get(upload.client, {})
+            code, residual = encode_upload(self.compression, upload, start_tensors, residual)
+            encoded.append(code)
+            if self.privacy.clip is None and residual:
+                residuals[upload.client] = residual
+        return encoded
 
     def arrive(
         self,
@@ -218,6 +271,9 @@ class Uplink:
         """
         training = self.training
         start_tensors = _trained_tensors(training, shared, exchange)
+        size, uploads = bytes_by_content(training, sent), sum(1 for p in sent if p)
+        if compression := self.compression:
+            sent = [decode_upload(compression, p, start_tensors) for p in sent]
         guard = UploadValidator(self.method.name, training, self.settings.min_clients)
         by_client = {payload.client: payload for payload in sent}
         images = {c.number: len(c.index) for c in asked}
@@ -239,8 +295,8 @@ class Uplink:
         return Arrival(
             sound,
             rejections,
-            bytes_by_content(training, sent),
-            sum(1 for p in sent if p),
+            size,
+            uploads,
             distant_clients,
         )
 

@@ -34,6 +34,7 @@ from fczoo.federation.model_record import (
     write_model_record,
 )
 from fczoo.federation.run import FederatedRun
+from fczoo.federation.server_optimizers import MOMENTS
 from fczoo.federation.start import read_tensors
 from fczoo.models.card import model_card
 from fczoo.models.classifier import Classifier, prediction_tensors
@@ -71,6 +72,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
     tensors = prediction_tensors(run.method, run.backbone, run.state, task)
     rest = {name: value for name, value in run.state.items() if name not in tensors}
     rest |= run.server.controls.broadcast
+    rest |= {f"{MOMENTS}{name}": value for name, value in run.server.steps.moments.items()}
     (folder / RECORD).unlink(missing_ok=True)  # until the new one is written, there is no model
     files = {TENSORS: _write(folder / TENSORS, tensors)}
     (folder / SERVER_STATE).unlink(missing_ok=True)

@@ -260,13 +260,15 @@ class SitesEngine(ClientEngine):
         uploads = self.sites.uploads(numbers, question, limit)
         for number, upload in zip(numbers, uploads, strict=True):
             if upload is None:  # as from a client that drops out
-                yield ClientResponse([Payload({}, number)], ClientState({}, {}, {}), {})
+                yield ClientResponse([Payload({}, number)], ClientState({}, {}, {}, {}), {})
                 continue
             about, tensors = upload
             payload = Payload(move_to_device(tensors, self.backbone.device), number, about.images)
             losses = {} if about.loss is None else {number: (about.loss, torch.empty(0))}
             yield ClientResponse(
-                [payload], ClientState({number: self._blank_memory(number, about)}, {}, {}), losses
+                [payload],
+                ClientState({number: self._blank_memory(number, about)}, {}, {}, {}),
+                losses,
             )
 
     def _blank_memory(self, number: int, about: About) -> Tree:
@@ -322,7 +324,8 @@ class SitesRun(FederatedRun):
 
     def _engine(self, plan: Plan) -> ClientEngine:
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
-        return SitesEngine(*parts, self.server.controls, sites=self.sites, world=self.known)
+        controls = self.server.controls
+        return SitesEngine(*parts, controls, self.residuals, sites=self.sites, world=self.known)
 
 
 def begin(

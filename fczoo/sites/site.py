@@ -48,7 +48,7 @@ class SiteState(NamedTuple):
 
     run: str = ""  # empty: it has not enrolled
     progress: tuple[int, float] = (-1, 0)  # task and position in it of the last exchange
-    kept: ClientState = ClientState({}, {}, {})
+    kept: ClientState = ClientState({}, {}, {}, {})
     answers: Mapping[
         str, bytes
     ] = {}  # by the seal of the question: those that may be requested again
@@ -135,9 +135,9 @@ class Site:
             return site_state.answers[question]
         progress = self._position(request)
         client_state = site_state.kept
-        # teachers' outputs and control variates are dropped at a new task
+        # teachers' outputs, control variates and losses of codes are dropped at a new task
         if progress[0] != site_state.progress[0]:
-            client_state = ClientState(client_state.memories, {}, {})
+            client_state = ClientState(client_state.memories, {}, {}, {})
         upload, client_state, loss = self._respond(request, client_state)
         about = About(question, upload.num_samples, loss, self._exemplars(client_state))
         answer = serialize(UPLOAD, about, upload.tensors)

@@ -18,7 +18,14 @@ from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.federation.server import broadcast
 from fczoo.testing.method_under_test import Call, MethodUnderTest, Record, copy_tree, need_same
-from fczoo.testing.world import TASKS, need, need_documented, toy_backbone
+from fczoo.testing.world import (
+    TASKS,
+    need,
+    need_documented,
+    need_one_line,
+    toy_backbone,
+    toy_bench,
+)
 
 MIN_TUNED_OPTIONS, MAX_TUNED_OPTIONS = 2, 4  # options: twenty trials are too few for more
 
@@ -186,6 +193,37 @@ def uploads_are_left_alone(subject: MethodUnderTest) -> None:
                 upload_copy,
                 f"{subject.name} changes an upload in place on the server; copy first",
             )
+
+
+PARTS_OF_A_ROUND: dict[str, Any] = {"server_optimizer": "fedadam:0.01", "compress": "int8"}
+
+
+def goes_with_server_optimizer_and_codes(subject: MethodUnderTest) -> None:
+    """Check that a server optimizer and compressed uploads work, or are refused in one line.
+
+    A method that trains nothing refuses both; one without ``Training.averages_trained`` refuses a
+    server optimizer.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
+    training, settings = subject.method.training(), dict[str, Any]()
+    for option, spec in PARTS_OF_A_ROUND.items():
+        able = training.averages_trained or option == "compress"
+        try:
+            part: dict[str, Any] = {option: spec}
+            toy_bench(**part).check(subject.method)
+            settings |= part
+        except FczooError as error:
+            need_one_line(error, subject.name)
+            able = able and bool(training.trained_prefixes)
+            need(not able, f"{subject.name} does not go with {option}: {error}")
+    if settings:
+        run = subject.start(1, rounds=1, **settings)
+        need(
+            not run.result.rejected,
+            f"{subject.name} has an honest upload rejected with {', '.join(settings)}",
+        )
 
 
 def private_state_is_not_broadcast(subject: MethodUnderTest) -> None:

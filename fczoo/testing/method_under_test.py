@@ -213,7 +213,12 @@ class MethodUnderTest:
         return self.runs[key]
 
     def start(
-        self, tasks: int, dtype: torch.dtype = torch.float64, together: int = 1, seed: int = 0
+        self,
+        tasks: int,
+        dtype: torch.dtype = torch.float64,
+        together: int = 1,
+        seed: int = 0,
+        **settings: Any,
     ) -> FederatedRun:
         """Learn the first tasks of a run that is not recorded.
 
@@ -222,6 +227,7 @@ class MethodUnderTest:
             dtype: Number type of the backbone.
             together: Number of clients in one batched forward.
             seed: Seed of the run.
+            settings: Fields of ``Settings`` that replace those of a run.
 
         Returns:
             The run, whose ``state`` and ``result`` are as of then; it is a new one at each call.
@@ -230,7 +236,8 @@ class MethodUnderTest:
             AssertionError: The method does not finish these tasks.
         """
         with self._in_toy_world():
-            run = toy_bench(dtype, together=together, **SHORT).start(self.method, seed)
+            bench = toy_bench(dtype, **{**SHORT, "together": together, **settings})
+            run = bench.start(self.method, seed)
             deque(islice(run, tasks), maxlen=0)
         return run
 

@@ -82,6 +82,7 @@ def test_methods_that_draw_by_number_run_between_sites(make_bench, small_method,
         ("fedncm", {"outliers": 3.0}),
         ("lwf", {"local": "scaffold", "augment": "none"}),
         ("icarl", {"local": "scaffold"}),
+        ("hgp", {"compress": "topk:0.2", "server_optimizer": "fedadam:0.01", "local": "moon"}),
         ("hgp", {"aggregator": "median", "together": 3}),
     ],
 )

@@ -77,7 +77,9 @@ class Chart {
 
   visible() {
     const shown = this.board.shown();
-    const series = this.figure.series.filter((one) => !this.figure.of_methods || shown.includes(one.label));
+    const rows = this.board.rows.map((row) => row.dataset.label); // runs with other codes are in no row
+    const isShown = (label) => shown.includes(label) || !rows.includes(label);
+    const series = this.figure.series.filter((one) => !this.figure.of_methods || isShown(one.label));
     return series.map((one) => ({ ...one, points: one.points.map((p, i) => this.sound(p, one, i)) }));
   }
 
