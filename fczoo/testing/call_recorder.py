@@ -1,6 +1,6 @@
 """Record runs: what every client received and uploaded, and the states that were evaluated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from unittest import mock
@@ -16,6 +16,7 @@ from fczoo.federation.batches import Client
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.result import Result
+from fczoo.federation.server import Server
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Call:
     memories: dict[int, Tree]  # clients' memories before the call, by number of the client
     remembered: dict[int, Tree]  # the original tensors of these, not copies
     kept: list[Payload]  # the original uploads, not copies, which the server uses later
+    server_state: Tree  # the server's state before the call, with its private tensors
 
 
 @dataclass
@@ -87,6 +89,8 @@ def record_run(
     """
     calls: list[Call] = []
     states: dict[int, Tree] = {}
+    server_states: list[Tree] = []  # of the last broadcast
+    send = Server.send
     train, survey, conclude, predict = (
         ClientEngine.train,
         ClientEngine.collect,
@@ -118,10 +122,15 @@ def record_run(
             memories,
             live_memories,
             live_payloads,
+            copy_tree(server_states[-1]),
         )
         calls.append(call)
         on_call(call)
         return live_payloads
+
+    def noted_send(self: Server, clients: Sequence[Client]) -> tuple[Tree, int]:
+        server_states[:] = [self.state]
+        return send(self, clients)
 
     def noted_train(
         self: ClientEngine, state: Tree, clients: list[Client], ctx: Context, *rest: Any
@@ -151,6 +160,7 @@ def record_run(
         return predict(self, backbone, state, batch, task)
 
     with (
+        mock.patch.object(Server, "send", noted_send),
         mock.patch.object(ClientEngine, "train", noted_train),
         mock.patch.object(ClientEngine, "collect", noted_survey),
         mock.patch.object(ClientEngine, "end_task_client", noted_conclude),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from fczoo.core.method import Method
+from fczoo.testing import hostile_uploads as hostile
 from fczoo.testing import memory_rules as memory
 from fczoo.testing import method_rules as rules
 from fczoo.testing import model_rules as models
@@ -41,6 +42,7 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     memory.exemplars_are_the_clients_own,
     memory.a_task_ends_in_order,
     models.a_loaded_model_predicts_the_same,
+    hostile.a_hostile_client_cannot_stop_the_server,
 )
 """Each takes a ``MethodUnderTest`` and raises AssertionError where the method breaks the rule
 that its docstring states.
@@ -59,7 +61,8 @@ def check_method(method: str | Method) -> None:
     that they receive; every tensor of an upload is declared, finite and counted; nothing private
     reaches a client; padding counts for nothing; answers are logits of the classes seen, and
     features rows of images, whatever the batch; a run is the same from the same seed and however many
-    clients train together; and its saved model predicts the same when it is loaded.
+    clients train together; its saved model predicts the same when it is loaded; and no hostile upload stops
+    the server.
 
     Args:
         method: Registered name, whose whole-number options are made small (``small_method``), or an

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fczoo.core.files import printable, shorten, write_safely
+from fczoo.core.errors import printable
+from fczoo.core.files import shorten, write_safely
 
 
 def test_a_full_disk_is_an_error_of_the_file(
