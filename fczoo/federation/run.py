@@ -25,6 +25,7 @@ from fczoo.federation.checkpoint import (
     from_trees,
     to_trees,
 )
+from fczoo.federation.client import ClientRequest
 from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.engine import ClientEngine
@@ -198,11 +199,11 @@ class FederatedRun:
             self.callback.steps(task.index, number, client, steps.tolist())
 
         responding = server.participation.responding(present, exchange)
+        ctx = Context(task, number, rounds, shared)
         with self.result.phase("training"):
-            client_uploads = engine.train(
-                shared, responding, Context(task, number, rounds, shared), tick
-            )
-        arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses)
+            client_uploads = engine.train(shared, responding, ctx, tick)
+        form = engine.upload_form(ClientRequest(None, shared, server.controls.server, ctx))
+        arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses, form)
         uploads = server.receive(arrival)
         server.note_storage(shared, responding, self.memories)
         if self.probe and uploads and number == rounds - 1:
@@ -283,7 +284,9 @@ class FederatedRun:
                     client_uploads, clients, exchange, form
                 )
             else:
-                arrival = server.uplink.arrive(list(client_uploads), clients, shared, exchange)
+                expected = engine.upload_form(ClientRequest(phase, shared, {}, ctx))
+                uploads = list(client_uploads)
+                arrival = server.uplink.arrive(uploads, clients, shared, exchange, form=expected)
         server.note_storage(shared, clients, self.memories)
         server.update_from(phase, server.receive(arrival), task, folded_sums)
 
@@ -297,8 +300,9 @@ class FederatedRun:
         server, rounds = self.server, self.server.rounds[task.index]
         clients = [c for c in clients if len(c.index) + len(engine.exemplars(c))]
         shared, _ = server.send(clients)
+        ctx = Context(task, rounds, rounds, shared)
         with self.result.phase("surveys"):
-            client_uploads = engine.end_task_client(clients, Context(task, rounds, rounds, shared))
+            client_uploads = engine.end_task_client(clients, ctx)
         server.note_storage(shared, clients, self.memories)
         holders = [engine.with_exemplars(client) for client in clients]
         pairs = [(upload, c) for upload, c in zip(client_uploads, holders, strict=True) if upload]
@@ -306,7 +310,8 @@ class FederatedRun:
             uploads: list[Payload] = [upload for upload, _ in pairs]
             senders = [client for _, client in pairs]
             exchange = Exchange(task, boundary="after_rounds")
-            arrival = server.uplink.arrive(uploads, senders, shared, exchange)
+            form = engine.upload_form(ClientRequest("after_rounds", shared, {}, ctx))
+            arrival = server.uplink.arrive(uploads, senders, shared, exchange, form=form)
             server.update_from("after_rounds", server.receive(arrival), task, {})
         return holders
 

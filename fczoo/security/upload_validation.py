@@ -161,7 +161,7 @@ def validate_uploads(
     classes = _allowed_classes(training, task)
     examples = {0: form} if form else payloads
     names = _expected_names(examples, trained, training)
-    forms = _forms(examples, names, trained, uploads)
+    forms = _forms(payloads, examples, names, trained, uploads)
     statistics = StatisticsCheck(training, backbone) if backbone else None
     reasons = {}
     for client, payload in payloads.items():
@@ -219,8 +219,13 @@ def _expected_names(
 
 
 def _forms(
-    payloads: Mapping[int, Payload], names: frozenset[str], trained: Tree, uploads: Uploads
+    payloads: Mapping[int, Payload],
+    examples: Mapping[int, Payload],
+    names: frozenset[str],
+    trained: Tree,
+    uploads: Uploads,
 ) -> dict[str, TensorForm]:
+    """Return the expected form of each tensor: as most examples have it, or most uploads."""
     optional = {n for p in payloads.values() for n in p if _optional(n, uploads)}
     forms = {}
     for name in sorted(names | optional):
@@ -229,7 +234,8 @@ def _forms(
             continue
         free = _layout(name, uploads)[1].layout != "whole"
         forms_count = Counter[tuple[tuple[int, ...], torch.dtype]]()
-        for value in (p[name] for p in payloads.values() if name in p):
+        senders = [p for p in examples.values() if name in p] or payloads.values()
+        for value in (p[name] for p in senders if name in p):
             forms_count[tuple(value.shape[1:] if free else value.shape), value.dtype] += 1
         forms[name] = TensorForm(*forms_count.most_common(1)[0][0], free)
     return forms

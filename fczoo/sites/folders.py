@@ -80,7 +80,8 @@ def open_server(
         )
     (store,) = open_stores((test,), backbone, settings.test_crop, cache)
     run_arguments = settings, stream, backbone, store, agreement.method, agreement.seed
-    return begin(*run_arguments, Sites(agreement.sites, way, agreement.answer_mb), folder)
+    sites = Sites(agreement.sites, way, agreement.answer_mb, image_limit=agreement.max_images)
+    return begin(*run_arguments, sites, folder)
 
 
 def _private(folder: Path) -> Path:
